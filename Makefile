@@ -1,0 +1,79 @@
+# Every target sets up what it needs: an environment in .venv, made once and again when pyproject.toml or constraints.txt change.
+
+PYTHON ?= python3
+PORT ?= 8080
+VENV ?= .venv
+ARGS ?=
+# An extra package index, for instance https://download.pytorch.org/whl/cpu for the small CPU build of torch.
+TORCH_INDEX ?=
+BENCHES ?= transfer frontend response scale encode
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp-
+PINS := pyproject.toml constraints.txt
+PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt \
+	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable
+HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-fault test-gpu check bench bench-gpu sweep format clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  variables: PYTHON=$(PYTHON) PORT=$(PORT) VENV=$(VENV) TORCH_INDEX=$(TORCH_INDEX) ARGS=$(ARGS) (more arguments for the command)"
+
+run: $(STAMP)run ## start the server with the demo model on 127.0.0.1:PORT
+	exec $(BIN)/penstock serve --bind 127.0.0.1:$(PORT) $(ARGS)
+
+test: $(STAMP)dev ## run the default test suite (no GPU, no hub, a few minutes)
+	$(BIN)/python -m pytest -q $(ARGS)
+
+test-fault: $(STAMP)dev ## kill, stop and starve processes for many rounds
+	PENSTOCK_FAULT_ROUNDS=long $(BIN)/python -m pytest -q -m "not gpu" --timeout=3600 tests/fault $(ARGS)
+
+test-gpu: $(STAMP)dev ## run the tests that need a CUDA device
+	@if $(HAS_CUDA); then set -x; $(BIN)/python -m pytest -q -m gpu $(ARGS); \
+	else echo "test-gpu: torch sees no CUDA device here, nothing was run"; fi
+
+check: $(STAMP)dev ## lint, format, types, import rule, sizes, duplication
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m tools.imports
+	$(BIN)/python -m tools.sizes
+	$(BIN)/python -m tools.duplication
+
+bench: $(STAMP)bench ## measure against other servers, results in benchmarks/results
+	@set -e; for name in $(BENCHES); do echo "bench: $$name"; $(BIN)/python -m benchmarks.$$name $(ARGS); done
+
+bench-gpu: $(STAMP)bench ## measure on a CUDA device
+	@if $(HAS_CUDA); then set -x; $(BIN)/python -m benchmarks.encode --device cuda $(ARGS); \
+	else echo "bench-gpu: torch sees no CUDA device here, nothing was run"; fi
+
+sweep: $(STAMP)run ## remove what killed servers left in the run directory and in shared memory
+	$(BIN)/penstock sweep $(ARGS)
+
+format: $(STAMP)dev ## sort imports and format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove the environments, caches and build output
+	rm -rf $(VENV) .bench .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# A larger set contains the smaller ones, so their stamps are set too.
+$(STAMP)run: $(PINS) | $(BIN)/python
+	$(PIP_INSTALL) '.[worker,demo]'
+	@touch $@
+
+$(STAMP)dev: $(PINS) | $(BIN)/python
+	$(PIP_INSTALL) '.[worker,demo,dev]'
+	@touch $(STAMP)run $@
+
+$(STAMP)bench: $(PINS) | $(BIN)/python
+	$(PIP_INSTALL) '.[worker,demo,dev,bench]'
+	@touch $(STAMP)run $(STAMP)dev $@

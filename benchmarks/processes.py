@@ -1,0 +1,154 @@
+"""A server under test: start it, wait until it answers, account for all its processes, end all of them.
+
+Every process that belongs to a server carries a mark in its environment, so detached children are found as well, and
+nothing else is ever signalled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_MARK = "BENCHMARK_SERVER"
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_POLL_S = 0.02
+
+
+class ServerFailed(RuntimeError):
+    """A server ended or did not become ready in time; carries the end of its log."""
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """User and system seconds that these processes have used so far; those that are gone count nothing."""
+    ticks = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / _TICKS_PER_S
+
+
+def memory_nbytes(pid: int) -> dict[str, int]:
+    """`rss`, `pss` (shared pages divided by their users) and `uss` (private pages) of one process, in bytes."""
+    values = {}
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+        name, _, rest = line.partition(":")
+        values[name] = int(rest.split()[0]) << 10
+    return {
+        "rss": values["Rss"],
+        "pss": values["Pss"],
+        "uss": values["Private_Clean"] + values["Private_Dirty"],
+    }
+
+
+def anonymous_nbytes(pid: int) -> int:
+    """Resident memory of one process without files and shared memory, in bytes; cheap enough to sample often."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+@dataclass
+class Server:
+    """One server with its processes. Use it as a context manager: entering waits until `is_ready` is true."""
+
+    name: str
+    command: Sequence[str]
+    address: tuple[str, int]
+    is_ready: Callable[[], bool]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    directory: Path = Path(__file__).resolve().parents[1]
+    start_timeout_s: float = 180.0
+    stop_timeout_s: float = 20.0
+    started_s: float = 0.0
+    _mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Server:
+        with tempfile.NamedTemporaryFile(prefix=f"{self.name}-", suffix=".log", delete=False) as log:
+            self._log = Path(log.name)
+            since = time.perf_counter()
+            self._process = subprocess.Popen(
+                self.command,
+                cwd=self.directory,
+                env=os.environ | dict(self.environment) | {_MARK: self._mark},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            self._wait_ready(since + self.start_timeout_s)
+        except BaseException:
+            self.stop()
+            raise
+        self.started_s = time.perf_counter() - since
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.stop()
+
+    def _wait_ready(self, deadline: float) -> None:
+        while not self.is_ready():
+            assert self._process is not None
+            if self._process.poll() is not None or time.perf_counter() > deadline:
+                state = "ended" if self._process.returncode is not None else "is not ready"
+                log = self._log.read_text(errors="replace")
+                raise ServerFailed(f"{self.name} {state}; its log ends:\n{log[-2000:]}")
+            time.sleep(_POLL_S)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the command that was started."""
+        assert self._process is not None
+        return self._process.pid
+
+    def pids(self) -> list[int]:
+        """All living processes of this server, detached ones included."""
+        mark, found = f"{_MARK}={self._mark}".encode(), []
+        for directory in Path("/proc").iterdir():
+            if directory.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if mark in (directory / "environ").read_bytes().split(b"\0"):
+                        found.append(int(directory.name))
+        return found
+
+    def pids_running(self, *words: str) -> list[int]:
+        """Processes of this server whose command line holds one of `words`."""
+        found = []
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if any(word in line for word in words):
+                    found.append(pid)
+        return found
+
+    def stop(self) -> None:
+        """SIGTERM to the command; after `stop_timeout_s` SIGKILL to every process of this server that is left."""
+        assert self._process is not None
+        deadline = time.perf_counter() + self.stop_timeout_s
+        if self._process.poll() is None:
+            self._process.terminate()
+        while (self._process.poll() is None or self.pids()) and time.perf_counter() < deadline:
+            time.sleep(_POLL_S)
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+        self._log.unlink(missing_ok=True)

@@ -1,0 +1,170 @@
+"""Results of one benchmark: progress on the terminal, tables, JSON, plots; and the published summary.
+
+1. A benchmark makes one `Report`, calls `say` as it goes, and adds tables and plots.
+2. `save` writes `benchmarks/results/<name>.json` with the settings, the machine facts and the raw data.
+3. `python -m benchmarks.report` turns all saved results into `benchmarks/results/RESULTS.md`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import processor
+from benchmarks.plots import Series, bar_chart, line_chart
+
+RESULTS = Path(__file__).resolve().parent / "results"
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "sentence-transformers",
+    "tokenizers",
+    "falcon",
+    "gunicorn",
+    "uvicorn",
+    "pyzmq",
+    "numpy",
+)
+
+Row = Sequence[str | float | int | None]
+
+
+def machine() -> dict[str, Any]:
+    """Facts about this machine and its software that a reader of the figures needs."""
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "cpu": processor.model_name(),
+        "cores": os.cpu_count(),
+        "features": processor.features(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "load_average": [round(value, 2) for value in os.getloadavg()],
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "versions": versions,
+    }
+
+
+def cell(value: str | float | int | None) -> str:
+    """A table cell: floats with three significant digits, None as a dash."""
+    if value is None:
+        return "-"
+    if not isinstance(value, float):
+        return str(value)
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 0.1 else 3
+    return f"{value:,.{digits}f}"
+
+
+def aligned(headers: Sequence[str], rows: Sequence[Row]) -> str:
+    """A plain-text table with the first column left and the others right."""
+    lines = [list(headers), *([cell(value) for value in row] for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
+    texts = []
+    for line in lines:
+        rest = [text.rjust(width) for text, width in zip(line[1:], widths[1:], strict=True)]
+        texts.append("  ".join([line[0].ljust(widths[0]), *rest]))
+    texts.insert(1, "-" * len(texts[0]))
+    return "\n".join(texts)
+
+
+class Report:
+    """Collects what one benchmark found. `name` is the file name; `settings` say how it was run."""
+
+    def __init__(self, name: str, title: str, settings: Mapping[str, Any]) -> None:
+        self.name = name
+        self._started = time.monotonic()
+        self._content: dict[str, Any] = {
+            "benchmark": name,
+            "title": title,
+            "machine": machine(),
+            "settings": dict(settings),
+            "notes": [],
+            "tables": [],
+            "plots": [],
+        }
+        self.say(title)
+
+    def say(self, text: str) -> None:
+        """Print one line of progress with the seconds since the start."""
+        print(f"[{time.monotonic() - self._started:7.1f} s] {text}", file=sys.stderr, flush=True)
+
+    def note(self, text: str) -> None:
+        """A sentence that belongs beside the figures, such as what could not be measured."""
+        self._content["notes"].append(text)
+        self.say(text)
+
+    def table(self, title: str, headers: Sequence[str], rows: Sequence[Row]) -> None:
+        """Print a table and keep it for the file."""
+        self._content["tables"].append(
+            {"title": title, "headers": list(headers), "rows": [list(row) for row in rows]}
+        )
+        print(f"\n{title}\n{aligned(headers, rows)}\n", flush=True)
+
+    def bars(self, title: str, unit: str, values: Mapping[str, float]) -> None:
+        """Plot one bar per name into `<name>-<number>.png`."""
+        bar_chart(self._plot_path(), title, unit, values)
+
+    def lines(self, title: str, x_label: str, y_label: str, series: Series) -> None:
+        """Plot one line of (x, y) points per name, x on a base-2 logarithmic axis, into `<name>-<number>.png`."""
+        line_chart(self._plot_path(), title, x_label, y_label, series)
+
+    def _plot_path(self) -> Path:
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"{self.name}-{len(self._content['plots']) + 1}.png"
+        self._content["plots"].append(path.name)
+        return path
+
+    def save(self, data: Any) -> Path:
+        """Write the JSON file; `data` holds the raw measurements. Returns its path."""
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"{self.name}.json"
+        self._content["seconds"] = round(time.monotonic() - self._started, 1)
+        path.write_text(json.dumps(self._content | {"data": data}, indent=1) + "\n")
+        self.say(f"wrote {path}")
+        return path
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """One saved result as a Markdown section."""
+    facts = result["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    processor_line = f"{facts['cpu']}, {facts['cores']} cores ({', '.join(facts['features'])})"
+    state = f"{facts['memory_gib']} GiB; load average at start {facts['load_average'][0]}"
+    parts = [
+        f"## {result['title']}",
+        f"{facts['date']}; {processor_line}, {state}; Python {facts['python']}, {versions}.",
+        "Settings: " + ", ".join(f"{name} {value}" for name, value in result["settings"].items()) + ".",
+    ]
+    for table in result["tables"]:
+        rows = [" | ".join(cell(value) for value in row) for row in table["rows"]]
+        head = [" | ".join(table["headers"]), " | ".join(["---"] * len(table["headers"]))]
+        parts.append(f"**{table['title']}**\n\n" + "\n".join(f"| {line} |" for line in [*head, *rows]))
+    parts.extend(f"- {note}" for note in result["notes"])
+    return "\n\n".join(parts)
+
+
+def main() -> None:
+    """Write RESULTS.md from every saved result."""
+    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    if not results:
+        raise SystemExit(f"no results in {RESULTS}; run `python -m benchmarks` first")
+    path = RESULTS / "RESULTS.md"
+    path.write_text("# Measured results\n\n" + "\n\n".join(markdown(result) for result in results) + "\n")
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

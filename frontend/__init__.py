@@ -1,0 +1,1 @@
+"""The HTTP side: Falcon (ASGI) under Gunicorn. Never imports torch or the workers."""

@@ -1,0 +1,50 @@
+"""The one start-up block: where the server is, what it serves on what, its limits, and what is off."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from frontend.services import Services
+from frontend.version import VERSION
+
+
+def summary(services: Services) -> str:
+    """One line: models ready and workers up."""
+    states = [services.engine.status(name).state for name in services.catalog]
+    up = sum(1 for channel in services.client.channels if channel.responsive)
+    return f"{states.count('loaded')}/{len(states)} models ready, {up} workers up"
+
+
+def started(services: Services) -> None:
+    """Print the block, once in the life of a server: the first ready frontend does."""
+    marker = services.settings.paths.root / "announced"
+    try:
+        os.close(os.open(marker, os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        return
+    print(block(services), file=sys.stderr, flush=True)
+
+
+def block(services: Services) -> str:
+    """Text of the block."""
+    settings = services.settings
+    host, _, port = settings.server.bind.rpartition(":")
+    url = f"http://{'localhost' if host in ('0.0.0.0', '127.0.0.1', '[::]', '') else host}:{port}"
+    lines = [f"Penstock {VERSION} is ready", f"  url        {url}"]
+    for name in services.catalog:
+        status = services.engine.status(name)
+        note = f" ({status.error_class}: {status.error_message})" if status.state == "failed" else ""
+        lines.append(f"  model      {name}: {status.state} on {status.device or '-'}{note}")
+    for channel in services.client.channels:
+        lines.append(
+            f"  worker {channel.slot}   {channel.device}, {channel.threads} threads, {settings.arena.bytes >> 20} MiB arena"
+        )
+    limits = settings.limits
+    lines += [
+        f"  limits     body {limits.max_body_bytes >> 20} MiB, {limits.max_items} items, text {limits.max_text_bytes >> 10} KiB, "
+        f"request {limits.request_timeout_s:g} s",
+        f"  frontends  {settings.frontend_count}; run directory {settings.paths.root}",
+        f"  off        API keys, tracing, {'' if settings.worker.trust_remote_code else 'remote code, '}score, extract",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,49 @@
+"""Builds the Falcon application of one frontend. Opens nothing: sockets, files and threads come with the lifespan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import falcon
+import falcon.asgi
+
+from frontend import health
+from frontend.lifespan import Lifespan
+from frontend.middleware import ErrorRenderer, RequestMiddleware
+from frontend.protocols.registry import protocols
+from frontend.services import Services
+from ipc import settings
+from ipc.catalog import load_catalog
+from ipc.errors import PenstockError
+
+
+class Application:
+    """The ASGI callable; keeps each request's `receive`, whose next event after the body is the disconnect."""
+
+    def __init__(self, app: falcon.asgi.App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """One ASGI scope."""
+        scope["penstock.receive"] = receive
+        await self._app(scope, receive, send)
+
+
+def create(config: settings.Settings | None = None) -> Application:
+    """The application for `config` (the process's settings when None)."""
+    config = config or settings.load()
+    services = Services(config, load_catalog(config.catalog.dirs, config.catalog.models))
+    known = protocols()
+    app = falcon.asgi.App(middleware=[Lifespan(services), RequestMiddleware(services, known)])
+    errors = ErrorRenderer(known)
+    app.add_error_handler(Exception, errors.unexpected)
+    app.add_error_handler(falcon.HTTPError, errors.http)
+    app.add_error_handler(PenstockError, errors.penstock)
+    for path in ("/healthz", "/livez"):
+        app.add_route(path, health.LivenessResource())
+    app.add_route("/readyz", health.ReadinessResource(services))
+    app.add_route("/metrics", health.MetricsResource(services))
+    app.add_route("/health", health.HealthResource())
+    for protocol in known:
+        protocol.mount(app, services)
+    return Application(app)

@@ -1,0 +1,68 @@
+"""What is known about one HTTP request before its body is read: ids, trace, start, deadline."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from dataclasses import dataclass, field
+
+from falcon.asgi import Request
+
+from ipc import deadline
+from ipc.errors import InvalidInput
+from ipc.settings import Limits
+
+_REQUEST_ID = re.compile(r"^[A-Za-z0-9._:+/=@-]{1,128}$")
+_TRACEPARENT = re.compile(r"^00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}$")
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """Ids and instants of one request. `phases` (milliseconds) is filled by the engine and the protocol."""
+
+    request_id: str
+    trace_id: str
+    traceparent: str
+    started: float
+    deadline_ns: int
+    model: str = ""
+    operation: str = ""
+    error: str = ""
+    phases: dict[str, float] = field(default_factory=dict)
+
+
+def make(req: Request, limits: Limits) -> RequestContext:
+    """Context of a request; ids that are not safe to echo are replaced by fresh ones."""
+    given = req.get_header("X-Request-ID") or ""
+    request_id = given if _REQUEST_ID.match(given) else f"req_{secrets.token_hex(16)}"
+    traceparent = req.get_header("traceparent") or ""
+    found = _TRACEPARENT.match(traceparent)
+    valid = found is not None and set(found[1]) != {"0"} and set(found[2]) != {"0"}
+    return RequestContext(
+        request_id=request_id,
+        trace_id=found[1] if found and valid else secrets.token_hex(16),
+        traceparent=traceparent if valid else "",
+        started=time.perf_counter(),
+        deadline_ns=deadline.after(_timeout_s(req, limits)),
+    )
+
+
+def make_plain() -> RequestContext:
+    """Context of a request that was refused before its own could be made."""
+    return RequestContext(f"req_{secrets.token_hex(16)}", secrets.token_hex(16), "", time.perf_counter(), 0)
+
+
+def _timeout_s(req: Request, limits: Limits) -> float:
+    given = req.get_header("X-Request-Timeout")
+    if given is None:
+        return limits.request_timeout_s
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise InvalidInput(
+            f"header X-Request-Timeout: expected a positive number of seconds, got {given[:64]!r}"
+        )
+    return min(seconds, limits.request_timeout_s)

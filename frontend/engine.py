@@ -1,0 +1,119 @@
+"""What protocols call: one method that admits a call, runs it, and ends with the client.
+
+1. Admission: not draining; the model exists and can be loaded in time.
+2. The call goes through `ipc.client`, as a task that is cancelled when the client disconnects.
+3. The answer is a `Reply`, whose lease the protocol ends; its phases are noted in the request's context.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from frontend.context import RequestContext
+from frontend.recording import Recorder
+from frontend.server.drain import Drain
+from ipc.catalog import Catalog, ModelEntry
+from ipc.client import Client, Reply, Request
+from ipc.errors import Cancelled, Draining, WorkerCrashed
+from ipc.messages import Call, ModelStatus
+from ipc.settings import Settings
+
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+STATE_ORDER = ("loading", "unloading", "loaded", "failed", "available")
+
+
+class Engine:
+    """Runs calls of all protocols on the workers of this host."""
+
+    def __init__(
+        self, settings: Settings, catalog: Catalog, client: Client, recorder: Recorder, drain: Drain
+    ) -> None:
+        self.settings, self.catalog, self.client, self.recorder, self.drain = (
+            settings,
+            catalog,
+            client,
+            recorder,
+            drain,
+        )
+
+    def find(self, model: str) -> ModelEntry:
+        """Catalog entry of a model name. Raises `ModelNotFound`."""
+        return self.catalog.find(model)
+
+    def status(self, model: str) -> ModelStatus:
+        """State of a model over all workers; of several, the one that tells most."""
+        found = [c.models[model] for c in self.client.channels if c.state == "ready" and model in c.models]
+        return min(found, key=lambda s: STATE_ORDER.index(s.state), default=ModelStatus(model, "available"))
+
+    async def ensure_loaded(self, model: str, deadline_ns: int) -> ModelStatus:
+        """Wait until some worker has the model, at most `limits.load_wait_s` or `limits.restart_wait_s`.
+
+        Raises `Draining`, or why the model cannot be had.
+        """
+        if self.drain.draining and not self.client.channels:
+            raise Draining("Service shutting down", retry_after_s=5)
+        await self.client.ready(model, deadline_ns)
+        return self.status(model)
+
+    def cost_of(self, texts: list[int], status: ModelStatus) -> int:
+        """Estimated tokens of texts with these character counts: four characters a token, cut at the model's length."""
+        longest = status.max_sequence_length or 512
+        return sum(min(characters // 4 + 2, longest) for characters in texts)
+
+    async def run(
+        self, context: RequestContext, model: str, call: Call, cost: int, receive: Receive | None
+    ) -> Reply:
+        """Run a call. Raises a `PenstockError`; `Cancelled` when the client went away."""
+        request = Request(model, call, context.deadline_ns, cost, context.request_id, context.traceparent)
+        lane = "bulk" if cost > self.settings.batch.bulk_tokens else "interactive"
+        self.recorder.in_flight(model, lane, 1)
+        try:
+            reply = await self._until_disconnect(self.client.call(request), receive)
+        except WorkerCrashed:
+            self.recorder.poisoned("crashed")
+            raise
+        finally:
+            self.recorder.in_flight(model, lane, -1)
+        self._note(context, reply)
+        return reply
+
+    @staticmethod
+    def _note(context: RequestContext, reply: Reply) -> None:
+        timing = reply.timing
+        context.phases |= {
+            "tokenize": timing.prepare_ns / 1e6,
+            "queue": timing.queue_ns / 1e6,
+            "device": timing.device_ns / 1e6,
+            "copy": timing.copy_ns / 1e6,
+        }
+
+    @staticmethod
+    async def _until_disconnect(work: Any, receive: Receive | None) -> Reply:
+        if receive is None:
+            return await work  # type: ignore[no-any-return]
+        task = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(receive())
+        try:
+            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise Cancelled("the client went away")
+            return task.result()  # type: ignore[no-any-return]
+        finally:
+            gone.cancel()
+            task.cancel()
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether traffic is accepted, and the reason: a proven model on some worker, none still in its first load."""
+        if self.drain.draining:
+            return False, "draining"
+        up = [channel for channel in self.client.channels if channel.responsive]
+        if not up:
+            return False, "no worker is up"
+        states = {name: self.status(name).state for name in self.catalog}
+        if any(state in ("available", "loading") for state in states.values()):
+            return False, "models are loading"
+        if "loaded" not in states.values():
+            return False, "no model could be loaded"
+        return True, "ok"

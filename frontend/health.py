@@ -1,0 +1,65 @@
+"""Probes, metrics and the front page."""
+
+from __future__ import annotations
+
+import asyncio
+
+import falcon
+from falcon.asgi import Request, Response
+
+from frontend.services import Services
+from ipc import metrics
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class LivenessResource:
+    """200 while the process turns over, also while it drains."""
+
+    async def on_get(self, req: Request, resp: Response) -> None:
+        """`ok`."""
+        resp.content_type = falcon.MEDIA_TEXT
+        resp.text = "ok"
+
+    on_head = on_get
+
+
+class ReadinessResource:
+    """200 when a proven model can be reached, 503 before that and while draining. `?model=` asks for one model."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def on_get(self, req: Request, resp: Response) -> None:
+        """`ok`, or `not ready` with the reason on a second line."""
+        resp.content_type = falcon.MEDIA_TEXT
+        model = req.get_param("model")
+        ready, why = self._services.engine.ready()
+        if ready and model is not None:
+            state = self._services.engine.status(self._services.engine.find(model).id).state
+            ready, why = state == "loaded", f"model is {state}"
+        resp.status = falcon.HTTP_200 if ready else falcon.HTTP_503
+        resp.text = "ok" if ready else f"not ready\n{why}\n"
+
+    on_head = on_get
+
+
+class MetricsResource:
+    """Prometheus exposition of all processes of this server."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def on_get(self, req: Request, resp: Response) -> None:
+        """Merge the slots' files in a thread."""
+        resp.content_type = METRICS_TYPE
+        resp.data = await asyncio.to_thread(metrics.render, self._services.settings.paths)
+
+
+class HealthResource:
+    """`OK`, for clients that tell a single server from a gateway by what `/health` answers."""
+
+    async def on_get(self, req: Request, resp: Response) -> None:
+        """`OK`."""
+        resp.content_type = falcon.MEDIA_TEXT
+        resp.text = "OK"

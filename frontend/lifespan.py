@@ -1,0 +1,103 @@
+"""Start and end of one frontend: what must happen after the fork, on the event loop.
+
+1. Take the lowest free frontend slot; bind metrics and logging to it.
+2. Start the client, which finds the workers; watch the supervisor; announce readiness.
+3. At the end: say goodbye to the workers, give the slot back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import Any
+
+from frontend import announce, version
+from frontend.bodies import BodyReader
+from frontend.engine import Engine
+from frontend.recording import Recorder
+from frontend.sending import CopyBudget
+from frontend.services import Services
+from ipc import logs, metrics
+from ipc.client import Client
+from ipc.liveness import SlotLock, is_held, lowest_free_slot
+from ipc.notify import Notifier
+from ipc.paths import prepare_run_dir
+
+log = logging.getLogger(__name__)
+
+WATCH_EVERY_S = 0.5
+SUPERVISOR_GRACE_S = 5.0
+EXIT_UNSUPERVISED = 3
+
+
+class Lifespan:
+    """Falcon's lifespan hooks of one frontend."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._lock: SlotLock | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._metrics: metrics.FrontendMetrics | None = None
+        self._notifier = Notifier(os.environ.get("PENSTOCK_NOTIFY_SOCKET", ""))
+
+    async def process_startup(self, scope: dict[str, Any], event: dict[str, Any]) -> None:
+        """Fill in the services."""
+        services, settings = self._services, self._services.settings
+        prepare_run_dir(settings.paths)
+        services.slot, self._lock = lowest_free_slot(settings.paths.root, "frontend")
+        name = f"frontend-{services.slot}"
+        logs.configure(settings.log, name)
+        metrics.configure(settings.paths, name)
+        self._metrics = metrics.FrontendMetrics()
+        self._metrics.touch(services.catalog, version.VERSION)
+        services.recorder = Recorder(self._metrics, frozenset(services.catalog))
+        services.client = Client(settings.paths, settings, name, on_retry=services.recorder.retried)
+        services.engine = Engine(
+            settings, services.catalog, services.client, services.recorder, services.drain
+        )
+        services.bodies = BodyReader(settings.limits)
+        services.copies = CopyBudget(settings.arena.copy_out_bytes)
+        services.client.start()
+        services.started = True
+        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+
+    async def process_shutdown(self, scope: dict[str, Any], event: dict[str, Any]) -> None:
+        """Give everything back."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self._services.client is not None:
+            await self._services.client.close()
+        if self._metrics is not None:
+            metrics.retire(self._services.settings.paths, f"frontend-{self._services.slot}")
+        if self._lock is not None:
+            self._lock.release()
+        logs.flush()
+
+    async def _watch(self) -> None:
+        """Twice a second: readiness into metrics and to systemd; the supervisor's life."""
+        supervised = os.environ.get("PENSTOCK_SUPERVISE", "1") != "0"
+        unsupervised_s = 0.0
+        told = False
+        while True:
+            ready, why = self._services.engine.ready()
+            self._report(ready)
+            if ready and not told:
+                told = True
+                announce.started(self._services)
+                self._notifier.send(ready=1)
+            self._notifier.send(watchdog=1, status=announce.summary(self._services) if ready else why)
+            if supervised:
+                held = await asyncio.to_thread(is_held, self._services.settings.paths.lock("supervisor"))
+                unsupervised_s = 0.0 if held else unsupervised_s + WATCH_EVERY_S
+                if unsupervised_s > SUPERVISOR_GRACE_S and not self._services.drain.draining:
+                    log.critical("the supervisor is gone; this server stops")
+                    logs.flush()
+                    os._exit(EXIT_UNSUPERVISED)
+            await asyncio.sleep(WATCH_EVERY_S)
+
+    def _report(self, ready: bool) -> None:
+        assert self._metrics is not None
+        self._metrics.ready.set(ready)
+        for channel in self._services.client.channels:
+            self._metrics.workers_joined.labels(f"worker-{channel.slot}").set(channel.responsive)

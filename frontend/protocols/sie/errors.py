@@ -1,0 +1,78 @@
+"""The SIE form of errors: `{"detail": {"code", "message", ...}}`, and the OpenAI form on the embeddings route.
+
+Where the contract has fewer codes than Penstock, a code is mapped to the nearest one that clients act on rightly.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ipc.errors import PenstockError
+
+_TABLE: dict[str, tuple[int, str]] = {
+    "INPUT_TOO_LONG": (400, "INPUT_TOO_LONG"),
+    "BODY_TOO_LARGE": (413, "INPUT_TOO_LONG"),
+    "MODEL_LOADING": (503, "MODEL_NOT_LOADED"),
+    "NO_REPLICA": (503, "MODEL_NOT_LOADED"),
+    "WORKER_LOST": (503, "MODEL_NOT_LOADED"),
+    "DRAINING": (503, "QUEUE_FULL"),
+    "SHM_EXHAUSTED": (503, "RESOURCE_EXHAUSTED"),
+    "LEASE_REVOKED": (503, "RESOURCE_EXHAUSTED"),
+    "RESOURCE_EXHAUSTED": (503, "RESOURCE_EXHAUSTED"),
+    "UNSUPPORTED": (501, "UNSUPPORTED"),
+    "TOO_SLOW": (408, "INVALID_INPUT"),
+}
+_HEADER_CODES = {
+    "MODEL_LOADING": "MODEL_LOADING",
+    "NO_REPLICA": "MODEL_LOADING",
+    "WORKER_LOST": "MODEL_LOADING",
+}
+_DEFAULT_RETRY_S = {"RESOURCE_EXHAUSTED": 5.0, "QUEUE_FULL": 1.0, "MODEL_NOT_LOADED": 5.0}
+_OPENAI = {
+    "MODEL_NOT_FOUND": ("model_not_found", "invalid_request_error"),
+    "INVALID_INPUT": ("invalid_input", "invalid_request_error"),
+    "INPUT_TOO_LONG": ("invalid_input", "invalid_request_error"),
+    "MODEL_NOT_LOADED": ("model_not_available", "server_error"),
+    "MODEL_LOAD_FAILED": ("model_not_available", "server_error"),
+    "QUEUE_FULL": ("server_overloaded", "server_error"),
+    "RESOURCE_EXHAUSTED": ("server_overloaded", "server_error"),
+    "INFERENCE_ERROR": ("inference_error", "server_error"),
+}
+
+
+def contract_code(error: PenstockError) -> tuple[int, str]:
+    """(HTTP status, code in the body) of an error."""
+    return _TABLE.get(error.code, (error.status, error.code))
+
+
+def _headers(error: PenstockError, status: int, code: str) -> dict[str, str]:
+    headers = {"X-SIE-Error-Code": _HEADER_CODES.get(error.code, code)}
+    if status in (429, 503, 504):
+        seconds = error.retry_after_s or _DEFAULT_RETRY_S.get(code, 1.0)
+        headers["Retry-After"] = str(max(1, math.ceil(seconds)))
+    if error.code in ("BODY_TOO_LARGE", "TOO_SLOW", "DRAINING"):
+        headers["Connection"] = "close"
+    return headers
+
+
+def render(error: PenstockError) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """(status, body, headers) in the SIE form."""
+    status, code = contract_code(error)
+    body: dict[str, Any] = {"detail": {"code": code, "message": error.message, **error.detail}}
+    if error.code == "DRAINING":
+        body = {"error": "Service shutting down", "detail": {**body["detail"], "reason": "draining"}}
+    return status, body, _headers(error, status, code)
+
+
+def render_openai(error: PenstockError) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """(status, body, headers) with both the OpenAI keys and the SIE ones."""
+    status, code = contract_code(error)
+    kind, group = _OPENAI.get(code, ("internal_error", "server_error"))
+    inner = {"message": error.message, "type": group, "param": None, "code": kind}
+    body = {
+        "error": inner,
+        "detail": {"code": code, "message": error.message, "error": inner, **error.detail},
+        "message": error.message,
+    }
+    return status, body, _headers(error, status, code)

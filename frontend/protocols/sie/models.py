@@ -1,0 +1,92 @@
+"""GET /v1/models and /v1/models/{model}: what is served, in which state. Always JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import falcon
+import orjson
+from falcon.asgi import Request, Response
+
+from frontend.services import Services
+from ipc.catalog import DEFAULT_SIMILARITY, ENCODE_OUTPUTS, ModelEntry
+from ipc.messages import ModelStatus
+
+INPUT_ORDER = ("text", "image", "audio", "video", "document")
+OUTPUT_ORDER = (*ENCODE_OUTPUTS, "score", "json")
+
+
+def model_info(entry: ModelEntry, status: ModelStatus) -> dict[str, Any]:
+    """ModelInfo of the contract."""
+    dims = {name: spec.dims or status.dims.get(name) for name, spec in entry.outputs.items()}
+    failed = status.state == "failed"
+    return {
+        "name": entry.id,
+        "inputs": [name for name in INPUT_ORDER if name in entry.inputs],
+        "outputs": [name for name in OUTPUT_ORDER if name in entry.outputs],
+        "dims": {name: width for name, width in dims.items() if width},
+        "loaded": status.state == "loaded",
+        "state": status.state,
+        "last_error": _last_error(status) if failed else None,
+        "max_sequence_length": entry.max_sequence_length or status.max_sequence_length or None,
+        "profiles": _profiles(entry),
+    }
+
+
+def _last_error(status: ModelStatus) -> dict[str, Any]:
+    return {
+        "code": status.error_class,
+        "message": status.error_message,
+        "attempts": status.attempts,
+        "permanent": status.permanent,
+    }
+
+
+def _profiles(entry: ModelEntry) -> dict[str, Any]:
+    profiles: dict[str, Any] = {}
+    for name in dict.fromkeys(("default", *entry.profiles)):
+        chosen = entry.profiles[name].output_types if name in entry.profiles else ()
+        outputs = list(chosen or entry.encode_outputs)
+        similarity = {
+            output: entry.outputs[output].similarity or DEFAULT_SIMILARITY[output] for output in outputs
+        }
+        profiles[name] = {
+            "is_default": name == "default",
+            "output_types": outputs,
+            "output_similarity": similarity,
+        }
+    return profiles
+
+
+def _openai_fields(name: str, created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": "penstock"}
+
+
+class ModelsResource:
+    """All models."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def on_get(self, req: Request, resp: Response) -> None:
+        """The list, in the SIE form and in the OpenAI form."""
+        engine, created = self._services.engine, int(self._services.started_at)
+        infos = [model_info(entry, engine.status(name)) for name, entry in self._services.catalog.items()]
+        resp.content_type = falcon.MEDIA_JSON
+        resp.data = orjson.dumps(
+            {"object": "list", "data": [_openai_fields(i["name"], created) for i in infos], "models": infos}
+        )
+
+
+class ModelResource:
+    """One model."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def on_get(self, req: Request, resp: Response, model: str) -> None:
+        """The bare ModelInfo with the OpenAI fields."""
+        entry = self._services.engine.find(model)
+        info = model_info(entry, self._services.engine.status(entry.id))
+        resp.content_type = falcon.MEDIA_JSON
+        resp.data = orjson.dumps({**info, **_openai_fields(entry.id, int(self._services.started_at))})

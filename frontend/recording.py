@@ -1,0 +1,67 @@
+"""Counts requests, phases and refusals, with the label children looked up once."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from ipc.metrics import UNKNOWN, FrontendMetrics
+
+_REJECTIONS = {
+    "QUEUE_FULL": "queue_full",
+    "NO_REPLICA": "queue_full",
+    "SHM_EXHAUSTED": "queue_full",
+    "RATE_LIMITED": "rate",
+    "DEADLINE_EXCEEDED": "deadline",
+    "INPUT_TOO_LONG": "too_long",
+    "BODY_TOO_LARGE": "too_long",
+    "DRAINING": "draining",
+}
+_SIE_PHASES = {"total": "total", "queue": "queue", "tokenize": "tokenize", "device": "inference"}
+
+
+class Recorder:
+    """Writes one request into all families it belongs to."""
+
+    def __init__(self, metrics: FrontendMetrics, models: frozenset[str]) -> None:
+        self._metrics, self._models = metrics, models
+        self._children = lru_cache(maxsize=4096)(self._child)
+
+    def _child(self, family: str, labels: tuple[str, ...]) -> Any:
+        return getattr(self._metrics, family).labels(*labels)
+
+    def model_label(self, model: str) -> str:
+        """The model's name if the catalog has it, so that clients cannot invent label values."""
+        return model if model in self._models else UNKNOWN
+
+    def finished(
+        self, protocol: str, operation: str, model: str, status: str, code: str, phases: dict[str, float]
+    ) -> None:
+        """One request ended with HTTP `status` and error `code` (empty for success); `phases` are milliseconds."""
+        model = self.model_label(model)
+        self._children("requests", (protocol, operation, model, status)).inc()
+        if protocol == "sie":
+            outcome = "queue_full" if code == "QUEUE_FULL" else "error" if code else "success"
+            self._children("sie_requests", (model, operation, outcome)).inc()
+        if code in _REJECTIONS:
+            self._children("rejected", (model, _REJECTIONS[code])).inc()
+        for phase, milliseconds in phases.items():
+            if milliseconds <= 0:
+                continue
+            self._children("duration", (operation, model, phase)).observe(milliseconds / 1000)
+            if protocol == "sie" and phase in _SIE_PHASES:
+                self._children("sie_duration", (model, operation, _SIE_PHASES[phase])).observe(
+                    milliseconds / 1000
+                )
+
+    def in_flight(self, model: str, lane: str, change: int) -> None:
+        """`change` more requests (may be negative) are being served."""
+        self._children("in_flight", (self.model_label(model), lane)).inc(change)
+
+    def retried(self, reason: str) -> None:
+        """A request was sent again."""
+        self._metrics.retries.labels(reason).inc()
+
+    def poisoned(self, reason: str) -> None:
+        """An input was found to crash workers, or refused because it did."""
+        self._metrics.poison.labels(reason).inc()

@@ -1,0 +1,31 @@
+"""Bodies onto responses: small ones at once, large ones as a leased stream; and the client's disconnect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from falcon.asgi import Request, Response
+
+from frontend.engine import Receive
+from frontend.sending import LeasedBody, Part
+from frontend.services import Services
+from ipc.client import Reply
+
+
+def receiver(req: Request) -> Receive | None:
+    """The ASGI receive of a request whose body has been read: its next event is the disconnect."""
+    receive: Receive | None = req.scope.get("penstock.receive")
+    return receive
+
+
+def send_parts(resp: Response, parts: Sequence[Part], reply: Reply, services: Services) -> None:
+    """Send `parts`. A body up to one slice is joined now and the lease ends; a larger one is streamed under the lease."""
+    arena = services.settings.arena
+    if sum(len(part) for part in parts) <= arena.slice_bytes:
+        resp.data = b"".join(parts)
+        reply.check()
+        reply.release()
+        return
+    body = LeasedBody(parts, reply, arena, services.copies)
+    resp.content_length = body.nbytes
+    resp.stream = body

@@ -1,0 +1,135 @@
+"""Large responses: bytes and views of the arena leave in slices that are copied as they go.
+
+1. `parts` is a list of private bytes and of views on a leased block. Each slice is a private copy, and the block's
+   generation is checked after the copy, so a revoked lease ends the response and never shows another request's data.
+2. The lease ends with the last copy. A client that has not taken everything after `lease_copy_after_s` gets the rest
+   from a private copy, so a slow reader never holds arena memory.
+3. Private copies share a budget; a slow reader that does not fit into it is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from ipc.settings import Arena
+
+log = logging.getLogger(__name__)
+
+Part = bytes | memoryview
+
+
+class Lease(Protocol):
+    """Right to read the views; see `ipc.client.Reply`."""
+
+    def check(self) -> None:
+        """Raise when the bytes just copied may not be used."""
+
+    def release(self) -> None:
+        """End the right."""
+
+
+class CopyBudget:
+    """Bytes that this frontend may hold as private copies for slow readers."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.free_nbytes = nbytes
+
+    def take(self, nbytes: int) -> bool:
+        """Take `nbytes` if they are free."""
+        if nbytes > self.free_nbytes:
+            return False
+        self.free_nbytes -= nbytes
+        return True
+
+    def give(self, nbytes: int) -> None:
+        """Give `nbytes` back."""
+        self.free_nbytes += nbytes
+
+
+class LeasedBody:
+    """Response body over leased memory, as an async iterator of private slices."""
+
+    def __init__(self, parts: Sequence[Part], lease: Lease, settings: Arena, budget: CopyBudget) -> None:
+        self._parts: list[Part] = [part if isinstance(part, bytes) else part.cast("B") for part in parts]
+        self.nbytes = sum(len(part) for part in self._parts)
+        self._lease, self._settings, self._budget = lease, settings, budget
+        self._at = self._offset = 0
+        self._private_nbytes = 0
+        self._broken = False
+        self._leased = True
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(settings.lease_copy_after_s, self._copy_out)
+
+    def __aiter__(self) -> AsyncIterator[bytes | bytearray]:
+        return self._slices()
+
+    async def _slices(self) -> AsyncIterator[bytes | bytearray]:
+        try:
+            while self._at < len(self._parts):
+                if self._broken:
+                    raise ConnectionAbortedError("the client was too slow and no copy could be kept for it")
+                piece = self._take(self._settings.slice_bytes)
+                if self._leased:
+                    self._lease.check()
+                if self._at >= len(self._parts):
+                    self._end_lease()
+                yield piece
+        finally:
+            self._finish()
+
+    def _take(self, room: int) -> bytes | bytearray:
+        part = self._parts[self._at]
+        rest = len(part) - self._offset
+        if rest >= room:
+            piece = bytes(part[self._offset : self._offset + room])
+            self._advance(room)
+            return piece
+        joined = bytearray()
+        while self._at < len(self._parts) and len(joined) < room:
+            part = self._parts[self._at]
+            take = min(room - len(joined), len(part) - self._offset)
+            joined += part[self._offset : self._offset + take]
+            self._advance(take)
+        return joined
+
+    def _advance(self, nbytes: int) -> None:
+        self._offset += nbytes
+        if self._offset == len(self._parts[self._at]):
+            self._at, self._offset = self._at + 1, 0
+
+    def _copy_out(self) -> None:
+        """The client is slow: keep a private copy of the rest and end the lease."""
+        if not self._leased:
+            return
+        rest = sum(len(part) for part in self._parts[self._at :]) - self._offset
+        if self._budget.take(rest):
+            self._private_nbytes = rest
+            self._parts, self._at, self._offset = [bytes(self._take(rest))] if rest else [], 0, 0
+            try:
+                self._lease.check()
+            except Exception:
+                self._broken = True
+        else:
+            log.warning("no room for a private copy of %d bytes: a slow client is cut off", rest)
+            self._broken, self._parts = True, [b"\0"]
+            self._at = self._offset = 0
+        self._end_lease()
+
+    def _end_lease(self) -> None:
+        if self._leased:
+            self._leased = False
+            self._timer.cancel()
+            self._lease.release()
+
+    def _finish(self) -> None:
+        self._end_lease()
+        self._budget.give(self._private_nbytes)
+        self._private_nbytes = 0
+        self._parts = []
+
+    async def close(self) -> None:
+        """End the lease, whatever has been sent. Called by Falcon when the response is over or was cut."""
+        self._finish()

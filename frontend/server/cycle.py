@@ -1,0 +1,84 @@
+"""One request and its response on a connection: uvicorn's cycle with bounded writes and a careful end.
+
+- A body message above `SLICE_BYTES` is written in slices, each after the transport has drained, so that at most
+  `WRITE_HIGH_WATER_BYTES + SLICE_BYTES` (plus chunk framing) wait in user space for a slow reader.
+- The response says `Connection: close` when the process drains, or when the request body has not arrived completely.
+  That is decided when the response starts, the last moment at which it can be said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from uvicorn._types import ASGISendEvent, HTTPResponseBodyEvent
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+if TYPE_CHECKING:
+    from frontend.server.protocol import PenstockProtocol
+
+SLICE_BYTES = 512 * 1024
+WRITE_HIGH_WATER_BYTES = 256 * 1024
+
+
+class _LingeringClose:
+    """Stands in for the transport of a cycle whose request body is unread: closing it goes through `linger`."""
+
+    def __init__(self, protocol: PenstockProtocol) -> None:
+        self.write = protocol.transport.write
+        self.is_closing = protocol.transport.is_closing
+        self.close = protocol.linger
+
+
+class Cycle(RequestResponseCycle):
+    """The ASGI side of one HTTP request."""
+
+    def __init__(self, protocol: PenstockProtocol, keep_alive: bool, message_event: Any) -> None:
+        super().__init__(
+            scope=protocol.scope,
+            transport=protocol.transport,
+            flow=protocol.flow,
+            logger=protocol.logger,
+            access_logger=protocol.access_logger,
+            access_log=protocol.access_log,
+            default_headers=protocol.server_state.default_headers,
+            message_event=message_event,
+            expect_100_continue=protocol.expect_100_continue,
+            keep_alive=keep_alive,
+            on_response=protocol.on_response_complete,
+        )
+        self._protocol = protocol
+
+    def send(self, message: ASGISendEvent) -> Coroutine[Any, Any, None]:
+        """Write one ASGI message; the coroutine waits while the client has not taken what was written before."""
+        if not self.response_started:
+            self._settle_connection()
+        elif message["type"] == "http.response.body" and len(message.get("body", b"")) > SLICE_BYTES:
+            return self._send_sliced(message["body"], message.get("more_body", False))
+        return super().send(message)
+
+    def _settle_connection(self) -> None:
+        if self.more_body:
+            self.keep_alive = False
+            self.transport = _LingeringClose(self._protocol)  # type: ignore[assignment]
+        elif self._protocol.drain.draining and not self._protocol.pipeline:
+            self.keep_alive = False
+
+    async def _send_sliced(self, body: bytes | memoryview, more_body: bool) -> None:
+        view = memoryview(body).cast("B")
+        last = (len(view) - 1) // SLICE_BYTES * SLICE_BYTES
+        for start in range(0, last, SLICE_BYTES):
+            piece = view[start : start + SLICE_BYTES]
+            await super().send(_body_event(piece, True))
+        await super().send(_body_event(view[last:], more_body))
+
+    def disconnect(self) -> None:
+        """Tell the application that nobody waits for the rest of the response."""
+        if not self.response_complete:
+            self.disconnected = True
+            self.waiting_for_100_continue = False
+        self.message_event.set()
+
+
+def _body_event(body: bytes | memoryview, more_body: bool) -> HTTPResponseBodyEvent:
+    return {"type": "http.response.body", "body": body, "more_body": more_body}  # type: ignore[typeddict-item]

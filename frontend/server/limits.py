@@ -1,0 +1,53 @@
+"""What one frontend process grants to the connections of its clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_SLOWEST_SWEEP_S = 1.0
+_FASTEST_SWEEP_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Deadlines and bounds of the HTTP server; all of them hold per process or per connection."""
+
+    keepalive_s: float = 120.0
+    """How long a connection may be idle between two requests."""
+    graceful_timeout_s: float = 30.0
+    """Time from SIGTERM to the end of the process, for requests in work."""
+    drain_s: float = 2.0
+    """How long an idle connection stays open after SIGTERM, so that its next request still gets an answer."""
+    header_deadline_s: float = 10.0
+    """From accept, or from the first byte of a further request, to the end of its head."""
+    body_floor_bytes_per_s: int = 1024
+    """Lowest average rate of a request body while the server reads it."""
+    body_floor_after_s: float = 10.0
+    """Reading time before the floor applies."""
+    max_connections: int = 10_000
+    """Open connections per process; one more is answered 503."""
+    write_stall_s: float = 60.0
+    """How long a client may take nothing of a response that waits for it."""
+    max_header_bytes: int = 65_536
+    """Request line and header fields of one request; also a chunked body's bytes between two pieces of content."""
+    max_pipelined: int = 64
+    """Requests that may wait on one connection behind the one in work."""
+    linger_s: float = 1.0
+    """How long the rest of a refused upload is read and thrown away, so that the client can read the refusal."""
+
+    @property
+    def sweep_interval_s(self) -> float:
+        """Time between two looks at all connections: a tenth of the shortest deadline, 0.05 to 1 s."""
+        shortest = min(
+            self.keepalive_s,
+            self.header_deadline_s,
+            self.body_floor_after_s,
+            self.write_stall_s,
+            self.linger_s * 5,
+        )
+        return min(_SLOWEST_SWEEP_S, max(_FASTEST_SWEEP_S, shortest / 10))
+
+    @property
+    def answer_until_s(self) -> float:
+        """Time from SIGTERM after which unanswered requests get 503; the rest is for the application's own shutdown."""
+        return self.graceful_timeout_s - min(2.0, self.graceful_timeout_s / 3)

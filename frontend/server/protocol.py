@@ -1,0 +1,280 @@
+"""One HTTP/1 connection: uvicorn's httptools protocol with what the sweep needs and with answers to bad requests.
+
+A connection is in one of these states, and the sweep (`frontend.server.sweep`) ends those that stay too long:
+
+1. `idle_since`: no byte of a request has arrived since the last one was answered, or since the connection was accepted;
+2. `head_since`: a request line or its header fields are arriving;
+3. `running`: a request is with the application; its body may still be arriving, more requests may wait in `pipeline`;
+4. `lingering_since`: the last answer is written, what still arrives is thrown away until the client hangs up.
+
+No timer is made per request: uvicorn's keep-alive timer is replaced by the sweep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import urllib.parse
+from collections import deque
+from typing import Any
+
+import httptools
+from uvicorn._types import ASGI3Application, HTTPScope
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from frontend.server.cycle import WRITE_HIGH_WATER_BYTES, Cycle
+from frontend.server.flow import MeteredFlow
+from frontend.server.refusal import (
+    Refusal,
+    RefusedRequest,
+    head_too_large,
+    malformed,
+    too_many_connections,
+)
+from frontend.server.state import FrontendState
+
+_MAX_LINGERING = 1024
+
+
+class PenstockProtocol(HttpToolsProtocol):
+    """The server side of one client connection."""
+
+    server_state: FrontendState
+    flow: MeteredFlow
+    cycle: Cycle | None  # type: ignore[assignment]
+    pipeline: deque[tuple[Cycle, ASGI3Application]]  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: FrontendState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.limits = server_state.limits
+        self.drain = server_state.drain
+        self.running: Cycle | None = None
+        self.idle_since = 0.0
+        self.head_since = 0.0
+        self.lingering_since = 0.0
+        self.body_nbytes = 0
+        self.body_mark: tuple[float, int] | None = None
+        """Reading time (s) and `body_nbytes` at the start of the period over which the body's rate is averaged."""
+        self.stalled_since = 0.0
+        self.untaken_nbytes = 0
+        """Bytes written but not yet acknowledged by the client when the sweep last saw unsent ones."""
+        self._unframed_nbytes = 0
+        """Bytes since the start of the message or its last piece of content: what the parser may have to keep."""
+        self._host_fields = 0
+        self._offers_upgrade = False
+        self._postponed: Refusal | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Register the connection, or answer 503 if the process has as many as it may have."""
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        self.flow = MeteredFlow(transport, self.pipeline)
+        self.idle_since = time.monotonic()
+        if len(self.connections) > self.limits.max_connections:
+            self.refuse(too_many_connections(self.limits.max_connections))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the application; requests that wait behind the running one are dropped unstarted."""
+        self.server_state.lingering.discard(self)
+        self.pipeline.clear()
+        if self.running is not None:
+            self.running.disconnect()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser; bytes that follow a refused request are thrown away."""
+        if self.lingering_since or self._postponed:
+            return
+        if self.idle_since:
+            self.head_since = self.idle_since if self.cycle is None else time.monotonic()
+            self.idle_since = 0.0
+        self._unframed_nbytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._should_upgrade():
+                self.handle_websocket_upgrade()
+            else:
+                self._parse_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            if isinstance(cause, RefusedRequest):
+                self._reject(cause.refusal)
+            else:
+                self._reject(malformed(f"Malformed request: {error}"))
+        else:
+            if self._unframed_nbytes > self.limits.max_header_bytes:
+                self._reject(head_too_large(self.limits.max_header_bytes))
+
+    def _parse_without_upgrade(self, rest: bytes) -> None:
+        """Serve a request that offers another protocol (such as h2c) as plain HTTP/1.1 (RFC 9110, section 7.8).
+
+        The parser takes all that follows such a head for the other protocol, so it is given the head without the offer.
+        """
+        fields = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        start = (
+            self.parser.get_method() + b" " + self.url + b" HTTP/" + self.parser.get_http_version().encode()
+        )
+        self.parser = httptools.HttpRequestParser(self)
+        self._offers_upgrade = False
+        self.data_received(b"\r\n".join([start, *fields, b"", rest]))
+
+    def on_message_begin(self) -> None:
+        """A further request begins."""
+        super().on_message_begin()
+        self._host_fields = 0
+        if not self.head_since:
+            self.head_since = time.monotonic()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header field; a chunked body's trailer fields come here too and are ignored (RFC 9110, section 6.5.1)."""
+        if not self.head_since:
+            return
+        name = name.lower()
+        if name == b"host":
+            self._host_fields += 1
+        elif name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """Start the request, or let it wait for the one before it.
+
+        Raises:
+            RefusedRequest: the head is too large, names no host or several, or too many requests wait already.
+        """
+        version = self.parser.get_http_version()
+        self._check_head(version)
+        self._unframed_nbytes = 0
+        self.head_since = 0.0
+        self.scope["method"] = self.parser.get_method().decode("ascii")
+        if version != "1.1":
+            self.scope["http_version"] = version
+        if self.parser.should_upgrade():
+            self._offers_upgrade = True
+            return
+        _set_path(self.scope, self.url, self.root_path)
+        keep_alive = version != "1.0" and self.parser.should_keep_alive()
+        self.cycle = Cycle(self, keep_alive, asyncio.Event())
+        self.body_nbytes = 0
+        self.body_mark = None
+        if self.running is None:
+            self._start_asgi_task(self.cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
+
+    def _check_head(self, version: str) -> None:
+        limit = self.limits.max_header_bytes
+        # PERF: the exact size is only computed when the bytes received could be too many.
+        if self._unframed_nbytes > limit:
+            fields = sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if len(self.url) + fields > limit:
+                raise RefusedRequest(head_too_large(limit))
+        if version == "1.1" and self._host_fields != 1:
+            raise RefusedRequest(malformed("An HTTP/1.1 request needs exactly one Host field."))
+        if self.parser.should_upgrade() and self.parser.get_method() == b"CONNECT":
+            raise RefusedRequest(malformed("CONNECT is not served."))
+        if len(self.pipeline) >= self.limits.max_pipelined:
+            raise RefusedRequest(
+                malformed(f"More than {self.limits.max_pipelined} requests wait on this connection.")
+            )
+
+    def _start_asgi_task(self, cycle: Cycle, app: ASGI3Application) -> None:  # type: ignore[override]
+        self.running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_body(self, body: bytes) -> None:
+        """One piece of content."""
+        self._unframed_nbytes = 0
+        self.body_nbytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request has arrived completely."""
+        self._unframed_nbytes = 0
+        if not self._offers_upgrade:
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Start the request that waits next; else send a postponed refusal, or become idle."""
+        self.server_state.total_requests += 1
+        self.running = None
+        if self.lingering_since or self.transport.is_closing():
+            return
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._postponed is not None:
+            self.refuse(self._postponed)
+        elif self.head_since:
+            self.head_since = time.monotonic()
+        else:
+            self.idle_since = time.monotonic()
+        self.flow.resume_reading()
+
+    def _reject(self, refusal: Refusal) -> None:
+        """Refuse the message being parsed, but not before the valid requests ahead of it are answered."""
+        broken = self.cycle if self.cycle is not None and self.cycle.more_body else None
+        if broken is not None and self.pipeline and self.pipeline[0][0] is broken:
+            self.pipeline.popleft()
+        elif self.running is None or self.running is broken:
+            self.refuse(refusal)
+            return
+        self._postponed = refusal
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Answer the request in work, or the one arriving, with an error now, and end the connection.
+
+        If the response has started there is nothing to say; the connection is cut.
+        """
+        self.pipeline.clear()
+        if self.running is not None:
+            started = self.running.response_started
+            self.running.disconnect()
+            if started:
+                self.transport.abort()
+                return
+        self.transport.write(refusal.encode())
+        self.linger()
+
+    def linger(self) -> None:
+        """Send what is written, then throw away what arrives until the client hangs up or the sweep ends it.
+
+        Closing at once with unread data would reset the connection and could take the answer with it
+        (RFC 9112, section 9.6).
+        """
+        if self.lingering_since:
+            return
+        self.connections.discard(self)
+        if len(self.server_state.lingering) >= _MAX_LINGERING or not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self.lingering_since = time.monotonic()
+        self.idle_since = 0.0
+        self.head_since = 0.0
+        self.server_state.lingering.add(self)
+        self.flow.resume_reading()
+        self.transport.write_eof()
+
+    def shutdown(self) -> None:
+        """Unused: the drain is led by `frontend.server.serving` and the sweep."""
+
+
+def _set_path(scope: HTTPScope, url: bytes, root_path: str) -> None:
+    """Fill in path and query of an origin-form, absolute-form or asterisk-form target (RFC 9112, section 3.2)."""
+    if url == b"*":
+        raw_path, query = url, b""
+    else:
+        parsed = httptools.parse_url(url)
+        raw_path, query = parsed.path or b"/", parsed.query or b""
+    path = raw_path.decode("ascii")
+    scope["path"] = root_path + (urllib.parse.unquote(path) if "%" in path else path)
+    scope["raw_path"] = root_path.encode("ascii") + raw_path
+    scope["query_string"] = query

@@ -1,0 +1,64 @@
+"""Answers that the server gives itself, without the application: the same JSON shape as the application's errors."""
+
+from __future__ import annotations
+
+import http
+import json
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An error answer after which the connection ends."""
+
+    status: int
+    code: str
+    message: str
+    retry_after_s: int = 0
+
+    def encode(self) -> bytes:
+        """The complete HTTP/1.1 response with `Connection: close`."""
+        body = json.dumps({"detail": {"code": self.code, "message": self.message}}).encode()
+        lines = [
+            f"HTTP/1.1 {self.status} {http.HTTPStatus(self.status).phrase}",
+            "content-type: application/json",
+            f"content-length: {len(body)}",
+            "connection: close",
+        ]
+        if self.retry_after_s:
+            lines.append(f"retry-after: {self.retry_after_s}")
+        return "\r\n".join([*lines, "", ""]).encode("ascii") + body
+
+
+class RefusedRequest(Exception):
+    """Raised inside a parser callback to end the parsing of a request that is not served."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+def malformed(message: str) -> Refusal:
+    """400 for bytes that are not a valid HTTP/1 request."""
+    return Refusal(400, "INVALID_INPUT", message)
+
+
+def head_too_large(limit_bytes: int) -> Refusal:
+    """431 for a request line and header fields (or framing of a chunked body) above `limit_bytes`."""
+    return Refusal(431, "HEADERS_TOO_LARGE", f"The request head is larger than {limit_bytes} bytes.")
+
+
+def too_slow(rate_bytes_per_s: float, floor_bytes_per_s: int) -> Refusal:
+    """408 for a body that arrived at less than the floor."""
+    message = f"The body arrived at {rate_bytes_per_s:.0f} bytes/s; at least {floor_bytes_per_s} bytes/s are required."
+    return Refusal(408, "TOO_SLOW", message)
+
+
+def too_many_connections(limit: int) -> Refusal:
+    """503 for a connection above the cap of this process."""
+    return Refusal(503, "QUEUE_FULL", f"This process serves {limit} connections already.", retry_after_s=1)
+
+
+def draining() -> Refusal:
+    """503 for a request that did not finish before the process had to end."""
+    return Refusal(503, "DRAINING", "The server stopped before the request was finished.", retry_after_s=1)

@@ -1,0 +1,32 @@
+"""What the responders of one frontend share. Filled in at start-up, after the fork."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from frontend.bodies import BodyReader
+from frontend.engine import Engine
+from frontend.recording import Recorder
+from frontend.sending import CopyBudget
+from frontend.server.drain import DRAIN, Drain
+from ipc.catalog import Catalog
+from ipc.client import Client
+from ipc.settings import Settings
+
+
+@dataclass(slots=True)
+class Services:
+    """Engine, readers, recorder and settings of this process; the late ones exist once `started` is true."""
+
+    settings: Settings
+    catalog: Catalog
+    drain: Drain = DRAIN
+    started: bool = False
+    started_at: float = field(default_factory=time.time)
+    slot: int = -1
+    client: Client = None  # type: ignore[assignment]
+    engine: Engine = None  # type: ignore[assignment]
+    recorder: Recorder = None  # type: ignore[assignment]
+    bodies: BodyReader = None  # type: ignore[assignment]
+    copies: CopyBudget = None  # type: ignore[assignment]

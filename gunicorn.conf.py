@@ -1,0 +1,27 @@
+"""Gunicorn's settings for Penstock: `gunicorn -c gunicorn.conf.py` starts the whole server.
+
+All values come from Penstock's own settings (server.yaml, PENSTOCK_SECTION__FIELD); the hooks live in frontend/hooks.py.
+"""
+
+import os
+
+from frontend import hooks
+
+_config = hooks.read_settings()
+hooks.hide_notify_socket()
+
+wsgi_app = "frontend.app:create()"
+bind = _config.server.bind
+workers = _config.frontend_count
+worker_class = hooks.worker_class(_config)
+keepalive = int(_config.server.keepalive_s)
+graceful_timeout = int(_config.server.graceful_timeout_s)
+timeout = 30
+backlog = 2048
+preload_app = False
+control_socket_disable = True
+proc_name = "penstock"
+loglevel = os.environ.get("PENSTOCK_LOG__LEVEL", _config.log.level)
+
+on_starting = hooks.on_starting
+on_exit = hooks.on_exit

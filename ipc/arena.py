@@ -1,0 +1,133 @@
+"""The shared-memory file of one worker life: the owner writes, frontends map it read-only.
+
+Layout (little endian): 4 KiB header, 4 KiB flight record, then blocks. A block starts with a 64-byte stamp
+(generation, nbytes, owner tag); its data follow. The header is written once; the stamp is written by the owner only,
+zeroed before a block may be reused, and checked by the reader after every copy.
+
+The flight record names the requests that are on the device. It is written before a batch starts and read by frontends
+only after the worker died, to tell suspects from bystanders.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from ipc.blocks import ALIGNMENT
+from ipc.errors import ConfigError, LeaseRevoked, ProtocolError
+
+MAGIC = b"PENSTOCK"
+LAYOUT_VERSION = 1
+HEADER = struct.Struct("<8sIIQQ16s")
+STAMP = struct.Struct("<QQ")
+STAMP_NBYTES = 64
+FLIGHT_OFFSET = ALIGNMENT
+FLIGHT_NBYTES = 15 * ALIGNMENT
+BLOCKS_OFFSET = FLIGHT_OFFSET + FLIGHT_NBYTES
+_FLIGHT_ENTRY = struct.Struct("<QQ")
+_FLIGHT_MAX = FLIGHT_NBYTES // _FLIGHT_ENTRY.size - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaHeader:
+    """What the first page says: epoch (16 hex digits), owner pid, size in bytes."""
+
+    epoch: str
+    pid: int
+    nbytes: int
+
+
+class Arena:
+    """Owner's side: creates, faults in, stamps and unlinks the file."""
+
+    def __init__(self, path: Path, nbytes: int, epoch: str) -> None:
+        """Create `path` exclusively with `nbytes` preallocated and touched.
+
+        Raises `ConfigError` that names the size needed when the file system cannot hold it.
+        """
+        nbytes = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        self.path, self.nbytes, self.epoch = path, nbytes, epoch
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, nbytes)
+            self._map = mmap.mmap(fd, nbytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise ConfigError(
+                f"arena.bytes {nbytes} does not fit on {path.parent}: {os.strerror(error.errno or 0)}"
+            ) from error
+        finally:
+            os.close(fd)
+        HEADER.pack_into(self._map, 0, MAGIC, LAYOUT_VERSION, 0, os.getpid(), nbytes, epoch.encode())
+        self.view = memoryview(self._map)
+
+    def data(self, offset: int, nbytes: int) -> memoryview:
+        """Writable bytes of the block at `offset`."""
+        start = offset + STAMP_NBYTES
+        return self.view[start : start + nbytes]
+
+    def stamp(self, offset: int, generation: int, nbytes: int) -> None:
+        """Mark the block at `offset` as holding `nbytes` of `generation` (0 = nobody may read it)."""
+        STAMP.pack_into(self._map, offset, generation, nbytes)
+
+    def record_flight(self, entries: list[tuple[int, int]]) -> None:
+        """Name the (session tag, request id) pairs on the device; an empty list clears the record."""
+        entries = entries[:_FLIGHT_MAX]
+        at = FLIGHT_OFFSET + _FLIGHT_ENTRY.size
+        for tag, request in entries:
+            _FLIGHT_ENTRY.pack_into(self._map, at, tag, request)
+            at += _FLIGHT_ENTRY.size
+        _FLIGHT_ENTRY.pack_into(self._map, FLIGHT_OFFSET, len(entries), 0)
+
+    def close(self) -> None:
+        """Unlink the name. The mapping goes when the last view of it does, in whatever process."""
+        self.path.unlink(missing_ok=True)
+
+
+class ArenaView:
+    """Reader's side: a read-only, populated mapping. It stays valid after the owner died and the name is gone."""
+
+    def __init__(self, path: Path, epoch: str) -> None:
+        """Map `path`. Raises `ProtocolError` when the file is not the arena of this epoch."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            self.nbytes = os.fstat(fd).st_size
+            self._map = mmap.mmap(fd, self.nbytes, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ)
+        finally:
+            os.close(fd)
+        self.header = _read_header(self._map)
+        if self.header.epoch != epoch or self.header.nbytes != self.nbytes:
+            raise ProtocolError(f"{path.name} is not the arena of epoch {epoch}")
+        self.view = memoryview(self._map)
+
+    def data(self, offset: int, nbytes: int, generation: int) -> memoryview:
+        """Read-only bytes of a block. Raises `LeaseRevoked` when the stamp is not that of `generation`."""
+        start = offset + STAMP_NBYTES
+        if offset % ALIGNMENT or offset < BLOCKS_OFFSET or nbytes < 0 or start + nbytes > self.nbytes:
+            raise ProtocolError(f"block {offset}+{nbytes} lies outside the arena")
+        self.check(offset, generation)
+        return self.view[start : start + nbytes]
+
+    def check(self, offset: int, generation: int) -> None:
+        """Raise `LeaseRevoked` when the block no longer holds `generation`; call it after every copy."""
+        if STAMP.unpack_from(self._map, offset)[0] != generation:
+            raise LeaseRevoked("the result was taken back before it could be sent", retry_after_s=1)
+
+    def flight(self) -> set[tuple[int, int]]:
+        """(session tag, request id) pairs that were on the device; read it only when the owner is dead."""
+        count = min(_FLIGHT_ENTRY.unpack_from(self._map, FLIGHT_OFFSET)[0], _FLIGHT_MAX)
+        first = FLIGHT_OFFSET + _FLIGHT_ENTRY.size
+        raw = self._map[first : first + count * _FLIGHT_ENTRY.size]
+        return set(_FLIGHT_ENTRY.iter_unpack(raw))
+
+
+def _read_header(buffer: mmap.mmap) -> ArenaHeader:
+    if len(buffer) < BLOCKS_OFFSET:
+        raise ProtocolError("arena file is too short")
+    magic, version, _, pid, nbytes, epoch = HEADER.unpack_from(buffer, 0)
+    if magic != MAGIC or version != LAYOUT_VERSION:
+        raise ProtocolError("arena file has another layout")
+    return ArenaHeader(epoch.decode("ascii", "replace"), pid, nbytes)

@@ -1,0 +1,296 @@
+"""Frontend side of the socket: one DEALER to one worker slot, on the event loop.
+
+    absent -> connecting -> ready -> (leaving) -> absent
+
+1. `tick` sends `Hello` until `Welcome` answers, then pings.
+2. `Welcome` brings the worker's pid and arena: a pidfd is watched and the arena mapped.
+3. `submit` sends a request and returns a future of its result.
+4. When the pidfd fires, every pending future fails with `WorkerLost`; requests named in the arena's flight record are
+   suspects, the others bystanders. The channel starts again from the beginning.
+
+The ZeroMQ descriptor is edge-triggered, so the socket is looked at again after every send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from ipc import codec
+from ipc.arena import ArenaView
+from ipc.errors import ProtocolError, WorkerLost, from_code
+from ipc.liveness import open_pidfd, start_ticks
+from ipc.messages import (
+    VERSION,
+    Cancel,
+    Credits,
+    Failure,
+    Goodbye,
+    Hello,
+    Leaving,
+    Models,
+    ModelStatus,
+    Ping,
+    Pong,
+    Release,
+    Result,
+    Submit,
+    ToFrontend,
+    ToWorker,
+    Welcome,
+)
+from ipc.paths import RunPaths
+
+log = logging.getLogger(__name__)
+
+PING_EVERY_S = 0.5
+SUSPECT_AFTER_S = 2.0
+
+
+@dataclass(slots=True)
+class Delivery:
+    """A result with the bytes that its tensors lie in: an arena to lease from, or an inline frame."""
+
+    result: Result
+    arena: ArenaView | None
+    inline: bytes
+
+
+class Channel:
+    """Connection of this frontend to one worker slot."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        paths: RunPaths,
+        slot: int,
+        name: str,
+        changed: Callable[[], None],
+    ) -> None:
+        self.slot = slot
+        self.state = "absent"
+        self.models: dict[str, ModelStatus] = {}
+        self.credits = Credits(0, 0, 0.0)
+        self.device = ""
+        self.threads = 0
+        self.cost = 0
+        self.ready_since = 0.0
+        self._context, self._paths, self._name, self._changed = context, paths, name, changed
+        self._loop = asyncio.get_running_loop()
+        self._socket: zmq.Socket[bytes] | None = None
+        self._pending: dict[int, tuple[asyncio.Future[Delivery], int]] = {}
+        self._ids = itertools.count(1)
+        self._tag = 0
+        self._epoch = ""
+        self._pidfd = -1
+        self._arena: ArenaView | None = None
+        self._look_scheduled = False
+        self._last_ping = self._last_pong = 0.0
+        self._mapping: asyncio.Task[None] | None = None
+
+    @property
+    def responsive(self) -> bool:
+        """Whether the worker takes new requests and answered a ping lately."""
+        return self.state == "ready" and time.monotonic() - self._last_pong < SUSPECT_AFTER_S
+
+    @property
+    def pending(self) -> int:
+        """Requests in flight."""
+        return len(self._pending)
+
+    def tick(self) -> None:
+        """Advance: connect, say hello, ping. Called every 100 ms or so."""
+        if self.state == "absent":
+            if self._paths.worker_socket(self.slot).exists():
+                self._connect()
+        elif self.state == "connecting" and self._mapping is None:
+            self._send(Hello(VERSION, self._name, self._tag, os.getpid(), start_ticks(os.getpid())))
+        elif self.state in ("ready", "leaving") and time.monotonic() - self._last_ping > PING_EVERY_S:
+            self._last_ping = time.monotonic()
+            self._send(Ping(int(self._last_ping * 1000)))
+
+    def _connect(self) -> None:
+        self._tag = random.getrandbits(62)
+        self._socket = self._context.socket(zmq.DEALER)
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.IMMEDIATE, 1),
+            (zmq.SNDHWM, 10000),
+            (zmq.RCVHWM, 0),
+            (zmq.RECONNECT_IVL, 50),
+            (zmq.RECONNECT_IVL_MAX, 500),
+        ):
+            self._socket.setsockopt(option, value)
+        self._socket.setsockopt(zmq.ROUTING_ID, f"{self._name}.{self._tag:x}".encode())
+        self._socket.connect(f"ipc://{self._paths.worker_socket(self.slot)}")
+        self._loop.add_reader(self._socket.getsockopt(zmq.FD), self._look)
+        self.state = "connecting"
+        self._look_soon()
+
+    def submit(self, build: Callable[[int], Submit]) -> tuple[int, asyncio.Future[Delivery]]:
+        """Send the message that `build(id)` makes. Raises `WorkerLost` when the socket takes nothing."""
+        request = next(self._ids)
+        message = build(request)
+        if not self._send(message):
+            raise WorkerLost("the worker takes no requests", retry_after_s=1)
+        future: asyncio.Future[Delivery] = self._loop.create_future()
+        self._pending[request] = (future, message.cost)
+        self.cost += message.cost
+        return request, future
+
+    def cancel(self, request: int) -> None:
+        """The caller has gone: drop the future and tell the worker. Idempotent."""
+        if self._forget(request) is not None:
+            self._send(Cancel(request))
+
+    def release(self, result: Result, arena: ArenaView) -> None:
+        """End the lease of a result; only its own worker life is told."""
+        if result.block is not None and arena is self._arena:
+            self._send(Release(result.block.offset, result.block.generation))
+
+    def close(self) -> None:
+        """Say goodbye and give up whatever is pending."""
+        if self._socket is not None:
+            self._send(Goodbye())
+        self._reset("the frontend closed", set())
+
+    def _send(self, message: ToWorker) -> bool:
+        if self._socket is None:
+            return False
+        try:
+            self._socket.send(codec.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        finally:
+            self._look_soon()
+        return True
+
+    def _look_soon(self) -> None:
+        if not self._look_scheduled:
+            self._look_scheduled = True
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        self._look_scheduled = False
+        socket = self._socket
+        while socket is not None and socket is self._socket and socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            try:
+                frames = socket.recv_multipart(zmq.NOBLOCK)
+                self._dispatch(codec.decode_to_frontend(frames), frames[1] if len(frames) > 1 else b"")
+            except zmq.Again:
+                return
+            except ProtocolError as error:
+                log.error("worker %d sent a bad message: %s", self.slot, error.message)
+
+    def _dispatch(self, message: ToFrontend, inline: bytes) -> None:
+        if isinstance(message, Result):
+            self._deliver(message, inline)
+        elif isinstance(message, Failure):
+            future = self._forget(message.id)
+            if future is not None and not future.done():
+                future.set_exception(
+                    from_code(
+                        message.code,
+                        message.message,
+                        retry_after_s=message.retry_after_s,
+                        detail=message.detail,
+                    )
+                )
+        elif isinstance(message, Credits):
+            self.credits = message
+            self._changed()
+        elif isinstance(message, Models):
+            self._set_models(message.models)
+        elif isinstance(message, Pong):
+            self._last_pong = time.monotonic()
+        elif isinstance(message, Welcome):
+            if self._mapping is None and self.state == "connecting":
+                self._mapping = self._loop.create_task(self._welcomed(message))
+        elif isinstance(message, Leaving):
+            self.state = "leaving"
+            self._changed()
+        elif isinstance(message, Goodbye):
+            self._reset("the worker dropped this session", set())
+
+    def _deliver(self, result: Result, inline: bytes) -> None:
+        future = self._forget(result.id)
+        if future is not None and not future.done():
+            future.set_result(Delivery(result, self._arena if result.block is not None else None, inline))
+        elif result.block is not None and self._arena is not None:
+            self.release(result, self._arena)
+
+    def _forget(self, request: int) -> asyncio.Future[Delivery] | None:
+        entry = self._pending.pop(request, None)
+        if entry is None:
+            return None
+        self.cost -= entry[1]
+        return entry[0]
+
+    def _set_models(self, models: list[ModelStatus]) -> None:
+        self.models = {status.name: status for status in models}
+        self._changed()
+
+    async def _welcomed(self, message: Welcome) -> None:
+        """Watch the worker's process and map its arena off the loop; mapping faults in every page."""
+        try:
+            if message.version != VERSION:
+                raise ProtocolError(
+                    f"worker {self.slot} speaks version {message.version}, this frontend {VERSION}"
+                )
+            self._pidfd = open_pidfd(message.pid, message.start_ticks)
+            self._loop.add_reader(self._pidfd, self._died)
+            self._arena = await asyncio.to_thread(ArenaView, Path(message.arena), message.epoch)
+        except (OSError, ProtocolError) as error:
+            log.warning("worker %d could not be joined: %s", self.slot, error)
+            self._reset("the worker could not be joined", set())
+            return
+        finally:
+            self._mapping = None
+        if self.state != "connecting":
+            return
+        self._epoch, self.device, self.threads = message.epoch, message.device, message.threads
+        self.credits, self.state = message.credits, "ready"
+        self._last_pong = self.ready_since = time.monotonic()
+        log.info("joined worker %d (%s, epoch %s)", self.slot, message.device, message.epoch)
+        self._set_models(message.models)
+
+    def _died(self) -> None:
+        self._look()
+        suspects = (
+            {request for tag, request in self._arena.flight() if tag == self._tag} if self._arena else set()
+        )
+        log.warning(
+            "worker %d died with %d requests in flight, %d on the device",
+            self.slot,
+            len(self._pending),
+            len(suspects),
+        )
+        self._reset("the worker process died", suspects)
+
+    def _reset(self, why: str, suspects: set[int]) -> None:
+        pending, self._pending, self.cost = self._pending, {}, 0
+        if self._mapping is not None:
+            self._mapping.cancel()
+            self._mapping = None
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket.getsockopt(zmq.FD))
+            self._socket.close(0)
+            self._socket = None
+        self.state, self.models, self._arena = "absent", {}, None
+        for request, (future, _) in pending.items():
+            if not future.done():
+                future.set_exception(WorkerLost(why, suspect=request in suspects, retry_after_s=1))
+        self._changed()

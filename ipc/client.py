@@ -1,0 +1,256 @@
+"""What a frontend uses to run calls: finds workers, routes, waits for restarts, retries lost requests.
+
+1. Every 100 ms: look for worker sockets in the run directory, advance every channel, read the poison list.
+2. `call` picks a channel and sends; no channel now means waiting for a change, up to the restart or load wait.
+3. A lost worker means another attempt by the rule of `ipc.retry`; a second death on the same input makes it poison.
+4. The answer is a `Reply`: numpy views on the arena, whose lease ends with `release` (or leaving the context).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import zmq
+
+from ipc import deadline, retry, routing, tensors
+from ipc.channel import Channel, Delivery
+from ipc.errors import DeadlineExceeded, ModelLoading, NoReplica, QueueFull, WorkerCrashed, WorkerLost
+from ipc.messages import Call, ItemError, Submit, Timing
+from ipc.paths import RunPaths
+from ipc.poison import PoisonList
+from ipc.settings import Settings
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TICK_S = 0.1
+_SOCKET_NAME = re.compile(r"^worker-(\d+)\.sock$")
+
+
+@dataclass(slots=True)
+class Request:
+    """One call on its way: what, until when, for whom, and how dear."""
+
+    model: str
+    call: Call
+    deadline_ns: int
+    cost: int
+    request_id: str
+    traceparent: str = ""
+
+
+class Reply:
+    """A result whose tensors may lie in a leased block; use it as a context manager."""
+
+    def __init__(self, channel: Channel, delivery: Delivery) -> None:
+        self._channel, self._arena = channel, delivery.arena
+        self._result = delivery.result
+        block = delivery.result.block
+        if block is not None and delivery.arena is not None:
+            self._bytes = delivery.arena.data(block.offset, block.nbytes, block.generation)
+        else:
+            self._bytes = memoryview(delivery.inline)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens used per item, special tokens included."""
+        return self._result.tokens
+
+    @property
+    def truncated(self) -> list[int]:
+        """Indices of items that were cut to the model's length."""
+        return self._result.truncated
+
+    @property
+    def errors(self) -> list[ItemError]:
+        """Items that failed on their own."""
+        return self._result.errors
+
+    @property
+    def timing(self) -> Timing:
+        """Phases at the worker."""
+        return self._result.timing
+
+    @property
+    def leased(self) -> bool:
+        """Whether the tensors lie in the arena and a lease is held."""
+        return self._arena is not None
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Read-only views by name; valid while the lease is held."""
+        return {ref.name: tensors.view(self._bytes, ref) for ref in self._result.tensors}
+
+    def check(self) -> None:
+        """Raise `LeaseRevoked` when the block was taken back; call it after every copy."""
+        if self._arena is not None and self._result.block is not None:
+            self._arena.check(self._result.block.offset, self._result.block.generation)
+
+    def release(self) -> None:
+        """End the lease; safe to call twice."""
+        if self._arena is not None:
+            arena, self._arena = self._arena, None
+            self._channel.release(self._result, arena)
+
+    def __enter__(self) -> Reply:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Client:
+    """All channels of this frontend."""
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        settings: Settings,
+        name: str,
+        on_retry: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self._paths, self._limits, self._name, self._on_retry = paths, settings.limits, name, on_retry
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._channels: dict[int, Channel] = {}
+        self._change = asyncio.Event()
+        self._budget = retry.RetryBudget()
+        self.poison = PoisonList(paths.poison(), settings.limits.poison_ttl_s)
+        self._ticker: asyncio.Task[None] | None = None
+
+    @property
+    def channels(self) -> list[Channel]:
+        """Channels by slot."""
+        return [self._channels[slot] for slot in sorted(self._channels)]
+
+    def start(self) -> None:
+        """Begin looking for workers."""
+        self._ticker = asyncio.get_running_loop().create_task(self._tick())
+
+    async def close(self) -> None:
+        """Stop, say goodbye to all workers, close the sockets."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        for channel in self.channels:
+            channel.close()
+        await asyncio.sleep(0)
+        self._context.destroy(linger=0)
+
+    async def _tick(self) -> None:
+        turn = 0
+        while True:
+            try:
+                for name in self._paths.root.iterdir():
+                    found = _SOCKET_NAME.match(name.name)
+                    if found and int(found[1]) not in self._channels:
+                        slot = int(found[1])
+                        self._channels[slot] = Channel(
+                            self._context, self._paths, slot, self._name, self._changed
+                        )
+                for channel in self.channels:
+                    channel.tick()
+                if turn % 10 == 0:
+                    self.poison.refresh()
+            except OSError as error:
+                log.error("looking for workers failed: %s", error)
+            turn += 1
+            await asyncio.sleep(TICK_S)
+
+    def _changed(self) -> None:
+        self._change.set()
+        self._change = asyncio.Event()
+
+    async def call(self, request: Request) -> Reply:
+        """Run one call. Raises a `PenstockError`; cancelling the task cancels the work."""
+        if self.poison.holds(request.model, request.call):
+            raise WorkerCrashed("this input crashed worker processes before and is refused for a while")
+        self._budget.count_request()
+        attempts = retry.Attempts()
+        while True:
+            channel = await self._route(request, attempts)
+            try:
+                return await self._send(channel, request, attempts.solo)
+            except WorkerLost as lost:
+                error = attempts.next_error(lost, channel.slot, request.deadline_ns, self._budget)
+                if isinstance(error, WorkerCrashed):
+                    self.poison.add(request.model, request.call)
+                if error is not None:
+                    raise error from lost
+                self._on_retry("suspect" if lost.suspect else "bystander")
+
+    async def ready(self, model: str, deadline_ns: int) -> None:
+        """Wait until some worker has `model` loaded. Raises why it cannot be had, or not in time."""
+        await self._until(lambda: routing.loaded(self.channels, model), deadline_ns, patient=False)
+
+    async def _route(self, request: Request, attempts: retry.Attempts) -> Channel:
+        """A channel, now or after a wait for a restart, a load, or (for a retry) a free credit."""
+
+        def pick() -> Channel:
+            if attempts.solo:
+                # Suspects all go to one worker, so that a poison among them can cost only that one.
+                return routing.loaded(self.channels, request.model)[0]
+            return routing.pick(self.channels, request.model, avoid=attempts.avoid)
+
+        return await self._until(pick, request.deadline_ns, patient=bool(attempts.losses))
+
+    async def _until(self, attempt: Callable[[], T], deadline_ns: int, patient: bool) -> T:
+        """`attempt` again after every change, until it succeeds or its error has outlasted its wait.
+
+        A full queue is an answer at once, unless `patient`: a request that lost its worker waits for a credit.
+        """
+        give_up = 0
+        while True:
+            deadline.check(deadline_ns, "before a worker could be found")
+            change = self._change
+            try:
+                return attempt()
+            except (NoReplica, ModelLoading, QueueFull) as error:
+                if isinstance(error, QueueFull) and not patient:
+                    raise
+                wait_s = (
+                    self._limits.load_wait_s
+                    if isinstance(error, ModelLoading)
+                    else self._limits.restart_wait_s
+                )
+                give_up = give_up or deadline.after(wait_s)
+                left_s = deadline.remaining_s(min(give_up, deadline_ns))
+                if left_s <= 0:
+                    raise
+                await self._wait(change, min(left_s, 0.25))
+
+    @staticmethod
+    async def _wait(change: asyncio.Event, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await change.wait()
+        except TimeoutError:
+            return
+
+    async def _send(self, channel: Channel, request: Request, solo: bool) -> Reply:
+        def build(number: int) -> Submit:
+            return Submit(
+                number,
+                request.model,
+                request.call,
+                request.deadline_ns,
+                request.cost,
+                request.request_id,
+                request.traceparent,
+                solo,
+            )
+
+        number, future = channel.submit(build)
+        try:
+            async with asyncio.timeout(max(0.0, deadline.remaining_s(request.deadline_ns))):
+                return Reply(channel, await future)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                "the deadline passed before the result was ready", retry_after_s=1
+            ) from None
+        finally:
+            channel.cancel(number)

@@ -1,0 +1,258 @@
+"""Worker side of the socket: one thread that owns the ROUTER, the sessions and the leases.
+
+1. Poll the socket, the pidfds of all frontends, a wake-up descriptor, and whatever descriptors the runtime adds.
+2. Take in everything that has arrived; hand requests to the handler.
+3. Run what other threads posted (results above all), then the periodic tick.
+
+A dead frontend is dropped at once: its requests are cancelled and its leases revoked. A peer that is not registered gets
+`Goodbye` and registers again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import zmq
+
+from ipc import codec
+from ipc.errors import PenstockError, ProtocolError
+from ipc.leases import Block, LeaseTable
+from ipc.messages import (
+    VERSION,
+    BlockRef,
+    Cancel,
+    Credits,
+    Failure,
+    Goodbye,
+    Hello,
+    Leaving,
+    Models,
+    Ping,
+    Pong,
+    Release,
+    Result,
+    Submit,
+    ToFrontend,
+    ToWorker,
+    Welcome,
+)
+from ipc.paths import RunPaths
+from ipc.sessions import Session, SessionTable
+
+log = logging.getLogger(__name__)
+
+_BURST = 512
+
+
+class Handler(Protocol):
+    """What the endpoint asks of the runtime."""
+
+    def welcome(self) -> Welcome:
+        """Present state, for a new session."""
+
+    def submit(self, session: Session, message: Submit) -> None:
+        """Take a request in, or raise a `PenstockError` that goes back as its failure."""
+
+    def cancel(self, session: Session, request: int) -> None:
+        """The caller of a request has gone."""
+
+    def released(self) -> None:
+        """A lease ended, so there may be room in the arena."""
+
+    def tick(self) -> None:
+        """Called about every `tick_s`."""
+
+
+class Endpoint:
+    """ROUTER socket of one worker slot with its sessions and leases."""
+
+    def __init__(
+        self, paths: RunPaths, slot: int, leases: LeaseTable, handler: Handler, tick_s: float = 0.1
+    ) -> None:
+        self.sessions = SessionTable()
+        self.leases = leases
+        self._handler, self._tick_s = handler, tick_s
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.ROUTER_HANDOVER, 1),
+            (zmq.SNDHWM, 10000),
+            (zmq.RCVHWM, 10000),
+        ):
+            self._socket.setsockopt(option, value)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, codec.MAX_MESSAGE_NBYTES)
+        self._socket.bind(f"ipc://{paths.worker_socket(slot)}")
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poller.register(self._wake, zmq.POLLIN)
+        self._watched: dict[int, Callable[[], None]] = {}
+        self._posted: deque[Callable[[], None]] = deque()
+        self._stopping = False
+
+    def watch(self, fd: int, callback: Callable[[], None]) -> None:
+        """Call `callback` in the endpoint's thread whenever `fd` is readable."""
+        self._watched[fd] = callback
+        self._poller.register(fd, zmq.POLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        """Stop watching `fd`."""
+        if self._watched.pop(fd, None) is not None:
+            self._poller.unregister(fd)
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Run `work` in the endpoint's thread, soon. Safe from any thread."""
+        self._posted.append(work)
+        os.eventfd_write(self._wake, 1)
+
+    def stop(self) -> None:
+        """Make `run` return after the present turn. Safe from any thread."""
+        self.post(self._stop)
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def run(self) -> None:
+        """The loop; returns after `stop`."""
+        next_tick = time.monotonic()
+        while not self._stopping:
+            wait_s = max(0.0, next_tick - time.monotonic())
+            for fd, _ in self._poller.poll(wait_s * 1000):
+                self._ready(fd)
+            if time.monotonic() >= next_tick:
+                next_tick = time.monotonic() + self._tick_s
+                self._handler.tick()
+
+    def close(self) -> None:
+        """Close the socket and forget all sessions."""
+        for session in self.sessions:
+            self.sessions.drop(session)
+        self._socket.close(0)
+        self._context.term()
+        os.close(self._wake)
+
+    def _ready(self, fd: object) -> None:
+        if fd is self._socket:
+            self._receive()
+        elif fd == self._wake:
+            os.eventfd_read(self._wake)
+            for _ in range(len(self._posted)):
+                self._posted.popleft()()
+        elif isinstance(fd, int) and fd in self._watched:
+            self._watched[fd]()
+        elif isinstance(fd, int) and (session := self.sessions.by_fd(fd)) is not None:
+            self.drop(session, "its process died")
+
+    def _receive(self) -> None:
+        for _ in range(_BURST):
+            try:
+                key, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._dispatch(key, codec.decode_to_worker(frames))
+            except ProtocolError as error:
+                log.warning("dropped a frame from a frontend: %s", error.message)
+
+    def _dispatch(self, key: bytes, message: ToWorker) -> None:
+        session = self.sessions.get(key)
+        if isinstance(message, Hello):
+            self._register(key, session, message)
+        elif session is None:
+            self._send(key, Goodbye())
+        elif isinstance(message, Submit):
+            self._submit(session, message)
+        elif isinstance(message, Release):
+            if self.leases.release(key, message.offset, message.generation):
+                self._handler.released()
+        elif isinstance(message, Cancel):
+            self._handler.cancel(session, message.id)
+        elif isinstance(message, Ping):
+            self._send(key, Pong(message.seq))
+        elif isinstance(message, Goodbye):
+            self.drop(session, "it said goodbye")
+
+    def _register(self, key: bytes, known: Session | None, hello: Hello) -> None:
+        if hello.version != VERSION:
+            raise ProtocolError(f"frontend speaks version {hello.version}, this worker {VERSION}")
+        if known is not None and known.tag != hello.tag:
+            self.drop(known, "it registered again")
+            known = None
+        if known is None:
+            try:
+                session = self.sessions.add(key, hello)
+            except ProcessLookupError:
+                return
+            self._poller.register(session.pidfd, zmq.POLLIN)
+            log.info("frontend %s (pid %d) registered", session.slot, session.pid)
+        self._send(key, self._handler.welcome())
+
+    def _submit(self, session: Session, message: Submit) -> None:
+        session.outstanding[message.id] = message.cost
+        try:
+            self._handler.submit(session, message)
+        except PenstockError as error:
+            self.fail(session.key, message.id, error)
+
+    def drop(self, session: Session, why: str) -> None:
+        """End a session: cancel its requests, revoke its leases."""
+        if self.sessions.get(session.key) is not session:
+            return
+        self._poller.unregister(session.pidfd)
+        self.sessions.drop(session)
+        for request in list(session.outstanding):
+            self._handler.cancel(session, request)
+        revoked = self.leases.revoke_session(session.key)
+        log.info("frontend %s dropped: %s; %d leases reclaimed", session.slot, why, revoked)
+
+    def reply(self, key: bytes, result: Result, block: Block | None, inline: bytes | None) -> None:
+        """Send a result. A block is leased to the session, or freed when nobody waits for it. Endpoint thread only."""
+        session = self.sessions.get(key)
+        wanted = session is not None and session.outstanding.pop(result.id, None) is not None
+        if block is not None:
+            if not wanted:
+                self.leases.discard(block)
+                return
+            self.leases.lease(block, key)
+        if wanted and not self._send(key, result, inline) and block is not None:
+            self.leases.release(key, block.offset, block.generation)
+
+    def fail(self, key: bytes, request: int, error: PenstockError) -> None:
+        """Send a failure. Endpoint thread only."""
+        session = self.sessions.get(key)
+        if session is not None and session.outstanding.pop(request, None) is not None:
+            self._send(key, Failure(request, error.code, error.message, error.retry_after_s, error.detail))
+
+    def broadcast(self, message: Credits | Models | Leaving) -> None:
+        """Send one message to every session. Endpoint thread only."""
+        for session in self.sessions:
+            self._send(session.key, message)
+
+    def send(self, session: Session, message: Credits) -> None:
+        """Send one message to one session. Endpoint thread only."""
+        self._send(session.key, message)
+
+    def _send(self, key: bytes, message: ToFrontend, inline: bytes | None = None) -> bool:
+        frames = [key, codec.encode(message)]
+        if inline is not None:
+            frames.append(inline)
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            session = self.sessions.get(key)
+            if session is not None:
+                self.drop(session, f"it takes no messages ({error.strerror})")
+            return False
+        return True
+
+
+def block_ref(block: Block | None) -> BlockRef | None:
+    """Wire form of a block."""
+    return None if block is None else BlockRef(block.offset, block.nbytes, block.generation)

@@ -1,0 +1,220 @@
+"""One error tree for all protocols and processes; each class carries its stable wire code.
+
+    PenstockError                 INTERNAL_ERROR       500
+    +-- InvalidInput              INVALID_INPUT        400
+    |   +-- InputTooLong          INPUT_TOO_LONG       422
+    |   +-- BodyTooLarge          BODY_TOO_LARGE       413
+    |   +-- TooSlow               TOO_SLOW             408
+    +-- ModelError
+    |   +-- ModelNotFound         MODEL_NOT_FOUND      404
+    |   +-- ModelLoadFailed       MODEL_LOAD_FAILED    502
+    |   +-- ModelNotLoaded        MODEL_NOT_LOADED     503  retryable
+    |   +-- ModelLoading          MODEL_LOADING        503  retryable
+    |   +-- DependencyConflict    DEPENDENCY_CONFLICT  409
+    |   +-- InferenceFailed       INFERENCE_ERROR      500
+    +-- Overloaded
+    |   +-- QueueFull             QUEUE_FULL           503  retryable
+    |   +-- Draining              DRAINING             503  retryable
+    |   +-- NoReplica             NO_REPLICA           503  retryable
+    |   +-- DeadlineExceeded      DEADLINE_EXCEEDED    504  retryable
+    |   +-- ResourceExhausted     RESOURCE_EXHAUSTED   422
+    |   +-- ShmExhausted          SHM_EXHAUSTED        503  retryable
+    +-- WorkerFault
+    |   +-- WorkerLost            WORKER_LOST          503  retryable
+    |   +-- WorkerCrashed         WORKER_CRASHED       500
+    |   +-- LeaseRevoked          LEASE_REVOKED        503  retryable
+    +-- Cancelled                 CANCELLED            499
+    +-- Unsupported               UNSUPPORTED          501
+    +-- ConfigError               CONFIG_ERROR         (never on the wire)
+    +-- ProtocolError             PROTOCOL_ERROR       (between our own processes)
+
+Errors are raised anywhere and rendered once per protocol. Messages are meant for clients: no path, no address, no stack.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class PenstockError(Exception):
+    """Base of every error that Penstock raises on purpose.
+
+    `message` is client-safe text; `retry_after_s` becomes Retry-After; `detail` holds further public fields.
+    """
+
+    code: ClassVar[str] = "INTERNAL_ERROR"
+    status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, **detail: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+        self.detail = detail
+
+
+class InvalidInput(PenstockError):
+    """The request is malformed or a value in it is out of range."""
+
+    code, status = "INVALID_INPUT", 400
+
+
+class InputTooLong(InvalidInput):
+    """An input exceeds a length that the caller asked not to be truncated to."""
+
+    code, status = "INPUT_TOO_LONG", 422
+
+
+class BodyTooLarge(InvalidInput):
+    """The request body is over `limits.max_body_bytes`."""
+
+    code, status = "BODY_TOO_LARGE", 413
+
+
+class TooSlow(InvalidInput):
+    """The request body arrives below the accepted rate."""
+
+    code, status = "TOO_SLOW", 408
+
+
+class ModelError(PenstockError):
+    """Something about the model that was asked for."""
+
+
+class ModelNotFound(ModelError):
+    """No model of that name is in the catalog."""
+
+    code, status = "MODEL_NOT_FOUND", 404
+
+
+class ModelLoadFailed(ModelError):
+    """The model is known but its load failed for good or is cooling down."""
+
+    code, status = "MODEL_LOAD_FAILED", 502
+
+
+class ModelNotLoaded(ModelError):
+    """The model is known but not loaded, and no load is running."""
+
+    code, status, retryable = "MODEL_NOT_LOADED", 503, True
+
+
+class ModelLoading(ModelError):
+    """The model is being loaded."""
+
+    code, status, retryable = "MODEL_LOADING", 503, True
+
+
+class DependencyConflict(ModelError):
+    """The model needs a library that this installation lacks."""
+
+    code, status = "DEPENDENCY_CONFLICT", 409
+
+
+class InferenceFailed(ModelError):
+    """The model raised, or gave a result that is not finite."""
+
+    code, status = "INFERENCE_ERROR", 500
+
+
+class Overloaded(PenstockError):
+    """The request is fine, but capacity or time ran out."""
+
+
+class QueueFull(Overloaded):
+    """Every worker that could run this is out of credits."""
+
+    code, status, retryable = "QUEUE_FULL", 503, True
+
+
+class Draining(Overloaded):
+    """This process is shutting down."""
+
+    code, status, retryable = "DRAINING", 503, True
+
+
+class NoReplica(Overloaded):
+    """No worker is up that could run this."""
+
+    code, status, retryable = "NO_REPLICA", 503, True
+
+
+class DeadlineExceeded(Overloaded):
+    """The deadline passed before the result was ready."""
+
+    code, status, retryable = "DEADLINE_EXCEEDED", 504, True
+
+
+class ResourceExhausted(Overloaded):
+    """The item does not fit in device memory even alone."""
+
+    code, status = "RESOURCE_EXHAUSTED", 422
+
+
+class ShmExhausted(Overloaded):
+    """The arena has no room for the result."""
+
+    code, status, retryable = "SHM_EXHAUSTED", 503, True
+
+
+class WorkerFault(PenstockError):
+    """A worker process died or took its memory back."""
+
+
+class WorkerLost(WorkerFault):
+    """The worker died while it held the request; `suspect` tells whether the request was on the device."""
+
+    code, status, retryable = "WORKER_LOST", 503, True
+
+    def __init__(self, message: str, *, suspect: bool = False, **detail: Any) -> None:
+        super().__init__(message, **detail)
+        self.suspect = suspect
+
+
+class WorkerCrashed(WorkerFault):
+    """A worker died twice on this very input; the input is refused for a while."""
+
+    code, status = "WORKER_CRASHED", 500
+
+
+class LeaseRevoked(WorkerFault):
+    """The result block was taken back before it was read; the bytes read must not be used."""
+
+    code, status, retryable = "LEASE_REVOKED", 503, True
+
+
+class Cancelled(PenstockError):
+    """The client went away."""
+
+    code, status = "CANCELLED", 499
+
+
+class Unsupported(PenstockError):
+    """The feature is not offered by this build."""
+
+    code, status = "UNSUPPORTED", 501
+
+
+class ConfigError(PenstockError):
+    """Settings or catalog are wrong; the process exits with code 3."""
+
+    code = "CONFIG_ERROR"
+
+
+class ProtocolError(PenstockError):
+    """A frame between our own processes breaks the schema or its limits."""
+
+    code = "PROTOCOL_ERROR"
+
+
+def _tree(cls: type[PenstockError]) -> list[type[PenstockError]]:
+    return [cls, *(found for child in cls.__subclasses__() for found in _tree(child))]
+
+
+def from_code(
+    code: str, message: str, *, retry_after_s: float | None = None, detail: dict[str, Any] | None = None
+) -> PenstockError:
+    """Rebuild the error that another process sent; an unknown code becomes `PenstockError`."""
+    # Intermediate classes inherit the root's code; the first class that declares a code owns it.
+    owners = {cls.__dict__["code"]: cls for cls in _tree(PenstockError) if "code" in cls.__dict__}
+    return owners.get(code, PenstockError)(message, retry_after_s=retry_after_s, **(detail or {}))

@@ -1,0 +1,97 @@
+"""Who is alive: slot locks, process descriptors, start times, life pipes.
+
+- `SlotLock`: an flock that the kernel drops when its holder dies, SIGKILL included.
+- `open_pidfd`: a descriptor that becomes readable when the process dies, checked against its start time so that a
+  recycled pid is never taken for the old process.
+- `life_pipe`: EOF on the read end comes exactly when every holder of the write end is gone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from ipc.errors import PenstockError
+
+
+class SlotTaken(PenstockError):
+    """Another live process holds the lock of this slot."""
+
+
+class SlotLock:
+    """Exclusive lock on `path`, held until `release` or the death of this process. The file holds the owner's pid."""
+
+    def __init__(self, path: Path) -> None:
+        """Take the lock at once or raise `SlotTaken`."""
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._fd)
+            raise SlotTaken(f"{path.name} is held by another live process") from error
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Give the slot back; safe to call twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> SlotLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def is_held(path: Path) -> bool:
+    """Whether a live process holds the lock at `path`."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def lowest_free_slot(directory: Path, prefix: str, limit: int = 256) -> tuple[int, SlotLock]:
+    """Take the lowest free slot number below `limit` under `directory`."""
+    for slot in range(limit):
+        try:
+            return slot, SlotLock(directory / f"{prefix}-{slot}.lock")
+        except SlotTaken:
+            continue
+    raise SlotTaken(f"all {limit} {prefix} slots are taken")
+
+
+def start_ticks(pid: int) -> int:
+    """Start time of a process in clock ticks since boot (field 22 of /proc/<pid>/stat); 0 when it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return 0
+    return int(stat.rpartition(b")")[2].split()[19])
+
+
+def open_pidfd(pid: int, ticks: int) -> int:
+    """Descriptor that becomes readable when `pid`, started at `ticks`, dies. Raises `ProcessLookupError` if it is gone."""
+    fd = os.pidfd_open(pid)
+    if ticks and start_ticks(pid) != ticks:
+        os.close(fd)
+        raise ProcessLookupError(pid)
+    return fd
+
+
+def life_pipe() -> tuple[int, int]:
+    """(read, write) descriptors; the write end is inheritable, the read end is handed to the one who must notice."""
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    return read, write

@@ -1,0 +1,113 @@
+"""Log lines as JSON or text, with the request id, written by a thread of their own so that a blocked pipe blocks nobody.
+
+When the reader of the log falls behind, lines are dropped and counted; the count is logged once it moves again.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import queue
+import sys
+import threading
+import time
+from typing import TextIO
+
+import msgspec
+
+from ipc.settings import Log
+
+request_id: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
+
+_QUEUE_LINES = 10000
+_EXTRA = ("model", "worker", "status", "event")
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: time (UTC), level, source, message, request id, and known extra fields."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self._source = source
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One record as one line."""
+        line: dict[str, object] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "source": self._source,
+            "message": record.getMessage(),
+        }
+        rid = request_id.get()
+        if rid:
+            line["request_id"] = rid
+        line |= {name: record.__dict__[name] for name in _EXTRA if name in record.__dict__}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
+
+
+class TextFormatter(logging.Formatter):
+    """`12:00:00 INFO  worker-0  message`, for terminals."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(f"%(asctime)s %(levelname)-7s {source:<11} %(message)s", "%H:%M:%S")
+
+
+class _Writer(logging.Handler):
+    """Hands formatted lines to a thread; drops and counts them when the thread cannot keep up."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self._lines: queue.Queue[str] = queue.Queue(_QUEUE_LINES)
+        self._dropped = 0
+        threading.Thread(target=self._write, name="log-writer", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue one line, or count it as dropped."""
+        try:
+            self._lines.put_nowait(self.format(record))
+        except queue.Full:
+            self._dropped += 1
+
+    def flush(self) -> None:
+        """Wait briefly until what is queued has been written."""
+        until = time.monotonic() + 1.0
+        while self._lines.unfinished_tasks and time.monotonic() < until:
+            time.sleep(0.005)
+
+    def _write(self) -> None:
+        while True:
+            line = self._lines.get()
+            dropped, self._dropped = self._dropped, 0
+            note = f"{dropped} log lines dropped: the reader of the log was too slow\n" if dropped else ""
+            try:
+                self._stream.write(f"{note}{line}\n")
+                self._stream.flush()
+            except (OSError, ValueError):
+                self._dropped += 1
+            finally:
+                self._lines.task_done()
+
+
+def configure(settings: Log, source: str, stream: TextIO | None = None) -> None:
+    """Send all logging of this process to `stream` (stderr) in the configured form; `source` names the process."""
+    out = stream or sys.stderr
+    text = settings.format == "text" or (settings.format == "auto" and out.isatty())
+    handler = _Writer(out)
+    handler.setFormatter(TextFormatter(source) if text else JsonFormatter(source))
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(settings.level.upper())
+    for noisy in ("httpx", "httpcore", "urllib3", "filelock", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def flush() -> None:
+    """Give queued lines a moment to be written, before the process ends."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()

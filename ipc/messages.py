@@ -1,0 +1,199 @@
+"""Every struct that crosses a process border, and nothing else.
+
+Array-like tagged msgspec structs. Frontend to worker: Hello, Submit, Cancel, Release, Ping, Goodbye. Worker to
+frontend: Welcome, Result, Failure, Credits, Models, Leaving, Pong, Goodbye. Durations are nanoseconds, instants are
+CLOCK_MONOTONIC nanoseconds, costs are tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+VERSION = 1
+
+
+class Wire(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Base of all wire structs."""
+
+
+class TextInput(Wire):
+    """One item: a text, or token ids given by the caller."""
+
+    text: str | None = None
+    ids: list[int] | None = None
+
+
+class EncodeCall(Wire, tag="encode"):
+    """Encode `items` into `outputs` (`dense`, ...)."""
+
+    items: list[TextInput]
+    outputs: list[str]
+    instruction: str | None = None
+    is_query: bool = False
+
+
+Call = EncodeCall
+
+
+class Hello(Wire, tag="hello"):
+    """A frontend registers. `tag` is a random 63-bit name of this registration."""
+
+    version: int
+    slot: str
+    tag: int
+    pid: int
+    start_ticks: int
+
+
+class Submit(Wire, tag="submit"):
+    """One request. `solo` asks for a batch of its own; `cost` is the frontend's estimate."""
+
+    id: int
+    model: str
+    call: Call
+    deadline_ns: int
+    cost: int
+    request_id: str
+    traceparent: str = ""
+    solo: bool = False
+
+
+class Cancel(Wire, tag="cancel"):
+    """The caller of request `id` has gone."""
+
+    id: int
+
+
+class Release(Wire, tag="release"):
+    """The lease on a block ends."""
+
+    offset: int
+    generation: int
+
+
+class Ping(Wire, tag="ping"):
+    """Are you there?"""
+
+    seq: int
+
+
+class Goodbye(Wire, tag="goodbye"):
+    """The sender does not know the other side (any more)."""
+
+
+class ModelStatus(Wire):
+    """State of one model on one worker: available, loading, loaded, unloading or failed."""
+
+    name: str
+    state: str
+    device: str = ""
+    memory_bytes: int = 0
+    max_sequence_length: int = 0
+    dims: dict[str, int] = {}
+    progress: float = 0.0
+    load_s: float = 0.0
+    error_class: str = ""
+    error_message: str = ""
+    attempts: int = 0
+    permanent: bool = False
+
+
+class Credits(Wire, tag="credits"):
+    """How much cost this session may have in flight, what waits at the worker, and how fast it drains (cost/s)."""
+
+    limit: int
+    queued: int
+    rate: float
+
+
+class Welcome(Wire, tag="welcome"):
+    """The worker accepts a registration and says where its arena is."""
+
+    version: int
+    epoch: str
+    pid: int
+    start_ticks: int
+    arena: str
+    device: str
+    threads: int
+    models: list[ModelStatus]
+    credits: Credits
+
+
+class Models(Wire, tag="models"):
+    """States of all models of this worker changed."""
+
+    models: list[ModelStatus]
+
+
+class BlockRef(Wire):
+    """A leased block of the arena: offset, data bytes, generation."""
+
+    offset: int
+    nbytes: int
+    generation: int
+
+
+class TensorRef(Wire):
+    """One named tensor inside a block or inline frame; `start` is its first byte."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    start: int
+
+
+class ItemError(Wire):
+    """Item `index` failed while its neighbours did not."""
+
+    index: int
+    code: str
+    message: str
+
+
+class Timing(Wire):
+    """Phases of one request in nanoseconds, and how many batches it was spread over."""
+
+    prepare_ns: int = 0
+    queue_ns: int = 0
+    device_ns: int = 0
+    copy_ns: int = 0
+    batches: int = 0
+
+
+class Result(Wire, tag="result"):
+    """The answer to `id`; tensors lie in `block`, or in the next frame when `block` is None."""
+
+    id: int
+    block: BlockRef | None
+    tensors: list[TensorRef]
+    tokens: list[int]
+    truncated: list[int]
+    errors: list[ItemError]
+    timing: Timing
+
+
+class Failure(Wire, tag="failure"):
+    """Request `id` failed with a code of `ipc.errors`."""
+
+    id: int
+    code: str
+    message: str
+    retry_after_s: float | None = None
+    detail: dict[str, Any] = {}
+
+
+class Leaving(Wire, tag="leaving"):
+    """This worker drains: send nothing new."""
+
+
+class Pong(Wire, tag="pong"):
+    """Yes."""
+
+    seq: int
+
+
+ToWorker = Hello | Submit | Cancel | Release | Ping | Goodbye
+ToFrontend = Welcome | Result | Failure | Credits | Models | Leaving | Pong | Goodbye

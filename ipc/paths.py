@@ -1,0 +1,90 @@
+"""Where things lie: run directory, sockets, locks, arenas, and the files that come with the package.
+
+Every path is derived from one `RunPaths`, so that two servers on one host never meet unless they share a run directory.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ipc.errors import ConfigError
+
+SHM_ROOT = Path("/dev/shm")
+_SUN_PATH_MAX = 107
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """File names of one server instance. `root` is a 0700 directory; `shm` holds the arenas."""
+
+    root: Path
+    instance: str
+    shm: Path = SHM_ROOT
+
+    def worker_socket(self, slot: int) -> Path:
+        """ZeroMQ ROUTER socket of a worker slot."""
+        return self.root / f"worker-{slot}.sock"
+
+    def notify_socket(self, slot: int) -> Path:
+        """Datagram socket on which the embedded supervisor hears a worker slot."""
+        return self.root / f"notify-{slot}.sock"
+
+    def lock(self, name: str) -> Path:
+        """Lock file that proves that the owner of `name` (`worker-0`, `frontend-1`, `supervisor`) lives."""
+        return self.root / f"{name}.lock"
+
+    def metrics(self) -> Path:
+        """Directory of the per-slot metric files."""
+        return self.root / "metrics"
+
+    def poison(self) -> Path:
+        """Directory whose file names are hashes of inputs that crashed workers."""
+        return self.root / "poison"
+
+    def arena(self, slot: int, epoch: str) -> Path:
+        """Shared-memory file of one worker life."""
+        return self.shm / f"penstock.{self.instance}.{slot}.{epoch}"
+
+    def arenas(self, slot: int | str = "*") -> list[Path]:
+        """Arenas of all lives of a slot (or of all slots) that still have a name."""
+        return sorted(self.shm.glob(f"penstock.{self.instance}.{slot}.*"))
+
+
+def prepare_run_dir(paths: RunPaths) -> None:
+    """Create the run directory with mode 0700, or check that it is ours and private.
+
+    Raises `ConfigError` when it belongs to someone else, is open to others, or is too long for a socket name.
+    """
+    paths.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = paths.root.stat()
+    if found.st_uid != os.geteuid():
+        raise ConfigError(
+            f"run.dir {paths.root} belongs to uid {found.st_uid}, not to this user ({os.geteuid()})"
+        )
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        paths.root.chmod(0o700)
+    if len(os.fsencode(paths.notify_socket(999))) > _SUN_PATH_MAX:
+        raise ConfigError(f"run.dir {paths.root} is too long: a socket name may have {_SUN_PATH_MAX} bytes")
+    for directory in (paths.metrics(), paths.poison()):
+        directory.mkdir(exist_ok=True, mode=0o700)
+
+
+def default_run_root(instance: str) -> Path:
+    """`$XDG_RUNTIME_DIR/penstock/<instance>`, or a per-user directory under the temp directory."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base and os.access(base, os.W_OK):
+        return Path(base) / "penstock" / instance
+    return Path(tempfile.gettempdir()) / f"penstock-{os.geteuid()}" / instance
+
+
+def asset(name: str) -> Path:
+    """A file that ships with Penstock (`gunicorn.conf.py`, `config/models`): from the source tree or the installed package."""
+    top = Path(__file__).resolve().parent.parent
+    for candidate in (top / name, top / "penstock" / "assets" / name):
+        if candidate.exists():
+            return candidate
+    raise ConfigError(f"{name} is missing from this installation")

@@ -1,0 +1,51 @@
+"""Inputs that crashed workers: their hashes are file names in the run directory, refused until they age out.
+
+Files survive restarts of any process and are seen by all frontends; a frontend looks at the directory once a second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+
+import msgspec
+
+from ipc.messages import Call
+
+
+def fingerprint(model: str, call: Call) -> str:
+    """Hash of what would be run: model and call."""
+    return hashlib.blake2b(msgspec.msgpack.encode((model, call)), digest_size=16).hexdigest()
+
+
+class PoisonList:
+    """Hashes younger than `ttl_s` in `directory`."""
+
+    def __init__(self, directory: Path, ttl_s: float) -> None:
+        self._directory, self._ttl_s = directory, ttl_s
+        self._known: frozenset[str] = frozenset()
+
+    def refresh(self) -> None:
+        """Read the directory again; files past their age are removed."""
+        known = set()
+        oldest = time.time() - self._ttl_s
+        for path in self._directory.iterdir() if self._directory.exists() else ():
+            try:
+                if path.stat().st_mtime < oldest:
+                    path.unlink(missing_ok=True)
+                else:
+                    known.add(path.name)
+            except FileNotFoundError:
+                continue
+        self._known = frozenset(known)
+
+    def add(self, model: str, call: Call) -> None:
+        """Refuse this input from now on, in every frontend."""
+        name = fingerprint(model, call)
+        (self._directory / name).touch(mode=0o600)
+        self._known |= {name}
+
+    def holds(self, model: str, call: Call) -> bool:
+        """Whether this input is refused. Costs nothing while the list is empty."""
+        return bool(self._known) and fingerprint(model, call) in self._known

@@ -1,0 +1,235 @@
+"""One frozen tree of settings: defaults < server.yaml < PENSTOCK_SECTION__FIELD < flags.
+
+1. `load` collects the three sources as nested maps of raw values.
+2. Unknown sections and fields fail with the nearest valid name.
+3. msgspec converts text to the declared types and checks the ranges.
+
+No other module reads the environment for settings.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ipc.errors import ConfigError
+from ipc.paths import RunPaths, default_run_root
+
+PREFIX = "PENSTOCK_"
+
+Positive = Annotated[int, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Duration = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of all sections: frozen, unknown fields refused."""
+
+
+class Server(Section, frozen=True):
+    """HTTP side. `frontends` 0 = one per two cores, at most 4."""
+
+    bind: str = "127.0.0.1:8080"
+    frontends: Count = 0
+    worker_class: Literal["penstock", "asgi"] = "penstock"
+    keepalive_s: Seconds = 120.0
+    graceful_timeout_s: Seconds = 30.0
+    drain_s: Duration = 2.0
+    header_deadline_s: Seconds = 10.0
+    body_floor_bytes_per_s: Count = 1024
+    body_floor_after_s: Seconds = 10.0
+    max_connections: Positive = 10000
+    write_stall_s: Seconds = 60.0
+    version_header: str = "0.3.4"
+
+
+class Run(Section, frozen=True):
+    """Run directory. Empty values are derived from the port."""
+
+    dir: str = ""
+    instance: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{0,32}$")] = ""
+    shm_dir: str = "/dev/shm"
+
+
+class Worker(Section, frozen=True):
+    """GPU processes. `count` 0 = one per GPU, or one on CPU; `torch_threads` 0 = cores divided by workers."""
+
+    count: Count = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    torch_threads: Count = 0
+    prepare_threads: Positive = 2
+    hang_timeout_s: Seconds = 5.0
+    load_stall_s: Seconds = 300.0
+    drain_timeout_s: Seconds = 25.0
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    restart_backoff_s: Seconds = 1.0
+    trust_remote_code: bool = False
+
+
+class Batch(Section, frozen=True):
+    """Batching. `max_tokens` 0 = 3072 on CPU, 32768 on CUDA."""
+
+    max_tokens: Count = 0
+    max_items: Positive = 512
+    bulk_tokens: Positive = 8192
+    starve_after_s: Duration = 2.0
+
+
+class Queue(Section, frozen=True):
+    """Bound of a worker's queue: the larger of `min_tokens` and what drains in `max_wait_s`."""
+
+    min_tokens: Positive = 65536
+    max_wait_s: Seconds = 2.0
+
+
+class Arena(Section, frozen=True):
+    """Shared memory for results; one file of `bytes` per worker."""
+
+    bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] = 256 << 20
+    inline_bytes: Count = 64 << 10
+    lease_max_age_s: Seconds = 30.0
+    lease_copy_after_s: Duration = 1.0
+    slice_bytes: Positive = 512 << 10
+    copy_out_bytes: Positive = 1 << 30
+
+
+class Limits(Section, frozen=True):
+    """What a request may be and how long it may take."""
+
+    max_body_bytes: Positive = 256 << 20
+    max_buffered_bytes: Positive = 1 << 30
+    max_items: Positive = 10000
+    max_text_bytes: Positive = 1 << 20
+    max_json_depth: Positive = 64
+    request_timeout_s: Seconds = 60.0
+    load_wait_s: Duration = 10.0
+    restart_wait_s: Duration = 10.0
+    poison_ttl_s: Seconds = 600.0
+
+
+class Catalog(Section, frozen=True):
+    """Directories of model files (empty: the ones that ship with Penstock) and which models to serve (empty: the default)."""
+
+    dirs: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+
+
+class Log(Section, frozen=True):
+    """Log level and form; `auto` is text on a terminal, JSON otherwise."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "json", "text"] = "auto"
+
+
+class Settings(Section, frozen=True):
+    """The whole tree."""
+
+    server: Server = Server()
+    run: Run = Run()
+    worker: Worker = Worker()
+    batch: Batch = Batch()
+    queue: Queue = Queue()
+    arena: Arena = Arena()
+    limits: Limits = Limits()
+    catalog: Catalog = Catalog()
+    log: Log = Log()
+
+    @property
+    def instance(self) -> str:
+        """Name that keeps several servers on one host apart; the port unless set."""
+        return (
+            self.run.instance or self.server.bind.rpartition(":")[2].strip("/").replace("/", "-") or "default"
+        )
+
+    @property
+    def paths(self) -> RunPaths:
+        """File names of this instance."""
+        root = Path(self.run.dir) if self.run.dir else default_run_root(self.instance)
+        return RunPaths(root, self.instance, Path(self.run.shm_dir))
+
+    @property
+    def worker_count(self) -> int:
+        """GPU processes that the embedded supervisor starts."""
+        return self.worker.count or (count_gpus() if self.worker.device != "cpu" else 0) or 1
+
+    @property
+    def frontend_count(self) -> int:
+        """Gunicorn children."""
+        return self.server.frontends or max(1, min(4, (os.cpu_count() or 2) // 2))
+
+
+def count_gpus() -> int:
+    """NVIDIA devices visible to this process, without importing torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def _nearest(name: str, valid: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(valid), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _put(tree: dict[str, dict[str, Any]], section: str, field: str, value: Any, where: str) -> None:
+    sections = {f.name: f.type for f in msgspec.structs.fields(Settings)}
+    if section not in sections:
+        raise ConfigError(f"{where}: unknown section {section!r}{_nearest(section, sections)}")
+    fields = [f.name for f in msgspec.structs.fields(sections[section])]
+    if field not in fields:
+        raise ConfigError(f"{where}: unknown setting {section}.{field}{_nearest(field, fields)}")
+    if isinstance(value, str) and sections[section] is Catalog:
+        value = [part for part in value.split(os.pathsep if field == "dirs" else ",") if part]
+    tree.setdefault(section, {})[field] = value
+
+
+def _from_file(tree: dict[str, dict[str, Any]], path: Path) -> None:
+    try:
+        raw = msgspec.yaml.decode(path.read_bytes()) or {}
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: expected a map of sections")
+    for section, fields in raw.items():
+        if not isinstance(fields, dict):
+            raise ConfigError(f"{path}: section {section!r} must be a map")
+        for field, value in fields.items():
+            _put(tree, str(section), str(field), value, str(path))
+
+
+def load(
+    file: str | Path | None = None,
+    flags: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Settings from file, environment and flags (`{"section.field": "value"}`).
+
+    The file defaults to `$PENSTOCK_CONFIG`. Raises `ConfigError` that names the setting, the value and what is allowed.
+    """
+    env = os.environ if environ is None else environ
+    tree: dict[str, dict[str, Any]] = {}
+    file = file or env.get(f"{PREFIX}CONFIG")
+    if file:
+        _from_file(tree, Path(file))
+    for name, value in env.items():
+        if name.startswith(PREFIX) and "__" in name:
+            section, _, field = name.removeprefix(PREFIX).lower().partition("__")
+            _put(tree, section, field, value, name)
+    for name, value in (flags or {}).items():
+        section, _, field = name.partition(".")
+        _put(tree, section, field, value, f"--set {name}")
+    try:
+        return msgspec.convert(tree, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"settings: {error}") from error
+
+
+def to_environ(flags: Mapping[str, str]) -> dict[str, str]:
+    """Flags as environment variables, for handing them to a child process."""
+    return {f"{PREFIX}{name.replace('.', '__', 1).upper()}": value for name, value in flags.items()}

@@ -1,0 +1,50 @@
+"""Removes what the dead left behind: arenas, sockets and metric files of slots whose lock nobody holds.
+
+A slot is swept only while its lock is held by the sweeper, so a live owner is never touched. Runs at the start of every
+process that takes a slot, at the start and stop of the server, and on demand.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+from ipc.liveness import SlotLock, SlotTaken, is_held
+from ipc.paths import RunPaths
+
+_LOCK_NAME = re.compile(r"^(worker|frontend)-(\d+)\.lock$")
+
+
+def sweep_slot(paths: RunPaths, slot: int) -> list[str]:
+    """Remove arenas and sockets of earlier lives of a worker slot; the caller must hold its lock. Returns the names."""
+    removed = []
+    for path in [*paths.arenas(slot), paths.worker_socket(slot)]:
+        if path.exists() or path.is_socket():
+            path.unlink(missing_ok=True)
+            removed.append(path.name)
+    return removed
+
+
+def sweep(paths: RunPaths) -> list[str]:
+    """Sweep every free worker slot of this instance, and the metric files when no slot at all is held."""
+    if not paths.root.exists():
+        return [path.name for path in paths.arenas() if not path.unlink(missing_ok=True)]
+    slots = {
+        int(found[2])
+        for path in paths.root.glob("*.lock")
+        if (found := _LOCK_NAME.match(path.name)) and found[1] == "worker"
+    }
+    slots |= {int(part) for path in paths.arenas() if (part := path.name.split(".")[2]).isdigit()}
+    removed: list[str] = []
+    for slot in sorted(slots):
+        try:
+            with SlotLock(paths.lock(f"worker-{slot}")):
+                removed += sweep_slot(paths, slot)
+                paths.notify_socket(slot).unlink(missing_ok=True)
+        except SlotTaken:
+            continue
+    if not any(is_held(path) for path in paths.root.glob("*.lock")):
+        shutil.rmtree(paths.metrics(), ignore_errors=True)
+        paths.metrics().mkdir(mode=0o700, exist_ok=True)
+        (paths.root / "announced").unlink(missing_ok=True)
+    return removed

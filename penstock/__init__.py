@@ -1,0 +1,3 @@
+"""Penstock's front door: version and command line."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,133 @@
+"""`penstock serve | check | doctor | sweep | version`.
+
+Flags become settings, and settings travel to Gunicorn and the workers as environment variables. Exit codes: 0 fine,
+2 wrong command line, 3 wrong configuration, 1 anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from ipc import settings, sweep
+from ipc.catalog import load_catalog
+from ipc.errors import ConfigError
+from ipc.liveness import SlotLock, SlotTaken
+from ipc.paths import asset
+from penstock import __version__, doctor
+
+EXIT_CONFIG = 3
+
+
+def _common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE", help="settings file (default: $PENSTOCK_CONFIG)")
+    parser.add_argument(
+        "--catalog", metavar="DIR", action="append", default=[], help="directory of model files; may repeat"
+    )
+    parser.add_argument("--models", metavar="ID,ID", help="serve only these models of the catalog")
+    parser.add_argument(
+        "--set", metavar="SECTION.FIELD=VALUE", action="append", default=[], help="any setting; may repeat"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="penstock", description="Inference server for embeddings and more.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve", help="start the server: gunicorn -c gunicorn.conf.py with these settings"
+    )
+    _common(serve)
+    serve.add_argument("--bind", metavar="HOST:PORT", help="address to listen on (default 127.0.0.1:8080)")
+    serve.add_argument("--workers", metavar="N", help="GPU processes (default: one per GPU, one on CPU)")
+    serve.add_argument(
+        "--frontends", metavar="N", help="HTTP processes (default: one per two cores, at most 4)"
+    )
+    serve.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), help="where models run; cuda never falls back to the CPU"
+    )
+    _common(commands.add_parser("check", help="validate settings and catalog; exit 3 when wrong"))
+    _common(commands.add_parser("doctor", help="look at devices, limits, shared memory, ports, versions"))
+    sweeper = commands.add_parser("sweep", help="remove what dead processes of this instance left behind")
+    _common(sweeper)
+    sweeper.add_argument("--slot", type=int, help="only this worker slot")
+    commands.add_parser("version", help="print the version")
+    return parser
+
+
+def flags_of(options: argparse.Namespace) -> dict[str, str]:
+    """Settings named by the command line, as `{"section.field": "value"}`."""
+    flags: dict[str, str] = {}
+    named = (
+        ("bind", "server.bind"),
+        ("workers", "worker.count"),
+        ("frontends", "server.frontends"),
+        ("device", "worker.device"),
+        ("models", "catalog.models"),
+    )
+    for option, name in named:
+        value = getattr(options, option, None)
+        if value is not None:
+            flags[name] = str(value)
+    if getattr(options, "catalog", None):
+        flags["catalog.dirs"] = os.pathsep.join(options.catalog)
+    for pair in getattr(options, "set", ()):
+        name, found, value = pair.partition("=")
+        if not found or "." not in name:
+            raise ConfigError(f"--set {pair}: expected SECTION.FIELD=VALUE")
+        flags[name] = value
+    return flags
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    options = _parser().parse_args(argv)
+    try:
+        if options.command == "version":
+            print(__version__)
+            return 0
+        flags = flags_of(options)
+        config = settings.load(options.config, flags)
+        if options.command == "serve":
+            return _serve(options, flags, config)
+        if options.command == "sweep":
+            return _sweep(config, options.slot)
+        if options.command == "doctor":
+            return doctor.run(config)
+        return _check(config)
+    except ConfigError as error:
+        print(f"penstock: {error.message}", file=sys.stderr)
+        return EXIT_CONFIG
+
+
+def _serve(options: argparse.Namespace, flags: dict[str, str], config: settings.Settings) -> int:
+    load_catalog(config.catalog.dirs, config.catalog.models)
+    environment = {**os.environ, **settings.to_environ(flags)}
+    if options.config:
+        environment[f"{settings.PREFIX}CONFIG"] = options.config
+    command = [sys.executable, "-m", "gunicorn", "-c", str(asset("gunicorn.conf.py"))]
+    # The process becomes Gunicorn, so that signals and systemd see one main process.
+    os.execve(sys.executable, command, environment)
+
+
+def _check(config: settings.Settings) -> int:
+    catalog = load_catalog(config.catalog.dirs, config.catalog.models)
+    print(f"settings are valid; {len(catalog)} models: {', '.join(catalog)}")
+    return 0
+
+
+def _sweep(config: settings.Settings, slot: int | None) -> int:
+    paths = config.paths
+    if slot is None:
+        removed = sweep.sweep(paths)
+    else:
+        paths.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            with SlotLock(paths.lock(f"worker-{slot}")):
+                removed = sweep.sweep_slot(paths, slot)
+        except SlotTaken as error:
+            print(f"penstock: {error.message}", file=sys.stderr)
+            return 1
+    print(f"removed {len(removed)} leftovers" + "".join(f"\n  {name}" for name in removed))
+    return 0

@@ -1,0 +1,130 @@
+"""`penstock doctor`: what this machine offers, line by line; exit 1 when something would keep the server from starting."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+from ipc.catalog import load_catalog
+from ipc.errors import ConfigError, PenstockError
+from ipc.paths import prepare_run_dir
+from ipc.settings import Settings, count_gpus
+from penstock import __version__
+
+Finding = tuple[bool, str]
+PACKAGES = (
+    "gunicorn",
+    "falcon",
+    "uvicorn",
+    "pyzmq",
+    "msgspec",
+    "numpy",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+)
+
+
+def _versions(config: Settings) -> Iterator[Finding]:
+    yield (
+        True,
+        f"penstock {__version__}, python {platform.python_version()}, {platform.system()} {platform.release()}",
+    )
+    found = []
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            found.append(f"{name} -")
+    yield True, ", ".join(found)
+
+
+def _devices(config: Settings) -> Iterator[Finding]:
+    gpus = count_gpus()
+    yield (
+        True,
+        f"{os.cpu_count()} cores, {gpus} GPU device nodes; {config.worker_count} workers, {config.frontend_count} frontends",
+    )
+    try:
+        import torch
+    except ImportError:
+        yield False, "torch is not installed: workers need the extra penstock[worker]"
+        return
+    usable = torch.cuda.is_available()
+    names = (
+        [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if usable else []
+    )
+    fine = usable or (config.worker.device == "cpu") or (config.worker.device == "auto" and not gpus)
+    yield (
+        fine,
+        f"torch {torch.__version__}: CUDA {'with ' + ', '.join(names) if usable else 'not usable'}; worker.device={config.worker.device}",
+    )
+
+
+def _shared_memory(config: Settings) -> Iterator[Finding]:
+    stat = os.statvfs(config.paths.shm)
+    free = stat.f_bavail * stat.f_frsize
+    need = config.arena.bytes * config.worker_count
+    yield (
+        free >= need,
+        f"{config.paths.shm}: {free >> 20} MiB free, {need >> 20} MiB needed (arena.bytes x workers)",
+    )
+
+
+def _limits(config: Settings) -> Iterator[Finding]:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = hard == resource.RLIM_INFINITY or hard >= config.server.max_connections + 512
+    yield (
+        enough,
+        f"open files: at most {hard}, {config.server.max_connections + 512} wanted (server.max_connections)",
+    )
+
+
+def _run_directory(config: Settings) -> Iterator[Finding]:
+    try:
+        prepare_run_dir(config.paths)
+        yield True, f"run directory {config.paths.root}"
+    except (ConfigError, OSError) as error:
+        yield False, f"run directory {config.paths.root}: {error}"
+
+
+def _port(config: Settings) -> Iterator[Finding]:
+    host, _, port = config.server.bind.rpartition(":")
+    with socket.socket(socket.AF_INET6 if host.startswith("[") else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), int(port)))
+            yield True, f"{config.server.bind} is free"
+        except (OSError, ValueError) as error:
+            yield False, f"{config.server.bind} cannot be bound: {error}"
+
+
+def _catalog(config: Settings) -> Iterator[Finding]:
+    try:
+        yield True, f"catalog: {', '.join(load_catalog(config.catalog.dirs, config.catalog.models))}"
+    except PenstockError as error:
+        yield False, f"catalog: {error.message}"
+
+
+CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
+    _versions,
+    _devices,
+    _shared_memory,
+    _limits,
+    _run_directory,
+    _port,
+    _catalog,
+)
+
+
+def run(config: Settings) -> int:
+    """Print all findings; 0 when all are fine, 1 otherwise."""
+    findings = [finding for check in CHECKS for finding in check(config)]
+    for fine, text in findings:
+        print(f"{'ok  ' if fine else 'BAD '} {text}")
+    return 0 if all(fine for fine, _ in findings) else 1

@@ -1,0 +1,96 @@
+"""The units in deploy/ load without a warning, stay within their exposure limits, and create what they need."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.required_tool import required_tool
+from tools.source_tree import ROOT
+
+DEPLOY = ROOT / "deploy"
+COMMANDS = ("opt/penstock/venv/bin/penstock", "opt/penstock/venv/bin/python", "bin/kill")
+EXPOSURE_LIMITS = {"penstock-frontend.service": 2.5, "penstock-worker@0.service": 4.5}
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, its output as text."""
+    environment = {**os.environ, "SYSTEMD_COLORS": "0", "SYSTEMD_EMOJI": "0"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A small root directory with our units, the system's own, and stand-ins for the programs they start."""
+    for name in COMMANDS:
+        program = tmp_path / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+    for source, target in (
+        (Path("/usr/lib/systemd/system"), "usr/lib/systemd/system"),
+        (DEPLOY / "systemd", "etc/systemd/system"),
+        (DEPLOY / "sysusers.d", "usr/lib/sysusers.d"),
+        (DEPLOY / "tmpfiles.d", "usr/lib/tmpfiles.d"),
+    ):
+        if source.is_dir():
+            shutil.copytree(source, tmp_path / target, symlinks=True)
+    return tmp_path
+
+
+def verify(root: Path) -> str:
+    """What `systemd-analyze verify` has to say; empty when all is well."""
+    units = ("penstock.target", "penstock-frontend.service", "penstock-worker@0.service")
+    done = run(required_tool("systemd-analyze"), "verify", f"--root={root}", "--man=no", *units)
+    return done.stderr.strip() or ("" if done.returncode == 0 else f"exit status {done.returncode}")
+
+
+def exposure(root: Path, unit: str, limit: float) -> subprocess.CompletedProcess[str]:
+    """`systemd-analyze security` of a unit file; a non-zero status when it is above the limit."""
+    options = ("--offline=true", f"--root={root}", "--no-pager", f"--threshold={round(limit * 10)}")
+    return run(required_tool("systemd-analyze"), "security", *options, unit)
+
+
+def test_units_load_without_a_warning(root: Path) -> None:
+    assert verify(root) == ""
+
+
+def test_a_misspelt_directive_is_noticed(root: Path) -> None:
+    unit = root / "etc/systemd/system/penstock-frontend.service"
+    unit.write_text(unit.read_text().replace("WatchdogSec=", "WatchdogSecs="))
+    assert "WatchdogSecs" in verify(root)
+
+
+@pytest.mark.parametrize(("unit", "limit"), EXPOSURE_LIMITS.items())
+def test_exposure_stays_below_its_limit(root: Path, unit: str, limit: float) -> None:
+    done = exposure(root, unit, limit)
+    assert "Overall exposure level" in done.stdout
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_unit_without_hardening_is_above_the_limit(root: Path) -> None:
+    name = "penstock-frontend.service"
+    unit = root / "etc/systemd/system" / name
+    unit.write_text(unit.read_text().partition("# Privileges")[0])
+    assert exposure(root, name, EXPOSURE_LIMITS[name]).returncode != 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+def test_the_run_directory_belongs_to_the_service_user_alone(root: Path) -> None:
+    (root / "etc").mkdir(exist_ok=True)
+    users = run(required_tool("systemd-sysusers"), f"--root={root}", "penstock.conf")
+    assert users.returncode == 0, users.stderr
+    account = next(
+        line for line in (root / "etc/passwd").read_text().splitlines() if line.startswith("penstock:")
+    )
+    uid = int(account.split(":")[2])
+    assert 0 < uid < 1000
+    files = run(required_tool("systemd-tmpfiles"), f"--root={root}", "--create", "penstock.conf")
+    assert files.returncode == 0, files.stderr
+    found = (root / "run/penstock").stat()
+    assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o700, uid)

@@ -1,0 +1,281 @@
+"""A whole Penstock server as real processes, and the proof that nothing of it is left.
+
+`serving(tmp_path, models=..., set=...)` starts `gunicorn -c gunicorn.conf.py` on a free port and waits until it is ready.
+At the end it stops the server and asserts that no arena, socket, held lock or process is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ipc.liveness import is_held
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE_CATALOG = ROOT / "tests" / "fakes" / "catalog"
+START_TIMEOUT_S = 60.0
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 15.0, what: str = "condition") -> Any:
+    """The first true value of `condition`; fails after `timeout_s`."""
+    limit = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < limit, f"{what} did not hold within {timeout_s} s"
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    """A TCP port on 127.0.0.1 that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (zombies do not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+@dataclass
+class Answer:
+    """One HTTP answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """The body as JSON."""
+        return json.loads(self.body)
+
+
+@dataclass
+class Server:
+    """A running server; `run_dir` holds its sockets and locks, `log` everything its processes wrote."""
+
+    port: int
+    run_dir: Path
+    log_path: Path
+    environment: dict[str, str]
+    process: subprocess.Popen[bytes] = field(init=False)
+
+    @property
+    def url(self) -> str:
+        """Base URL."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        """Everything written so far."""
+        return self.log_path.read_text(errors="replace")
+
+    def start(self) -> None:
+        """Start the arbiter."""
+        command = [sys.executable, "-m", "gunicorn", "-c", str(ROOT / "gunicorn.conf.py")]
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=self.environment, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Wait for `/readyz`."""
+        wait_until(self._ready_or_dead, timeout_s, "readiness")
+        assert self.process.poll() is None, (
+            f"the server ended with {self.process.returncode}:\n{self.log[-4000:]}"
+        )
+
+    def _ready_or_dead(self) -> bool:
+        if self.process.poll() is not None:
+            return True
+        try:
+            return self.get("/readyz", timeout_s=5).status == 200
+        except OSError:
+            return False
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = 60,
+    ) -> Answer:
+        """One request on a connection of its own."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        try:
+            connection.request(method, path, body, dict(headers or {}))
+            response = connection.getresponse()
+            return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str, timeout_s: float = 60) -> Answer:
+        """GET."""
+        return self.request("GET", path, timeout_s=timeout_s)
+
+    def post(self, path: str, value: Any, timeout_s: float = 60, **headers: str) -> Answer:
+        """POST of a JSON value, asking for JSON."""
+        sent = {
+            "Content-Type": "application/json",
+            "Accept": "application/json",
+            **{k.replace("_", "-"): v for k, v in headers.items()},
+        }
+        return self.request("POST", path, json.dumps(value).encode(), sent, timeout_s)
+
+    def encode(self, model: str, texts: Sequence[str], timeout_s: float = 60, **params: Any) -> Answer:
+        """POST /v1/encode of texts."""
+        body: dict[str, Any] = {"items": [{"text": text} for text in texts]}
+        if params:
+            body["params"] = params
+        return self.post(f"/v1/encode/{model}", body, timeout_s)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of the samples of `name` whose labels include `labels`."""
+        total = 0.0
+        for line in self.get("/metrics").body.decode().splitlines():
+            if line.split("{")[0].split(" ")[0] == name and all(
+                f'{k}="{v}"' in line for k, v in labels.items()
+            ):
+                total += float(line.rpartition(" ")[2])
+        return total
+
+    def _lock_pid(self, name: str) -> int | None:
+        path = self.run_dir / f"{name}.lock"
+        if not is_held(path):
+            return None
+        text = path.read_text().strip()
+        return int(text) if text else None
+
+    def worker_pid(self, slot: int = 0) -> int | None:
+        """Pid of the worker that holds the slot."""
+        return self._lock_pid(f"worker-{slot}")
+
+    def supervisor_pid(self) -> int | None:
+        """Pid of the supervisor."""
+        return self._lock_pid("supervisor")
+
+    def frontend_pids(self) -> list[int]:
+        """Pids of the frontends that have taken a slot."""
+        names = sorted(path.stem for path in self.run_dir.glob("frontend-*.lock"))
+        return [pid for name in names if (pid := self._lock_pid(name)) is not None]
+
+    def pids(self) -> list[int]:
+        """Every live process that runs with this server's run directory."""
+        mark = f"PENSTOCK_RUN__DIR={self.run_dir}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if (
+                    entry.name.isdigit()
+                    and mark in (entry / "environ").read_bytes()
+                    and alive(int(entry.name))
+                ):
+                    found.append(int(entry.name))
+        return found
+
+    def arenas(self) -> list[Path]:
+        """Shared-memory files of this instance."""
+        return list(
+            Path(self.environment["PENSTOCK_RUN__SHM_DIR"]).glob(
+                f"penstock.{self.environment['PENSTOCK_RUN__INSTANCE']}.*"
+            )
+        )
+
+    def stop(self, timeout_s: float = 40.0) -> int:
+        """SIGTERM; returns the arbiter's exit code once all processes are gone."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(timeout_s)
+        wait_until(lambda: not self.pids(), timeout_s, "the end of all processes")
+        return code
+
+    def kill_everything(self) -> None:
+        """SIGKILL to every process of this server."""
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
+
+    def assert_nothing_left(self) -> None:
+        """No process, no arena, no socket, no held lock."""
+        assert not self.pids()
+        assert not self.arenas()
+        assert not list(self.run_dir.glob("*.sock"))
+        assert not [path.name for path in self.run_dir.glob("*.lock") if is_held(path)]
+
+
+def make_server(
+    tmp_path: Path,
+    models: Sequence[str] = ("fake/echo",),
+    settings: Mapping[str, Any] | None = None,
+    catalog: Path = FAKE_CATALOG,
+) -> Server:
+    """A server that is not started yet; `settings` maps `section.field` to values."""
+    port = free_port()
+    run_dir = tmp_path / "run"
+    chosen: dict[str, Any] = {
+        "server.bind": f"127.0.0.1:{port}",
+        "server.frontends": 1,
+        "server.drain_s": 0.5,
+        "run.dir": run_dir,
+        "run.instance": f"t{port}",
+        "run.shm_dir": "/dev/shm",
+        "worker.count": 1,
+        "worker.device": "cpu",
+        "worker.torch_threads": 1,
+        "worker.restart_backoff_s": 0.2,
+        "arena.bytes": 32 << 20,
+        "catalog.dirs": catalog,
+        "catalog.models": ",".join(models),
+        "log.format": "text",
+        **(settings or {}),
+    }
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
+    environment |= {
+        f"PENSTOCK_{name.replace('.', '__').upper()}": str(value) for name, value in chosen.items()
+    }
+    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    return Server(port, run_dir, tmp_path / "server.log", environment)
+
+
+@contextlib.contextmanager
+def serving(
+    tmp_path: Path,
+    models: Sequence[str] = ("fake/echo",),
+    settings: Mapping[str, Any] | None = None,
+    catalog: Path = FAKE_CATALOG,
+    leftovers: bool = False,
+) -> Iterator[Server]:
+    """A ready server; afterwards it is stopped and nothing of it may be left (unless `leftovers`)."""
+    server = make_server(tmp_path, models, settings, catalog)
+    server.start()
+    try:
+        server.wait_ready()
+        yield server
+        if server.process.poll() is None:
+            server.stop()
+        if not leftovers:
+            server.assert_nothing_left()
+    except BaseException:
+        sys.stderr.write(f"\nlast lines of the server's log:\n{server.log[-6000:]}\n")
+        raise
+    finally:
+        server.kill_everything()

@@ -1,0 +1,338 @@
+"""The HTTP server of a frontend, in a real Gunicorn, against slow, silent, greedy and malformed clients."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.process.gunicorn_server import Client, Server, request, serving, wait_until
+
+_MIB = 1 << 20
+_LIMITS = {
+    "keepalive_s": 1.2,
+    "header_deadline_s": 0.7,
+    "body_floor_bytes_per_s": 1000,
+    "body_floor_after_s": 0.7,
+    "max_connections": 20,
+    "write_stall_s": 0.7,
+    "drain_s": 0.3,
+    "linger_s": 0.5,
+}
+_TOLERANCE_S = 1.5
+_POST = b"POST /echo HTTP/1.1\r\nHost: t\r\n"
+_POST_UNREAD = b"POST /unread?s=1.6 HTTP/1.1\r\nHost: t\r\n"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One frontend with short deadlines."""
+    with serving(tmp_path_factory.mktemp("http"), _LIMITS, graceful_timeout=5) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"\r\n\r\n", b"GET /echo HTTP/1.1\r\nHost: t", b"GET /echo HTTP/1.1\r\nA: b\r\n"]
+)
+def test_connection_without_a_complete_head_ends_at_the_deadline(server: Server, sent: bytes) -> None:
+    with Client(server.port) as client:
+        client.send(sent)
+        assert 0.6 <= client.seconds_to_end() <= 0.7 + _TOLERANCE_S
+
+
+def test_head_that_trickles_in_does_not_move_the_deadline(server: Server) -> None:
+    with Client(server.port) as client:
+        start = time.monotonic()
+        with pytest.raises(OSError):
+            for byte in b"GET /echo HTTP/1.1\r\nHost: test\r\nX: " + b"y" * 1000:
+                client.send(bytes([byte]))
+                client.socket.settimeout(0.05)
+                with pytest.raises(TimeoutError):
+                    if client.socket.recv(1) == b"":
+                        raise ConnectionError
+        assert 0.6 <= time.monotonic() - start <= 0.7 + _TOLERANCE_S
+
+
+def test_half_head_on_a_kept_connection_ends_at_the_deadline(server: Server) -> None:
+    with Client(server.port) as client:
+        assert client.ask().status == 200
+        client.send(b"GET /echo HTTP/1.1\r\nHos")
+        assert 0.6 <= client.seconds_to_end() <= 0.7 + _TOLERANCE_S
+
+
+def test_idle_kept_connection_ends_after_keepalive(server: Server) -> None:
+    with Client(server.port) as client:
+        assert client.ask().status == 200
+        assert 1.1 <= client.seconds_to_end() <= 1.2 + _TOLERANCE_S
+
+
+def test_request_longer_than_every_deadline_is_answered(server: Server) -> None:
+    with Client(server.port) as client:
+        assert client.ask("/unread?s=1.6").json == {"unread": True}
+        assert client.ask().status == 200
+
+
+def test_slow_body_gets_408_that_names_floor_and_rate(server: Server) -> None:
+    disconnects = server.state()["disconnects"]
+    with Client(server.port) as client:
+        client.send(b"POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 100000\r\n\r\n" + b"x" * 200)
+        reply = client.reply()
+        assert (reply.status, reply.error_code, reply.headers["connection"]) == (408, "TOO_SLOW", "close")
+        assert "1000 bytes/s" in reply.json["detail"]["message"]
+        assert client.seconds_to_end() <= 0.5 + _TOLERANCE_S
+    wait_until(lambda: server.state()["disconnects"] == disconnects + 1)
+
+
+def test_body_just_above_the_floor_is_served(server: Server) -> None:
+    with Client(server.port) as client:
+        client.send(b"POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 3750\r\n\r\n")
+        start = time.monotonic()
+        for i in range(15):
+            client.send(b"x" * 250)
+            threading.Event().wait(max(0.0, start + (i + 1) * 0.1 - time.monotonic()))
+        assert client.reply().json["nbytes"] == 3750
+
+
+def test_body_that_the_server_does_not_read_is_not_called_slow(server: Server) -> None:
+    with Client(server.port) as client:
+        client.send(_POST_UNREAD + b"Content-Length: 99999999\r\n\r\n" + b"x" * _MIB)
+        reply = client.reply()
+        assert (reply.status, reply.headers["connection"]) == (200, "close")
+
+
+def test_unread_upload_stops_the_sender_and_costs_no_memory(server: Server) -> None:
+    (frontend,) = server.frontends()
+    before, sent = frontend.memory_info().rss, 0
+    with Client(server.port) as client:
+        client.send(b"POST /unread?s=2 HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n" % (200 * _MIB))
+        client.socket.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            while sent < 200 * _MIB:
+                sent += client.socket.send(b"x" * _MIB)
+        assert sent < 20 * _MIB
+        assert frontend.memory_info().rss - before < 8 * _MIB
+        client.socket.settimeout(5)
+        assert client.reply().json == {"unread": True}
+
+
+def test_early_answer_reaches_a_client_that_is_still_sending(server: Server) -> None:
+    with Client(server.port) as client:
+        client.send(b"POST /unread HTTP/1.1\r\nHost: t\r\nContent-Length: 999999999\r\n\r\n" + b"x" * _MIB)
+        assert client.reply().headers["connection"] == "close"
+
+
+def test_connection_above_the_cap_gets_503_and_one_below_it_is_served(tmp_path: Path) -> None:
+    with serving(tmp_path, {"max_connections": 3, "linger_s": 0.2}) as server:
+        clients = [Client(server.port) for _ in range(3)]
+        assert all(client.ask().status == 200 for client in clients)
+        with Client(server.port) as extra:
+            reply = extra.ask()
+            assert (reply.status, reply.headers["retry-after"], reply.headers["connection"]) == (
+                503,
+                "1",
+                "close",
+            )
+            assert reply.error_code == "QUEUE_FULL"
+            assert extra.seconds_to_end() <= 0.2 + _TOLERANCE_S
+        clients.pop().__exit__()
+        wait_until(lambda: server.ask().status == 200)
+        for client in clients:
+            client.__exit__()
+
+
+def test_reader_that_takes_nothing_is_cut_off_and_the_application_learns_it(server: Server) -> None:
+    disconnects = server.state()["disconnects"]
+    with Client(server.port, receive_buffer_nbytes=65536) as client:
+        client.send(request("/stream"))
+        wait_until(lambda: server.state()["waiting_nbytes"] > 0)
+        wait_until(lambda: server.state()["disconnects"] == disconnects + 1)
+        assert server.state()["waiting_nbytes"] == 0
+
+
+def test_slow_reader_that_makes_progress_is_not_cut_off(server: Server) -> None:
+    with Client(server.port, receive_buffer_nbytes=65536) as client:
+        client.send(request(f"/large?n={16 * _MIB}"))
+        start = time.monotonic()
+        while time.monotonic() - start < 2.0:
+            client.socket.recv(200_000)
+            threading.Event().wait(0.1)
+        assert server.state()["sending"] == 1
+        client.socket.settimeout(5)
+        while client.socket.recv(_MIB):
+            if server.state()["sending"] == 0:
+                break
+
+
+def test_large_response_waits_in_the_application_and_not_in_the_transport(server: Server) -> None:
+    nbytes = 64 * _MIB
+    with Client(server.port, receive_buffer_nbytes=65536) as client:
+        client.send(request(f"/large?n={nbytes}"))
+        wait_until(lambda: server.state()["waiting_nbytes"] > 0)
+        state = server.state()
+        assert state["sending"] == 1
+        assert state["waiting_nbytes"] <= _MIB
+        reply = client.reply()
+        assert len(reply.body) == nbytes
+        assert set(reply.body) == {ord("x")}
+    wait_until(lambda: server.state()["sending"] == 0)
+
+
+def test_response_in_several_writes_does_not_wait_for_acknowledgements(server: Server) -> None:
+    times = []
+    with Client(server.port) as client:
+        for _ in range(40):
+            start = time.monotonic()
+            assert client.ask("/two").body == b"halfhalf"
+            times.append(time.monotonic() - start)
+    assert statistics.median(times) < 0.02
+
+
+def _head(nbytes: int) -> bytes:
+    """A request whose target and fields, as the server counts them, have `nbytes`."""
+    counted = len("/echo") + len("Host: t\r\n") + len("X: \r\n")
+    return b"GET /echo HTTP/1.1\r\nHost: t\r\nX: " + b"x" * (nbytes - counted) + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize(("nbytes", "status"), [(65535, 200), (65536, 200), (65537, 431), (200_000, 431)])
+def test_head_is_limited_to_64_kib(server: Server, nbytes: int, status: int) -> None:
+    with Client(server.port) as client:
+        client.send(_head(nbytes))
+        reply = client.reply()
+        assert reply.status == status
+        if status == 431:
+            assert (reply.error_code, reply.headers["connection"]) == ("HEADERS_TOO_LARGE", "close")
+
+
+def test_head_without_end_is_refused_before_it_fills_memory(server: Server) -> None:
+    with Client(server.port) as client:
+        client.send(b"GET / HTTP/1.1\r\nHost: t\r\nX: " + b"x" * 100_000)
+        assert client.reply().status == 431
+
+
+def test_trailers_are_limited_and_do_not_reach_the_application(server: Server) -> None:
+    chunked = b"POST /echo HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
+    with Client(server.port) as client:
+        client.send(chunked + b"X-Late: 1\r\n\r\n")
+        assert client.reply().json == {"nbytes": 3, "names": ["host", "transfer-encoding"], "path": "/echo"}
+        client.send(chunked)
+        client.send(b"X-Late: " + b"x" * 600_000)
+        assert client.reply().status == 431
+
+
+_MALFORMED = {
+    "not HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n",
+    "unknown method": b"BREW /echo HTTP/1.1\r\nHost: t\r\n\r\n",
+    "unknown version": b"GET /echo HTTP/7.0\r\nHost: t\r\n\r\n",
+    "no host": b"GET /echo HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET /echo HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+    "length and chunked": _POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunked and length": _POST + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+    "two lengths": _POST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+    "list of lengths": _POST + b"Content-Length: 3, 3\r\n\r\nabc",
+    "negative length": _POST + b"Content-Length: -1\r\n\r\n",
+    "huge length": _POST + b"Content-Length: 99999999999999999999999\r\n\r\n",
+    "chunked not last": _POST + b"Transfer-Encoding: chunked, gzip\r\n\r\n0\r\n\r\n",
+    "odd chunked": _POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "bad chunk size": _POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "space before colon": b"GET /echo HTTP/1.1\r\nHost : t\r\n\r\n",
+    "folded field": b"GET /echo HTTP/1.1\r\nHost: t\r\nX: a\r\n b\r\n\r\n",
+    "bare line feeds": b"GET /echo HTTP/1.1\nHost: t\n\n",
+    "zero byte": b"GET /echo HTTP/1.1\r\nHost: t\r\nX: a\x00b\r\n\r\n",
+    "connect": b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("sent", _MALFORMED.values(), ids=_MALFORMED.keys())
+def test_malformed_request_gets_400_as_json_and_the_connection_ends(server: Server, sent: bytes) -> None:
+    with Client(server.port) as client:
+        client.send(sent)
+        reply = client.reply()
+        assert (reply.status, reply.error_code, reply.headers["connection"]) == (
+            400,
+            "INVALID_INPUT",
+            "close",
+        )
+        assert client.seconds_to_end() <= 0.5 + _TOLERANCE_S
+
+
+def test_garbage_behind_a_request_does_not_take_its_answer(server: Server) -> None:
+    with Client(server.port) as client:
+        client.send(request("/unread?s=0.3") + request("/echo") + b"garbage\r\n\r\n")
+        assert client.reply().json == {"unread": True}
+        assert client.reply().json["path"] == "/echo"
+        assert client.reply().status == 400
+        assert client.seconds_to_end() <= 0.5 + _TOLERANCE_S
+
+
+def test_pipelined_requests_are_answered_in_order_up_to_a_number(server: Server) -> None:
+    with Client(server.port) as client:
+        client.send(request("/unread?s=0.2") + b"".join(request(f"/echo/{i}") for i in range(64)))
+        assert client.reply().json == {"unread": True}
+        assert [client.reply().json["path"] for _ in range(64)] == [f"/echo/{i}" for i in range(64)]
+        client.send(request("/unread?s=0.2") + request() * 65)
+        assert [client.reply().status for _ in range(66)] == [200] * 65 + [400]
+
+
+def test_expect_100_continue(server: Server) -> None:
+    with Client(server.port) as client:
+        client.send(b"POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n")
+        assert client.reply().status == 100
+        client.send(b"abc")
+        assert client.reply().json["nbytes"] == 3
+        assert client.ask().status == 200
+
+
+def test_offer_of_another_protocol_is_served_as_http_1(server: Server) -> None:
+    offer = (
+        "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk\r\n"
+    )
+    with Client(server.port) as client:
+        assert client.ask(body=b"abc", fields=offer).json["nbytes"] == 3
+        client.send(request(fields=offer) + request("/echo/next"))
+        assert client.reply().json["path"] == "/echo"
+        assert client.reply().json["path"] == "/echo/next"
+
+
+@pytest.mark.parametrize(
+    ("target", "path"), [("http://test/echo/a%20b?x=1", "/echo/a b"), ("http://test", "/"), ("*", "*")]
+)
+def test_forms_of_the_target(server: Server, target: str, path: str) -> None:
+    assert server.ask(target).json["path"] == path
+
+
+def test_no_access_log_no_server_field_and_no_descriptor_left(server: Server) -> None:
+    (frontend,) = server.frontends()
+    assert "server" not in server.ask().headers
+    assert "/echo" not in (server.log.parent / "out").read_text() + server.log.read_text()
+    wait_until(lambda: len(_connections(frontend)) == 0)
+
+
+def _connections(frontend: psutil.Process) -> list[int]:
+    return [one.fd for one in frontend.net_connections("tcp") if one.status != psutil.CONN_LISTEN]
+
+
+def test_thousand_silent_connections_do_not_slow_others_down(tmp_path: Path) -> None:
+    with serving(tmp_path, {"max_connections": 2000, "header_deadline_s": 30.0}) as server:
+        (frontend,) = server.frontends()
+        before = frontend.memory_info().rss
+        silent = [Client(server.port) for _ in range(1000)]
+        times = []
+        for _ in range(200):
+            start = time.monotonic()
+            assert server.ask().status == 200
+            times.append(time.monotonic() - start)
+        assert statistics.median(times) < 0.02
+        assert frontend.memory_info().rss - before < 1000 * 30_000
+        for client in silent:
+            client.__exit__()
+
+
+def test_native_asgi_worker_serves_the_same_application(tmp_path: Path) -> None:
+    with serving(tmp_path, worker_class="asgi") as server, Client(server.port) as client:
+        assert client.ask(body=b"abc").json["nbytes"] == 3
+        assert client.ask("/two").status == 200

@@ -1,0 +1,57 @@
+"""Finding model families by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import EntryPoint, EntryPoints
+
+import pytest
+
+from workers.adapters import registry
+from workers.adapters.dense import DenseAdapter
+from workers.adapters.registry import UnknownAdapterError, names, resolve
+from workers.adapters.spec import AdapterSpec
+
+
+@pytest.mark.parametrize("module", ["workers.adapters.registry", "workers.adapters.spec", "workers"])
+def test_importing_the_registry_imports_no_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_built_in_family_resolves_and_bears_its_name() -> None:
+    for name in registry.BUILT_IN:
+        assert isinstance(resolve(name).spec, AdapterSpec)
+        assert resolve(name).spec.family == name
+    assert set(registry.BUILT_IN) <= set(names())
+
+
+def test_a_dotted_path_resolves() -> None:
+    assert resolve("workers.adapters.dense:DenseAdapter") is DenseAdapter
+
+
+def test_an_entry_point_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("mine", "workers.adapters.dense:DenseAdapter", registry.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: EntryPoints([point]).select(group=group))
+    assert resolve("mine") is DenseAdapter
+    assert "mine" in names()
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("dens", "did you mean dense"),
+        ("zzz", "known families are dense"),
+        ("no_such_package:Class", "no module named no_such_package"),
+        ("workers.adapters.dense:Dance", "has no Dance"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_a_hint(name: str, hint: str) -> None:
+    with pytest.raises(UnknownAdapterError, match=hint):
+        resolve(name)
+
+
+def test_what_is_no_adapter_is_refused() -> None:
+    with pytest.raises(TypeError, match="not a subclass"):
+        resolve("workers.adapters.spec:AdapterSpec")

@@ -1,0 +1,41 @@
+"""The dependency rule holds in this tree, and a frontend starts without any model library."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from tools.imports import find
+from tools.source_tree import ROOT, python_files
+
+HEAVY = ["torch", "transformers", "tokenizers", "sentence_transformers", "workers"]
+
+
+def loaded_by(module: str, names: list[str]) -> list[str]:
+    """Which of `names` are in `sys.modules` of a fresh interpreter that has imported `module`."""
+    code = (
+        f"import sys, json, {module}; print(json.dumps([name for name in {names!r} if name in sys.modules]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_every_import_of_the_tree_follows_the_rule() -> None:
+    assert len(python_files(ROOT)) > 20
+    assert [str(finding) for finding in find(ROOT)] == []
+
+
+def test_the_frontend_application_loads_no_model_library() -> None:
+    assert loaded_by("frontend.app", HEAVY) == []
+
+
+def test_the_worker_package_loads_torch_only_when_it_runs() -> None:
+    assert loaded_by("workers", ["torch", "falcon", "frontend"]) == []
+
+
+def test_a_loaded_module_is_noticed() -> None:
+    assert loaded_by("falcon", ["falcon", "torch"]) == ["falcon"]

@@ -1,0 +1,82 @@
+"""Which class a failed load belongs to, and what its message shows."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+import torch
+from huggingface_hub import constants, errors
+
+from workers.loading.failure import classify
+from workers.loading.source import SourceError
+
+
+def hub_error(kind: type[errors.HfHubHTTPError], status: int) -> errors.HfHubHTTPError:
+    """An error of the hub client as a server's answer makes it."""
+    response = httpx.Response(status, request=httpx.Request("GET", "https://huggingface.co/x"))
+    return kind(f"{status} Client Error", response=response)  # type: ignore[arg-type]  # the client vendors httpx
+
+
+@pytest.mark.parametrize(
+    ("error", "error_class", "retry_after_s"),
+    [
+        (hub_error(errors.GatedRepoError, 403), "GATED", None),
+        (hub_error(errors.HfHubHTTPError, 403), "GATED", None),
+        (hub_error(errors.RepositoryNotFoundError, 404), "NOT_FOUND", None),
+        (hub_error(errors.RevisionNotFoundError, 404), "NOT_FOUND", None),
+        (hub_error(errors.HfHubHTTPError, 503), "NETWORK", 30.0),
+        (hub_error(errors.HfHubHTTPError, 429), "NETWORK", 30.0),
+        (FileNotFoundError("no such file"), "NOT_FOUND", None),
+        (SourceError("no package", "DEPENDENCY"), "DEPENDENCY", None),
+        (ModuleNotFoundError("No module named 'sentencepiece'"), "DEPENDENCY", None),
+        (ValueError("Transformers does not recognize this architecture"), "DEPENDENCY", None),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "OOM", 60.0),
+        (MemoryError(), "OOM", 60.0),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+            "OOM",
+            60.0,
+        ),
+        (ConnectionResetError("reset"), "NETWORK", 30.0),
+        (TimeoutError("timed out"), "NETWORK", 30.0),
+        (httpx.ConnectError("no route"), "NETWORK", 30.0),
+        (RuntimeError("size mismatch"), "UNKNOWN", None),
+    ],
+)
+def test_the_class_of_a_failure(error: Exception, error_class: str, retry_after_s: float | None) -> None:
+    found = classify(error)
+    assert (found.error_class, found.retry_after_s, found.permanent) == (
+        error_class,
+        retry_after_s,
+        retry_after_s is None,
+    )
+
+
+@pytest.mark.parametrize(("offline", "error_class"), [(True, "NOT_FOUND"), (False, "NETWORK")])
+def test_a_file_missing_from_the_cache_is_temporary_only_with_a_network(
+    monkeypatch: pytest.MonkeyPatch, offline: bool, error_class: str
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    assert classify(errors.LocalEntryNotFoundError("not in the cache")).error_class == error_class
+
+
+def test_the_cause_behind_a_wrapping_error_decides() -> None:
+    wrapped = OSError("could not load the model")
+    wrapped.__cause__ = hub_error(errors.GatedRepoError, 403)
+    assert classify(wrapped).error_class == "GATED"
+
+
+def test_a_ring_of_causes_ends() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first
+    assert classify(first).message == "first"
+
+
+def test_the_message_is_one_short_line_without_directories() -> None:
+    text = (
+        "cannot read /srv/models/secret-place/model.safetensors: bad\nsecond line with a stack " + "x" * 999
+    )
+    found = classify(RuntimeError(text))
+    assert found.message == "cannot read model.safetensors: bad"
+    assert len(classify(RuntimeError("y" * 999)).message) == 300
+    assert classify(RuntimeError()).message == "RuntimeError"

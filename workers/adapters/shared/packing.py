@@ -1,0 +1,165 @@
+"""Lay token sequences of different lengths into one row without padding.
+
+1. `pack` sorts the sequences by length, longest first, and concatenates them; positions restart at each one.
+2. A `Layout` remembers where each sequence lies; runs of equal lengths let CPU attention work on rectangles.
+3. `restore` maps results back to the order in which the sequences were given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSequence:
+    """One tokenized text.
+
+    ids    int64 [tokens]
+    types  int64 [tokens] segment ids, or None where all are 0
+    skip   leading tokens that pooling leaves out (prompts of models that pool without them)
+    """
+
+    ids: Int64Array
+    types: Int64Array | None = None
+    skip: int = 0
+
+
+class Run(NamedTuple):
+    """`rows` neighbouring sequences of `length` tokens each, the first one at token `start` of the row."""
+
+    start: int
+    rows: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where N sequences lie in a row of T tokens.
+
+    cu_seq_lens  int32 [N + 1], token offsets of the sequences, with T at the end
+    first, last  int64 [N], index of each sequence's first and last token
+    max_len      longest sequence, tokens
+    runs         the sequences again, grouped by equal length
+    masks        scratch space of attention: windowed masks of this batch by their shape
+    """
+
+    cu_seq_lens: torch.Tensor
+    first: torch.Tensor
+    last: torch.Tensor
+    max_len: int
+    runs: tuple[Run, ...]
+    masks: dict[Any, torch.Tensor] = field(default_factory=dict)
+
+    def to(self, device: torch.device) -> Self:
+        """The same layout with its tensors on `device`."""
+        return replace(
+            self,
+            cu_seq_lens=self.cu_seq_lens.to(device, non_blocking=True),
+            first=self.first.to(device, non_blocking=True),
+            last=self.last.to(device, non_blocking=True),
+            masks={},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """One batch as a single row of T tokens.
+
+    ids, positions  int64 [1, T]
+    types           int64 [1, T] segment ids, or None where all are 0
+    skips           int64 [N] tokens left out of pooling, in packed order, or None where all are 0
+    restore         int64 [N]: the sequence given as number i is number restore[i] in the row
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    types: torch.Tensor | None
+    skips: torch.Tensor | None
+    restore: torch.Tensor
+    layout: Layout
+
+    def to(self, device: torch.device) -> Self:
+        """The same batch on `device`; from pinned memory the copies do not block."""
+        if device == self.ids.device:
+            return self
+        return replace(
+            self,
+            ids=self.ids.to(device, non_blocking=True),
+            positions=self.positions.to(device, non_blocking=True),
+            types=None if self.types is None else self.types.to(device, non_blocking=True),
+            skips=None if self.skips is None else self.skips.to(device, non_blocking=True),
+            restore=self.restore.to(device, non_blocking=True),
+            layout=self.layout.to(device),
+        )
+
+
+def pack(sequences: Sequence[TokenSequence], *, position_offset: int = 0, pin: bool = False) -> PackedBatch:
+    """Concatenate `sequences` (at least one, none empty) into one row.
+
+    `position_offset` is the position of a text's first token: 0, or pad id + 1 in RoBERTa's family.  `pin` puts
+    the tensors into page-locked memory for copies to CUDA.
+    """
+    given = np.fromiter((len(sequence.ids) for sequence in sequences), dtype=np.int64, count=len(sequences))
+    if not given.size or given.min() == 0:
+        raise ValueError("a batch needs at least one sequence and every sequence at least one token")
+    order = np.argsort(-given, kind="stable")
+    lens = given[order]
+    ends = np.cumsum(lens)
+    starts = ends - lens
+    chosen = [sequences[index] for index in order]
+    positions = np.arange(ends[-1], dtype=np.int64) - np.repeat(starts - position_offset, lens)
+    restore = np.empty_like(order)
+    restore[order] = np.arange(order.size)
+
+    def tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+        made = torch.from_numpy(array)
+        return made.pin_memory() if pin else made
+
+    return PackedBatch(
+        ids=tensor(np.concatenate([sequence.ids for sequence in chosen])[None]),
+        positions=tensor(positions[None]),
+        types=_optional(tensor, _types(chosen)),
+        skips=_optional(tensor, _skips(chosen)),
+        restore=tensor(restore),
+        layout=Layout(
+            cu_seq_lens=tensor(np.concatenate(([0], ends)).astype(np.int32)),
+            first=tensor(starts),
+            last=tensor(ends - 1),
+            max_len=int(lens[0]),
+            runs=_runs(lens, starts),
+        ),
+    )
+
+
+def _optional(tensor: Any, array: Int64Array | None) -> torch.Tensor | None:
+    """`tensor(array)`, or None for None."""
+    return None if array is None else tensor(array)
+
+
+def _types(chosen: Sequence[TokenSequence]) -> Int64Array | None:
+    """Segment ids of the row, or None where no sequence has any."""
+    if all(sequence.types is None for sequence in chosen):
+        return None
+    rows = [np.zeros_like(sequence.ids) if sequence.types is None else sequence.types for sequence in chosen]
+    return np.concatenate(rows)[None]
+
+
+def _skips(chosen: Sequence[TokenSequence]) -> Int64Array | None:
+    """Skipped tokens per sequence, or None where nothing is skipped."""
+    skips = np.fromiter((sequence.skip for sequence in chosen), dtype=np.int64, count=len(chosen))
+    return skips if skips.any() else None
+
+
+def _runs(lens: Int64Array, starts: Int64Array) -> tuple[Run, ...]:
+    """Group sorted lengths into runs of equal length."""
+    heads = np.concatenate(([0], np.flatnonzero(np.diff(lens)) + 1))
+    counts = np.diff(np.concatenate((heads, [lens.size])))
+    return tuple(map(Run, starts[heads].tolist(), counts.tolist(), lens[heads].tolist()))

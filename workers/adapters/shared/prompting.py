@@ -1,0 +1,60 @@
+"""What is put around a text before tokenizing, and by which rule.
+
+1. A template (`query_template`, `document_template`) wins; it holds {text} and may hold {instruction}.
+2. Else an instruction is put in front, with a space after it unless it ends in whitespace.
+3. Else the stored prompt named "query", or "document" or "passage", else the one named by `default_prompt_name`.
+
+`default_instruction` stands in for a query's missing instruction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from workers.adapters.base import EncodeOptions
+
+_DOCUMENT_NAMES = ("document", "passage")
+
+
+class Affixes(NamedTuple):
+    """Text before and after every item."""
+
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The prompts and templates of one model.  Raises ValueError for a template without {text}."""
+
+    named: Mapping[str, str] = field(default_factory=dict)
+    default_name: str | None = None
+    query_template: str | None = None
+    document_template: str | None = None
+    default_instruction: str | None = None
+
+    def __post_init__(self) -> None:
+        for template in (self.query_template, self.document_template):
+            if template is not None and template.count("{text}") != 1:
+                raise ValueError(f"a template needs {{text}} once: {template!r}")
+
+    def affixes(self, options: EncodeOptions) -> Affixes:
+        """What to put around each text of a request."""
+        instruction = options.instruction or (self.default_instruction if options.is_query else None)
+        template = self.query_template if options.is_query else self.document_template
+        if template is not None:
+            before, _, after = template.partition("{text}")
+            filled = instruction or ""
+            return Affixes(before.replace("{instruction}", filled), after.replace("{instruction}", filled))
+        if instruction:
+            return Affixes(instruction if instruction[-1].isspace() else instruction + " ", "")
+        return Affixes(self._stored(options.is_query), "")
+
+    def _stored(self, is_query: bool) -> str:
+        """The stored prompt that fits, or an empty one."""
+        for name in ("query",) if is_query else _DOCUMENT_NAMES:
+            if name in self.named:
+                return self.named[name]
+        return self.named.get(self.default_name, "") if self.default_name is not None else ""

@@ -1,0 +1,159 @@
+"""Read a model directory in the layout of sentence-transformers, old and new (5.4 and later) names alike.
+
+1. `modules.json` lists the modules: a Transformer, token layers, a Pooling, vector layers.
+2. The Transformer's own settings lie beside its weights in `sentence_bert_config.json` or an older name.
+3. `config_sentence_transformers.json` holds the prompts.
+
+A directory without `modules.json` is a plain transformers checkpoint: mean pooling for encoders, last token for
+decoders, normalised.  Modules that are not known here are refused by name rather than left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workers.adapters.shared.pooling import resolve_modes
+
+_TRANSFORMER_CONFIGS = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+
+# Older pooling configs have one flag per mode; several are concatenated in this order.
+_POOLING_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_HEADS = frozenset({"Dense", "LayerNorm", "Normalize"})
+
+
+class UnsupportedLayoutError(ValueError):
+    """The directory holds a module or a combination of modules that this family cannot run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleConfig:
+    """One Dense, LayerNorm or Normalize: its kind, directory and config.json."""
+
+    kind: str
+    directory: Path
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLayout:
+    """What a model directory says about itself.
+
+    `pooling` is None where the directory leaves it open.  `*_arguments` go to the transformers loaders.
+    """
+
+    transformer: Path
+    max_sequence_length: int | None = None
+    lower_case: bool = False
+    model_arguments: Mapping[str, Any] = field(default_factory=dict)
+    config_arguments: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer_arguments: Mapping[str, Any] = field(default_factory=dict)
+    token_modules: tuple[ModuleConfig, ...] = ()
+    pooling: tuple[str, ...] | None = None
+    include_prompt: bool = True
+    vector_modules: tuple[ModuleConfig, ...] = ()
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+
+
+def read_layout(directory: Path) -> ModelLayout:
+    """The layout of `directory`; raises UnsupportedLayoutError naming what cannot be run."""
+    stored = directory / "modules.json"
+    if not stored.is_file():
+        return ModelLayout(transformer=directory)
+    modules = [_module(directory, entry) for entry in json.loads(stored.read_text(encoding="utf-8"))]
+    kinds = [module.kind for module in modules]
+    if kinds[:1] != ["Transformer"] or kinds.count("Transformer") != 1 or kinds.count("Pooling") != 1:
+        raise UnsupportedLayoutError(
+            f"unsupported module order {' > '.join(kinds)}: one Transformer, one Pooling"
+        )
+    at = kinds.index("Pooling")
+    pooling = modules[at].config
+    prompts = _read_json(directory / "config_sentence_transformers.json")
+    return ModelLayout(
+        **_transformer_settings(modules[0].directory),
+        token_modules=_heads(modules[1:at], "token_embeddings"),
+        pooling=_pooling_modes(pooling),
+        include_prompt=bool(pooling.get("include_prompt", True)),
+        vector_modules=_heads(modules[at + 1 :], "sentence_embedding"),
+        prompts={name: text for name, text in (prompts.get("prompts") or {}).items() if text is not None},
+        default_prompt_name=prompts.get("default_prompt_name"),
+    )
+
+
+def _module(directory: Path, entry: Mapping[str, Any]) -> ModuleConfig:
+    """One entry of modules.json.  The class name is the type's last word in the old and in the new spelling."""
+    dotted = str(entry["type"])
+    kind = dotted.rpartition(".")[2]
+    known = kind in _HEADS or kind in ("Transformer", "Pooling", "Dropout")
+    if not dotted.startswith("sentence_transformers.") or not known:
+        raise UnsupportedLayoutError(f"unsupported module {dotted!r} in modules.json")
+    place = (directory / str(entry.get("path", ""))).resolve()
+    if not place.is_relative_to(directory.resolve()):
+        raise UnsupportedLayoutError(f"module path {entry['path']!r} leaves the model directory")
+    config = {} if kind == "Transformer" else _read_json(place / "config.json")
+    return ModuleConfig(kind, place, config)
+
+
+def _heads(modules: list[ModuleConfig], reads: str) -> tuple[ModuleConfig, ...]:
+    """The layers of one stage, without Dropout; each has to read and write that stage's vectors."""
+    heads = tuple(module for module in modules if module.kind != "Dropout")
+    for head in heads:
+        source = head.config.get("module_input_name") or "sentence_embedding"
+        target = head.config.get("module_output_name") or source
+        if source != reads or target != reads:
+            raise UnsupportedLayoutError(f"unsupported {head.kind} from {source!r} to {target!r}")
+    return heads
+
+
+def _transformer_settings(directory: Path) -> dict[str, Any]:
+    """ModelLayout's fields about the transformer, from the first settings file that is there."""
+    found = next((directory / name for name in _TRANSFORMER_CONFIGS if (directory / name).is_file()), None)
+    config = _read_json(found) if found else {}
+    task = config.get("transformer_task", "feature-extraction")
+    if task != "feature-extraction":
+        raise UnsupportedLayoutError(f"unsupported transformer task {task!r}")
+
+    def arguments(new: str, old: str) -> dict[str, Any]:
+        """Loader arguments; a stored file may not switch remote code on."""
+        stored = dict(config.get(new) or config.get(old) or {})
+        stored.pop("trust_remote_code", None)
+        return stored
+
+    length = config.get("max_seq_length")
+    return {
+        "transformer": directory,
+        "max_sequence_length": int(length) if length else None,
+        "lower_case": bool(config.get("do_lower_case", False)),
+        "model_arguments": arguments("model_kwargs", "model_args"),
+        "config_arguments": arguments("config_kwargs", "config_args"),
+        "tokenizer_arguments": arguments("processor_kwargs", "tokenizer_args"),
+    }
+
+
+def _pooling_modes(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Pooling modes from the newer `pooling_mode` or the older flags; mean where neither says anything."""
+    if "pooling_mode" in config:
+        return resolve_modes(config["pooling_mode"])
+    return tuple(mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)) or ("mean",)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object stored at `path`, or an empty one where there is no such file."""
+    if not path.is_file():
+        return {}
+    loaded = json.loads(path.read_text(encoding="utf-8"))
+    return loaded if isinstance(loaded, dict) else {}

@@ -1,0 +1,146 @@
+"""Tokenize texts from several threads at once.
+
+A transformers tokenizer sets truncation on its Rust object in every call, which two threads must not do at the same
+time.  So the Rust object is configured once, at load, and called directly; encoding releases the interpreter lock.
+Tokenizers without a Rust object are called under a lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tokenizers import normalizers
+from transformers import AutoTokenizer
+
+# transformers marks "no limit stored" with a huge number.
+_NO_LIMIT = 10**9
+
+
+class Tokens(NamedTuple):
+    """One text as token ids, its segment ids (None where all are 0) and whether it was cut."""
+
+    ids: list[int]
+    types: list[int] | None
+    truncated: bool
+
+
+class TextTokenizer:
+    """The tokenizer of one model, cut to one length, without padding.  Thread-safe after construction."""
+
+    def __init__(self, tokenizer: Any, *, lower_case: bool = False) -> None:
+        """Wrap a transformers tokenizer; `lower_case` adds lower-casing where the tokenizer has none."""
+        self._tokenizer = tokenizer
+        self._backend = getattr(tokenizer, "backend_tokenizer", None) if tokenizer.is_fast else None
+        self._lower_case = lower_case and self._backend is None
+        self._lock = threading.Lock()
+        self._uses_types = "token_type_ids" in tokenizer.model_input_names
+        self._max_length = self.stored_max_length or _NO_LIMIT
+        if self._backend is not None:
+            self._backend.no_padding()
+            if lower_case:
+                _add_lower_casing(self._backend)
+
+    @classmethod
+    def load(
+        cls,
+        directory: Path,
+        *,
+        lower_case: bool = False,
+        trust_remote_code: bool = False,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> TextTokenizer:
+        """Load from a local directory; `arguments` go to transformers' AutoTokenizer."""
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(directory),
+            **{**(arguments or {}), "local_files_only": True, "trust_remote_code": trust_remote_code},
+        )
+        return cls(tokenizer, lower_case=lower_case)
+
+    @property
+    def stored_max_length(self) -> int | None:
+        """The limit stored with the tokenizer, in tokens, or None."""
+        limit = self._tokenizer.model_max_length
+        return int(limit) if limit and limit < _NO_LIMIT else None
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of all special tokens."""
+        return frozenset(self._tokenizer.all_special_ids)
+
+    @property
+    def pad_id(self) -> int:
+        """The id for padding; 0 where the tokenizer has none (padding is masked anyway)."""
+        pad = self._tokenizer.pad_token_id
+        return 0 if pad is None else int(pad)
+
+    def limit(self, max_length: int) -> None:
+        """Cut texts to `max_length` tokens from now on, special tokens included.  Not for concurrent use."""
+        self._max_length = max_length
+        if self._backend is not None:
+            self._backend.enable_truncation(max_length, direction=self._tokenizer.truncation_side)
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        """Tokenize `texts` with special tokens; every result has at least one token."""
+        if self._backend is None:
+            return [self._encode_slowly(text) for text in texts]
+        found = []
+        for encoding in self._backend.encode_batch_fast(list(texts)):
+            types = encoding.type_ids if self._uses_types else None
+            kept = types if types and any(types) else None
+            ids = encoding.ids or [self._filler]
+            found.append(Tokens(ids, kept, bool(encoding.overflowing)))
+        return found
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, without special tokens."""
+        if self._backend is not None:
+            return str(self._backend.decode(list(ids), skip_special_tokens=True))
+        with self._lock:
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def prefix_length(self, prefix: str) -> int:
+        """Tokens that `prefix` takes at the head of a text, a leading special token included."""
+        ids = self.encode([prefix])[0].ids
+        return len(ids) - (ids[-1] in self.special_ids)
+
+    @property
+    def _filler(self) -> int:
+        """The id that stands for a text without any token."""
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            found = getattr(self._tokenizer, name, None)
+            if found is not None:
+                return int(found)
+        return 0
+
+    def _encode_slowly(self, text: str) -> Tokens:
+        """One text through a tokenizer written in Python."""
+        text = text.lower() if self._lower_case else text
+        with self._lock:
+            whole = self._tokenizer(text)
+            truncated = len(whole["input_ids"]) > self._max_length
+            if truncated:
+                whole = self._tokenizer(text, truncation=True, max_length=self._max_length)
+        types = whole.get("token_type_ids") if self._uses_types else None
+        return Tokens(
+            list(whole["input_ids"]) or [self._filler], types if types and any(types) else None, truncated
+        )
+
+
+def _add_lower_casing(backend: Any) -> None:
+    """Lower-case before all other normalisation, unless the tokenizer lower-cases already."""
+    present = backend.normalizer
+    steps: list[Any] = [present] if present is not None else []
+    if isinstance(present, normalizers.Sequence):
+        steps = [present[index] for index in range(len(present))]
+    if any(isinstance(step, normalizers.Lowercase) for step in steps):
+        return
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
+
+
+def as_ids(values: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Token ids as an int64 array."""
+    return np.fromiter(values, dtype=np.int64, count=len(values))

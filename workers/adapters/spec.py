@@ -1,0 +1,26 @@
+"""What a model family can do, stated as data.
+
+The catalog checks a model's file against this and the operations read it to reject what the family cannot
+answer, so neither has to import torch or load a model.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about one model family.
+
+    family      name used in the catalog, for example "dense"
+    operations  operations it serves: "encode", "score", "extract", ...
+    inputs      input kinds it accepts: "text", "image", ...
+    outputs     outputs it can give: "dense", "sparse", ...
+    options     keys of a model's `options` that the family understands
+    """
+
+    family: str
+    operations: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    options: tuple[str, ...] = ()

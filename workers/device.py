@@ -1,0 +1,109 @@
+"""Which device this worker runs on, in which precision, with how many threads; and what it reports about itself.
+
+A GPU that was asked for and cannot be used is an error: there is no silent fall back to the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ipc.errors import ConfigError
+from ipc.settings import Settings, count_gpus
+
+log = logging.getLogger(__name__)
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+CPU_BATCH_TOKENS = 3072
+CUDA_BATCH_TOKENS = 32768
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The device of one worker: torch device, public name, uuid, threads for CPU work."""
+
+    torch: torch.device
+    name: str
+    uuid: str
+    threads: int
+
+
+def select(settings: Settings) -> Device:
+    """The device by `worker.device`. Raises `ConfigError` when a GPU is wanted or present but unusable."""
+    wanted = settings.worker.device
+    if wanted != "cpu" and torch.cuda.is_available():
+        torch.set_num_threads(1)
+        properties = torch.cuda.get_device_properties(0)
+        return Device(torch.device("cuda", 0), properties.name, str(getattr(properties, "uuid", "")), 1)
+    if wanted == "cuda":
+        raise ConfigError("worker.device is cuda, but torch finds no CUDA device")
+    if wanted == "auto" and count_gpus():
+        raise ConfigError(
+            "this host has a GPU that torch cannot use; install a CUDA build of torch or set worker.device=cpu"
+        )
+    threads = settings.worker.torch_threads or max(1, (os.cpu_count() or 1) // settings.worker_count)
+    torch.set_num_threads(threads)
+    return Device(torch.device("cpu"), "cpu", "cpu", threads)
+
+
+def dtype(setting: str, device: Device) -> torch.dtype:
+    """Compute precision: float32 on CPU, bfloat16 on CUDA, unless set."""
+    if setting in _DTYPES:
+        return _DTYPES[setting]
+    return torch.bfloat16 if device.torch.type == "cuda" else torch.float32
+
+
+def batch_tokens(settings: Settings, device: Device) -> int:
+    """Token budget of a batch."""
+    return settings.batch.max_tokens or (
+        CUDA_BATCH_TOKENS if device.torch.type == "cuda" else CPU_BATCH_TOKENS
+    )
+
+
+def pin(view: memoryview, device: Device) -> None:
+    """Register the arena as pinned memory, so that results reach it by one DMA. Only on CUDA."""
+    if device.torch.type != "cuda":
+        return
+    address = torch.frombuffer(view, dtype=torch.uint8).data_ptr()
+    code = torch.cuda.cudart().cudaHostRegister(address, view.nbytes, 0)
+    if int(code) != 0:
+        log.warning(
+            "the arena could not be pinned (CUDA code %s); results are copied through pageable memory", code
+        )
+
+
+class Monitor:
+    """Memory and utilization of the device, sampled on demand."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._nvml: Any = None
+        self._handle: Any = None
+        if device.torch.type == "cuda":
+            with contextlib.suppress(Exception):
+                import pynvml
+
+                pynvml.nvmlInit()
+                self._nvml = pynvml
+                self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{device.uuid}")
+
+    def memory_bytes(self) -> int:
+        """Device memory in use; resident memory of this process on CPU."""
+        if self._device.torch.type == "cuda":
+            free, total = torch.cuda.mem_get_info()
+            return int(total - free)
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def utilization(self) -> float | None:
+        """Share of the last second in which the device was busy, 0 to 1; None when nobody can tell."""
+        if self._handle is None:
+            return None
+        with contextlib.suppress(Exception):
+            return float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu) / 100
+        return None

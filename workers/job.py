@@ -1,0 +1,67 @@
+"""One request inside a worker: its items, where its results go, and what has become of it so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ipc.leases import Block
+from ipc.messages import Call, ItemError, TensorRef
+from workers.adapters.base import Prepared
+
+
+@dataclass(slots=True, eq=False)
+class Output:
+    """Reserved space of one request: a block of the arena, or private bytes when the result is small.
+
+    `arrays` are writable numpy views by tensor name, first dimension = item.
+    """
+
+    block: Block | None
+    buffer: memoryview
+    refs: list[TensorRef]
+    arrays: dict[str, np.ndarray]
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A submitted request. Times are CLOCK_MONOTONIC nanoseconds; cost is in tokens."""
+
+    session: bytes
+    tag: int
+    id: int
+    model: str
+    call: Call
+    deadline_ns: int
+    request_id: str
+    solo: bool
+    cost: int
+    arrived_ns: int = field(default_factory=time.monotonic_ns)
+    prepared: list[Prepared] = field(default_factory=list)
+    group: Hashable = None
+    lane: str = "interactive"
+    adapter: Any = None
+    output: Output | None = None
+    errors: dict[int, ItemError] = field(default_factory=dict)
+    open_items: int = 0
+    on_device: int = 0
+    queued_ns: int = 0
+    first_run_ns: int = 0
+    prepare_ns: int = 0
+    device_ns: int = 0
+    copy_ns: int = 0
+    batches: int = 0
+    state: str = "open"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One item of one job, as it takes part in a batch."""
+
+    job: Job
+    index: int
+    prepared: Prepared

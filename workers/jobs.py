@@ -1,0 +1,145 @@
+"""The book of open jobs: opened once, ended exactly once, whoever ends it.
+
+A job ends by completion of all its items, by a failure, or by cancellation. Ending it posts the answer to the endpoint's
+thread and counts its cost out of the queue.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from ipc.endpoint import Endpoint, block_ref
+from ipc.errors import DeadlineExceeded, PenstockError, from_code
+from ipc.messages import ItemError, Result, Timing
+from workers.job import Job, Piece
+from workers.queue import WorkQueue
+
+log = logging.getLogger(__name__)
+
+
+class JobBook:
+    """Open jobs by (session, id)."""
+
+    def __init__(self, queue: WorkQueue, endpoint: Callable[[], Endpoint]) -> None:
+        self._queue, self._endpoint = queue, endpoint
+        self._open: dict[tuple[bytes, int], Job] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def jobs(self) -> list[Job]:
+        """All open jobs."""
+        with self._lock:
+            return list(self._open.values())
+
+    def open(self, job: Job) -> None:
+        """A job begins; its cost has been admitted."""
+        with self._lock:
+            self._open[job.session, job.id] = job
+
+    def find(self, session: bytes, request: int) -> Job | None:
+        """The open job of that request."""
+        return self._open.get((session, request))
+
+    def complete(self, job: Job, items: int, errors: list[ItemError]) -> None:
+        """`items` more items are done, of which `errors` failed; the last one sends the result."""
+        with self._lock:
+            job.open_items -= items
+            job.errors.update({error.index: error for error in errors})
+            failed = len(job.errors) == len(job.prepared)
+            if job.open_items > 0 or not self._end(job, "failed" if failed else "done"):
+                return
+        if failed:
+            first = job.errors[min(job.errors)]
+            self._post_failure(job, from_code(first.code, first.message))
+        else:
+            self._post_result(job)
+
+    def fail(self, job: Job, error: PenstockError) -> None:
+        """The whole request fails."""
+        with self._lock:
+            if not self._end(job, "failed"):
+                return
+        self._queue.remove(job)
+        self._post_failure(job, error)
+
+    def cancel(self, job: Job) -> int:
+        """Nobody waits any more. Returns how many of its items were still waiting for the device."""
+        with self._lock:
+            if not self._end(job, "cancelled"):
+                return 0
+        waiting = self._queue.remove(job)
+        self._free(job)
+        return waiting
+
+    def expire(self) -> list[Job]:
+        """Fail every job whose deadline has passed and that has not begun on the device; returns them."""
+        now = time.monotonic_ns()
+        late = [job for job in self.jobs() if now >= job.deadline_ns and not job.first_run_ns]
+        for job in late:
+            self.fail(job, DeadlineExceeded("the deadline passed in the queue", retry_after_s=1))
+        return late
+
+    def correct(self, job: Job, cost: int) -> None:
+        """Replace the estimated cost of an open job by the real one."""
+        with self._lock:
+            if job.state == "open":
+                self._queue.settle(job.cost - cost)
+                job.cost = cost
+
+    def _end(self, job: Job, state: str) -> bool:
+        if self._open.pop((job.session, job.id), None) is None:
+            return False
+        job.state = state
+        self._queue.settle(job.cost)
+        return True
+
+    def board(self, pieces: list[Piece]) -> list[Piece]:
+        """Those pieces whose job is still open; from now on the device may write to their output."""
+        with self._lock:
+            boarded = [piece for piece in pieces if piece.job.state == "open"]
+            for piece in boarded:
+                piece.job.on_device += 1
+        return boarded
+
+    def land(self, pieces: list[Piece]) -> None:
+        """The device is done with these pieces; blocks of jobs that ended meanwhile are given back."""
+        with self._lock:
+            for piece in pieces:
+                piece.job.on_device -= 1
+        for piece in pieces:
+            if piece.job.state in ("cancelled", "failed"):
+                self._free(piece.job)
+
+    def _free(self, job: Job) -> None:
+        """Give the block of an ended job back, unless the device still writes to it: then `land` does."""
+        if job.output is not None and job.output.block is not None and not job.on_device:
+            self._endpoint().leases.discard(job.output.block)
+
+    def _post_failure(self, job: Job, error: PenstockError) -> None:
+        self._free(job)
+        endpoint = self._endpoint()
+        endpoint.post(lambda: endpoint.fail(job.session, job.id, error))
+
+    def _post_result(self, job: Job) -> None:
+        output, endpoint = job.output, self._endpoint()
+        if output is None:
+            return
+        timing = Timing(
+            job.prepare_ns, max(0, job.first_run_ns - job.queued_ns), job.device_ns, job.copy_ns, job.batches
+        )
+        result = Result(
+            job.id,
+            block_ref(output.block),
+            output.refs,
+            [item.cost for item in job.prepared],
+            [index for index, item in enumerate(job.prepared) if item.truncated],
+            [job.errors[index] for index in sorted(job.errors)],
+            timing,
+        )
+        inline = bytes(output.buffer) if output.block is None else None
+        endpoint.post(lambda: endpoint.reply(job.session, result, output.block, inline))

@@ -1,0 +1,141 @@
+"""Sort a failed load into the classes that the models' state shows.
+
+    GATED       the hub refuses this token          permanent
+    NOT_FOUND   no such model, revision or file     permanent
+    DEPENDENCY  a package or version is missing     permanent
+    OOM         not enough memory                   again after 60 s
+    NETWORK     the hub cannot be reached           again after 30 s
+    UNKNOWN     anything else                       permanent
+
+Libraries wrap the real reason, so the whole chain of causes is looked at, the outermost first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import msgspec
+
+from workers.loading.source import SourceError
+
+ErrorClass = Literal["GATED", "NOT_FOUND", "DEPENDENCY", "OOM", "NETWORK", "UNKNOWN"]
+
+RETRY_AFTER_S: dict[str, float] = {"OOM": 60.0, "NETWORK": 30.0}
+_MOST_CHARACTERS = 300
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
+_TOO_NEW = ("does not recognize this architecture", "requires you to execute")
+_PATH = re.compile(r"(?<![\w:/])/(?:[\w.+@~-]+/)+")
+
+
+class LoadFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a model is not loaded.  `message` is one line for clients, without paths."""
+
+    error_class: ErrorClass
+    permanent: bool
+    retry_after_s: float | None
+    message: str
+
+
+def classify(error: BaseException) -> LoadFailure:
+    """The failure that `error` stands for."""
+    found: ErrorClass = "UNKNOWN"
+    reason = error
+    for link in _chain(error):
+        known = next((name for name, matches in _RULES if matches(link)), None)
+        if known is not None:
+            found, reason = known, link
+            break
+    retry_after_s = RETRY_AFTER_S.get(found)
+    return LoadFailure(
+        error_class=found,
+        permanent=retry_after_s is None,
+        retry_after_s=retry_after_s,
+        message=_message(reason),
+    )
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """`error`, what caused it, and so on."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def _message(error: BaseException) -> str:
+    """The first line of an error, shortened, with directories cut off."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = _PATH.sub("", lines[0]) if lines else type(error).__name__
+    return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
+
+
+def _named(error: BaseException, *names: str) -> bool:
+    """Whether the error's class or a base of it has one of the names.  Spares importing torch and the hub client."""
+    return any(base.__name__ in names for base in type(error).__mro__)
+
+
+def _says(error: BaseException, *phrases: str) -> bool:
+    """Whether the message contains one of the phrases."""
+    text = str(error).lower()
+    return any(phrase in text for phrase in phrases)
+
+
+def _status(error: BaseException) -> int:
+    """HTTP status of a hub error, 0 for others."""
+    return int(getattr(getattr(error, "response", None), "status_code", 0) or 0)
+
+
+def _is_own(name: str) -> Callable[[BaseException], bool]:
+    """Matches a SourceError of one class."""
+    return lambda error: isinstance(error, SourceError) and error.error_class == name
+
+
+def _is_gated(error: BaseException) -> bool:
+    return _named(error, "GatedRepoError") or (_named(error, "HfHubHTTPError") and _status(error) == 403)
+
+
+def _is_missing(error: BaseException) -> bool:
+    if _named(error, "LocalEntryNotFoundError"):
+        return _offline()
+    names = ("RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError", "OfflineModeIsEnabled")
+    return _named(error, *names) or isinstance(error, FileNotFoundError)
+
+
+def _is_dependency(error: BaseException) -> bool:
+    return isinstance(error, ImportError) or (isinstance(error, ValueError) and _says(error, *_TOO_NEW))
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or _named(error, "OutOfMemoryError"):
+        return True
+    return isinstance(error, RuntimeError | OSError) and _says(error, *_OUT_OF_MEMORY)
+
+
+def _is_network(error: BaseException) -> bool:
+    names = ("LocalEntryNotFoundError", "TransportError", "RequestException", "ConnectError", "gaierror")
+    refused = _named(error, "HfHubHTTPError") and (_status(error) == 429 or _status(error) >= 500)
+    return refused or _named(error, *names) or isinstance(error, ConnectionError | TimeoutError)
+
+
+def _offline() -> bool:
+    """Whether the hub client was told to stay off the network."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+# The first rule that matches decides.
+_RULES: tuple[tuple[ErrorClass, Callable[[BaseException], bool]], ...] = (
+    ("DEPENDENCY", _is_own("DEPENDENCY")),
+    ("NOT_FOUND", _is_own("NOT_FOUND")),
+    ("UNKNOWN", _is_own("UNKNOWN")),
+    ("GATED", _is_gated),
+    ("OOM", _is_out_of_memory),
+    ("NOT_FOUND", _is_missing),
+    ("NETWORK", _is_network),
+    ("DEPENDENCY", _is_dependency),
+)

@@ -1,0 +1,92 @@
+"""Start and end of a worker process.
+
+1. Settings, logging, slot lock; sweep what earlier lives of this slot left.
+2. Metrics, device, arena; then the runtime serves until SIGTERM or until the life pipe of its supervisor ends.
+3. Unlink the arena, give the slot back, exit 0. Exit 3: bad configuration. 4: device lost. 70: a bug or a hang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import secrets
+import signal
+import sys
+
+from ipc import logs, metrics, settings, sweep
+from ipc.arena import Arena
+from ipc.catalog import load_catalog
+from ipc.errors import ConfigError
+from ipc.liveness import SlotLock, SlotTaken
+from ipc.paths import prepare_run_dir
+
+log = logging.getLogger(__name__)
+
+EXIT_CONFIG = 3
+EXIT_BUG = 70
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one worker; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m workers", description="One Penstock worker process.")
+    parser.add_argument("--slot", type=int, required=True, help="number of this worker, from 0")
+    parser.add_argument(
+        "--life-fd", type=int, default=-1, help="descriptor that ends when the supervisor dies"
+    )
+    options = parser.parse_args(argv)
+    try:
+        config = settings.load()
+        logs.configure(config.log, f"worker-{options.slot}")
+        prepare_run_dir(config.paths)
+        with SlotLock(config.paths.lock(f"worker-{options.slot}")):
+            _serve(config, options.slot, options.life_fd)
+    except (ConfigError, SlotTaken) as error:
+        print(f"worker {options.slot}: {error.message}", file=sys.stderr)
+        return EXIT_CONFIG
+    except Exception:
+        log.exception("worker %d ends on an unexpected error", options.slot)
+        logs.flush()
+        return EXIT_BUG
+    logs.flush()
+    return 0
+
+
+def _serve(config: settings.Settings, slot: int, life_fd: int) -> None:
+    paths = config.paths
+    catalog = load_catalog(config.catalog.dirs, config.catalog.models)
+    for name in sweep.sweep_slot(paths, slot):
+        log.info("removed %s, left by an earlier life of this slot", name)
+    metrics.configure(paths, f"worker-{slot}")
+    # Imported here: torch takes a second, and a wrong configuration should be told before that.
+    from workers import device as devices
+    from workers.runtime import Runtime
+
+    device = devices.select(config)
+    families = metrics.WorkerMetrics(f"worker-{slot}")
+    families.touch(catalog, device.uuid)
+    epoch = secrets.token_hex(8)
+    arena = Arena(paths.arena(slot, epoch), config.arena.bytes, epoch)
+    try:
+        devices.pin(arena.view, device)
+        runtime = Runtime(config, catalog, slot, arena, device, families)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: runtime.endpoint.post(runtime.drain))
+        if life_fd >= 0:
+            os.set_blocking(life_fd, False)
+            runtime.endpoint.watch(life_fd, lambda: _life_ended(runtime, life_fd))
+        log.info(
+            "worker %d on %s, %d threads, arena %d MiB", slot, device.name, device.threads, arena.nbytes >> 20
+        )
+        runtime.run()
+        runtime.endpoint.close()
+    finally:
+        arena.close()
+        paths.worker_socket(slot).unlink(missing_ok=True)
+    log.info("worker %d has drained", slot)
+
+
+def _life_ended(runtime: Runtime, life_fd: int) -> None:  # type: ignore[name-defined] # noqa: F821
+    runtime.endpoint.unwatch(life_fd)
+    log.warning("the supervisor is gone")
+    runtime.drain()

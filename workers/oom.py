@@ -1,0 +1,68 @@
+"""Out of memory: how it is recognised, and the token budget that shrinks on it and grows back.
+
+The budget halves when a batch does not fit and recovers by a quarter after every `GROW_AFTER_S` without trouble, so it is
+back at its configured size within five minutes.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import torch
+
+MARKS = (
+    "out of memory",
+    "cannot allocate memory",
+    "failed to allocate",
+    "can't allocate memory",
+    "not enough memory",
+)
+STICKY_MARKS = (
+    "device-side assert",
+    "illegal memory access",
+    "unspecified launch failure",
+    "uncorrectable ecc",
+    "cuda error: unknown",
+)
+GROW_AFTER_S = 20.0
+SMALLEST_TOKENS = 64
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception means that memory ran out on the device or the host."""
+    text = str(error).lower()
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(mark in text for mark in MARKS)
+
+
+def is_sticky(error: BaseException) -> bool:
+    """Whether the device context is poisoned, so that the process must end."""
+    text = str(error).lower()
+    return any(mark in text for mark in STICKY_MARKS)
+
+
+def release_cached() -> None:
+    """Give cached device memory back."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+class TokenBudget:
+    """Tokens per batch."""
+
+    def __init__(self, tokens: int) -> None:
+        self.configured = self.tokens = tokens
+        self._calm_since = time.monotonic()
+
+    def shrink(self, tried: int) -> None:
+        """A batch of `tried` tokens did not fit."""
+        self.tokens = max(SMALLEST_TOKENS, min(self.tokens, tried) // 2)
+        self._calm_since = time.monotonic()
+
+    def grow(self) -> None:
+        """Called after a batch that fitted."""
+        now = time.monotonic()
+        if self.tokens < self.configured and now - self._calm_since > GROW_AFTER_S:
+            self.tokens = min(self.configured, self.tokens + max(1, self.configured // 4))
+            self._calm_since = now

@@ -1,0 +1,120 @@
+"""The worker's bounded queue: a lock around the batcher, the bound, and the drain rate behind Retry-After.
+
+The bound is a cost: the larger of `queue.min_tokens` and what the device drains in `queue.max_wait_s`. A request is
+admitted while the queue is under its bound, so one large request may overshoot it, but never a second one.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+
+from ipc.errors import QueueFull
+from ipc.settings import Settings
+from workers.batcher import Batcher
+from workers.job import Job, Piece
+
+
+class DrainRate:
+    """Tokens per second of device time, smoothed over recent batches."""
+
+    def __init__(self) -> None:
+        self.tokens_per_s = 0.0
+
+    def record(self, tokens: int, seconds: float) -> None:
+        """One batch of `tokens` took `seconds` of device time."""
+        if seconds <= 0:
+            return
+        rate = tokens / seconds
+        # A large batch says more about throughput than a lone query does.
+        weight = min(0.3, 0.02 + tokens / 20000)
+        self.tokens_per_s += (rate - self.tokens_per_s) * (weight if self.tokens_per_s else 1.0)
+
+    def seconds_for(self, tokens: int) -> float:
+        """Predicted device time."""
+        return tokens / self.tokens_per_s if self.tokens_per_s else 0.0
+
+
+class WorkQueue:
+    """Waiting jobs, shared by the endpoint, the preparing threads and the device thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._bound = settings.queue
+        self._batcher = Batcher(int(settings.batch.starve_after_s * 1e9))
+        self._changed = threading.Condition()
+        self._admitted = 0
+        self._closed = False
+        self.rate = DrainRate()
+
+    @property
+    def limit(self) -> int:
+        """Present bound in tokens."""
+        return max(self._bound.min_tokens, int(self.rate.tokens_per_s * self._bound.max_wait_s))
+
+    @property
+    def admitted(self) -> int:
+        """Tokens admitted and not finished."""
+        return self._admitted
+
+    def admit(self, cost: int) -> None:
+        """Count a request in. Raises `QueueFull` with the time until the queue has drained."""
+        with self._changed:
+            if self._admitted >= self.limit:
+                wait_s = math.ceil(self.rate.seconds_for(self._admitted))
+                raise QueueFull(
+                    f"the queue holds {self._admitted} tokens, its bound is {self.limit}",
+                    retry_after_s=max(1, wait_s),
+                )
+            self._admitted += cost
+
+    def settle(self, cost: int) -> None:
+        """Count a request out, or correct its cost by a difference."""
+        with self._changed:
+            self._admitted -= cost
+
+    def put(self, job: Job, start: int, stop: int) -> None:
+        """Prepared items `start` to `stop` of an open job wait for the device from now on."""
+        with self._changed:
+            if job.state != "open":
+                return
+            job.queued_ns = job.queued_ns or time.monotonic_ns()
+            self._batcher.add(job, start, stop)
+            self._changed.notify_all()
+
+    def take(self, max_tokens: int, max_items: int) -> list[Piece]:
+        """The next batch now; empty when nothing waits."""
+        with self._changed:
+            return self._batcher.take(max_tokens, max_items, time.monotonic_ns())
+
+    def wait(self, ready: Callable[[int], bool]) -> bool:
+        """Wait until `ready(tokens waiting)` is true; False when the queue closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or ready(self._batcher.tokens))
+            return not self._closed
+
+    def remove(self, job: Job) -> int:
+        """Drop what is still waiting of a job; returns the number of items."""
+        with self._changed:
+            return self._batcher.remove(job)
+
+    def nudge(self) -> None:
+        """Wake whoever waits, to look at something else than the queue."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Make waiters return."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def snapshot(self) -> list[tuple[str, str, int, int, float]]:
+        """(model, lane, items, tokens, age of the oldest in seconds) per group and lane."""
+        now = time.monotonic_ns()
+        with self._changed:
+            return [
+                (model, name, lane.items, lane.tokens, (now - (lane.oldest_ns() or now)) / 1e9)
+                for model, name, lane in self._batcher.lanes()
+            ]

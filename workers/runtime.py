@@ -1,0 +1,239 @@
+"""Puts a worker together and answers the endpoint: requests in, states out, the periodic tick, the drain.
+
+The endpoint's thread calls everything here except `_models_changed`, which the loading thread calls.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+from ipc import logs
+from ipc.arena import Arena
+from ipc.catalog import Catalog
+from ipc.endpoint import Endpoint
+from ipc.errors import DeadlineExceeded, Draining, ModelLoading, ModelNotFound, ModelNotLoaded
+from ipc.leases import LeaseTable
+from ipc.liveness import start_ticks
+from ipc.messages import VERSION, Credits, Leaving, Models, Submit, Welcome
+from ipc.metrics import WorkerMetrics
+from ipc.notify import Notifier
+from ipc.sessions import Session
+from ipc.settings import Settings
+from workers import device as devices
+from workers import oom, outputs
+from workers.executor import Executor
+from workers.job import Job
+from workers.jobs import JobBook
+from workers.models import ModelTable
+from workers.operations import operation_of
+from workers.preparing import Preparer
+from workers.queue import WorkQueue
+from workers.reporting import Reporter
+from workers.watchdog import Watchdog
+
+log = logging.getLogger(__name__)
+
+EXIT_HUNG = 70
+
+
+class Runtime:
+    """One worker process, apart from its start and its end."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        slot: int,
+        arena: Arena,
+        device: devices.Device,
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._settings, self._arena, self._device = settings, arena, device
+        self.leases = LeaseTable(arena)
+        self.queue = WorkQueue(settings)
+        self.book = JobBook(self.queue, lambda: self.endpoint)
+        budget = oom.TokenBudget(devices.batch_tokens(settings, device))
+        self.executor = Executor(self.queue, self.book, arena, settings.batch, budget, metrics)
+        self.models = ModelTable(
+            catalog, settings, device, lambda work: self.executor.call(work).result(), self._models_changed
+        )
+        self.preparer = Preparer(self.queue, self.book, settings.worker.prepare_threads)
+        self.endpoint = Endpoint(settings.paths, slot, self.leases, self)
+        self.notifier = Notifier()
+        self._watchdog = Watchdog(settings.worker.hang_timeout_s, self.executor, self.queue.rate)
+        self._reporter = Reporter(self, metrics, device)
+        self._metrics = metrics
+        self._parked: list[Job] = []
+        self._draining_until = 0.0
+        self._last_credits: tuple[int, int, int, int] | None = None
+        self._ready_sent = False
+
+    def run(self) -> None:
+        """Serve until a drain has ended."""
+        self.executor.start()
+        self.models.start()
+        self.endpoint.run()
+        self.models.close()
+        self.queue.close()
+        self.preparer.close()
+
+    def drain(self) -> None:
+        """Announce the end; stop when nothing is left to do, or after `worker.drain_timeout_s`. Endpoint thread only."""
+        if not self._draining_until:
+            log.info("draining: %d requests open, %d leases", len(self.book), self.leases.leases)
+            self._draining_until = time.monotonic() + self._settings.worker.drain_timeout_s
+            self.notifier.send(stopping=1, status="draining")
+            self.endpoint.broadcast(Leaving())
+
+    def welcome(self) -> Welcome:
+        """Present state, for a new session."""
+        return Welcome(
+            VERSION,
+            self._arena.epoch,
+            os.getpid(),
+            start_ticks(os.getpid()),
+            str(self._arena.path),
+            self._device.name,
+            self._device.threads,
+            self.models.statuses(),
+            self._credits(),
+        )
+
+    def submit(self, session: Session, message: Submit) -> None:
+        """Take a request in. Raises a `PenstockError` when it cannot be taken."""
+        host = self.models.find(message.model)
+        if host is None:
+            raise ModelNotFound(f"Model '{message.model}' not found")
+        if host.adapter is None:
+            if host.status.state == "loading":
+                raise ModelLoading(f"Model '{message.model}' is loading", retry_after_s=5)
+            raise ModelNotLoaded(f"Model '{message.model}' is not loaded", retry_after_s=5)
+        if time.monotonic_ns() >= message.deadline_ns:
+            raise DeadlineExceeded("the deadline passed on the way to the worker", retry_after_s=1)
+        if self._draining_until and time.monotonic() > self._draining_until:
+            raise Draining("this worker is stopping", retry_after_s=1)
+        operation = operation_of(message.call)
+        operation.check(host.adapter, message.call)
+        self.queue.admit(message.cost)
+        job = Job(
+            session.key,
+            session.tag,
+            message.id,
+            message.model,
+            message.call,
+            message.deadline_ns,
+            message.request_id,
+            message.solo,
+            message.cost,
+        )
+        job.adapter, job.group = host.adapter, (message.model, operation.group(message.call))
+        job.lane = "bulk" if message.cost > self._settings.batch.bulk_tokens else "interactive"
+        count = len(message.call.items)
+        job.prepared, job.open_items = [None] * count, count  # type: ignore[list-item]
+        self.book.open(job)
+        self._place(job)
+
+    def _place(self, job: Job) -> None:
+        """Reserve output space and send the job to the preparing threads, or park it until there is space."""
+        try:
+            placed = self._reserve(job, may_pass=not self._parked)
+        except Exception:
+            self.book.cancel(job)
+            raise
+        if placed:
+            self.preparer.put(job)
+        else:
+            self._parked.append(job)
+
+    def _reserve(self, job: Job, may_pass: bool) -> bool:
+        """Output space for a job; `may_pass` tells whether it may take arena space now, small results always may."""
+        parts = operation_of(job.call).layout(job.adapter, job.call)
+        inline = self._settings.arena.inline_bytes
+        return (may_pass or outputs.is_inline(parts, inline)) and outputs.reserve(
+            job, parts, self.leases, inline
+        )
+
+    def _unpark(self) -> None:
+        """Place parked jobs in order, as far as there is room; those that ended meanwhile are forgotten."""
+        while self._parked:
+            job = self._parked[0]
+            if job.state == "open":
+                if time.monotonic_ns() >= job.deadline_ns - int(0.25e9):
+                    self.book.fail(job, outputs.exhausted(1.0))
+                else:
+                    if not self._reserve(job, may_pass=True):
+                        return
+                    self.preparer.put(job)
+            self._parked.pop(0)
+
+    def cancel(self, session: Session, request: int) -> None:
+        """The caller of a request has gone. Idempotent."""
+        session.outstanding.pop(request, None)
+        job = self.book.find(session.key, request)
+        if job is None:
+            return
+        stage = "running" if job.first_run_ns else "queued"
+        self.book.cancel(job)
+        self._metrics.cancelled.labels(job.model, stage).inc()
+        if stage == "queued":
+            self._metrics.saved.labels(job.model, stage).inc(self.queue.rate.seconds_for(job.cost))
+
+    def released(self) -> None:
+        """A lease ended: there may be room for parked jobs."""
+        if self._parked:
+            self._unpark()
+
+    def tick(self) -> None:
+        """Ten times a second: deadlines, parked jobs, old leases, credits, watchdog, metrics, drain."""
+        self.book.expire()
+        self._unpark()
+        revoked = self.leases.revoke_older(self._settings.arena.lease_max_age_s)
+        if revoked:
+            log.error("%d leases were older than arena.lease_max_age_s and were taken back", revoked)
+        self._reporter.tick(revoked)
+        self._send_credits()
+        if self._watchdog.hung():
+            log.critical("the device thread hangs; this process ends")
+            logs.flush()
+            os._exit(EXIT_HUNG)
+        self._notify()
+        if self._draining_until:
+            self._finish_drain()
+
+    def _notify(self) -> None:
+        self.notifier.send(watchdog=1)
+        if not self._ready_sent and self.models.first_pass_done:
+            self._ready_sent = True
+            loaded = sum(1 for status in self.models.statuses() if status.state == "loaded")
+            self.notifier.send(ready=1, status=f"{loaded}/{len(self.models.statuses())} models ready")
+
+    def _finish_drain(self) -> None:
+        quiet = not len(self.book) and self.executor.idle and not self.leases.leases
+        if quiet or time.monotonic() > self._draining_until:
+            self.endpoint.stop()
+
+    def _credits(self) -> Credits:
+        limit = self.queue.limit // max(1, len(self.endpoint.sessions))
+        return Credits(limit, self.queue.admitted, self.queue.rate.tokens_per_s)
+
+    def _send_credits(self) -> None:
+        credits = self._credits()
+        state = (
+            credits.limit // 1024,
+            credits.queued // 256,
+            int(credits.rate) // 64,
+            len(self.endpoint.sessions),
+        )
+        if state != self._last_credits:
+            self._last_credits = state
+            self.endpoint.broadcast(credits)
+
+    def _models_changed(self) -> None:
+        """A model's state changed; called from the loading thread."""
+        self.endpoint.post(self._announce_models)
+
+    def _announce_models(self) -> None:
+        self._reporter.models()
+        self.endpoint.broadcast(Models(self.models.statuses()))

@@ -1,0 +1,122 @@
+"""One supervised worker slot: its process, its notify socket, its back-off.
+
+Used by the supervisor's loop only. A slot is waiting, starting, ready, or stopping.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from ipc.notify import Listener
+from ipc.paths import RunPaths
+from ipc.settings import Settings, count_gpus
+from workers.backoff import QUARANTINE_S, Backoff
+
+log = logging.getLogger(__name__)
+
+EXIT_CONFIG = 3
+EXIT_DEVICE_LOST = 4
+
+
+class WorkerSlot:
+    """Starts, watches and ends the process of one slot."""
+
+    def __init__(self, slot: int, settings: Settings, paths: RunPaths) -> None:
+        self.slot, self._settings = slot, settings
+        self.listener = Listener(paths.notify_socket(slot))
+        self.state = "waiting"
+        self.quarantined = False
+        self.pidfd = -1
+        self._process: subprocess.Popen[bytes] | None = None
+        self._backoff = Backoff(settings.worker.restart_backoff_s)
+        self._started = self._heard = self._start_at = 0.0
+        self._killed_for = ""
+
+    def start_if_due(self) -> bool:
+        """Start the process when its time has come; True when it was started."""
+        if self.state != "waiting" or time.monotonic() < self._start_at:
+            return False
+        life_read, self._life_write = os.pipe()
+        environment = {
+            **os.environ,
+            "NOTIFY_SOCKET": str(self.listener.path),
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        # PERF: idle OpenMP threads must not spin on cores that frontends need.
+        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        if self._settings.worker.device != "cpu" and count_gpus():
+            visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
+            environment["CUDA_VISIBLE_DEVICES"] = (
+                visible[self.slot % len(visible)] if visible else str(self.slot)
+            )
+        command = [sys.executable, "-m", "workers", "--slot", str(self.slot), "--life-fd", str(life_read)]
+        self._process = subprocess.Popen(
+            command, env=environment, pass_fds=(life_read,), stdin=subprocess.DEVNULL
+        )
+        os.close(life_read)
+        self.pidfd = os.pidfd_open(self._process.pid)
+        self.state = "starting"
+        self._started = self._heard = time.monotonic()
+        self._killed_for = ""
+        log.info("worker %d started (pid %d)", self.slot, self._process.pid)
+        return True
+
+    def heard(self) -> None:
+        """Read the notify socket."""
+        fields = self.listener.receive()
+        if fields:
+            self._heard = time.monotonic()
+        if fields.get("READY") == "1" and self.state == "starting":
+            self.state = "ready"
+            log.info("worker %d is ready: %s", self.slot, fields.get("STATUS", ""))
+        elif fields.get("STOPPING") == "1":
+            self.state = "stopping"
+
+    def check(self) -> None:
+        """Kill a process that has been silent for too long."""
+        limit = (
+            self._settings.worker.hang_timeout_s
+            if self.state == "ready"
+            else self._settings.worker.load_stall_s
+        )
+        silent = time.monotonic() - self._heard
+        if self.state in ("starting", "ready") and silent > limit and not self._killed_for:
+            log.error("worker %d has been silent for %.1f s and is killed", self.slot, silent)
+            self._killed_for = "hang"
+            self.signal(signal.SIGKILL)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process, if there is one."""
+        if self._process is not None and self._process.returncode is None:
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def reap(self, others_healthy: bool) -> str:
+        """The process has died: plan the next start. Returns the cause."""
+        assert self._process is not None
+        code = self._process.wait()
+        now = time.monotonic()
+        os.close(self.pidfd)
+        os.close(self._life_write)
+        self.pidfd, self._process = -1, None
+        cause = self._killed_for or (f"signal-{-code}" if code < 0 else f"exit-{code}")
+        if code == 0 and self.state == "stopping":
+            cause = "drained"
+        delay = self._backoff.failed(now, now - self._started)
+        self.quarantined = (self._backoff.exhausted(now) and others_healthy) or code in (
+            EXIT_CONFIG,
+            EXIT_DEVICE_LOST,
+        )
+        if self.quarantined:
+            delay = QUARANTINE_S
+        self.state, self._start_at = "waiting", now + delay
+        log.warning("worker %d ended (%s); next start in %.1f s", self.slot, cause, delay)
+        return cause
+
+    def close(self) -> None:
+        """Remove the notify socket."""
+        self.listener.close()
