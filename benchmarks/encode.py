@@ -40,7 +40,7 @@ ENGINES = ("torch", "sentence-transformers", "openvino")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run. `lone` is the number of texts of the lone client; `threads` are torch threads of every contestant."""
+    """What to run. `lone`: texts of the lone client; `threads`: torch threads of every contestant."""
 
     device: str
     threads: int
@@ -57,7 +57,7 @@ def _loop(loops: LoopProcess, work: Work) -> Turn:
 
 
 def _penstock(precision: str, plan: Plan, work: Work) -> Turn:
-    settings = {
+    settings: dict[str, str | int | float] = {
         "worker.torch_threads": plan.threads,
         "worker.precision": precision,
         "worker.device": plan.device,

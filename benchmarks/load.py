@@ -16,7 +16,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import uvloop
 
@@ -82,8 +82,7 @@ class _Connection(asyncio.Protocol):
         self._since: float | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
 
     def send(self, request: bytes, since: float) -> None:
         """Write one request; its latency counts from the instant `since` of `time.perf_counter`."""

@@ -40,7 +40,7 @@ def environment_of(settings: Settings) -> dict[str, str]:
 def penstock(
     models: str, settings: Settings, *, fakes: bool = False, ready: str = "/readyz"
 ) -> Iterator[Server]:
-    """A Penstock server (on CPU unless `settings` say otherwise) that serves `models` (comma separated); gone with its files on exit.
+    """A Penstock server that serves `models` (comma separated), on CPU unless told otherwise; gone on exit.
 
     It is entered when a GET of `ready` is answered 200. `fakes` takes the catalog of fake models of the tests.
     `settings` are named `section.field`.

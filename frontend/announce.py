@@ -23,7 +23,8 @@ def started(services: Services) -> None:
         os.close(os.open(marker, os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
         return
-    print(block(services), file=sys.stderr, flush=True)
+    sys.stderr.write(block(services) + "\n")
+    sys.stderr.flush()
 
 
 def block(services: Services) -> str:
@@ -38,12 +39,13 @@ def block(services: Services) -> str:
         lines.append(f"  model      {name}: {status.state} on {status.device or '-'}{note}")
     for channel in services.client.channels:
         lines.append(
-            f"  worker {channel.slot}   {channel.device}, {channel.threads} threads, {settings.arena.bytes >> 20} MiB arena"
+            f"  worker {channel.slot}   {channel.device}, {channel.threads} threads, "
+            f"{settings.arena.bytes >> 20} MiB arena"
         )
     limits = settings.limits
     lines += [
-        f"  limits     body {limits.max_body_bytes >> 20} MiB, {limits.max_items} items, text {limits.max_text_bytes >> 10} KiB, "
-        f"request {limits.request_timeout_s:g} s",
+        f"  limits     body {limits.max_body_bytes >> 20} MiB, {limits.max_items} items, "
+        f"text {limits.max_text_bytes >> 10} KiB, request {limits.request_timeout_s:g} s",
         f"  frontends  {settings.frontend_count}; run directory {settings.paths.root}",
         f"  off        API keys, tracing, {'' if settings.worker.trust_remote_code else 'remote code, '}score, extract",
     ]

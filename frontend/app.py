@@ -20,7 +20,7 @@ from ipc.errors import PenstockError
 class Application:
     """The ASGI callable; keeps each request's `receive`, whose next event after the body is the disconnect."""
 
-    def __init__(self, app: falcon.asgi.App) -> None:
+    def __init__(self, app: falcon.asgi.App[Any, Any]) -> None:
         self._app = app
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -34,7 +34,8 @@ def create(config: settings.Settings | None = None) -> Application:
     config = config or settings.load()
     services = Services(config, load_catalog(config.catalog.dirs, config.catalog.models))
     known = protocols()
-    app = falcon.asgi.App(middleware=[Lifespan(services), RequestMiddleware(services, known)])
+    middleware: list[Any] = [Lifespan(services), RequestMiddleware(services, known)]
+    app: falcon.asgi.App[Any, Any] = falcon.asgi.App(middleware=middleware)
     errors = ErrorRenderer(known)
     app.add_error_handler(Exception, errors.unexpected)
     app.add_error_handler(falcon.HTTPError, errors.http)

@@ -33,7 +33,7 @@ def decode(body: bytes, kind: type[T], *, binary: bool, once: Sequence[str] = ()
     if not body:
         raise InvalidInput(f"body: empty, expected {form}")
     try:
-        decoded: T = _decoder(kind, binary).decode(body)
+        decoded: T = _decoder(kind, binary).decode(body)  # type: ignore[arg-type]
     except msgspec.ValidationError as error:
         raise InvalidInput(f"body: {error}") from error
     except msgspec.DecodeError as error:

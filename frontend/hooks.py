@@ -29,7 +29,7 @@ def read_settings() -> settings.Settings:
         config = settings.load()
         load_catalog(config.catalog.dirs, config.catalog.models)
     except ConfigError as error:
-        print(f"penstock: {error.message}", file=sys.stderr)
+        sys.stderr.write(f"penstock: {error.message}\n")
         raise SystemExit(EXIT_CONFIG) from error
     return config
 
@@ -63,7 +63,7 @@ def on_starting(server: Any) -> None:
     try:
         prepare_run_dir(config.paths)
     except ConfigError as error:
-        print(f"penstock: {error.message}", file=sys.stderr)
+        sys.stderr.write(f"penstock: {error.message}\n")
         raise SystemExit(EXIT_CONFIG) from error
     for name in sweep.sweep(config.paths):
         server.log.info("removed %s, left by an earlier run", name)

@@ -28,4 +28,4 @@ def send_parts(resp: Response, parts: Sequence[Part], reply: Reply, services: Se
         return
     body = LeasedBody(parts, reply, arena, services.copies)
     resp.content_length = body.nbytes
-    resp.stream = body
+    resp.stream = body  # type: ignore[assignment]

@@ -132,7 +132,7 @@ class Channel:
             self._socket.setsockopt(option, value)
         self._socket.setsockopt(zmq.ROUTING_ID, f"{self._name}.{self._tag:x}".encode())
         self._socket.connect(f"ipc://{self._paths.worker_socket(self.slot)}")
-        self._loop.add_reader(self._socket.getsockopt(zmq.FD), self._look)
+        self._loop.add_reader(self._socket.FD, self._look)
         self.state = "connecting"
         self._look_soon()
 
@@ -182,7 +182,7 @@ class Channel:
     def _look(self) -> None:
         self._look_scheduled = False
         socket = self._socket
-        while socket is not None and socket is self._socket and socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while socket is not None and socket is self._socket and int(socket.EVENTS) & zmq.POLLIN:
             try:
                 frames = socket.recv_multipart(zmq.NOBLOCK)
                 self._dispatch(codec.decode_to_frontend(frames), frames[1] if len(frames) > 1 else b"")
@@ -286,7 +286,7 @@ class Channel:
             os.close(self._pidfd)
             self._pidfd = -1
         if self._socket is not None:
-            self._loop.remove_reader(self._socket.getsockopt(zmq.FD))
+            self._loop.remove_reader(self._socket.FD)
             self._socket.close(0)
             self._socket = None
         self.state, self.models, self._arena = "absent", {}, None

@@ -4,8 +4,8 @@
 2. Take in everything that has arrived; hand requests to the handler.
 3. Run what other threads posted (results above all), then the periodic tick.
 
-A dead frontend is dropped at once: its requests are cancelled and its leases revoked. A peer that is not registered gets
-`Goodbye` and registers again.
+A dead frontend is dropped at once: its requests are cancelled and its leases revoked. A peer that is not registered
+gets `Goodbye` and registers again.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Endpoint:
         next_tick = time.monotonic()
         while not self._stopping:
             wait_s = max(0.0, next_tick - time.monotonic())
-            for fd, _ in self._poller.poll(wait_s * 1000):
+            for fd, _ in self._poller.poll(int(wait_s * 1000) + 1 if wait_s else 0):
                 self._ready(fd)
             if time.monotonic() >= next_tick:
                 next_tick = time.monotonic() + self._tick_s

@@ -18,14 +18,14 @@ class Wire(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Base of all wire structs."""
 
 
-class TextInput(Wire):
+class TextInput(Wire, frozen=True):
     """One item: a text, or token ids given by the caller."""
 
     text: str | None = None
     ids: list[int] | None = None
 
 
-class EncodeCall(Wire, tag="encode"):
+class EncodeCall(Wire, frozen=True, tag="encode"):
     """Encode `items` into `outputs` (`dense`, ...)."""
 
     items: list[TextInput]
@@ -37,7 +37,7 @@ class EncodeCall(Wire, tag="encode"):
 Call = EncodeCall
 
 
-class Hello(Wire, tag="hello"):
+class Hello(Wire, frozen=True, tag="hello"):
     """A frontend registers. `tag` is a random 63-bit name of this registration."""
 
     version: int
@@ -47,7 +47,7 @@ class Hello(Wire, tag="hello"):
     start_ticks: int
 
 
-class Submit(Wire, tag="submit"):
+class Submit(Wire, frozen=True, tag="submit"):
     """One request. `solo` asks for a batch of its own; `cost` is the frontend's estimate."""
 
     id: int
@@ -60,30 +60,30 @@ class Submit(Wire, tag="submit"):
     solo: bool = False
 
 
-class Cancel(Wire, tag="cancel"):
+class Cancel(Wire, frozen=True, tag="cancel"):
     """The caller of request `id` has gone."""
 
     id: int
 
 
-class Release(Wire, tag="release"):
+class Release(Wire, frozen=True, tag="release"):
     """The lease on a block ends."""
 
     offset: int
     generation: int
 
 
-class Ping(Wire, tag="ping"):
+class Ping(Wire, frozen=True, tag="ping"):
     """Are you there?"""
 
     seq: int
 
 
-class Goodbye(Wire, tag="goodbye"):
+class Goodbye(Wire, frozen=True, tag="goodbye"):
     """The sender does not know the other side (any more)."""
 
 
-class ModelStatus(Wire):
+class ModelStatus(Wire, frozen=True):
     """State of one model on one worker: available, loading, loaded, unloading or failed."""
 
     name: str
@@ -100,7 +100,7 @@ class ModelStatus(Wire):
     permanent: bool = False
 
 
-class Credits(Wire, tag="credits"):
+class Credits(Wire, frozen=True, tag="credits"):
     """How much cost this session may have in flight, what waits at the worker, and how fast it drains (cost/s)."""
 
     limit: int
@@ -108,7 +108,7 @@ class Credits(Wire, tag="credits"):
     rate: float
 
 
-class Welcome(Wire, tag="welcome"):
+class Welcome(Wire, frozen=True, tag="welcome"):
     """The worker accepts a registration and says where its arena is."""
 
     version: int
@@ -122,13 +122,13 @@ class Welcome(Wire, tag="welcome"):
     credits: Credits
 
 
-class Models(Wire, tag="models"):
+class Models(Wire, frozen=True, tag="models"):
     """States of all models of this worker changed."""
 
     models: list[ModelStatus]
 
 
-class BlockRef(Wire):
+class BlockRef(Wire, frozen=True):
     """A leased block of the arena: offset, data bytes, generation."""
 
     offset: int
@@ -136,7 +136,7 @@ class BlockRef(Wire):
     generation: int
 
 
-class TensorRef(Wire):
+class TensorRef(Wire, frozen=True):
     """One named tensor inside a block or inline frame; `start` is its first byte."""
 
     name: str
@@ -145,7 +145,7 @@ class TensorRef(Wire):
     start: int
 
 
-class ItemError(Wire):
+class ItemError(Wire, frozen=True):
     """Item `index` failed while its neighbours did not."""
 
     index: int
@@ -153,7 +153,7 @@ class ItemError(Wire):
     message: str
 
 
-class Timing(Wire):
+class Timing(Wire, frozen=True):
     """Phases of one request in nanoseconds, and how many batches it was spread over."""
 
     prepare_ns: int = 0
@@ -163,7 +163,7 @@ class Timing(Wire):
     batches: int = 0
 
 
-class Result(Wire, tag="result"):
+class Result(Wire, frozen=True, tag="result"):
     """The answer to `id`; tensors lie in `block`, or in the next frame when `block` is None."""
 
     id: int
@@ -175,7 +175,7 @@ class Result(Wire, tag="result"):
     timing: Timing
 
 
-class Failure(Wire, tag="failure"):
+class Failure(Wire, frozen=True, tag="failure"):
     """Request `id` failed with a code of `ipc.errors`."""
 
     id: int
@@ -185,11 +185,11 @@ class Failure(Wire, tag="failure"):
     detail: dict[str, Any] = {}
 
 
-class Leaving(Wire, tag="leaving"):
+class Leaving(Wire, frozen=True, tag="leaving"):
     """This worker drains: send nothing new."""
 
 
-class Pong(Wire, tag="pong"):
+class Pong(Wire, frozen=True, tag="pong"):
     """Yes."""
 
     seq: int

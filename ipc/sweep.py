@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from pathlib import Path
 
 from ipc.liveness import SlotLock, SlotTaken, is_held
 from ipc.paths import RunPaths
@@ -17,18 +18,21 @@ _LOCK_NAME = re.compile(r"^(worker|frontend)-(\d+)\.lock$")
 
 def sweep_slot(paths: RunPaths, slot: int) -> list[str]:
     """Remove arenas and sockets of earlier lives of a worker slot; the caller must hold its lock. Returns the names."""
-    removed = []
-    for path in [*paths.arenas(slot), paths.worker_socket(slot)]:
-        if path.exists() or path.is_socket():
-            path.unlink(missing_ok=True)
-            removed.append(path.name)
-    return removed
+    return _unlink([*paths.arenas(slot), paths.worker_socket(slot)])
+
+
+def _unlink(files: list[Path]) -> list[str]:
+    """Remove those of `files` that exist; returns their names."""
+    found = [path for path in files if path.exists() or path.is_socket()]
+    for path in found:
+        path.unlink(missing_ok=True)
+    return [path.name for path in found]
 
 
 def sweep(paths: RunPaths) -> list[str]:
     """Sweep every free worker slot of this instance, and the metric files when no slot at all is held."""
     if not paths.root.exists():
-        return [path.name for path in paths.arenas() if not path.unlink(missing_ok=True)]
+        return _unlink(paths.arenas())
     slots = {
         int(found[2])
         for path in paths.root.glob("*.lock")

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ def pin(view: memoryview, device: Device) -> None:
     if device.torch.type != "cuda":
         return
     address = torch.frombuffer(view, dtype=torch.uint8).data_ptr()
-    code = torch.cuda.cudart().cudaHostRegister(address, view.nbytes, 0)
+    code = torch.cuda.cudart().cudaHostRegister(address, view.nbytes, 0)  # type: ignore[no-untyped-call]
     if int(code) != 0:
         log.warning(
             "the arena could not be pinned (CUDA code %s); results are copied through pageable memory", code
@@ -97,8 +98,7 @@ class Monitor:
         if self._device.torch.type == "cuda":
             free, total = torch.cuda.mem_get_info()
             return int(total - free)
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def utilization(self) -> float | None:
         """Share of the last second in which the device was busy, 0 to 1; None when nobody can tell."""

@@ -13,6 +13,7 @@ import os
 import secrets
 import signal
 import sys
+from typing import TYPE_CHECKING
 
 from ipc import logs, metrics, settings, sweep
 from ipc.arena import Arena
@@ -20,6 +21,9 @@ from ipc.catalog import load_catalog
 from ipc.errors import ConfigError
 from ipc.liveness import SlotLock, SlotTaken
 from ipc.paths import prepare_run_dir
+
+if TYPE_CHECKING:
+    from workers.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         with SlotLock(config.paths.lock(f"worker-{options.slot}")):
             _serve(config, options.slot, options.life_fd)
     except (ConfigError, SlotTaken) as error:
-        print(f"worker {options.slot}: {error.message}", file=sys.stderr)
+        sys.stderr.write(f"worker {options.slot}: {error.message}\n")
         return EXIT_CONFIG
     except Exception:
         log.exception("worker %d ends on an unexpected error", options.slot)
@@ -86,7 +90,7 @@ def _serve(config: settings.Settings, slot: int, life_fd: int) -> None:
     log.info("worker %d has drained", slot)
 
 
-def _life_ended(runtime: Runtime, life_fd: int) -> None:  # type: ignore[name-defined] # noqa: F821
+def _life_ended(runtime: Runtime, life_fd: int) -> None:
     runtime.endpoint.unwatch(life_fd)
     log.warning("the supervisor is gone")
     runtime.drain()

@@ -140,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
         lock.release()
         sweep.sweep(config.paths)
     except ConfigError as error:
-        print(f"supervisor: {error.message}", file=sys.stderr)
+        sys.stderr.write(f"supervisor: {error.message}\n")
         return EXIT_CONFIG
     finally:
         logs.flush()

@@ -115,7 +115,7 @@ def serve(output: TextIO, names: Sequence[str], run: Run, lone: Run) -> None:
 
 
 def setting(name: str) -> str:
-    """A setting that the parent process left in the environment: MODEL_DIR, THREADS, DEVICE, PRECISION, TEXTS (a file)."""
+    """A setting from the parent process: MODEL_DIR, THREADS, DEVICE, PRECISION, TEXTS (a file name)."""
     return os.environ[f"BENCHMARK_{name}"]
 
 

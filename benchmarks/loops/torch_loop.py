@@ -59,7 +59,7 @@ def make_loops(model: Any) -> dict[str, Loop]:
     kind = model.device.type
     loops = {f"padded, batch {size}": Loop(Padded(model), by_count(size)) for size in SIZES[kind]}
     forms = {"packed": PackedBert(model)}
-    if kind == "cpu" and torch.backends.mkldnn.is_available():
+    if kind == "cpu" and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         forms["packed oneDNN"] = PackedBert(model, onednn=True)
     for name, packed in forms.items():
         for budget in BUDGETS[kind]:

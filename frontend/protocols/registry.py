@@ -17,7 +17,7 @@ class WireProtocol(Protocol):
     name: str
     prefixes: Sequence[str]
 
-    def mount(self, app: falcon.asgi.App, services: Services) -> None:
+    def mount(self, app: falcon.asgi.App[Any, Any], services: Services) -> None:
         """Add the routes of this protocol."""
 
     def render_error(self, error: PenstockError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:

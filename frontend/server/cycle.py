@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from frontend.server.protocol import PenstockProtocol
 
 SLICE_BYTES = 512 * 1024
-WRITE_HIGH_WATER_BYTES = 256 * 1024
+WRITE_HIGH_WATER_BYTES = 448 * 1024
 
 
 class _LingeringClose:

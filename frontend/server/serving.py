@@ -97,7 +97,7 @@ class DrainingServer(Server):
         self._sweeper.stop()
 
     async def _stop_accepting(self) -> None:
-        waiting = [connection for listener in self._listeners for connection in _accept_all(listener)]
+        waiting = [connection for listener in self._listeners for connection in accept_waiting(listener)]
         for server in self.servers:
             server.close()
         for listener in self._listeners:
@@ -152,7 +152,7 @@ async def _wait_for(tasks: set[asyncio.Task[None]], timeout_s: float) -> None:
         await asyncio.wait(list(tasks), timeout=timeout_s)
 
 
-def _accept_all(listener: socket.socket) -> list[socket.socket]:
+def accept_waiting(listener: socket.socket) -> list[socket.socket]:
     """Take every connection out of a non-blocking listener's accept queue; stop early when descriptors run out."""
     taken: list[socket.socket] = []
     while True:

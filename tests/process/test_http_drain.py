@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from frontend.server.serving import accept_waiting
 from tests.process.gunicorn_server import Client, Server, request, serving, wait_until
 
 _CLIENTS = 16
@@ -196,11 +197,22 @@ def test_connections_in_the_accept_queue_at_the_stop_are_served(tmp_path: Path) 
         assert server.seconds_to_exit() < 2.0 + _PROMPT_S
 
 
+def test_accept_waiting_takes_all_that_wait_and_does_not_block() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(5)]
+        taken = accept_waiting(listener)
+        assert {one.getpeername() for one in taken} == {one.getsockname() for one in clients}
+        assert accept_waiting(listener) == []
+        for one in [*clients, *taken]:
+            one.close()
+
+
 def test_heartbeat_goes_on_during_a_long_drain(tmp_path: Path) -> None:
     with serving(tmp_path, {"drain_s": 0.2}, timeout=1, workers=1) as server, Client(server.port) as client:
         client.send(request("/unread?s=4"))
         wait_until(lambda: server.ask().status == 200)
-        server.signal(signal.SIGHUP)
+        server.frontends()[0].terminate()
         assert client.reply().json == {"unread": True}
         assert "TIMEOUT" not in server.log.read_text()
 

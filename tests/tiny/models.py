@@ -142,6 +142,14 @@ def dense_mpnet(directory: Path) -> None:
     write_layout(directory, "mean")
 
 
+def dense_t5(directory: Path) -> None:
+    """A whole T5, of which only the encoder counts; its attention has a position bias.  Mean pooling, normalised."""
+    size = vocabularies.unigram(directory)
+    sizes = {"d_model": WIDTH, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
+    _save(transformers.T5Model(transformers.T5Config(**sizes, vocab_size=size, pad_token_id=1)), directory)
+    write_layout(directory, "mean")
+
+
 BUILDERS: dict[str, Callable[[Path], None]] = {
     builder.__name__: builder
     for builder in (
@@ -155,6 +163,7 @@ BUILDERS: dict[str, Callable[[Path], None]] = {
         dense_lowered,
         plain_bert,
         dense_mpnet,
+        dense_t5,
     )
 }
 

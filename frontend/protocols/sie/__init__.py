@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import falcon.asgi
@@ -19,9 +20,9 @@ class SieProtocol:
     """Routes and error form of the SIE contract."""
 
     name = "sie"
-    prefixes = ("/v1/", "/")
+    prefixes: Sequence[str] = ("/v1/", "/")
 
-    def mount(self, app: falcon.asgi.App, services: Services) -> None:
+    def mount(self, app: falcon.asgi.App[Any, Any], services: Services) -> None:
         """Add the routes."""
         app.add_route("/v1/encode/{model:path}", EncodeResource(services))
         app.add_route("/v1/embeddings", EmbeddingsResource(services))

@@ -37,7 +37,8 @@ def array_prefix(dtype: str, shape: tuple[int, ...]) -> bytes:
         packer.pack(key)
         packer.pack(value)
     packer.pack(b"data")
-    return packer.bytes() + _bin_header(int(np.prod(shape)) * np.dtype(dtype).itemsize)
+    packed: bytes = packer.bytes()
+    return packed + _bin_header(int(np.prod(shape)) * np.dtype(dtype).itemsize)
 
 
 def _bin_header(nbytes: int) -> bytes:
@@ -70,7 +71,7 @@ def msgpack_parts(
 ) -> list[Part]:
     """The body as a list of bytes and views on the rows."""
     values = rows.quantized.values
-    flat = memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+    flat = memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
     width = values.shape[1] * values.itemsize
     prefix = array_prefix(values.dtype.str, values.shape[1:])
     key = _packer.pack("dense")

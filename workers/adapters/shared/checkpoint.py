@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
+from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING, AutoConfig, AutoModel, AutoModelForTextEncoding
 from transformers.utils import logging as transformers_logging
 
 # Arguments of from_pretrained that a stored file may not set.
@@ -35,7 +35,7 @@ def load_transformer(
 ) -> Any:
     """The encoder model of `directory`, in eval mode on `device`, with torch's SDPA where the model offers it.
 
-    Of an encoder-decoder only the encoder is loaded.  Raises CheckpointError for missing weights or weights in
+    Of T5 and its kin only the encoder is loaded.  Raises CheckpointError for missing weights or weights in
     another format than safetensors, OSError for missing files, ImportError for missing packages.
     """
     if not any(directory.glob("*.safetensors")):
@@ -43,7 +43,7 @@ def load_transformer(
     transformers_logging.disable_progress_bar()
     trust = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     config = AutoConfig.from_pretrained(str(directory), **{**(config_arguments or {}), **trust})
-    factory = AutoModelForTextEncoding if config.is_encoder_decoder else AutoModel
+    factory = AutoModelForTextEncoding if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING else AutoModel
     extra = {name: value for name, value in (model_arguments or {}).items() if name not in _OURS}
     arguments = {**extra, **trust, "config": config, "dtype": dtype, "use_safetensors": True}
     try:

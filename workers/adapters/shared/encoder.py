@@ -43,12 +43,6 @@ class TextEncoder:
         self._kernel: VarlenKernel | None = None
         self.packed = self._prove(special_ids)
 
-    @property
-    def width(self) -> int:
-        """Width of a token vector."""
-        config = self.model.config.get_text_config()
-        return int(config.hidden_size)
-
     def pack(self, sequences: list[TokenSequence]) -> PackedBatch:
         """One batch of host tensors for `token_rows`; thread-safe."""
         return pack(sequences, position_offset=self.position_offset, pin=self.device.type == "cuda")
