@@ -1,6 +1,6 @@
 """Large binary responses over HTTP: GB/s of 1 to 256 MiB bodies on one connection, and the memory they take.
 
-1. Start Penstock with the fake model `fake/wide`, whose output for the text `size:N` is N bytes.
+1. Start Penstock with the fake model `fake/wide`, whose output is 1 MiB for every item; n items make n MiB.
 2. In every round, fetch every size over one connection that only receives, and the same sizes from a bare process
    that writes to a loopback socket: that is the limit.
 3. Meanwhile the frontend's private memory is sampled; what it grows by is what a response costs.
@@ -25,6 +25,7 @@ from benchmarks.serving import frontend_pids, penstock
 
 SIZES = tuple(mib << 20 for mib in (1, 4, 16, 64, 256))
 _ROUND_NBYTES = 512 << 20
+_ITEM_NBYTES = 1 << 20
 _LEAST_REPEATS = 3
 _ARENA_NBYTES = 640 << 20
 _SAMPLE_S = 0.004
@@ -69,8 +70,8 @@ class PeakMemory:
 
 
 def request(nbytes: int) -> bytes:
-    """A request whose answer carries one output of `nbytes` bytes."""
-    body = {"items": [{"text": f"size:{nbytes}"}]}
+    """A request whose answer carries outputs of `nbytes` bytes in all, a multiple of 1 MiB."""
+    body = {"items": [{"text": "wide"}] * (nbytes // _ITEM_NBYTES)}
     return post("/v1/encode/fake/wide", body, accept="application/msgpack")
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import random
 import re
-import secrets
 import time
 from dataclasses import dataclass, field
 
@@ -35,13 +35,13 @@ class RequestContext:
 def make(req: Request, limits: Limits) -> RequestContext:
     """Context of a request; ids that are not safe to echo are replaced by fresh ones."""
     given = req.get_header("X-Request-ID") or ""
-    request_id = given if _REQUEST_ID.match(given) else f"req_{secrets.token_hex(16)}"
+    request_id = given if _REQUEST_ID.match(given) else f"req_{random.getrandbits(128):032x}"
     traceparent = req.get_header("traceparent") or ""
     found = _TRACEPARENT.match(traceparent)
     valid = found is not None and set(found[1]) != {"0"} and set(found[2]) != {"0"}
     return RequestContext(
         request_id=request_id,
-        trace_id=found[1] if found and valid else secrets.token_hex(16),
+        trace_id=found[1] if found and valid else f"{random.getrandbits(128):032x}",
         traceparent=traceparent if valid else "",
         started=time.perf_counter(),
         deadline_ns=deadline.after(_timeout_s(req, limits)),
@@ -50,7 +50,7 @@ def make(req: Request, limits: Limits) -> RequestContext:
 
 def make_plain() -> RequestContext:
     """Context of a request that was refused before its own could be made."""
-    return RequestContext(f"req_{secrets.token_hex(16)}", secrets.token_hex(16), "", time.perf_counter(), 0)
+    return RequestContext(f"req_{random.getrandbits(128):032x}", f"{random.getrandbits(128):032x}", "", time.perf_counter(), 0)
 
 
 def _timeout_s(req: Request, limits: Limits) -> float:

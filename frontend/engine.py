@@ -7,20 +7,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from frontend.context import RequestContext
+from frontend.disconnect import until_disconnect
 from frontend.recording import Recorder
 from frontend.server.drain import Drain
 from ipc.catalog import Catalog, ModelEntry
 from ipc.client import Client, Reply, Request
-from ipc.errors import Cancelled, Draining, WorkerCrashed
+from ipc.errors import Draining, WorkerCrashed
 from ipc.messages import Call, ModelStatus
 from ipc.settings import Settings
 
-Receive = Callable[[], Awaitable[dict[str, Any]]]
 STATE_ORDER = ("loading", "unloading", "loaded", "failed", "available")
 
 
@@ -63,14 +61,14 @@ class Engine:
         return sum(min(characters // 4 + 2, longest) for characters in texts)
 
     async def run(
-        self, context: RequestContext, model: str, call: Call, cost: int, receive: Receive | None
+        self, context: RequestContext, model: str, call: Call, cost: int, scope: dict[str, Any]
     ) -> Reply:
         """Run a call. Raises a `PenstockError`; `Cancelled` when the client went away."""
         request = Request(model, call, context.deadline_ns, cost, context.request_id, context.traceparent)
         lane = "bulk" if cost > self.settings.batch.bulk_tokens else "interactive"
         self.recorder.in_flight(model, lane, 1)
         try:
-            reply = await self._until_disconnect(self.client.call(request), receive)
+            reply = await until_disconnect(self.client.call(request), scope)
         except WorkerCrashed:
             self.recorder.poisoned("crashed")
             raise
@@ -88,21 +86,6 @@ class Engine:
             "device": timing.device_ns / 1e6,
             "copy": timing.copy_ns / 1e6,
         }
-
-    @staticmethod
-    async def _until_disconnect(work: Any, receive: Receive | None) -> Reply:
-        if receive is None:
-            return await work  # type: ignore[no-any-return]
-        task = asyncio.ensure_future(work)
-        gone = asyncio.ensure_future(receive())
-        try:
-            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise Cancelled("the client went away")
-            return task.result()  # type: ignore[no-any-return]
-        finally:
-            gone.cancel()
-            task.cancel()
 
     def ready(self) -> tuple[bool, str]:
         """Whether traffic is accepted, and the reason: a proven model on some worker, none still in its first load."""

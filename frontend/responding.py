@@ -1,21 +1,14 @@
-"""Bodies onto responses: small ones at once, large ones as a leased stream; and the client's disconnect."""
+"""Bodies onto responses: small ones at once, large ones as a leased stream."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from falcon.asgi import Request, Response
+from falcon.asgi import Response
 
-from frontend.engine import Receive
 from frontend.sending import LeasedBody, Part
 from frontend.services import Services
 from ipc.client import Reply
-
-
-def receiver(req: Request) -> Receive | None:
-    """The ASGI receive of a request whose body has been read: its next event is the disconnect."""
-    receive: Receive | None = req.scope.get("penstock.receive")
-    return receive
 
 
 def send_parts(resp: Response, parts: Sequence[Part], reply: Reply, services: Services) -> None:

@@ -27,7 +27,7 @@ import zmq
 
 from ipc import codec
 from ipc.arena import ArenaView
-from ipc.errors import ProtocolError, WorkerLost, from_code
+from ipc.errors import DeadlineExceeded, ProtocolError, WorkerLost, from_code
 from ipc.liveness import open_pidfd, start_ticks
 from ipc.messages import (
     VERSION,
@@ -53,6 +53,7 @@ from ipc.paths import RunPaths
 log = logging.getLogger(__name__)
 
 PING_EVERY_S = 0.5
+EXPIRE_GRACE_NS = 50_000_000
 SUSPECT_AFTER_S = 2.0
 
 
@@ -87,7 +88,7 @@ class Channel:
         self._context, self._paths, self._name, self._changed = context, paths, name, changed
         self._loop = asyncio.get_running_loop()
         self._socket: zmq.Socket[bytes] | None = None
-        self._pending: dict[int, tuple[asyncio.Future[Delivery], int]] = {}
+        self._pending: dict[int, tuple[asyncio.Future[Delivery], Submit]] = {}
         self._ids = itertools.count(1)
         self._tag = 0
         self._epoch = ""
@@ -109,6 +110,7 @@ class Channel:
 
     def tick(self) -> None:
         """Advance: connect, say hello, ping. Called every 100 ms or so."""
+        self._expire()
         if self.state == "absent":
             if self._paths.worker_socket(self.slot).exists():
                 self._connect()
@@ -117,6 +119,16 @@ class Channel:
         elif self.state in ("ready", "leaving") and time.monotonic() - self._last_ping > PING_EVERY_S:
             self._last_ping = time.monotonic()
             self._send(Ping(int(self._last_ping * 1000)))
+
+    def _expire(self) -> None:
+        """Fail what is past its deadline; the worker does so too, but it may hang."""
+        now = time.monotonic_ns()
+        for request, (future, message) in list(self._pending.items()):
+            if now >= message.deadline_ns + EXPIRE_GRACE_NS and not future.done():
+                self.cancel(request)
+                future.set_exception(
+                    DeadlineExceeded("the deadline passed before the result was ready", retry_after_s=1)
+                )
 
     def _connect(self) -> None:
         self._tag = random.getrandbits(62)
@@ -143,7 +155,7 @@ class Channel:
         if not self._send(message):
             raise WorkerLost("the worker takes no requests", retry_after_s=1)
         future: asyncio.Future[Delivery] = self._loop.create_future()
-        self._pending[request] = (future, message.cost)
+        self._pending[request] = (future, message)
         self.cost += message.cost
         return request, future
 
@@ -232,7 +244,7 @@ class Channel:
         entry = self._pending.pop(request, None)
         if entry is None:
             return None
-        self.cost -= entry[1]
+        self.cost -= entry[1].cost
         return entry[0]
 
     def _set_models(self, models: list[ModelStatus]) -> None:

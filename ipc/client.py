@@ -20,7 +20,7 @@ import zmq
 
 from ipc import deadline, retry, routing, tensors
 from ipc.channel import Channel, Delivery
-from ipc.errors import DeadlineExceeded, ModelLoading, NoReplica, QueueFull, WorkerCrashed, WorkerLost
+from ipc.errors import ModelLoading, NoReplica, QueueFull, WorkerCrashed, WorkerLost
 from ipc.messages import Call, ItemError, Submit, Timing
 from ipc.paths import RunPaths
 from ipc.poison import PoisonList
@@ -246,11 +246,6 @@ class Client:
 
         number, future = channel.submit(build)
         try:
-            async with asyncio.timeout(max(0.0, deadline.remaining_s(request.deadline_ns))):
-                return Reply(channel, await future)
-        except TimeoutError:
-            raise DeadlineExceeded(
-                "the deadline passed before the result was ready", retry_after_s=1
-            ) from None
+            return Reply(channel, await future)
         finally:
             channel.cancel(number)

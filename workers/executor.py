@@ -90,7 +90,7 @@ class Executor:
 
     def _run(self) -> None:
         with torch.inference_mode():
-            while self._queue.wait(lambda tokens: bool(tokens or self._ahead or self._calls)):
+            while self._queue.wait_work(lambda: bool(self._ahead or self._calls)):
                 while self._calls:
                     self._run_call(*self._calls.popleft())
                 batch = self._ahead.popleft() if self._ahead else self._form()
@@ -107,9 +107,10 @@ class Executor:
             future.set_exception(error)
 
     def _form_ahead(self) -> None:
-        while self._queue.wait(
-            lambda tokens: bool(self.busy_since_ns) and not self._ahead and tokens >= self.budget.tokens
-        ):
+        def wanted() -> bool:
+            return bool(self.busy_since_ns) and not self._ahead
+
+        while self._queue.wait_backlog(lambda: self.budget.tokens, wanted):
             batch = self._form()
             if batch is not None:
                 self._ahead.append(batch)
@@ -128,7 +129,7 @@ class Executor:
     def _run_batch(self, batch: Batch) -> None:
         began = time.monotonic_ns()
         self.busy_tokens, self.busy_since_ns = batch.tokens, began
-        self._queue.nudge()
+        self._queue.device_busy()
         jobs = list({id(piece.job): piece.job for piece in batch.pieces}.values())
         self._arena.record_flight([(job.tag, job.id) for job in jobs])
         for job in jobs:

@@ -43,7 +43,10 @@ class WorkQueue:
     def __init__(self, settings: Settings) -> None:
         self._bound = settings.queue
         self._batcher = Batcher(int(settings.batch.starve_after_s * 1e9))
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._backlog = threading.Condition(self._lock)
+        self._backlog_tokens = 0
         self._admitted = 0
         self._closed = False
         self.rate = DrainRate()
@@ -60,7 +63,7 @@ class WorkQueue:
 
     def admit(self, cost: int) -> None:
         """Count a request in. Raises `QueueFull` with the time until the queue has drained."""
-        with self._changed:
+        with self._lock:
             if self._admitted >= self.limit:
                 wait_s = math.ceil(self.rate.seconds_for(self._admitted))
                 raise QueueFull(
@@ -71,49 +74,70 @@ class WorkQueue:
 
     def settle(self, cost: int) -> None:
         """Count a request out, or correct its cost by a difference."""
-        with self._changed:
+        with self._lock:
             self._admitted -= cost
 
     def put(self, job: Job, start: int, stop: int) -> None:
         """Prepared items `start` to `stop` of an open job wait for the device from now on."""
-        with self._changed:
+        with self._lock:
             if job.state != "open":
                 return
             job.queued_ns = job.queued_ns or time.monotonic_ns()
             self._batcher.add(job, start, stop)
-            self._changed.notify_all()
+            self._work.notify()
+            # PERF: waking the thread that forms ahead for every request would cost more than the request.
+            if self._batcher.tokens >= self._backlog_tokens:
+                self._backlog.notify()
 
     def take(self, max_tokens: int, max_items: int) -> list[Piece]:
         """The next batch now; empty when nothing waits."""
-        with self._changed:
+        with self._lock:
             return self._batcher.take(max_tokens, max_items, time.monotonic_ns())
 
-    def wait(self, ready: Callable[[int], bool]) -> bool:
-        """Wait until `ready(tokens waiting)` is true; False when the queue closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or ready(self._batcher.tokens))
+    def wait_work(self, other: Callable[[], bool]) -> bool:
+        """Wait until something waits or `other` is true (see `nudge`); False when the queue closed."""
+        with self._lock:
+            self._work.wait_for(lambda: self._closed or self._batcher.items or other())
+            return not self._closed
+
+    def wait_backlog(self, tokens: Callable[[], int], wanted: Callable[[], bool]) -> bool:
+        """Wait until at least `tokens()` tokens wait and `wanted()` is true; False when the queue closed."""
+
+        def due() -> bool:
+            self._backlog_tokens = tokens()
+            return self._closed or (self._batcher.tokens >= self._backlog_tokens and wanted())
+
+        with self._lock:
+            self._backlog.wait_for(due)
             return not self._closed
 
     def remove(self, job: Job) -> int:
         """Drop what is still waiting of a job; returns the number of items."""
-        with self._changed:
+        with self._lock:
             return self._batcher.remove(job)
 
     def nudge(self) -> None:
-        """Wake whoever waits, to look at something else than the queue."""
-        with self._changed:
-            self._changed.notify_all()
+        """Wake the device thread to look at something else than the queue."""
+        with self._lock:
+            self._work.notify()
+
+    def device_busy(self) -> None:
+        """The device thread begins a batch: a backlog may be formed into the next one."""
+        with self._lock:
+            if self._batcher.tokens >= self._backlog_tokens:
+                self._backlog.notify()
 
     def close(self) -> None:
         """Make waiters return."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            self._work.notify_all()
+            self._backlog.notify_all()
 
     def snapshot(self) -> list[tuple[str, str, int, int, float]]:
         """(model, lane, items, tokens, age of the oldest in seconds) per group and lane."""
         now = time.monotonic_ns()
-        with self._changed:
+        with self._lock:
             return [
                 (model, name, lane.items, lane.tokens, (now - (lane.oldest_ns() or now)) / 1e9)
                 for model, name, lane in self._batcher.lanes()

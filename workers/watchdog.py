@@ -8,6 +8,7 @@ from typing import Protocol
 from workers.queue import DrainRate
 
 PREDICTION_FACTOR = 5.0
+UNKNOWN_S = 10.0
 
 
 class Busy(Protocol):
@@ -28,5 +29,6 @@ class Watchdog:
         since = self._watched.busy_since_ns
         if not since:
             return False
-        limit_s = max(self._floor_s, PREDICTION_FACTOR * self._rate.seconds_for(self._watched.busy_tokens))
+        predicted_s = self._rate.seconds_for(self._watched.busy_tokens) or UNKNOWN_S
+        limit_s = max(self._floor_s, PREDICTION_FACTOR * predicted_s)
         return (time.monotonic_ns() - since) / 1e9 > limit_s

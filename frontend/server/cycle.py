@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from uvicorn._types import ASGISendEvent, HTTPResponseBodyEvent
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from frontend.disconnect import CALLBACK_KEY
+
 if TYPE_CHECKING:
     from frontend.server.protocol import PenstockProtocol
 
@@ -48,6 +50,7 @@ class Cycle(RequestResponseCycle):
             on_response=protocol.on_response_complete,
         )
         self._protocol = protocol
+        protocol.scope[CALLBACK_KEY] = None  # type: ignore[literal-required]
 
     def send(self, message: ASGISendEvent) -> Coroutine[Any, Any, None]:
         """Write one ASGI message; the coroutine waits while the client has not taken what was written before."""
@@ -78,6 +81,10 @@ class Cycle(RequestResponseCycle):
             self.disconnected = True
             self.waiting_for_100_continue = False
         self.message_event.set()
+        callback = self.scope.get(CALLBACK_KEY)
+        if callback is not None:
+            self.scope[CALLBACK_KEY] = None  # type: ignore[literal-required]
+            callback()  # type: ignore[operator]
 
 
 def _body_event(body: bytes | memoryview, more_body: bool) -> HTTPResponseBodyEvent:

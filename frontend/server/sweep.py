@@ -56,7 +56,7 @@ class Sweeper:
         expired = []
         for connection in list(self._state.connections):
             if isinstance(connection, PenstockProtocol) and self._is_expired(connection, now):
-                connection.transport.close()
+                expired.append(connection)
         if expired:
             _close_unless_readable(expired)
         for connection in list(self._state.lingering):

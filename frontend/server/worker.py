@@ -41,6 +41,7 @@ class PenstockWorker(UvicornWorker):  # type: ignore[misc]
         "http": PenstockProtocol,
         "lifespan": "on",
         "server_header": False,
+        "proxy_headers": False,
         "callback_notify": None,
     }
 

@@ -159,6 +159,18 @@ def test_request_on_a_kept_connection_during_the_drain_is_answered_with_close(tm
             Client(server.port)
 
 
+def test_request_that_comes_as_its_connection_expires_is_answered(tmp_path: Path) -> None:
+    with serving(tmp_path, {"keepalive_s": 0.5}) as server, Client(server.port) as client:
+        client.ask()
+        (frontend,) = server.frontends()
+        frontend.suspend()
+        client.send(request())
+        expired_at = time.monotonic() + 1.0
+        wait_until(lambda: time.monotonic() > expired_at)
+        frontend.resume()
+        assert client.reply().status == 200
+
+
 def test_request_in_work_is_finished_after_the_drain(tmp_path: Path) -> None:
     with serving(tmp_path, {"drain_s": 0.2}) as server, Client(server.port) as client:
         client.send(request("/unread?s=1.5"))

@@ -14,7 +14,6 @@ from frontend.protocols.sie.convert import check_count, check_dimensions, check_
 from frontend.protocols.sie.encode import time_headers
 from frontend.protocols.sie.schemas import EmbeddingsRequest, read
 from frontend.quantize import shorten
-from frontend.responding import receiver
 from frontend.services import Services
 from ipc.errors import InferenceFailed, InvalidInput
 from ipc.messages import EncodeCall, TextInput
@@ -69,7 +68,7 @@ class EmbeddingsResource:
         lengths = [len(item.text) if item.text is not None else 4 * len(item.ids or ()) for item in inputs]
         call = EncodeCall(inputs, ["dense"])
         with await engine.run(
-            context, entry.id, call, engine.cost_of(lengths, status), receiver(req)
+            context, entry.id, call, engine.cost_of(lengths, status), req.scope
         ) as reply:
             if reply.errors:
                 raise InferenceFailed(reply.errors[0].message)

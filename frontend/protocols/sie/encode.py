@@ -13,7 +13,7 @@ from frontend.protocols.sie import render
 from frontend.protocols.sie.convert import EncodePlan, check_items, plan_encode
 from frontend.protocols.sie.schemas import EncodeParams, EncodeRequest, read
 from frontend.quantize import Quantized, quantize, shorten
-from frontend.responding import receiver, send_parts
+from frontend.responding import send_parts
 from frontend.services import Services
 from ipc.client import Reply
 from ipc.errors import InputTooLong
@@ -77,7 +77,7 @@ class EncodeResource:
         if plan.model != entry.id:
             status = await engine.ensure_loaded(plan.model, context.deadline_ns)
         cost = engine.cost_of([len(text) for text in texts], status)
-        reply = await engine.run(context, plan.model, plan.call, cost, receiver(req))
+        reply = await engine.run(context, plan.model, plan.call, cost, req.scope)
         try:
             if plan.refuse_truncation:
                 refuse_truncated(reply, model, status.max_sequence_length)

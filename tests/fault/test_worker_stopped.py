@@ -1,0 +1,84 @@
+"""R6: a worker that hangs, as a stopped process or in its device thread."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.harness.load import Load
+from tests.harness.server import Server, alive, serving, wait_until
+
+MODEL = "fake/slow"
+HANG_TIMEOUT_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two workers that may hang for two seconds."""
+    settings = {
+        "worker.count": 2,
+        "worker.hang_timeout_s": HANG_TIMEOUT_S,
+        "limits.restart_wait_s": 40,
+    }
+    with serving(tmp_path_factory.mktemp("hang"), models=(MODEL,), settings=settings) as running:
+        yield running
+
+
+def both_up(server: Server) -> None:
+    """Wait until two workers answer."""
+    wait_until(lambda: server.metric("penstock_worker_up") == 2, 40, "two workers")
+
+
+def test_a_stopped_worker_is_killed_and_replaced_and_no_request_fails(server: Server) -> None:
+    both_up(server)
+    with Load(server.port, clients=8, model=MODEL) as load:
+        wait_until(lambda: load.done > 40, 30, "traffic")
+        victim = wait_until(lambda: server.worker_pid(0), what="a worker")
+        os.kill(victim, signal.SIGSTOP)
+        stopped = time.monotonic()
+        wait_until(lambda: not alive(victim), HANG_TIMEOUT_S + 3, "the end of the stopped worker")
+        assert time.monotonic() - stopped > HANG_TIMEOUT_S / 2
+        wait_until(lambda: server.worker_pid(0) not in (None, victim), 40, "its successor")
+        both_up(server)
+        outcome = load.stop()
+    assert outcome.failed == 0, (outcome.statuses, outcome.broken[:5], outcome.bodies[:3])
+    assert max(outcome.latencies_s) < HANG_TIMEOUT_S + 10
+    assert server.metric("penstock_worker_restarts_total", worker="worker-0", reason="hang") == 1
+
+
+def test_a_worker_that_stops_only_briefly_stays(server: Server) -> None:
+    both_up(server)
+    worker = server.worker_pid(1)
+    assert worker is not None
+    before = server.metric("penstock_worker_restarts_total")
+    os.kill(worker, signal.SIGSTOP)
+    time.sleep(0.4)  # the fault itself, not a wait for something
+    os.kill(worker, signal.SIGCONT)
+    both_up(server)
+    assert all(server.encode(MODEL, [f"after the pause {n}"]).status == 200 for n in range(10))
+    assert server.worker_pid(1) == worker
+    assert server.metric("penstock_worker_restarts_total") == before
+
+
+def test_an_input_that_hangs_the_device_is_refused_and_bystanders_survive(server: Server) -> None:
+    both_up(server)
+    before = server.metric("penstock_worker_restarts_total")
+    with Load(server.port, clients=8, model=MODEL) as load, ThreadPoolExecutor(1) as pool:
+        wait_until(lambda: load.done > 40, 30, "traffic")
+        answer = pool.submit(server.encode, MODEL, ["#hang"]).result(60)
+        assert answer.status == 500
+        assert answer.json()["detail"]["code"] == "WORKER_CRASHED"
+        both_up(server)
+        seen = load.done
+        wait_until(lambda: load.done > seen + 40, 30, "traffic afterwards")
+        outcome = load.stop()
+    assert outcome.failed == 0, (outcome.statuses, outcome.broken[:5], outcome.bodies[:3])
+    assert server.metric("penstock_worker_restarts_total") == before + 2
+    began = time.monotonic()
+    assert server.encode(MODEL, ["#hang"]).status == 500
+    assert time.monotonic() - began < 1

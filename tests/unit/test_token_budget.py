@@ -1,0 +1,85 @@
+"""The token budget of a batch: it halves on memory trouble and is whole again within five minutes of calm."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from workers import oom
+from workers.oom import TokenBudget
+
+
+class Clock:
+    """Stands in for the `time` module of `workers.oom`."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        """Seconds."""
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock that tests turn by hand."""
+    made = Clock()
+    monkeypatch.setattr(oom, "time", made)
+    return made
+
+
+def test_the_budget_halves_what_was_tried(clock: Clock) -> None:
+    budget = TokenBudget(32768)
+    budget.shrink(20000)
+    assert budget.tokens == 10000
+    budget.shrink(10000)
+    assert budget.tokens == 5000
+
+
+def test_the_budget_never_falls_below_its_floor(clock: Clock) -> None:
+    budget = TokenBudget(3072)
+    for _ in range(20):
+        budget.shrink(budget.tokens)
+    assert budget.tokens == oom.SMALLEST_TOKENS
+
+
+def test_the_budget_does_not_grow_before_a_calm_period(clock: Clock) -> None:
+    budget = TokenBudget(3072)
+    budget.shrink(3072)
+    clock.now += oom.GROW_AFTER_S / 2
+    budget.grow()
+    assert budget.tokens == 1536
+    budget.shrink(1536)
+    clock.now += oom.GROW_AFTER_S * 0.9
+    budget.grow()
+    assert budget.tokens == 768, "trouble must begin the calm period anew"
+
+
+@pytest.mark.parametrize("configured", [1, 100, 3072, 32768])
+def test_the_budget_is_whole_again_within_five_minutes_of_calm(clock: Clock, configured: int) -> None:
+    budget = TokenBudget(configured)
+    for _ in range(20):
+        budget.shrink(budget.tokens)
+    for _ in range(300):
+        clock.now += 1
+        budget.grow()
+    assert budget.tokens == configured
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes"),
+    ],
+)
+def test_memory_trouble_is_recognised(error: Exception) -> None:
+    assert oom.is_out_of_memory(error)
+    assert not oom.is_sticky(error)
+
+
+def test_other_failures_are_not_taken_for_memory_trouble() -> None:
+    assert not oom.is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert oom.is_sticky(RuntimeError("CUDA error: device-side assert triggered"))
