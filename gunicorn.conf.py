@@ -1,6 +1,7 @@
 """Gunicorn's settings for Penstock: `gunicorn -c gunicorn.conf.py` starts the whole server.
 
-All values come from Penstock's own settings (server.yaml, PENSTOCK_SECTION__FIELD); the hooks live in frontend/hooks.py.
+All values come from Penstock's own settings (server.yaml, PENSTOCK_SECTION__FIELD); the hooks live in
+frontend/hooks.py.
 """
 
 import os

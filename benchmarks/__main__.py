@@ -9,7 +9,7 @@ import sys
 from benchmarks import report
 from benchmarks.options import parser
 
-NAMES = ("transfer", "frontend", "response", "scale", "encode")
+NAMES = ("transfer", "frontend", "response", "scale", "latency", "encode")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The limit for large responses: a process that writes the same bytes to a loopback socket and does nothing else."""
+"""What large responses are compared with: a process that writes the same bytes to a loopback socket and does nothing else."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 1. Start Penstock with the fake model `fake/wide`, whose output is 1 MiB for every item; n items make n MiB.
 2. In every round, fetch every size over one connection that only receives, and the same sizes from a bare process
-   that writes to a loopback socket: that is the limit.
+   that does nothing but write memory to a loopback socket.
 3. Meanwhile the frontend's private memory is sampled; what it grows by is what a response costs.
 
 "body" counts from the first byte to the last; "whole" from the request, with the worker's part.
@@ -38,7 +38,7 @@ class Sample:
     nbytes: int
     whole_gb_per_s: float
     body_gb_per_s: float
-    limit_gb_per_s: float
+    bare_gb_per_s: float
     frontend_cpu_ms: float
     grown_mib: float
 
@@ -86,10 +86,10 @@ def _fetch(connection: Connection, content: bytes, nbytes: int, repeats: int) ->
     return found
 
 
-def _measure(server: Server, connection: Connection, limit: Connection, nbytes: int) -> Sample:
+def _measure(server: Server, connection: Connection, bare: Connection, nbytes: int) -> Sample:
     repeats = max(_LEAST_REPEATS, min(50, _ROUND_NBYTES // nbytes))
     pids = frontend_pids(server)
-    bare = _fetch(limit, loopback_request(nbytes), nbytes, repeats)
+    plain = _fetch(bare, loopback_request(nbytes), nbytes, repeats)
     before = cpu_seconds(pids)
     found = _fetch(connection, request(nbytes), nbytes, repeats)
     cpu_ms = (cpu_seconds(pids) - before) / repeats * 1e3
@@ -99,7 +99,7 @@ def _measure(server: Server, connection: Connection, limit: Connection, nbytes: 
         nbytes,
         median(one.nbytes / one.last_byte_s for one in found) / 1e9,
         median(one.nbytes / (one.last_byte_s - one.first_byte_s) for one in found) / 1e9,
-        median(one.nbytes / one.last_byte_s for one in bare) / 1e9,
+        median(one.nbytes / one.last_byte_s for one in plain) / 1e9,
         cpu_ms,
         memory.grown_nbytes / 2**20,
     )
@@ -111,32 +111,35 @@ def run(rounds: int) -> Report:
     samples: list[Sample] = []
     settings = {"server.frontends": 1, "worker.count": 1, "arena.bytes": _ARENA_NBYTES}
     with (
-        loopback(SIZES[-1]) as bare,
+        loopback(SIZES[-1]) as bare_address,
         penstock("fake/wide", settings, fakes=True) as server,
         Connection(server.address) as connection,
-        Connection(bare) as limit,
+        Connection(bare_address) as bare,
     ):
-        _measure(server, connection, limit, SIZES[-1])
+        _measure(server, connection, bare, SIZES[-1])
         for turn in range(rounds):
-            samples += [_measure(server, connection, limit, nbytes) for nbytes in SIZES]
+            samples += [_measure(server, connection, bare, nbytes) for nbytes in SIZES]
             report.say(
                 f"round {turn + 1}/{rounds}: {samples[-1].whole_gb_per_s:.2f} GB/s at the largest size"
             )
     rows: list[Row] = []
-    series: dict[str, list[tuple[float, float]]] = {"whole": [], "body": [], "limit": []}
+    series: dict[str, list[tuple[float, float]]] = {"whole": [], "body": [], "bare": []}
     for nbytes in SIZES:
         chosen = [sample for sample in samples if sample.nbytes == nbytes]
         rates = [median(getattr(s, f"{name}_gb_per_s") for s in chosen) for name in series]
-        ratio = median(sample.whole_gb_per_s / sample.limit_gb_per_s for sample in chosen)
+        ratios = [
+            median(getattr(s, f"{name}_gb_per_s") / s.bare_gb_per_s for s in chosen)
+            for name in ("whole", "body")
+        ]
         rest = [
             median(sample.frontend_cpu_ms for sample in chosen),
             max(sample.grown_mib for sample in chosen),
         ]
-        rows.append([f"{nbytes >> 20} MiB", *rates, ratio, *rest])
+        rows.append([f"{nbytes >> 20} MiB", *rates, *ratios, *rest])
         for points, rate in zip(series.values(), rates, strict=True):
             points.append((nbytes / 2**20, rate))
-    rate_headers = ["whole GB/s", "body GB/s", "loopback limit GB/s", "whole/limit"]
-    report.table("One connection", ["body", *rate_headers, "frontend CPU ms", "memory grown MiB"], rows)
+    rate_headers = ["whole GB/s", "body GB/s", "bare GB/s", "whole/bare", "body/bare"]
+    report.table("One connection", ["size", *rate_headers, "frontend CPU ms", "memory grown MiB"], rows)
     report.lines("Large responses", "MiB", "GB/s", series)
     report.save([asdict(sample) for sample in samples])
     return report

@@ -1,4 +1,4 @@
-"""Reads request bodies: the limit is checked on the header first, then while bytes arrive; all bodies share a budget."""
+"""Reads request bodies: limits are checked on the header first, then as bytes arrive; all bodies share a budget."""
 
 from __future__ import annotations
 

@@ -50,7 +50,8 @@ def make(req: Request, limits: Limits) -> RequestContext:
 
 def make_plain() -> RequestContext:
     """Context of a request that was refused before its own could be made."""
-    return RequestContext(f"req_{random.getrandbits(128):032x}", f"{random.getrandbits(128):032x}", "", time.perf_counter(), 0)
+    request_id, trace_id = random.getrandbits(128), random.getrandbits(128)
+    return RequestContext(f"req_{request_id:032x}", f"{trace_id:032x}", "", time.perf_counter(), 0)
 
 
 def _timeout_s(req: Request, limits: Limits) -> float:

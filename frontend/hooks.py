@@ -1,8 +1,8 @@
 """What `gunicorn.conf.py` hooks into Gunicorn: settings in, supervisor up, sweep before and after.
 
 Embedded mode: the arbiter makes a life pipe, keeps its write end (frontends inherit it by fork), and starts the
-supervisor with the read end, in a process session of its own. The supervisor sees EOF exactly when arbiter and frontends
-are all gone.
+supervisor with the read end, in a process session of its own. The supervisor sees EOF exactly when arbiter and
+frontends are all gone.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from ipc.client import Reply
 
 
 def send_parts(resp: Response, parts: Sequence[Part], reply: Reply, services: Services) -> None:
-    """Send `parts`. A body up to one slice is joined now and the lease ends; a larger one is streamed under the lease."""
+    """Send `parts`. A body up to one slice is joined and the lease ends; a larger one is streamed under it."""
     arena = services.settings.arena
     if sum(len(part) for part in parts) <= arena.slice_bytes:
         resp.data = b"".join(parts)

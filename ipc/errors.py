@@ -28,7 +28,8 @@
     +-- ConfigError               CONFIG_ERROR         (never on the wire)
     +-- ProtocolError             PROTOCOL_ERROR       (between our own processes)
 
-Errors are raised anywhere and rendered once per protocol. Messages are meant for clients: no path, no address, no stack.
+Errors are raised anywhere and rendered once per protocol. Messages are meant for clients: no path, no address, no
+stack.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def start_ticks(pid: int) -> int:
 
 
 def open_pidfd(pid: int, ticks: int) -> int:
-    """Descriptor that becomes readable when `pid`, started at `ticks`, dies. Raises `ProcessLookupError` if it is gone."""
+    """Descriptor that becomes readable when `pid` (started at `ticks`) dies. Raises `ProcessLookupError`."""
     fd = os.pidfd_open(pid)
     if ticks and start_ticks(pid) != ticks:
         os.close(fd)

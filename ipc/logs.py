@@ -1,4 +1,5 @@
-"""Log lines as JSON or text, with the request id, written by a thread of their own so that a blocked pipe blocks nobody.
+"""Log lines as JSON or text, with the request id, written by a thread of their own so that a blocked pipe blocks
+nobody.
 
 When the reader of the log falls behind, lines are dropped and counted; the count is logged once it moves again.
 """

@@ -1,4 +1,4 @@
-"""Every metric family as a row of a table: who feeds it, its kind, name, help text, labels, and buckets or gauge mode."""
+"""Every metric family as a row of a table: kind, name, help text, labels, buckets or gauge mode, by who feeds it."""
 
 from __future__ import annotations
 

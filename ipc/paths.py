@@ -82,7 +82,7 @@ def default_run_root(instance: str) -> Path:
 
 
 def asset(name: str) -> Path:
-    """A file that ships with Penstock (`gunicorn.conf.py`, `config/models`): from the source tree or the installed package."""
+    """A file that ships with Penstock (`gunicorn.conf.py`, `config/models`), in the source tree or installed."""
     top = Path(__file__).resolve().parent.parent
     for candidate in (top / name, top / "penstock" / "assets" / name):
         if candidate.exists():

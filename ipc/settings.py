@@ -113,7 +113,7 @@ class Limits(Section, frozen=True):
 
 
 class Catalog(Section, frozen=True):
-    """Directories of model files (empty: the ones that ship with Penstock) and which models to serve (empty: the default)."""
+    """Directories of model files (empty: the shipped ones) and which models to serve (empty: the default)."""
 
     dirs: tuple[str, ...] = ()
     models: tuple[str, ...] = ()

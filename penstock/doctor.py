@@ -1,4 +1,4 @@
-"""`penstock doctor`: what this machine offers, line by line; exit 1 when something would keep the server from starting."""
+"""`penstock doctor`: what this machine offers, line by line; exit 1 when something keeps the server from starting."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def _devices(config: Settings) -> Iterator[Finding]:
     gpus = count_gpus()
     yield (
         True,
-        f"{os.cpu_count()} cores, {gpus} GPU device nodes; {config.worker_count} workers, {config.frontend_count} frontends",
+        f"{os.cpu_count()} cores, {gpus} GPU device nodes; "
+        f"{config.worker_count} workers, {config.frontend_count} frontends",
     )
     try:
         import torch
@@ -62,7 +63,8 @@ def _devices(config: Settings) -> Iterator[Finding]:
     fine = usable or (config.worker.device == "cpu") or (config.worker.device == "auto" and not gpus)
     yield (
         fine,
-        f"torch {torch.__version__}: CUDA {'with ' + ', '.join(names) if usable else 'not usable'}; worker.device={config.worker.device}",
+        f"torch {torch.__version__}: CUDA {', '.join(names) if usable else 'not usable'}; "
+        f"worker.device={config.worker.device}",
     )
 
 

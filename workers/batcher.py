@@ -47,7 +47,7 @@ class Lane:
         return min((caller.jobs[0][0].queued_ns for caller in self._callers.values()), default=None)
 
     def pop(self, room: int, force: bool) -> Piece | None:
-        """The next item if it fits `room` tokens (or in any case when `force`); None when it does not or none is left."""
+        """The next item if it fits `room` tokens (or in any case when `force`), else None."""
         if not self._callers:
             return None
         key, caller = min(self._callers.items(), key=lambda entry: entry[1].used)

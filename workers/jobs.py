@@ -1,7 +1,7 @@
 """The book of open jobs: opened once, ended exactly once, whoever ends it.
 
-A job ends by completion of all its items, by a failure, or by cancellation. Ending it posts the answer to the endpoint's
-thread and counts its cost out of the queue.
+A job ends by completion of all its items, by a failure, or by cancellation. Ending it posts the answer to the
+endpoint's thread and counts its cost out of the queue.
 """
 
 from __future__ import annotations

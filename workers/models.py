@@ -52,7 +52,7 @@ class ModelTable:
         run: Callable[[Callable[[], Any]], Any],
         changed: Callable[[], None],
     ) -> None:
-        """`run` executes a function on the device thread and returns its result; `changed` is told of every new state."""
+        """`run` executes a function on the device thread; `changed` is told of every new state."""
         self._settings, self._device, self._run, self._changed = settings, device, run, changed
         self._hosts = {name: Host(entry, ModelStatus(name, "available")) for name, entry in catalog.items()}
         self._wake = threading.Event()

@@ -1,7 +1,7 @@
 """Out of memory: how it is recognised, and the token budget that shrinks on it and grows back.
 
-The budget halves when a batch does not fit and recovers by a quarter after every `GROW_AFTER_S` without trouble, so it is
-back at its configured size within five minutes.
+The budget halves when a batch does not fit and recovers by a quarter after every `GROW_AFTER_S` without trouble, so
+it is back at its configured size within five minutes.
 """
 
 from __future__ import annotations

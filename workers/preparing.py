@@ -1,7 +1,7 @@
 """Threads that make items ready for the device while it runs the batch before.
 
-Tokenizing is Rust outside the interpreter lock. A large request is prepared in chunks, so that its first items run while
-its last ones are still text.
+Tokenizing is Rust outside the interpreter lock. A large request is prepared in chunks, so that its first items run
+while its last ones are still text.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Runtime:
         self.preparer.close()
 
     def drain(self) -> None:
-        """Announce the end; stop when nothing is left to do, or after `worker.drain_timeout_s`. Endpoint thread only."""
+        """Announce the end; stop when all is done, or after `worker.drain_timeout_s`. Endpoint thread only."""
         if not self._draining_until:
             log.info("draining: %d requests open, %d leases", len(self.book), self.leases.leases)
             self._draining_until = time.monotonic() + self._settings.worker.drain_timeout_s

@@ -42,21 +42,9 @@ class WorkerSlot:
         if self.state != "waiting" or time.monotonic() < self._start_at:
             return False
         life_read, self._life_write = os.pipe()
-        environment = {
-            **os.environ,
-            "NOTIFY_SOCKET": str(self.listener.path),
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-        # PERF: idle OpenMP threads must not spin on cores that frontends need.
-        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        if self._settings.worker.device != "cpu" and count_gpus():
-            visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
-            environment["CUDA_VISIBLE_DEVICES"] = (
-                visible[self.slot % len(visible)] if visible else str(self.slot)
-            )
         command = [sys.executable, "-m", "workers", "--slot", str(self.slot), "--life-fd", str(life_read)]
         self._process = subprocess.Popen(
-            command, env=environment, pass_fds=(life_read,), stdin=subprocess.DEVNULL
+            command, env=self._environment(), pass_fds=(life_read,), stdin=subprocess.DEVNULL
         )
         os.close(life_read)
         self.pidfd = os.pidfd_open(self._process.pid)
@@ -65,6 +53,16 @@ class WorkerSlot:
         self._killed_for = ""
         log.info("worker %d started (pid %d)", self.slot, self._process.pid)
         return True
+
+    def _environment(self) -> dict[str, str]:
+        """Environment of the process: its notify socket, and the one GPU of this slot."""
+        environment = {**os.environ, "NOTIFY_SOCKET": str(self.listener.path)}
+        if self._settings.worker.device != "cpu" and count_gpus():
+            visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
+            environment["CUDA_VISIBLE_DEVICES"] = (
+                visible[self.slot % len(visible)] if visible else str(self.slot)
+            )
+        return environment
 
     def heard(self) -> None:
         """Read the notify socket."""

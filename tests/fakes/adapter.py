@@ -8,8 +8,8 @@ The vector of a text is drawn from the text's hash, so an answer shows which inp
     #nan              the row is not finite
     #unpreparable     preparing raises
 
-Options: `dims`, `batch_ms` and `token_us` (time of a forward pass), `memory_tokens` (a larger batch runs out of memory),
-`load_s` (time of a load), `fail_load` (an error class to fail with).
+Options: `dims`, `batch_ms` and `token_us` (time of a forward pass), `memory_tokens` (a larger batch runs out of
+memory), `load_s` (time of a load), `fail_load` (an error class to fail with).
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ def test_one_poison_among_64_requests_costs_two_processes_and_no_other_answer(se
         assert_only(answer, [text], set(), "")
     assert poisoned.status == 500
     assert poisoned.json()["detail"]["code"] == "WORKER_CRASHED"
+    wait_until(lambda: deaths(server) - before == 2, what="two deaths")
     wait_until(lambda: server.metric("penstock_worker_up") == 2, 40, "both workers' return")
-    assert deaths(server) - before == 2
 
     began = time.monotonic()
     again = server.encode(MODEL, ["#crash"])

@@ -1,7 +1,7 @@
 """A whole Penstock server as real processes, and the proof that nothing of it is left.
 
-`serving(tmp_path, models=..., set=...)` starts `gunicorn -c gunicorn.conf.py` on a free port and waits until it is ready.
-At the end it stops the server and asserts that no arena, socket, held lock or process is left.
+`serving(tmp_path, models=..., set=...)` starts `gunicorn -c gunicorn.conf.py` on a free port and waits until it is
+ready. At the end it stops the server and asserts that no arena, socket, held lock or process is left.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SIE encode requests to calls: profile, options, instruction, outputs, dtype, in the contract's order of precedence."""
+"""SIE encode requests to calls: profile, options, instruction, outputs, dtype, by the contract's precedence."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _typed(options: dict[str, Any], name: str, kind: type, text: str) -> Any:
 
 
 def choose_entry(entry: ModelEntry, options: dict[str, Any], catalog: Catalog) -> tuple[ModelEntry, bool]:
-    """The entry of the chosen profile, and whether it was chosen explicitly. Raises `InvalidInput` for an unknown one."""
+    """The entry of the chosen profile, and whether it was named. Raises `InvalidInput` for an unknown one."""
     profile = _typed(options, "profile", str, "str")
     if profile is None:
         return entry, ":" in entry.id

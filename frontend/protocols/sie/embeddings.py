@@ -67,9 +67,7 @@ class EmbeddingsResource:
         dimensions = check_dimensions(request.dimensions, entry, status.dims.get("dense", 0), "dimensions")
         lengths = [len(item.text) if item.text is not None else 4 * len(item.ids or ()) for item in inputs]
         call = EncodeCall(inputs, ["dense"])
-        with await engine.run(
-            context, entry.id, call, engine.cost_of(lengths, status), req.scope
-        ) as reply:
+        with await engine.run(context, entry.id, call, engine.cost_of(lengths, status), req.scope) as reply:
             if reply.errors:
                 raise InferenceFailed(reply.errors[0].message)
             rows = reply.tensors()["dense"]

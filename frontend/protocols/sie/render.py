@@ -1,8 +1,8 @@
 """Encode results on the wire: msgpack with raw arrays, or JSON.
 
-In msgpack an array is the msgpack-numpy map with bin keys; everything but its data is constant for a dtype and shape, so
-it is built once and the raw bytes follow from where they lie. JSON is orjson over the arrays, in chunks of items, so that
-a large answer does not hold up the event loop.
+In msgpack an array is the msgpack-numpy map with bin keys; everything but its data is constant for a dtype and shape,
+so it is built once and the raw bytes follow from where they lie. JSON is orjson over the arrays, in chunks of items,
+so that a large answer does not hold up the event loop.
 """
 
 from __future__ import annotations

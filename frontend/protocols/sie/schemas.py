@@ -1,7 +1,7 @@
 """Request bodies of the SIE contract, decoded and validated in one step.
 
-Types are strict, null equals absent, unknown fields are ignored at every level. msgpack-numpy maps inside unknown fields
-are skipped like any other value.
+Types are strict, null equals absent, unknown fields are ignored at every level. msgpack-numpy maps inside unknown
+fields are skipped like any other value.
 """
 
 from __future__ import annotations

@@ -1,0 +1,118 @@
+"""R9: clients that vanish. Their queued work goes at once, the device never runs it, and nothing of them stays."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fault import rounds
+from tests.harness.raw import RawClient
+from tests.harness.server import Server, serving, wait_until
+
+MODEL = "fake/slow"
+ONE_AT_A_TIME = {"batch.max_items": 1, "batch.bulk_tokens": 1_000_000, "arena.inline_bytes": 0}
+LONG_TEXT = "device time " * 100
+"""1200 characters: 301 tokens, 50 ms of the fake device."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One worker that runs one item per batch and puts every result into the arena."""
+    models = (MODEL, "fake/large")
+    with serving(tmp_path_factory.mktemp("gone"), models=models, settings=ONE_AT_A_TIME) as running:
+        yield running
+
+
+def in_flight(server: Server, count: int) -> bool:
+    """Whether exactly `count` requests are in work."""
+    return server.metric("penstock_requests_in_flight", model=MODEL) == count
+
+
+def batches(server: Server) -> float:
+    """Batches that the device has run."""
+    return server.metric("penstock_batch_size_count", model=MODEL)
+
+
+def cancelled(server: Server, stage: str) -> float:
+    """Requests that the worker dropped in that stage."""
+    return server.metric("penstock_cancelled_total", model=MODEL, stage=stage)
+
+
+def is_quiet(server: Server) -> bool:
+    """Whether no request, no waiting item and no byte of shared memory is left."""
+    gauges = ("penstock_requests_in_flight", "penstock_queue_depth", "penstock_shm_bytes_used")
+    return not any(server.metric(name) for name in (*gauges, "penstock_shm_leases"))
+
+
+def descriptors(pid: int) -> int:
+    """Open descriptors of a process."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def test_queued_work_of_clients_that_left_goes_at_once_and_never_runs(server: Server) -> None:
+    ran, dropped = batches(server), cancelled(server, "queued")
+    saved = server.metric("penstock_cancelled_saved_seconds_total", model=MODEL)
+    took_s = []
+    with RawClient(server.port) as staying:
+        staying.encode(MODEL, [f"{number} {LONG_TEXT}" for number in range(30)], accept="application/json")
+        wait_until(lambda: in_flight(server, 1), what="the blocking request")
+        leaving = [RawClient(server.port) for _ in range(8)]
+        for number, client in enumerate(leaving):
+            client.encode(MODEL, [f"leaving {number} {LONG_TEXT}"] * 5)
+        wait_until(lambda: in_flight(server, 9), what="eight requests behind it")
+        for number, client in enumerate(leaving):
+            began = time.monotonic()
+            client.close()
+            wait_until(lambda seen=dropped + number: cancelled(server, "queued") > seen, 5, "a cancellation")
+            took_s.append(time.monotonic() - began)
+        assert in_flight(server, 1)
+        status, body = staying.json()
+    assert status == 200
+    assert len(body["items"]) == 30
+    assert statistics.median(took_s) < 0.1, took_s
+    wait_until(lambda: batches(server) == ran + 30, what="the batches of the client that stayed")
+    assert cancelled(server, "queued") == dropped + 8
+    assert server.metric("penstock_cancelled_saved_seconds_total", model=MODEL) > saved
+    wait_until(lambda: is_quiet(server), what="an empty server")
+    assert batches(server) == ran + 30, "work of clients that had left was run"
+
+
+def test_work_on_the_device_ends_with_its_batch_and_the_rest_is_dropped(server: Server) -> None:
+    ran = batches(server)
+    client = RawClient(server.port)
+    client.encode(MODEL, [f"{number} {LONG_TEXT}" for number in range(40)])
+    wait_until(lambda: batches(server) > ran, what="the first batch")
+    client.close()
+    wait_until(lambda: cancelled(server, "running") > 0, 5, "a cancellation")
+    wait_until(lambda: is_quiet(server), what="an empty server")
+    assert batches(server) - ran < 20, "the device went on for a client that had left"
+
+
+def test_many_disconnects_leave_nothing(server: Server) -> None:
+    frontend, worker = server.frontend_pids()[0], server.worker_pid()
+    assert worker is not None
+    assert server.encode("fake/large", ["warm"]).status == 200
+    wait_until(lambda: is_quiet(server), what="an empty server")
+    before = descriptors(frontend), descriptors(worker)
+    for turn in range(rounds(short=10, long=500)):
+        clients = [RawClient(server.port, receive_nbytes=4096) for _ in range(20)]
+        for number, client in enumerate(clients):
+            if number % 4:
+                client.encode(MODEL, [f"{turn} {number}"] * 3)
+            else:
+                client.encode("fake/large", [f"{turn} {number}"] * 2)
+        if turn % 2:
+            assert clients[0].head()[0] == 200
+        for client in clients:
+            client.close()
+    wait_until(lambda: is_quiet(server), 30, "an empty server")
+    assert server.encode(MODEL, ["still here"]).status == 200
+    wait_until(
+        lambda: descriptors(frontend) <= before[0] + 2 and descriptors(worker) <= before[1] + 2,
+        what="as few descriptors as before",
+    )
+    assert (server.frontend_pids(), server.worker_pid()) == ([frontend], worker)
