@@ -2,8 +2,8 @@
 
 1. Start Penstock with the demo model; ask one text at a time for the latency without load.
 2. Measure its capacity with 64 clients in a closed loop.
-3. In every round, send short runs at 25, 50, 75 and 90 % of that capacity. Latency counts from the instant a request was
-   due, so the time that it waits for the server, or for a connection, is part of it.
+3. In every round, send short runs at 25, 50, 75 and 90 % of that capacity. Latency counts from the instant a request
+   was due, so the time that it waits for the server, or for a connection, is part of it.
 """
 
 from __future__ import annotations

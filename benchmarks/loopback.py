@@ -1,4 +1,4 @@
-"""What large responses are compared with: a process that writes the same bytes to a loopback socket and does nothing else."""
+"""What large responses are compared with: a process that only writes the same bytes to a loopback socket."""
 
 from __future__ import annotations
 

@@ -122,6 +122,13 @@ def run(rounds: int) -> Report:
             report.say(
                 f"round {turn + 1}/{rounds}: {samples[-1].whole_gb_per_s:.2f} GB/s at the largest size"
             )
+    _show(report, samples)
+    report.save([asdict(sample) for sample in samples])
+    return report
+
+
+def _show(report: Report, samples: list[Sample]) -> None:
+    """Medians over rounds by size; ratios are taken within a round."""
     rows: list[Row] = []
     series: dict[str, list[tuple[float, float]]] = {"whole": [], "body": [], "bare": []}
     for nbytes in SIZES:
@@ -141,8 +148,6 @@ def run(rounds: int) -> Report:
     rate_headers = ["whole GB/s", "body GB/s", "bare GB/s", "whole/bare", "body/bare"]
     report.table("One connection", ["size", *rate_headers, "frontend CPU ms", "memory grown MiB"], rows)
     report.lines("Large responses", "MiB", "GB/s", series)
-    report.save([asdict(sample) for sample in samples])
-    return report
 
 
 def main() -> None:

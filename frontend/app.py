@@ -18,15 +18,32 @@ from ipc.errors import PenstockError
 
 
 class Application:
-    """The ASGI callable; keeps each request's `receive`, whose next event after the body is the disconnect."""
+    """The ASGI callable; keeps each request's `receive`, whose next event after the body is the disconnect.
 
-    def __init__(self, app: falcon.asgi.App[Any, Any]) -> None:
-        self._app = app
+    Falcon waits for the first piece of a body before it does anything. A body whose declared length is over the limit
+    is not waited for, so that its refusal comes before a client that asks first (`Expect: 100-continue`) sends it.
+    """
+
+    def __init__(self, app: falcon.asgi.App[Any, Any], max_body_bytes: int) -> None:
+        self._app, self._max_body_bytes = app, max_body_bytes
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """One ASGI scope."""
         scope["penstock.receive"] = receive
+        if scope["type"] == "http" and _declared_nbytes(scope) > self._max_body_bytes:
+            receive = _unread
         await self._app(scope, receive, send)
+
+
+def _declared_nbytes(scope: dict[str, Any]) -> int:
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit():
+            return int(value)
+    return 0
+
+
+async def _unread() -> dict[str, Any]:
+    return {"type": "http.request", "body": b"", "more_body": True}
 
 
 def create(config: settings.Settings | None = None) -> Application:
@@ -47,4 +64,4 @@ def create(config: settings.Settings | None = None) -> Application:
     app.add_route("/health", health.HealthResource())
     for protocol in known:
         protocol.mount(app, services)
-    return Application(app)
+    return Application(app, config.limits.max_body_bytes)

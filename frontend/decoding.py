@@ -1,13 +1,14 @@
 """Bodies to typed structs, with every way in which that can fail turned into `InvalidInput`.
 
-Depth is limited by msgspec itself. Duplicate keys are searched for only when a key name occurs more often in the bytes
-than it may, since a full check costs more than the decoding.
+Depth is limited by msgspec itself. Repeated keys are searched for only when a key name occurs more often in the bytes
+than it may, or may be spelled with escapes, since a full check costs more than the decoding.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -18,17 +19,17 @@ from ipc.errors import InvalidInput
 
 T = TypeVar("T")
 
+# Writers escape no letters; a key that is spelled so would not be found by its bytes.
+_ESCAPED_ASCII = re.compile(rb"\\u00[2-7]")
+
 
 @lru_cache(maxsize=64)
 def _decoder(kind: Any, binary: bool) -> Any:
     return msgspec.msgpack.Decoder(kind) if binary else msgspec.json.Decoder(kind)
 
 
-def decode(body: bytes, kind: type[T], *, binary: bool, once: Sequence[str] = ()) -> T:
-    """Decode `body` into `kind`. Keys in `once` may not be repeated within one object.
-
-    Raises `InvalidInput` whose message holds the decoder's reason and JSON path.
-    """
+def decode(body: bytes, kind: type[T], *, binary: bool) -> T:
+    """Decode `body` into `kind`. Raises `InvalidInput` whose message holds the decoder's reason and JSON path."""
     form = "msgpack" if binary else "JSON"
     if not body:
         raise InvalidInput(f"body: empty, expected {form}")
@@ -42,13 +43,27 @@ def decode(body: bytes, kind: type[T], *, binary: bool, once: Sequence[str] = ()
         raise InvalidInput(f"body: {form} is nested too deeply") from error
     except (ValueError, OverflowError, MemoryError) as error:
         raise InvalidInput(f"body: {form} cannot be read: {str(error)[:200]}") from error
-    if any(body.count(_key(name, binary)) > 1 for name in once):
-        _refuse_duplicates(body, binary)
     return decoded
 
 
-def _key(name: str, binary: bool) -> bytes:
-    return bytes([0xA0 | len(name)]) + name.encode() if binary else b'"' + name.encode() + b'"'
+def refuse_repeated(body: bytes, allowed: Mapping[str, int], *, binary: bool) -> None:
+    """Raise `InvalidInput` for a key that occurs twice in one object; `allowed` says how often each name may occur in all.
+
+    A body in which no name occurs more often than that is taken to be without repetition.
+    """
+    escaped = not binary and b"\\u00" in body and _ESCAPED_ASCII.search(body) is not None
+    if escaped or any(_occurs_more(body, name.encode(), times, binary) for name, times in allowed.items()):
+        _refuse_duplicates(body, binary)
+
+
+def _occurs_more(body: bytes, name: bytes, times: int, binary: bool) -> bool:
+    if not binary:
+        return body.count(b'"' + name + b'"') > times
+    if body.count(name) <= times:
+        return False
+    size = len(name)
+    headers = (bytes([0xA0 | size]), b"\xd9" + bytes([size]), b"\xda\0" + bytes([size]), b"\xdb\0\0\0" + bytes([size]))
+    return sum(body.count(header + name) for header in headers) > times
 
 
 def _refuse_duplicates(body: bytes, binary: bool) -> None:

@@ -164,6 +164,14 @@ class Channel:
         if self._forget(request) is not None:
             self._send(Cancel(request))
 
+    def abandon(self, request: int, future: asyncio.Future[Delivery]) -> None:
+        """The caller was cancelled: stop the work, or give back a result that had just arrived."""
+        self.cancel(request)
+        if future.done() and not future.cancelled() and future.exception() is None:
+            delivery = future.result()
+            if delivery.arena is not None:
+                self.release(delivery.result, delivery.arena)
+
     def release(self, result: Result, arena: ArenaView) -> None:
         """End the lease of a result; only its own worker life is told."""
         if result.block is not None and arena is self._arena:

@@ -247,5 +247,6 @@ class Client:
         number, future = channel.submit(build)
         try:
             return Reply(channel, await future)
-        finally:
-            channel.cancel(number)
+        except asyncio.CancelledError:
+            channel.abandon(number, future)
+            raise

@@ -1,4 +1,4 @@
-"""When a slot may start again: at once after a healthy life, then with doubling delays, rarely once it keeps failing."""
+"""When a slot may start again: at once after a healthy life, then after doubling delays, rarely if it keeps failing."""
 
 from __future__ import annotations
 

@@ -31,11 +31,13 @@ class WorkerSlot:
         self.listener = Listener(paths.notify_socket(slot))
         self.state = "waiting"
         self.quarantined = False
+        self.misconfigured = False
         self.pidfd = -1
         self._process: subprocess.Popen[bytes] | None = None
         self._backoff = Backoff(settings.worker.restart_backoff_s)
         self._started = self._heard = self._start_at = 0.0
         self._killed_for = ""
+        self._proven = False
 
     def start_if_due(self) -> bool:
         """Start the process when its time has come; True when it was started."""
@@ -70,7 +72,7 @@ class WorkerSlot:
         if fields:
             self._heard = time.monotonic()
         if fields.get("READY") == "1" and self.state == "starting":
-            self.state = "ready"
+            self.state, self._proven = "ready", True
             log.info("worker %d is ready: %s", self.slot, fields.get("STATUS", ""))
         elif fields.get("STOPPING") == "1":
             self.state = "stopping"
@@ -105,6 +107,7 @@ class WorkerSlot:
         if code == 0 and self.state == "stopping":
             cause = "drained"
         delay = self._backoff.failed(now, now - self._started)
+        self.misconfigured = code == EXIT_CONFIG and not self._proven
         self.quarantined = (self._backoff.exhausted(now) and others_healthy) or code in (
             EXIT_CONFIG,
             EXIT_DEVICE_LOST,

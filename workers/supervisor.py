@@ -37,6 +37,7 @@ class Supervisor:
         self._metrics = metrics.SupervisorMetrics()
         self._poll = select.poll()
         self._stopping = False
+        self.exit_code = 0
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
@@ -85,6 +86,9 @@ class Supervisor:
                 cause = slot.reap(healthy)
                 self._metrics.restarts.labels(f"worker-{slot.slot}", cause).inc()
                 self._metrics.quarantined.labels(f"worker-{slot.slot}").set(slot.quarantined)
+                if slot.misconfigured:
+                    log.critical("worker %d cannot start with this configuration; the server stops", slot.slot)
+                    self._stopping, self.exit_code = True, EXIT_CONFIG
 
     def _drain(self) -> None:
         """SIGTERM to all workers, SIGKILL to those that do not end in time."""
@@ -139,12 +143,12 @@ def main(argv: list[str] | None = None) -> int:
         supervisor.run()
         lock.release()
         sweep.sweep(config.paths)
+        return supervisor.exit_code
     except ConfigError as error:
         sys.stderr.write(f"supervisor: {error.message}\n")
         return EXIT_CONFIG
     finally:
         logs.flush()
-    return 0
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ adds, it lacks:
 from __future__ import annotations
 
 import dataclasses
+import os
 import resource
 import sys
 from typing import Any, ClassVar
@@ -53,10 +54,17 @@ class PenstockWorker(UvicornWorker):  # type: ignore[misc]
     async def _serve(self) -> None:
         self.config.app = self.wsgi
         limits = dataclasses.replace(self.limits, graceful_timeout_s=float(self.cfg.graceful_timeout))
-        server = DrainingServer(self.config, limits, DRAIN, heartbeat=self.notify)
+        server = DrainingServer(self.config, limits, DRAIN, heartbeat=lambda: self._beat(server))
         await server.serve(sockets=[listener.sock for listener in self.sockets])
         if not server.started:
             sys.exit(Arbiter.WORKER_BOOT_ERROR)
+
+    def _beat(self, server: DrainingServer) -> None:
+        """Tell the arbiter that this process turns over; drain when there is no arbiter any more."""
+        self.notify()
+        if os.getppid() != self.ppid and not server.should_exit:
+            self.log.critical("The arbiter is gone; this frontend drains.")
+            server.should_exit = True
 
 
 def _raise_descriptor_limit(wanted: int) -> None:

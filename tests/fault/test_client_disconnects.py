@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fault import rounds
+from tests.harness.quiet import wait_quiet
 from tests.harness.raw import RawClient
 from tests.harness.server import Server, serving, wait_until
 
@@ -42,12 +43,6 @@ def cancelled(server: Server, stage: str) -> float:
     return server.metric("penstock_cancelled_total", model=MODEL, stage=stage)
 
 
-def is_quiet(server: Server) -> bool:
-    """Whether no request, no waiting item and no byte of shared memory is left."""
-    gauges = ("penstock_requests_in_flight", "penstock_queue_depth", "penstock_shm_bytes_used")
-    return not any(server.metric(name) for name in (*gauges, "penstock_shm_leases"))
-
-
 def descriptors(pid: int) -> int:
     """Open descriptors of a process."""
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
@@ -77,7 +72,7 @@ def test_queued_work_of_clients_that_left_goes_at_once_and_never_runs(server: Se
     wait_until(lambda: batches(server) == ran + 30, what="the batches of the client that stayed")
     assert cancelled(server, "queued") == dropped + 8
     assert server.metric("penstock_cancelled_saved_seconds_total", model=MODEL) > saved
-    wait_until(lambda: is_quiet(server), what="an empty server")
+    wait_quiet(server)
     assert batches(server) == ran + 30, "work of clients that had left was run"
 
 
@@ -88,7 +83,7 @@ def test_work_on_the_device_ends_with_its_batch_and_the_rest_is_dropped(server: 
     wait_until(lambda: batches(server) > ran, what="the first batch")
     client.close()
     wait_until(lambda: cancelled(server, "running") > 0, 5, "a cancellation")
-    wait_until(lambda: is_quiet(server), what="an empty server")
+    wait_quiet(server)
     assert batches(server) - ran < 20, "the device went on for a client that had left"
 
 
@@ -96,7 +91,7 @@ def test_many_disconnects_leave_nothing(server: Server) -> None:
     frontend, worker = server.frontend_pids()[0], server.worker_pid()
     assert worker is not None
     assert server.encode("fake/large", ["warm"]).status == 200
-    wait_until(lambda: is_quiet(server), what="an empty server")
+    wait_quiet(server)
     before = descriptors(frontend), descriptors(worker)
     for turn in range(rounds(short=10, long=500)):
         clients = [RawClient(server.port, receive_nbytes=4096) for _ in range(20)]
@@ -109,7 +104,7 @@ def test_many_disconnects_leave_nothing(server: Server) -> None:
             assert clients[0].head()[0] == 200
         for client in clients:
             client.close()
-    wait_until(lambda: is_quiet(server), 30, "an empty server")
+    wait_quiet(server)
     assert server.encode(MODEL, ["still here"]).status == 200
     wait_until(
         lambda: descriptors(frontend) <= before[0] + 2 and descriptors(worker) <= before[1] + 2,

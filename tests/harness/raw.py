@@ -18,6 +18,8 @@ class RawClient:
         self.socket.settimeout(timeout_s)
         self.socket.connect(("127.0.0.1", port))
         self._held = b""
+        self.expected_nbytes = 0
+        """Content-Length of the last head that was read."""
 
     def __enter__(self) -> RawClient:
         return self
@@ -55,7 +57,9 @@ class RawClient:
         raw, _, self._held = self._held.partition(b"\r\n\r\n")
         status, *lines = raw.decode("latin-1").split("\r\n")
         pairs = (line.partition(":") for line in lines)
-        return int(status.split()[1]), {name.lower(): value.strip() for name, _, value in pairs}
+        headers = {name.lower(): value.strip() for name, _, value in pairs}
+        self.expected_nbytes = int(headers.get("content-length", "0"))
+        return int(status.split()[1]), headers
 
     def read(self, nbytes: int) -> bytes:
         """Exactly `nbytes` of a body; raises `ConnectionError` when the connection ends before."""
@@ -70,7 +74,7 @@ class RawClient:
     def answer(self) -> tuple[int, dict[str, str], bytes]:
         """One whole response."""
         status, headers = self.head()
-        return status, headers, self.read(int(headers.get("content-length", "0")))
+        return status, headers, self.read(self.expected_nbytes)
 
     def json(self) -> tuple[int, Any]:
         """Status and JSON body of one whole response."""

@@ -110,7 +110,10 @@ def _outputs(entry: ModelEntry, explicit: bool, params: EncodeParams, options: d
 
 
 def _dtype(params: EncodeParams, options: dict[str, Any]) -> str:
-    dtype = params.output_dtype or _typed(options, "output_dtype", str, "str") or "float32"
+    chosen = _typed(options, "output_dtype", str, "str")
+    if params.output_dtype is not None:
+        chosen = params.output_dtype
+    dtype: str = "float32" if chosen is None else chosen
     if dtype not in OUTPUT_DTYPES:
         raise InvalidInput(f"params.output_dtype: {dtype[:64]!r} is not one of {', '.join(OUTPUT_DTYPES)}")
     return dtype

@@ -53,12 +53,12 @@ class EmbeddingsResource:
         """One embeddings request."""
         services, context, engine = self._services, req.context.penstock, self._services.engine
         context.operation = "embeddings"
-        request = read(await services.bodies.read(req), "application/json", EmbeddingsRequest)
+        limits = services.settings.limits
+        request = read(await services.bodies.read(req), "application/json", EmbeddingsRequest, limits)
         context.model = request.model
-        encoding = request.encoding_format or "float"
+        encoding = "float" if request.encoding_format is None else request.encoding_format
         if encoding not in ("float", "base64"):
             raise InvalidInput(f"encoding_format: {encoding[:64]!r} is not one of float, base64")
-        limits = services.settings.limits
         inputs = inputs_of(request, limits)
         entry = engine.find(request.model)
         status = await engine.ensure_loaded(entry.id, context.deadline_ns)

@@ -67,7 +67,7 @@ class EncodeResource:
         context.model, context.operation = model, "encode"
         body = await services.bodies.read(req)
         context.started = time.perf_counter()
-        request = read(body, req.content_type, EncodeRequest)
+        request = read(body, req.content_type, EncodeRequest, services.settings.limits)
         del body
         engine = services.engine
         entry = engine.find(model)
@@ -90,6 +90,7 @@ class EncodeResource:
         self, req: Request, resp: Response, reply: Reply, plan: EncodePlan, model: str, ids: list[str | None]
     ) -> None:
         context = req.context.penstock
+        began = time.perf_counter()
         rows = _dense(reply, plan)
         errors = {error.index: {"code": error.code, "message": error.message} for error in reply.errors}
         if wants_json(req.get_header("Accept")):
@@ -103,6 +104,7 @@ class EncodeResource:
             if rows.quantized.dtype != "float32" or plan.dimensions is not None:
                 reply.check()
                 reply.release()
+        context.phases["encode"] = (time.perf_counter() - began) * 1e3
         time_headers(resp, context)
         send_parts(resp, parts, reply, self._services)
 

@@ -10,7 +10,9 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from frontend.decoding import decode
+from frontend.decoding import decode, refuse_repeated
+from frontend.values import check_values
+from ipc.settings import Limits
 
 Text = str | None
 
@@ -68,14 +70,31 @@ class EmbeddingsRequest(msgspec.Struct):
 
 
 B = TypeVar("B")
-_FIELDS: dict[type, tuple[str, ...]] = {
-    EncodeRequest: ("items", "params", "output_types", "output_dtype", "instruction", "options"),
+_ONCE: dict[type, tuple[str, ...]] = {
+    EncodeRequest: (
+        "items",
+        "params",
+        "output_types",
+        "output_dtype",
+        "instruction",
+        "options",
+        "profile",
+        "dimensions",
+        "is_query",
+    ),
     EmbeddingsRequest: ("model", "input", "encoding_format", "dimensions", "user"),
 }
 
 
-def read(body: bytes, content_type: str | None, kind: type[B]) -> B:
+def read(body: bytes, content_type: str | None, kind: type[B], limits: Limits) -> B:
     """Decode a body as msgpack or JSON by its content type. Raises `InvalidInput` with the JSON path of the fault."""
     lowered = (content_type or "").lower()
     binary = "application/msgpack" in lowered or "application/x-msgpack" in lowered
-    return decode(body, kind, binary=binary, once=_FIELDS[kind])
+    check_values(body, binary, limits.max_items)
+    decoded = decode(body, kind, binary=binary)
+    allowed = dict.fromkeys(_ONCE[kind], 1)
+    if isinstance(decoded, EncodeRequest):
+        allowed["id"] = sum(item.id is not None for item in decoded.items)
+        allowed["text"] = sum(item.text is not None for item in decoded.items)
+    refuse_repeated(body, allowed, binary=binary)
+    return decoded

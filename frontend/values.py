@@ -1,0 +1,69 @@
+"""How many values a body holds, found without building any of them.
+
+A decoded value takes about a hundred bytes and may be written in one or two, so a body that is nothing but empty maps
+costs fifty times its size once it is decoded. Bodies above `UNCHECKED_NBYTES` are therefore counted first.
+"""
+
+from __future__ import annotations
+
+from ipc.errors import InvalidInput
+
+UNCHECKED_NBYTES = 512 << 10
+VALUES_PER_ITEM = 64
+
+# Bytes of a msgpack token without the payload that its length field announces, and the width of that field, by first byte
+# (https://github.com/msgpack/msgpack/blob/master/spec.md).
+_SIZES = [1] * 256
+_WIDTHS = [0] * 256
+for _head in range(0xA0, 0xC0):
+    _SIZES[_head] = 1 + (_head & 0x1F)
+for _head, _size in (
+    (0xCA, 5), (0xCB, 9), (0xCC, 2), (0xCD, 3), (0xCE, 5), (0xCF, 9), (0xD0, 2), (0xD1, 3), (0xD2, 5), (0xD3, 9),
+    (0xD4, 3), (0xD5, 4), (0xD6, 6), (0xD7, 10), (0xD8, 18), (0xDC, 3), (0xDD, 5), (0xDE, 3), (0xDF, 5),
+):  # fmt: skip
+    _SIZES[_head] = _size
+for _first, _extra in ((0xC4, 1), (0xC7, 2), (0xD9, 1)):
+    for _power in range(3):
+        _WIDTHS[_first + _power] = 1 << _power
+        _SIZES[_first + _power] = (1 << _power) + _extra
+
+
+def check_values(body: bytes, binary: bool, max_items: int) -> None:
+    """Raise `InvalidInput` when a large body holds more than `VALUES_PER_ITEM` values for each of `max_items`."""
+    limit = VALUES_PER_ITEM * max_items
+    if len(body) <= UNCHECKED_NBYTES:
+        return
+    if (_msgpack_values(body, limit) if binary else _json_values(body, limit)) > limit:
+        raise InvalidInput(
+            f"body: more than {limit} values, which is {VALUES_PER_ITEM} for each of limits.max_items"
+        )
+
+
+def _json_values(body: bytes, limit: int) -> int:
+    """Every value follows a comma or an opening bracket outside a string; those inside are left out when it matters."""
+    found = _marks(body)
+    if found <= limit:
+        return found
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    strings = bare.count(b'"') // 2
+    # Each key and each value is one string at most, and the keys are no more than the values.
+    if strings > 2 * limit:
+        return strings // 2
+    return _marks(b"".join(bare.split(b'"')[::2]))
+
+
+def _marks(text: bytes) -> int:
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
+
+
+def _msgpack_values(body: bytes, limit: int) -> int:
+    """Tokens one after another; containers need no look inside, since their elements simply follow. Keys count too."""
+    at = count = 0
+    end, sizes, widths = len(body), _SIZES, _WIDTHS
+    while at < end and count <= limit:
+        head = body[at]
+        width = widths[head]
+        payload = int.from_bytes(body[at + 1 : at + 1 + width], "big") if width else 0
+        at += sizes[head] + payload
+        count += 1
+    return count

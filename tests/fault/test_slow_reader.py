@@ -1,0 +1,141 @@
+"""R10: a client that reads a 100 MB answer slowly, or stops reading. It never holds shared memory, and never holds up others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import msgpack
+import numpy as np
+import psutil
+import pytest
+
+from tests.fakes.adapter import vector_of
+from tests.fault import rounds
+from tests.harness.quiet import wait_quiet
+from tests.harness.raw import RawClient
+from tests.harness.server import Server, serving, wait_until
+
+DIMS = 262144
+ITEM_NBYTES = DIMS * 4
+ITEMS = 100
+COPY_AFTER_S = 0.3
+STALL_S = 1.5
+MIB = 1 << 20
+RECEIVE_NBYTES = 64 << 10
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """An arena that holds two answers of 100 MiB, and room for one private copy of one."""
+    settings = {
+        "arena.bytes": 256 * MIB,
+        "arena.lease_copy_after_s": COPY_AFTER_S,
+        "arena.copy_out_bytes": 150 * MIB,
+        "server.write_stall_s": STALL_S,
+    }
+    with serving(tmp_path_factory.mktemp("slow"), models=("fake/large",), settings=settings) as running:
+        yield running
+
+
+def texts(name: str) -> list[str]:
+    """The inputs of one large request."""
+    return [f"{name} {number}" for number in range(ITEMS)]
+
+
+def asked(server: Server, name: str) -> RawClient:
+    """A client with a small receive buffer that has asked for 100 MiB and read only the head."""
+    client = RawClient(server.port, RECEIVE_NBYTES)
+    client.encode("fake/large", texts(name))
+    assert client.head()[0] == 200
+    assert client.expected_nbytes > ITEMS * ITEM_NBYTES
+    return client
+
+
+def resident_nbytes(server: Server) -> int:
+    """Private and shared resident memory of the only frontend, less the arena that it maps."""
+    memory = psutil.Process(server.frontend_pids()[0]).memory_info()
+    return int(memory.rss - memory.shared)
+
+
+def arena_is_free(server: Server) -> bool:
+    """Whether no block of the arena is in use, as last sampled."""
+    return server.metric("penstock_shm_bytes_used") == 0 and server.metric("penstock_shm_leases") == 0
+
+
+def connections(server: Server) -> int:
+    """Connections that the frontend serves; those of `Server.metric` have ended when it returns."""
+    process = psutil.Process(server.frontend_pids()[0])
+    return sum(
+        1
+        for found in process.net_connections("tcp")
+        if found.status == psutil.CONN_ESTABLISHED and found.laddr.port == server.port
+    )
+
+
+def assert_right(body: bytes, name: str) -> None:
+    """Every item of the answer is the vector of its text."""
+    items = msgpack.unpackb(body, raw=False, strict_map_key=False)["items"]
+    assert len(items) == ITEMS
+    for item, sent in zip(items, texts(name), strict=True):
+        values = np.frombuffer(item["dense"]["values"][b"data"], "<f4")
+        np.testing.assert_array_equal(values, vector_of(sent, DIMS).astype("<f4"))
+
+
+def test_the_arena_is_free_while_a_slow_client_still_reads_and_the_body_arrives_whole(server: Server) -> None:
+    before = resident_nbytes(server)
+    for turn in range(rounds(short=1, long=20)):
+        with asked(server, f"slow {turn}") as client:
+            wait_until(lambda: server.metric("penstock_shm_bytes_used") > ITEMS * ITEM_NBYTES, what="a lease")
+            parts = [client.read(MIB)]
+            wait_until(lambda: arena_is_free(server), COPY_AFTER_S + 2.0, "a free arena")
+            held = resident_nbytes(server) - before
+            assert held < ITEMS * ITEM_NBYTES + 48 * MIB, f"{held >> 20} MiB held for one slow reader"
+            parts.append(client.read(client.expected_nbytes - MIB))
+        assert_right(b"".join(parts), f"slow {turn}")
+        wait_until(lambda: resident_nbytes(server) - before < 48 * MIB, what="the private copy's end")
+
+
+def test_a_fast_client_gets_the_same_body_while_others_do_not_read(server: Server) -> None:
+    with asked(server, "idle"), asked(server, "fast") as fast:
+        body = fast.read(fast.expected_nbytes)
+        assert_right(body, "fast")
+        began = time.monotonic()
+        assert server.encode("fake/large", ["small"]).status == 200
+        assert time.monotonic() - began < 2.0
+    wait_quiet(server)
+
+
+def test_a_client_that_stops_reading_is_dropped_and_its_memory_comes_back(server: Server) -> None:
+    before = resident_nbytes(server)
+    for turn in range(rounds(short=2, long=20)):
+        with asked(server, f"stalled {turn}") as client:
+            began = time.monotonic()
+            assert connections(server) > 0
+            wait_until(lambda: server.metric("penstock_shm_bytes_used") > 0, what="a lease")
+            wait_until(lambda: arena_is_free(server), what="a free arena")
+            wait_until(lambda: connections(server) == 0, STALL_S * 4, "the end of the connection")
+            assert time.monotonic() - began > STALL_S * 0.8, "dropped before the time allowed"
+            with pytest.raises(OSError, match="reset|ended"):
+                client.read(client.expected_nbytes)
+        wait_until(lambda: resident_nbytes(server) - before < 48 * MIB, what="the private copy's end")
+    assert server.encode("fake/large", ["still here"]).status == 200
+
+
+def test_slow_readers_beyond_the_room_for_copies_are_cut_off_and_the_arena_is_free(server: Server) -> None:
+    with ExitStack() as stack:
+        clients = [stack.enter_context(asked(server, f"crowd {number}")) for number in range(2)]
+        wait_until(lambda: server.metric("penstock_shm_bytes_used") > 0, what="leases")
+        wait_until(lambda: arena_is_free(server), what="a free arena")
+        outcomes = []
+        for number, client in enumerate(clients):
+            try:
+                body = client.read(client.expected_nbytes)
+            except OSError:
+                outcomes.append("cut")
+            else:
+                assert_right(body, f"crowd {number}")
+                outcomes.append("whole")
+    assert sorted(outcomes) == ["cut", "whole"]
+    wait_quiet(server)

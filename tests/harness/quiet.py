@@ -1,0 +1,29 @@
+"""When a server has come to rest: nothing in work, nothing waiting, no byte of shared memory used."""
+
+from __future__ import annotations
+
+import time
+
+from tests.harness.server import Server, wait_until
+from workers.reporting import EVERY_S
+
+GAUGES = (
+    "penstock_requests_in_flight",
+    "penstock_queue_depth",
+    "penstock_queue_tokens",
+    "penstock_shm_bytes_used",
+    "penstock_shm_leases",
+)
+
+
+def wait_quiet(server: Server, timeout_s: float = 20.0) -> None:
+    """Wait until all gauges of load stay at zero for longer than a worker's sampling period."""
+    busy_at = time.monotonic()
+
+    def rested() -> bool:
+        nonlocal busy_at
+        if any(server.metric(name) for name in GAUGES):
+            busy_at = time.monotonic()
+        return time.monotonic() - busy_at > 1.5 * EVERY_S
+
+    wait_until(rested, timeout_s, "rest")
