@@ -6,7 +6,7 @@ VENV ?= .venv
 ARGS ?=
 # An extra package index, for instance https://download.pytorch.org/whl/cpu for the small CPU build of torch.
 TORCH_INDEX ?=
-BENCHES ?= transfer frontend response scale encode
+BENCHES := transfer frontend response scale latency encode
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp-

@@ -7,13 +7,12 @@ from typing import Any
 import falcon
 import falcon.asgi
 
-from frontend import health
+from frontend import configuration, health
 from frontend.lifespan import Lifespan
 from frontend.middleware import ErrorRenderer, RequestMiddleware
 from frontend.protocols.registry import protocols
 from frontend.services import Services
 from ipc import settings
-from ipc.catalog import load_catalog
 from ipc.errors import PenstockError
 
 
@@ -47,9 +46,9 @@ async def _unread() -> dict[str, Any]:
 
 
 def create(config: settings.Settings | None = None) -> Application:
-    """The application for `config` (the process's settings when None)."""
-    config = config or settings.load()
-    services = Services(config, load_catalog(config.catalog.dirs, config.catalog.models))
+    """The application for `config` (the one that the arbiter accepted when None)."""
+    chosen = configuration.current() if config is None else configuration.read(config)
+    services = Services(chosen.settings, chosen.catalog)
     known = protocols()
     middleware: list[Any] = [Lifespan(services), RequestMiddleware(services, known)]
     app: falcon.asgi.App[Any, Any] = falcon.asgi.App(middleware=middleware)
@@ -64,4 +63,4 @@ def create(config: settings.Settings | None = None) -> Application:
     app.add_route("/health", health.HealthResource())
     for protocol in known:
         protocol.mount(app, services)
-    return Application(app, config.limits.max_body_bytes)
+    return Application(app, chosen.settings.limits.max_body_bytes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -46,24 +46,43 @@ def decode(body: bytes, kind: type[T], *, binary: bool) -> T:
     return decoded
 
 
-def refuse_repeated(body: bytes, allowed: Mapping[str, int], *, binary: bool) -> None:
-    """Raise `InvalidInput` for a key that occurs twice in one object; `allowed` says how often each name may occur in all.
+class Key:
+    """A field's name as its bytes may lie in a body."""
 
-    A body in which no name occurs more often than that is taken to be without repetition.
+    __slots__ = ("json", "name", "spellings")
+
+    def __init__(self, name: str) -> None:
+        self.name = name.encode()
+        self.json = b'"' + self.name + b'"'
+        size = len(self.name)
+        headers = (
+            bytes([0xA0 | size]),
+            *(head + bytes([size]) for head in (b"\xd9", b"\xda\0", b"\xdb\0\0\0")),
+        )
+        self.spellings = tuple(header + self.name for header in headers)
+
+    def occurs_more(self, body: bytes, times: int, binary: bool) -> bool:
+        """Whether the name may occur as a key more than `times`."""
+        if not binary:
+            return body.count(self.json) > times
+        return body.count(self.name) > times and sum(map(body.count, self.spellings)) > times
+
+
+def refuse_repeated(
+    body: bytes, once: Sequence[Key], often: Sequence[tuple[Key, int]] = (), *, binary: bool
+) -> None:
+    """Raise `InvalidInput` for a key that occurs twice in one object.
+
+    Keys in `once` belong to one object, those in `often` to as many objects as their number says. A body in which none
+    occurs more often than that is taken to be without repetition.
     """
-    escaped = not binary and b"\\u00" in body and _ESCAPED_ASCII.search(body) is not None
-    if escaped or any(_occurs_more(body, name.encode(), times, binary) for name, times in allowed.items()):
+    suspicious = not binary and b"\\u00" in body and _ESCAPED_ASCII.search(body) is not None
+    for key in once:
+        suspicious = suspicious or key.occurs_more(body, 1, binary)
+    for key, times in often:
+        suspicious = suspicious or key.occurs_more(body, times, binary)
+    if suspicious:
         _refuse_duplicates(body, binary)
-
-
-def _occurs_more(body: bytes, name: bytes, times: int, binary: bool) -> bool:
-    if not binary:
-        return body.count(b'"' + name + b'"') > times
-    if body.count(name) <= times:
-        return False
-    size = len(name)
-    headers = (bytes([0xA0 | size]), b"\xd9" + bytes([size]), b"\xda\0" + bytes([size]), b"\xdb\0\0\0" + bytes([size]))
-    return sum(body.count(header + name) for header in headers) > times
 
 
 def _refuse_duplicates(body: bytes, binary: bool) -> None:

@@ -12,26 +12,25 @@ import subprocess
 import sys
 from typing import Any
 
+from frontend import configuration
 from frontend.server.limits import ServerLimits
 from frontend.server.worker import PenstockWorker
-from ipc import settings, sweep
-from ipc.catalog import load_catalog
+from ipc import sweep
 from ipc.errors import ConfigError
 from ipc.liveness import life_pipe
 from ipc.paths import prepare_run_dir
+from ipc.settings import Settings
 
 EXIT_CONFIG = 3
 
 
-def read_settings() -> settings.Settings:
-    """Settings and a checked catalog; a mistake ends the process with code 3 and one line."""
+def read_settings() -> Settings:
+    """Checked settings; at the start a mistake in them ends the process with code 3 and one line."""
     try:
-        config = settings.load()
-        load_catalog(config.catalog.dirs, config.catalog.models)
+        return configuration.accept().settings
     except ConfigError as error:
         sys.stderr.write(f"penstock: {error.message}\n")
         raise SystemExit(EXIT_CONFIG) from error
-    return config
 
 
 def hide_notify_socket() -> None:
@@ -41,7 +40,7 @@ def hide_notify_socket() -> None:
         os.environ["PENSTOCK_NOTIFY_SOCKET"] = address
 
 
-def worker_class(config: settings.Settings) -> Any:
+def worker_class(config: Settings) -> Any:
     """Gunicorn worker class by `server.worker_class`, with its limits set."""
     server = config.server
     PenstockWorker.limits = ServerLimits(
@@ -59,7 +58,7 @@ def worker_class(config: settings.Settings) -> Any:
 
 def on_starting(server: Any) -> None:
     """Before listeners and forks: run directory, sweep, supervisor."""
-    config = read_settings()
+    config = configuration.current().settings
     try:
         prepare_run_dir(config.paths)
     except ConfigError as error:

@@ -11,7 +11,7 @@ from ipc.errors import InvalidInput
 UNCHECKED_NBYTES = 512 << 10
 VALUES_PER_ITEM = 64
 
-# Bytes of a msgpack token without the payload that its length field announces, and the width of that field, by first byte
+# By first byte: bytes of a msgpack token without the payload that its length field announces, and that field's width
 # (https://github.com/msgpack/msgpack/blob/master/spec.md).
 _SIZES = [1] * 256
 _WIDTHS = [0] * 256
@@ -58,12 +58,15 @@ def _marks(text: bytes) -> int:
 
 def _msgpack_values(body: bytes, limit: int) -> int:
     """Tokens one after another; containers need no look inside, since their elements simply follow. Keys count too."""
-    at = count = 0
-    end, sizes, widths = len(body), _SIZES, _WIDTHS
-    while at < end and count <= limit:
+    at, end, sizes, widths = 0, len(body), _SIZES, _WIDTHS
+    for count in range(limit + 1):
+        if at >= end:
+            return count
         head = body[at]
         width = widths[head]
-        payload = int.from_bytes(body[at + 1 : at + 1 + width], "big") if width else 0
-        at += sizes[head] + payload
-        count += 1
-    return count
+        if width == 1:
+            at += body[at + 1] if at + 1 < end else 0
+        elif width:
+            at += int.from_bytes(body[at + 1 : at + 1 + width], "big")
+        at += sizes[head]
+    return limit + 1

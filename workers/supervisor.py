@@ -87,7 +87,9 @@ class Supervisor:
                 self._metrics.restarts.labels(f"worker-{slot.slot}", cause).inc()
                 self._metrics.quarantined.labels(f"worker-{slot.slot}").set(slot.quarantined)
                 if slot.misconfigured:
-                    log.critical("worker %d cannot start with this configuration; the server stops", slot.slot)
+                    log.critical(
+                        "worker %d cannot start with this configuration; the server stops", slot.slot
+                    )
                     self._stopping, self.exit_code = True, EXIT_CONFIG
 
     def _drain(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -140,8 +141,9 @@ def test_embeddings_refuse_a_body_that_cannot_be_read_in_their_own_form(server: 
     ("value", "kind"), [([], "array"), (None, "null"), ("x", "str"), (5, "int"), (True, "bool")]
 )
 def test_a_body_that_is_no_object_is_refused(server: Server, form: Form, value: Any, kind: str) -> None:
-    for path, check in ((PATH, assert_refused),):
-        check(send(server, form, form.dump(value), path), 400, "INVALID_INPUT", "object", kind)
+    kind = "None" if form is MSGPACK and value is None else kind
+    assert_refused(send(server, form, form.dump(value)), 400, "INVALID_INPUT", "object", kind)
+    kind = "null" if value is None else kind
     answer = send(server, JSON, JSON.dump(value), "/v1/embeddings")
     assert_refused_openai(answer, 400, "INVALID_INPUT", "invalid_input", "object", kind)
 
@@ -228,12 +230,23 @@ def test_msgpack_headers_that_claim_four_billion_elements_are_refused(
 
 MANY = 8_000_000
 BOMBS = {
-    "items": b'{"items":[' + b"{}," * MANY + b"{}]}",
-    "images": b'{"items":[{"text":"a","images":[' + b"{}," * MANY + b"{}]}]}",
-    "options": b'{"items":[{"text":"a"}],"params":{"options":{"a":[' + b"[]," * MANY + b"[]]}}}",
-    "metadata": b'{"items":[{"text":"a","metadata":{"a":[' + b"[]," * MANY + b"[]]}}]}",
-    "output_types": b'{"items":[{"text":"a"}],"params":{"output_types":[' + b'"a",' * MANY + b'"a"]}}',
-    "unknown field twice": b'{"items":[],"items":[],"x":[' + b"[]," * MANY + b"[]]}",
+    "items": (JSON, b'{"items":[' + b"{}," * MANY + b"{}]}"),
+    "images": (JSON, b'{"items":[{"text":"a","images":[' + b"{}," * MANY + b"{}]}]}"),
+    "options": (JSON, nested_value(b'{"options":{"a":[' + b"[]," * MANY + b"[]]}}", b"params")[0]),
+    "metadata": (JSON, b'{"items":[{"text":"a","metadata":{"a":[' + b"[]," * MANY + b"[]]}}]}"),
+    "output types": (JSON, nested_value(b'{"output_types":[' + b'"a",' * MANY + b'"a"]}', b"params")[0]),
+    "keys": (JSON, nested_value(b'{"options":{' + b'"abc":0,' * MANY + b'"a":0}}', b"params")[0]),
+    "texts behind escapes": (JSON, b'{"items":[' + rb'"\\\"","\"\\",' * MANY + b"{}]}"),
+    "an unknown field": (JSON, b'{"items":[],"items":[],"x":[' + b"[]," * MANY + b"[]]}"),
+    "msgpack items": (MSGPACK, b"\x81\xa5items\xdd" + (4 * MANY).to_bytes(4, "big") + b"\x80" * 4 * MANY),
+    "msgpack images": (
+        MSGPACK,
+        b"\x81\xa5items\x91\x81\xa6images\xdd" + (4 * MANY).to_bytes(4, "big") + b"\x80" * 4 * MANY,
+    ),
+    "msgpack options": (
+        MSGPACK,
+        nested_value(b"\x81\xa7options\x81\xa1a" + b"\x9f" * 4 * MANY, b"params")[1],
+    ),
 }
 
 
@@ -279,10 +292,15 @@ FIELDS = [
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_a_wrong_type_or_value_at_any_field_is_refused_by_name(server: Server, form: Form) -> None:
+    wrong = []
     for place, body, name, value in FIELDS:
         answer = send(server, form, form.dump(body))
-        message = assert_refused(answer, 400, "INVALID_INPUT", name)
-        assert place.format(name) in message or f"$.{place.format(name)}" in message, (value, message)
+        message = answer.json()["detail"]["message"] if answer.status == 400 else ""
+        if place.format(name) not in message:
+            wrong.append((place.format(name), value, answer.status, message))
+        else:
+            assert_refused(answer, 400, "INVALID_INPUT", name)
+    assert not wrong
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
@@ -328,7 +346,9 @@ def test_embeddings_refuse_a_wrong_type_or_value_by_name(server: Server, field: 
         assert_refused_openai(answer, 400, "INVALID_INPUT", "invalid_input", field)
 
 
-@pytest.mark.parametrize("given", [[], [[]], [[1], []], ["a", 1], ["a", [1]], [1, [1]], "\0", ["a\0b"]], ids=str)
+@pytest.mark.parametrize(
+    "given", [[], [[]], [[1], []], ["a", 1], ["a", [1]], [1, [1]], "\0", ["a\0b"]], ids=str
+)
 def test_embeddings_refuse_empty_mixed_and_nul_input(server: Server, given: Any) -> None:
     answer = send(server, JSON, JSON.dump({"model": "fake/echo", "input": given}), "/v1/embeddings")
     assert_refused_openai(answer, 400, "INVALID_INPUT", "invalid_input", "input")
@@ -339,7 +359,10 @@ DUPLICATES = {
     "params": (JSON, b'{"items":[{"text":"a"}],"params":{},"params":{}}'),
     "text": (JSON, b'{"items":[{"text":"a","text":"b"}]}'),
     "id": (JSON, b'{"items":[{"text":"a"},{"id":"a","id":"b","text":"b"}]}'),
-    "output_dtype": (JSON, b'{"items":[{"text":"a"}],"params":{"output_dtype":"int8","output_dtype":"binary"}}'),
+    "output_dtype": (
+        JSON,
+        b'{"items":[{"text":"a"}],"params":{"output_dtype":"int8","output_dtype":"binary"}}',
+    ),
     "dimensions": (JSON, b'{"items":[{"text":"a"}],"params":{"options":{"dimensions":2,"dimensions":3}}}'),
     "items, once escaped": (JSON, b'{"items":[{"text":"a"}],"\\u0069tems":[{"text":"b"}]}'),
     "text, once escaped": (JSON, b'{"items":[{"text":"a","te\\u0078t":"b"}]}'),
@@ -379,7 +402,9 @@ def test_names_of_fields_inside_texts_and_other_maps_are_no_duplicates(server: S
 def test_no_items_and_too_many_items_are_refused_with_the_limit(server: Server, form: Form) -> None:
     assert_refused(send(server, form, form.dump({"items": []})), 400, "INVALID_INPUT", "items", "empty")
     body = form.dump({"items": [{"text": "a"}] * 10_001})
-    assert_refused(send(server, form, body, within_s=LARGE_S), 400, "INVALID_INPUT", "items", "10001", "10000")
+    assert_refused(
+        send(server, form, body, within_s=LARGE_S), 400, "INVALID_INPUT", "items", "10001", "10000"
+    )
 
 
 def test_embeddings_refuse_too_many_inputs_with_the_limit(server: Server) -> None:
@@ -391,7 +416,9 @@ def test_embeddings_refuse_too_many_inputs_with_the_limit(server: Server) -> Non
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_a_text_of_100_mb_is_refused_with_its_place_size_and_limit(server: Server, form: Form) -> None:
     body = form.dump({"items": [{"text": "short"}, {"text": "é " * 33_000_000}]})
-    answer = send(server, form, body if form is MSGPACK else body.replace(b"\\u00e9", "é".encode()), within_s=LARGE_S)
+    answer = send(
+        server, form, body if form is MSGPACK else body.replace(b"\\u00e9", "é".encode()), within_s=LARGE_S
+    )
     assert_refused(answer, 400, "INVALID_INPUT", "items[1].text", "99000000", str(1 << 20))
 
 
@@ -406,21 +433,26 @@ def test_nul_characters_are_refused_with_their_place(server: Server, form: Form,
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_millions_of_empty_elements_are_refused_without_the_memory_for_them(
+def test_millions_of_small_elements_are_refused_without_the_memory_for_them(
     started: tuple[Server, int, int], server: Server, bomb: str
 ) -> None:
-    peak = Path(f"/proc/{started[1]}/clear_refs")
-    peak.write_text("5")
-    body = BOMBS[bomb]
+    form, body = BOMBS[bomb]
+    status = Path(f"/proc/{started[1]}/status")
+    (status.parent / "clear_refs").write_text("5")  # the peak starts again from here, see proc(5)
     before = private_bytes(started[1])
-    assert_refused(send(server, JSON, body, within_s=LARGE_S), 400, "INVALID_INPUT")
-    high = next(
-        int(line.split()[1]) * 1024
-        for line in Path(f"/proc/{started[1]}/status").read_text().splitlines()
-        if line.startswith("VmHWM:")
-    )
-    # The body is held once in pieces and once in one piece, while it is put together.
-    assert high - before < 2 * len(body) + 2 * MAX_GROWTH_BYTES
+    assert_refused(send(server, form, body, within_s=LARGE_S), 400, "INVALID_INPUT")
+    peak = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+    # The body arrives in pieces, is put together, and is looked at without its strings: three times its size at most.
+    assert int(peak.split()[1]) * 1024 - before < 3 * len(body) + 2 * MAX_GROWTH_BYTES
+
+
+@pytest.mark.parametrize("value", [b"1000", b"[1]", b'"a"'], ids=bytes.decode)
+def test_embeddings_refuse_millions_of_inputs_without_the_memory_for_them(
+    server: Server, value: bytes
+) -> None:
+    body = b'{"model":"fake/echo","input":[' + (value + b",") * MANY + value + b"]}"
+    answer = send(server, JSON, body, "/v1/embeddings", LARGE_S)
+    assert_refused_openai(answer, 400, "INVALID_INPUT", "invalid_input", "values", "limits.max_items")
 
 
 TRICKS = (
@@ -444,7 +476,9 @@ def test_a_model_name_that_is_not_in_the_catalog_is_not_found(server: Server, na
         assert_refused(answer, 404, "MODEL_NOT_FOUND")
 
 
-@pytest.mark.parametrize("name", ["unknown", "../fake/echo", "fake/echo\0", "a" * 100_000, "fake/echo\n", "é\u202e"])
+@pytest.mark.parametrize(
+    "name", ["unknown", "../fake/echo", "fake/echo\0", "a" * 100_000, "fake/echo\n", "é\u202e"]
+)
 def test_embeddings_do_not_find_a_model_that_is_not_in_the_catalog(server: Server, name: str) -> None:
     answer = send(server, JSON, JSON.dump({"model": name, "input": "a"}), "/v1/embeddings")
     message = assert_refused_openai(answer, 404, "MODEL_NOT_FOUND", "model_not_found")
@@ -457,14 +491,24 @@ def test_a_model_name_longer_than_a_request_head_may_be_is_refused(server: Serve
     assert answer.json()["detail"]["message"]
 
 
-@pytest.mark.parametrize("path", ["/v1/encode/fake%2Fecho", "/v1/encode/fake/ech%6f", "/v1/encode/fake/echo?x=1"])
+@pytest.mark.parametrize(
+    "path", ["/v1/encode/fake%2Fecho", "/v1/encode/fake/ech%6f", "/v1/encode/fake/echo?x=1"]
+)
 def test_an_escaped_name_is_the_same_name(server: Server, path: str) -> None:
     assert send(server, JSON, JSON.dump({"items": [{"text": "a"}]}), path).status == 200
 
 
 @pytest.mark.parametrize(
     "content_type",
-    ["text/plain", "application/xml", "application/x-www-form-urlencoded", "multipart/form-data", "", "x", "\xff"],
+    [
+        "text/plain",
+        "application/xml",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data",
+        "",
+        "x",
+        "\xff",
+    ],
 )
 def test_any_other_content_type_is_read_as_json(server: Server, content_type: str) -> None:
     headers = {"Content-Type": content_type, "Accept": "application/json"}
@@ -491,17 +535,13 @@ def test_a_content_length_over_the_limit_is_refused_before_the_body_is_sent(serv
 def test_a_chunked_body_over_the_limit_is_refused_while_it_arrives(server: Server, path: str) -> None:
     chunk = b"%x\r\n" % (1 << 20) + b" " * (1 << 20) + b"\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-        connection.sendall(head.encode())
+        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
         sent = 0
-        try:
-            while sent < 4 * MAX_BODY_BYTES:
-                connection.sendall(chunk)
-                sent += 1 << 20
-        except OSError:
-            pass
+        while sent < 4 * MAX_BODY_BYTES and not select.select([connection], [], [], 0)[0]:
+            connection.sendall(chunk)
+            sent += 1 << 20
         answer = receive_all(connection)
-    assert sent < 2 * MAX_BODY_BYTES, "the server went on reading"
+    assert sent < 2 * MAX_BODY_BYTES, "the refusal came late"
     assert b" 413 " in answer.partition(b"\r\n")[0]
     detail = json.loads(answer.partition(b"\r\n\r\n")[2])["detail"]
     assert detail["code"] == "INPUT_TOO_LONG" and str(MAX_BODY_BYTES) in detail["message"]

@@ -227,8 +227,9 @@ def make_server(
     models: Sequence[str] = ("fake/echo",),
     settings: Mapping[str, Any] | None = None,
     catalog: Path = FAKE_CATALOG,
+    config: Path | None = None,
 ) -> Server:
-    """A server that is not started yet; `settings` maps `section.field` to values."""
+    """A server that is not started yet; `settings` maps `section.field` to values, `config` is a settings file."""
     port = free_port()
     run_dir = tmp_path / "run"
     chosen: dict[str, Any] = {
@@ -253,6 +254,8 @@ def make_server(
         f"PENSTOCK_{name.replace('.', '__').upper()}": str(value) for name, value in chosen.items()
     }
     environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    if config is not None:
+        environment["PENSTOCK_CONFIG"] = str(config)
     return Server(port, run_dir, tmp_path / "server.log", environment)
 
 
@@ -263,9 +266,10 @@ def serving(
     settings: Mapping[str, Any] | None = None,
     catalog: Path = FAKE_CATALOG,
     leftovers: bool = False,
+    config: Path | None = None,
 ) -> Iterator[Server]:
     """A ready server; afterwards it is stopped and nothing of it may be left (unless `leftovers`)."""
-    server = make_server(tmp_path, models, settings, catalog)
+    server = make_server(tmp_path, models, settings, catalog, config)
     server.start()
     try:
         server.wait_ready()

@@ -21,6 +21,7 @@ from workers.adapters.base import Adapter, EncodeOptions, LoadContext, Prepared,
 from workers.adapters.shared.checkpoint import attends_causally, load_transformer
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.heads import Normalize, load_head
+from workers.adapters.shared.linears import lay_out_linears
 from workers.adapters.shared.packing import PackedBatch, TokenSequence
 from workers.adapters.shared.pooling import pool, resolve_modes
 from workers.adapters.shared.precision import parameter_bytes
@@ -89,6 +90,8 @@ class DenseAdapter(Adapter):
             model_arguments=layout.model_arguments,
         )
         context.progress("weights", 1.0)
+        if context.device.type == "cpu":
+            lay_out_linears(model)
         layout = _with_options(layout, options, causal=attends_causally(model))
         encoder = TextEncoder(model, special_ids=tokenizer.special_ids, pad_id=tokenizer.pad_id)
         limit = _length_limit(

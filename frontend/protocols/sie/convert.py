@@ -95,28 +95,27 @@ def choose_entry(entry: ModelEntry, options: dict[str, Any], catalog: Catalog) -
 
 def _outputs(entry: ModelEntry, explicit: bool, params: EncodeParams, options: dict[str, Any]) -> list[str]:
     from_options = _typed(options, "output_types", list, "array of str")
+    where = "params.options.output_types" if from_options else "params.output_types"
     profile = entry.profiles["default"].output_types if explicit and "default" in entry.profiles else ()
     chosen = list(from_options or profile or params.output_types or entry.default_outputs)
     for name in chosen:
         if name not in ENCODE_OUTPUTS:
-            raise InvalidInput(
-                f"params.output_types: {str(name)[:64]!r} is not one of {', '.join(ENCODE_OUTPUTS)}"
-            )
+            raise InvalidInput(f"{where}: {str(name)[:64]!r} is not one of {', '.join(ENCODE_OUTPUTS)}")
         if name not in entry.outputs:
-            raise InvalidInput(
-                f"params.output_types: model '{entry.id}' has no {name} output, only {', '.join(entry.encode_outputs)}"
-            )
+            known = ", ".join(entry.encode_outputs)
+            raise InvalidInput(f"{where}: model '{entry.id}' has no {name} output, only {known}")
     return list(dict.fromkeys(chosen))
 
 
 def _dtype(params: EncodeParams, options: dict[str, Any]) -> str:
-    chosen = _typed(options, "output_dtype", str, "str")
+    where, dtype = "params.options.output_dtype", _typed(options, "output_dtype", str, "str")
     if params.output_dtype is not None:
-        chosen = params.output_dtype
-    dtype: str = "float32" if chosen is None else chosen
+        where, dtype = "params.output_dtype", params.output_dtype
+    if dtype is None:
+        return "float32"
     if dtype not in OUTPUT_DTYPES:
-        raise InvalidInput(f"params.output_dtype: {dtype[:64]!r} is not one of {', '.join(OUTPUT_DTYPES)}")
-    return dtype
+        raise InvalidInput(f"{where}: {dtype[:64]!r} is not one of {', '.join(OUTPUT_DTYPES)}")
+    return str(dtype)
 
 
 def check_dimensions(value: int | None, entry: ModelEntry, dims: int, where: str) -> int | None:

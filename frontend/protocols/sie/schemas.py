@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from frontend.decoding import decode, refuse_repeated
+from frontend.decoding import Key, decode, refuse_repeated
 from frontend.values import check_values
 from ipc.settings import Limits
 
@@ -70,20 +70,12 @@ class EmbeddingsRequest(msgspec.Struct):
 
 
 B = TypeVar("B")
-_ONCE: dict[type, tuple[str, ...]] = {
-    EncodeRequest: (
-        "items",
-        "params",
-        "output_types",
-        "output_dtype",
-        "instruction",
-        "options",
-        "profile",
-        "dimensions",
-        "is_query",
-    ),
-    EmbeddingsRequest: ("model", "input", "encoding_format", "dimensions", "user"),
-}
+_ID, _TEXT = Key("id"), Key("text")
+_ENCODE_KEYS = (Key("items"), Key("params"))
+_PARAMS_KEYS = tuple(
+    map(Key, ("output_types", "output_dtype", "instruction", "options", "profile", "dimensions", "is_query"))
+)
+_EMBEDDINGS_KEYS = tuple(map(Key, ("model", "input", "encoding_format", "dimensions")))
 
 
 def read(body: bytes, content_type: str | None, kind: type[B], limits: Limits) -> B:
@@ -92,9 +84,17 @@ def read(body: bytes, content_type: str | None, kind: type[B], limits: Limits) -
     binary = "application/msgpack" in lowered or "application/x-msgpack" in lowered
     check_values(body, binary, limits.max_items)
     decoded = decode(body, kind, binary=binary)
-    allowed = dict.fromkeys(_ONCE[kind], 1)
     if isinstance(decoded, EncodeRequest):
-        allowed["id"] = sum(item.id is not None for item in decoded.items)
-        allowed["text"] = sum(item.text is not None for item in decoded.items)
-    refuse_repeated(body, allowed, binary=binary)
+        _refuse_repeated_in_encode(body, decoded, binary)
+    else:
+        refuse_repeated(body, _EMBEDDINGS_KEYS, binary=binary)
     return decoded
+
+
+def _refuse_repeated_in_encode(body: bytes, request: EncodeRequest, binary: bool) -> None:
+    once = _ENCODE_KEYS if request.params is None else _ENCODE_KEYS + _PARAMS_KEYS
+    ids = texts = 0
+    for item in request.items:
+        ids += item.id is not None
+        texts += item.text is not None
+    refuse_repeated(body, once, ((_ID, ids), (_TEXT, texts)), binary=binary)

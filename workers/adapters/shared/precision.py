@@ -26,7 +26,7 @@ def resolve_dtype(precision: str, device: torch.device) -> torch.dtype:
 def parameter_bytes(*modules: torch.nn.Module) -> int:
     """Bytes held by the parameters and buffers of `modules`; shared tensors count once."""
     tensors = {
-        tensor.data_ptr(): tensor.numel() * tensor.element_size()
+        tensor.data_ptr() or id(tensor): tensor.numel() * tensor.element_size()
         for module in modules
         for tensor in (*module.parameters(), *module.buffers())
     }

@@ -1,0 +1,49 @@
+"""The configuration that this server runs with: the last one that was right.
+
+1. Gunicorn's configuration file calls `accept` at the start and again on every reload (SIGHUP).
+2. At the start a mistake is raised. On a reload it is told, and the configuration accepted before stays.
+3. Frontends are forked from the arbiter and serve with what it accepted, whatever the files say by then.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from ipc import settings
+from ipc.catalog import Catalog, load_catalog
+from ipc.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Settings and the catalog that they name."""
+
+    settings: settings.Settings
+    catalog: Catalog
+
+
+_accepted: Configuration | None = None
+
+
+def read(config: settings.Settings | None = None) -> Configuration:
+    """`config` (this process's settings when None) with its catalog. Raises `ConfigError`."""
+    config = config or settings.load()
+    return Configuration(config, load_catalog(config.catalog.dirs, config.catalog.models))
+
+
+def accept() -> Configuration:
+    """Read the configuration anew. Raises `ConfigError` when it is wrong and none was accepted before."""
+    global _accepted
+    try:
+        _accepted = read()
+    except ConfigError as error:
+        if _accepted is None:
+            raise
+        sys.stderr.write(f"penstock: the new configuration is refused, the old one stays: {error.message}\n")
+    return _accepted
+
+
+def current() -> Configuration:
+    """What was accepted last; outside Gunicorn, what can be read now. Raises `ConfigError`."""
+    return _accepted or read()

@@ -1,0 +1,139 @@
+"""R19 and R20: reload, stop and the drain of one worker under load of clients that keep their connections."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from tests.fault import rounds
+from tests.harness.load import Load
+from tests.harness.server import FAKE_CATALOG, Server, alive, serving, wait_until
+
+CLIENTS = 16
+
+
+def more_answers(load: Load, count: int = 100) -> None:
+    """Wait until `count` more requests are answered."""
+    before = load.done
+    wait_until(lambda: load.done >= before + count, 30, "traffic")
+
+
+def reload(server: Server, load: Load) -> None:
+    """SIGHUP, and wait until all frontends are new ones."""
+    before = set(server.frontend_pids())
+    server.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: not any(alive(pid) for pid in before), 30, "the end of the old frontends")
+    more_answers(load)
+    assert server.frontend_pids()
+    assert not before & set(server.frontend_pids())
+
+
+def assert_none_failed(load: Load) -> None:
+    """Every request was answered 200 with the vector of its text."""
+    outcome = load.stop()
+    assert outcome.failed == 0, (outcome.statuses, outcome.wrong, outcome.broken[:5], outcome.bodies[:3])
+    assert outcome.statuses[200] > 50
+
+
+def test_reloads_under_load_fail_no_request_and_keep_the_models(tmp_path: Path) -> None:
+    with serving(tmp_path, settings={"server.frontends": 2}) as server:
+        worker = server.worker_pid()
+        with Load(server.port, CLIENTS) as load:
+            more_answers(load)
+            for _ in range(rounds(short=3, long=100)):
+                reload(server, load)
+            assert_none_failed(load)
+        assert load.outcome.refused_connections == 0
+        assert server.worker_pid() == worker, "a reload must not touch the workers"
+
+
+def test_reloads_with_a_connection_per_request_fail_none(tmp_path: Path) -> None:
+    with serving(tmp_path) as server, Load(server.port, CLIENTS, keep_alive=False) as load:
+        for _ in range(rounds(short=2, long=100)):
+            reload(server, load)
+        assert_none_failed(load)
+        assert load.outcome.refused_connections == 0
+
+
+def test_a_stop_under_load_answers_every_request_that_was_sent(tmp_path: Path) -> None:
+    with serving(tmp_path, models=("fake/slow",)) as server:
+        with Load(server.port, CLIENTS, model="fake/slow") as load:
+            more_answers(load, 50)
+            assert server.stop() == 0
+            wait_until(lambda: load.outcome.refused_connections > 0, what="a refused connection")
+            assert_none_failed(load)
+        server.assert_nothing_left()
+
+
+def test_the_drain_of_one_of_two_workers_fails_no_request(tmp_path: Path) -> None:
+    with serving(tmp_path, models=("fake/slow",), settings={"worker.count": 2}) as server:
+        wait_until(lambda: server.metric("penstock_worker_up") == 2, what="two workers")
+        with Load(server.port, CLIENTS, model="fake/slow") as load:
+            for turn in range(rounds(short=2, long=20)):
+                more_answers(load, 50)
+                slot = turn % 2
+                drained = server.worker_pid(slot)
+                assert drained is not None
+                os.kill(drained, signal.SIGTERM)
+                wait_until(lambda pid=drained: not alive(pid), 20, "the end of the drained worker")
+                wait_until(
+                    lambda at=slot, pid=drained: server.worker_pid(at) not in (None, pid), 20, "its successor"
+                )
+                wait_until(lambda: server.metric("penstock_worker_up") == 2, 20, "two workers again")
+            assert_none_failed(load)
+        assert "has drained" in server.log
+        assert "signal-" not in server.log
+
+
+def test_a_reload_applies_a_changed_setting(tmp_path: Path) -> None:
+    config = tmp_path / "server.yaml"
+    config.write_text("limits: {max_items: 3}\n")
+    with serving(tmp_path, config=config) as server:
+        assert server.encode("fake/echo", list("abcd")).status == 400
+        config.write_text("limits: {max_items: 4}\n")
+        with Load(server.port, CLIENTS) as load:
+            reload(server, load)
+            assert_none_failed(load)
+        assert server.encode("fake/echo", list("abcd")).status == 200
+
+
+def test_a_reload_of_broken_settings_keeps_the_old_ones_and_fails_no_request(tmp_path: Path) -> None:
+    config = tmp_path / "server.yaml"
+    config.write_text("limits: {max_items: 3}\n")
+    with serving(tmp_path, config=config) as server, Load(server.port, CLIENTS) as load:
+        for broken in ("limits: {max_itmes: 5}\n", "limits: [\n", "limits: {max_items: -1}\n"):
+            more_answers(load)
+            config.write_text(broken)
+            server.process.send_signal(signal.SIGHUP)
+            wait_until(
+                lambda told=server.log.count("refused"): server.log.count("refused") > told, 20, "a refusal"
+            )
+            more_answers(load)
+            assert server.process.poll() is None
+            assert server.encode("fake/echo", list("abc")).status == 200
+            assert server.encode("fake/echo", list("abcd")).status == 400
+        assert "did you mean 'max_items'" in server.log
+        config.write_text("limits: {max_items: 4}\n")
+        reload(server, load)
+        assert server.encode("fake/echo", list("abcd")).status == 200
+        assert_none_failed(load)
+
+
+def test_a_reload_of_a_broken_catalog_keeps_the_old_one_and_a_new_frontend_has_it_too(tmp_path: Path) -> None:
+    catalog = tmp_path / "catalog"
+    catalog.mkdir()
+    entry = (
+        (FAKE_CATALOG / "echo.yaml").read_text().replace("../weights", str(FAKE_CATALOG.parent / "weights"))
+    )
+    (catalog / "echo.yaml").write_text(entry)
+    with serving(tmp_path, catalog=catalog) as server, Load(server.port, CLIENTS) as load:
+        (catalog / "echo.yaml").write_text("id: [\n")
+        reload(server, load)
+        assert_none_failed(load)
+        frontend = server.frontend_pids()[0]
+        os.kill(frontend, signal.SIGKILL)
+        wait_until(lambda: server.frontend_pids() not in ([], [frontend]), 20, "a new frontend")
+        wait_until(lambda: server.get("/readyz").status == 200, 20, "readiness")
+        assert server.encode("fake/echo", ["served"]).status == 200
+        assert server.process.poll() is None

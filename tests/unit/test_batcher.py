@@ -1,0 +1,204 @@
+"""Which items run next: budget, fairness between callers, lanes, ageing; and that every item runs exactly once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import count
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipc.messages import EncodeCall
+from workers.adapters.base import Prepared
+from workers.batcher import Batcher
+from workers.job import Job, Piece
+
+SECOND_NS = 1_000_000_000
+NOW_NS = 1000 * SECOND_NS
+_ids = count(1)
+
+
+def job(
+    costs: Sequence[int],
+    caller: bytes = b"a",
+    lane: str = "interactive",
+    group: str = "model",
+    solo: bool = False,
+    age_s: float = 0.0,
+) -> Job:
+    """A prepared job of items with these costs."""
+    call = EncodeCall([], ["dense"])
+    made = Job(caller, 1, next(_ids), group, call, NOW_NS + 60 * SECOND_NS, "req", solo, sum(costs))
+    made.prepared = [Prepared(None, cost, False) for cost in costs]
+    made.open_items, made.group, made.lane = len(costs), group, lane
+    made.queued_ns = int(NOW_NS - age_s * SECOND_NS)
+    return made
+
+
+def filled(*jobs: Job, starve_after_s: float = 2.0) -> Batcher:
+    """A batcher with all items of these jobs."""
+    batcher = Batcher(int(starve_after_s * SECOND_NS))
+    for one in jobs:
+        batcher.add(one, 0, len(one.prepared))
+    return batcher
+
+
+def tokens(pieces: Sequence[Piece]) -> int:
+    """Cost of a batch."""
+    return sum(piece.prepared.cost for piece in pieces)
+
+
+def callers(pieces: Sequence[Piece]) -> Counter[bytes]:
+    """Tokens per caller."""
+    found: Counter[bytes] = Counter()
+    for piece in pieces:
+        found[piece.job.session] += piece.prepared.cost
+    return found
+
+
+JOBS = st.lists(
+    st.tuples(
+        st.lists(st.integers(1, 40), min_size=1, max_size=12),
+        st.sampled_from([b"a", b"b", b"c"]),
+        st.sampled_from(["interactive", "bulk"]),
+        st.sampled_from(["model", "other"]),
+        st.booleans(),
+        st.floats(0, 5),
+    ),
+    max_size=12,
+)
+
+
+@given(JOBS, st.integers(1, 60), st.integers(1, 8))
+def test_every_item_runs_exactly_once_and_no_batch_exceeds_its_budget(
+    descriptions: list[tuple[list[int], bytes, str, str, bool, float]], max_tokens: int, max_items: int
+) -> None:
+    jobs = [job(*description) for description in descriptions]
+    batcher = filled(*jobs)
+    ran: Counter[tuple[int, int]] = Counter()
+    while batch := batcher.take(max_tokens, max_items, NOW_NS):
+        assert len(batch) <= max_items
+        assert len(batch) == 1 or tokens(batch) <= max_tokens
+        assert len({piece.job.group for piece in batch}) == 1
+        if any(piece.job.solo for piece in batch):
+            assert len({id(piece.job) for piece in batch}) == 1
+        ran.update((id(piece.job), piece.index) for piece in batch)
+        assert batcher.items == sum(len(one.prepared) for one in jobs) - ran.total()
+    assert ran == Counter({(id(one), n): 1 for one in jobs for n in range(len(one.prepared))})
+    assert batcher.items == batcher.tokens == 0
+
+
+@given(JOBS, st.data())
+def test_removed_jobs_never_run_and_the_others_all_do(
+    descriptions: list[tuple[list[int], bytes, str, str, bool, float]], data: st.DataObject
+) -> None:
+    jobs = [job(*description) for description in descriptions]
+    batcher = filled(*jobs)
+    gone = [one for one in jobs if data.draw(st.booleans())]
+    for one in gone:
+        assert batcher.remove(one) == len(one.prepared)
+        assert batcher.remove(one) == 0
+    left = [one for one in jobs if one not in gone]
+    assert batcher.items == sum(len(one.prepared) for one in left)
+    assert batcher.tokens == sum(one.cost for one in left)
+    ran: Counter[int] = Counter()
+    while batch := batcher.take(64, 8, NOW_NS):
+        ran.update(id(piece.job) for piece in batch)
+    assert ran == Counter({id(one): len(one.prepared) for one in left})
+
+
+def test_an_item_over_the_budget_runs_alone() -> None:
+    batcher = filled(job([100]), job([1, 1], caller=b"b"))
+    sizes = [[piece.prepared.cost for piece in batcher.take(10, 512, NOW_NS)] for _ in range(2)]
+    assert sorted(sizes) == [[1, 1], [100]]
+
+
+def test_callers_share_the_device_by_cost_and_not_by_number_of_items() -> None:
+    many_small, few_large = job([1] * 600, caller=b"small"), job([20] * 30, caller=b"large")
+    batcher = filled(many_small, few_large)
+    shares: Counter[bytes] = Counter()
+    for _ in range(10):
+        shares += callers(batcher.take(40, 512, NOW_NS))
+    assert abs(shares[b"small"] - shares[b"large"]) <= 40
+
+
+def test_a_caller_with_one_short_request_does_not_wait_behind_a_long_one() -> None:
+    batcher = filled(job([10] * 1000, caller=b"hog"))
+    for _ in range(5):
+        batcher.take(100, 512, NOW_NS)
+    late = job([10], caller=b"late")
+    batcher.add(late, 0, 1)
+    assert any(piece.job is late for piece in batcher.take(100, 512, NOW_NS))
+
+
+def test_a_caller_that_was_away_gets_no_credit_for_its_absence() -> None:
+    batcher = filled(job([10] * 200, caller=b"steady"))
+    for _ in range(10):
+        batcher.take(100, 512, NOW_NS)
+    batcher.add(job([10] * 200, caller=b"new"), 0, 200)
+    shares: Counter[bytes] = Counter()
+    for _ in range(6):
+        shares += callers(batcher.take(100, 512, NOW_NS))
+    assert shares[b"steady"] >= 0.4 * shares.total()
+
+
+def test_interactive_work_goes_before_bulk_work() -> None:
+    batcher = filled(job([10] * 50, lane="bulk"), job([10] * 5, caller=b"b"))
+    batch = batcher.take(50, 512, NOW_NS)
+    assert [piece.job.lane for piece in batch] == ["interactive"] * 5
+
+
+def test_bulk_fills_what_interactive_work_leaves() -> None:
+    batcher = filled(job([10] * 50, lane="bulk"), job([10] * 2, caller=b"b"))
+    assert Counter(piece.job.lane for piece in batcher.take(50, 512, NOW_NS)) == {"interactive": 2, "bulk": 3}
+
+
+def test_starving_bulk_work_gets_half_of_the_budget_and_no_more() -> None:
+    batcher = filled(job([10] * 50, lane="bulk", age_s=3), job([10] * 50, caller=b"b"))
+    assert Counter(piece.job.lane for piece in batcher.take(100, 512, NOW_NS)) == {
+        "interactive": 5,
+        "bulk": 5,
+    }
+
+
+def test_bulk_work_under_endless_interactive_load_still_ends() -> None:
+    bulk = job([10] * 20, lane="bulk")
+    batcher = filled(bulk)
+    waiting = len(bulk.prepared)
+    for turn in range(100):
+        batcher.add(job([10] * 10, caller=b"b"), 0, 10)
+        batch = batcher.take(100, 512, NOW_NS + turn * SECOND_NS // 10)
+        waiting -= sum(piece.job is bulk for piece in batch)
+    assert waiting == 0
+
+
+def test_a_model_with_endless_bulk_work_does_not_hold_up_another_models_query() -> None:
+    batcher = filled(job([10] * 1000, lane="bulk", group="indexing"))
+    batcher.take(100, 512, NOW_NS)
+    query = job([3], group="search", caller=b"b")
+    batcher.add(query, 0, 1)
+    assert [piece.job for piece in batcher.take(100, 512, NOW_NS)] == [query]
+
+
+def test_two_busy_models_take_turns() -> None:
+    batcher = filled(job([10] * 100, group="one"), job([10] * 100, group="two", caller=b"b"))
+    turns = [batcher.take(50, 512, NOW_NS)[0].job.group for _ in range(10)]
+    assert Counter(turns) == {"one": 5, "two": 5}
+
+
+def test_a_solo_request_shares_its_batch_with_nobody() -> None:
+    alone = job([10], solo=True, caller=b"s")
+    batcher = filled(job([10] * 3), alone, job([10], solo=True, caller=b"t"))
+    batches = [batcher.take(100, 512, NOW_NS) for _ in range(3)]
+    assert [alone] in [[piece.job for piece in batch] for batch in batches]
+    assert not batcher.take(100, 512, NOW_NS)
+
+
+def test_a_job_may_arrive_in_chunks() -> None:
+    chunked = job([10] * 6)
+    batcher = Batcher()
+    batcher.add(chunked, 0, 2)
+    assert [piece.index for piece in batcher.take(100, 512, NOW_NS)] == [0, 1]
+    batcher.add(chunked, 2, 6)
+    assert [piece.index for piece in batcher.take(100, 512, NOW_NS)] == [2, 3, 4, 5]

@@ -1,0 +1,128 @@
+"""Catalog files: what is read, what is derived, and how mistakes are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ipc.catalog import DirectorySource, HubSource, load_catalog, read_entry
+from ipc.errors import ConfigError, ModelNotFound
+
+MODEL = """
+id: org/model
+source: {kind: hub, repo: org/model, revision: abc}
+outputs:
+  dense: {dims: 8}
+  sparse: {}
+max_sequence_length: 128
+runtime: {instruction: none}
+loadtime: {batch: 1}
+profiles:
+  default: {output_types: [dense, sparse]}
+  query: {runtime: {instruction: ask}}
+  fast: {extends: query, precision: bfloat16, loadtime: {batch: 2}}
+"""
+
+
+def write(directory: Path, text: str, name: str = "model.yaml") -> Path:
+    """A catalog file."""
+    path = directory / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_a_model_and_its_profiles_are_served_by_name(tmp_path: Path) -> None:
+    write(tmp_path, MODEL)
+    catalog = load_catalog([str(tmp_path)])
+    assert list(catalog) == ["org/model", "org/model:query", "org/model:fast"]
+    base, query, fast = catalog.values()
+    assert base.source == HubSource("org/model", "abc")
+    assert base.default_outputs == ("dense", "sparse")
+    assert (base.runtime, query.runtime, fast.runtime) == (
+        {"instruction": "none"},
+        {"instruction": "ask"},
+        {"instruction": "ask"},
+    )
+    assert (query.loadtime, fast.loadtime) == ({"batch": 1}, {"batch": 2})
+    assert (base.precision, fast.precision) == (None, "bfloat16")
+
+
+def test_directories_are_searched_deeply_and_relative_sources_start_at_their_file(tmp_path: Path) -> None:
+    write(tmp_path, "id: a\nsource: {kind: directory, path: ../weights}\n", "deep/er/a.yaml")
+    write(tmp_path, "id: b\nsource: {kind: directory, path: /weights}\n", "b.yaml")
+    catalog = load_catalog([str(tmp_path)])
+    assert catalog["a"].source == DirectorySource(str(tmp_path / "deep" / "weights"))
+    assert catalog["b"].source == DirectorySource("/weights")
+
+
+def test_a_filter_chooses_models_and_their_order_also_unserved_ones(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        write(
+            tmp_path,
+            f"id: {name}\nsource: {{kind: hub, repo: x}}\nserved: {str(name != 'c').lower()}\n",
+            f"{name}.yaml",
+        )
+    assert list(load_catalog([str(tmp_path)])) == ["a", "b"]
+    assert list(load_catalog([str(tmp_path)], ["c", "a"])) == ["c", "a"]
+
+
+def test_an_unknown_model_is_answered_with_the_nearest_name(tmp_path: Path) -> None:
+    write(tmp_path, MODEL)
+    catalog = load_catalog([str(tmp_path)])
+    with pytest.raises(ModelNotFound, match=r"'org/modle' not found; did you mean 'org/model'\?"):
+        catalog.find("org/modle")
+    with pytest.raises(ModelNotFound) as refused:
+        catalog.find("x\n" * 5000)
+    assert len(refused.value.message) < 2000 and "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("id: a\nsource: {kind: hub, repo: x}\noutptus: {}\n", "outptus"),
+        ("id: a\nsource: {kind: hub}\n", "repo"),
+        ("id: a\nsource: {kind: web, url: x}\n", "web"),
+        ("source: {kind: hub, repo: x}\n", "id"),
+        ("id: ../../etc\nsource: {kind: hub, repo: x}\n", "id"),
+        ("id: a\nsource: {kind: hub, repo: x}\nmax_sequence_length: 0\n", "max_sequence_length"),
+        ("id: a\nsource: {kind: hub, repo: x}\nprecision: int3\n", "precision"),
+        ("id: a\nsource: {kind: hub, repo: x}\nprofiles: {p: {extends: q}}\n", "'p' must extend"),
+        ("id: a\nsource: {kind: hub, repo: x}\nprofiles: {p: {extends: p}}\n", "'p' must extend"),
+        ("id: a\nsource: {kind: hub, repo: x}\nprofiles: {p: {output_types: [sparse]}}\n", "sparse"),
+        ("id: [", "model.yaml"),
+    ],
+)
+def test_a_mistake_is_refused_with_file_and_field(tmp_path: Path, text: str, named: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as refused:
+        read_entry(path)
+    assert str(path) in refused.value.message
+    assert named in refused.value.message
+
+
+def test_chained_profiles_are_refused(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "id: a\nsource: {kind: hub, repo: x}\nprofiles: {p: {}, q: {extends: p}, r: {extends: q}}\n",
+    )
+    with pytest.raises(ConfigError, match="'r' must extend one existing profile that extends none"):
+        read_entry(path)
+
+
+def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_catalog([str(tmp_path / "nowhere")])
+    with pytest.raises(ConfigError, match="serves no model"):
+        load_catalog([str(tmp_path)])
+    write(tmp_path, MODEL)
+    with pytest.raises(ConfigError, match=r"unknown model 'org/modl'; did you mean 'org/model'\?"):
+        load_catalog([str(tmp_path)], ["org/modl"])
+    write(tmp_path, MODEL, "twice.yaml")
+    with pytest.raises(ConfigError, match="defined twice"):
+        load_catalog([str(tmp_path)])
+
+
+def test_the_shipped_catalog_is_valid() -> None:
+    assert len(load_catalog([])) > 0

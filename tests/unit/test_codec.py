@@ -1,0 +1,157 @@
+"""Frames between our processes: round trips, garbage, and limits."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipc import codec, messages
+from ipc.errors import ProtocolError
+from ipc.messages import (
+    BlockRef,
+    Cancel,
+    Credits,
+    EncodeCall,
+    Failure,
+    Goodbye,
+    Hello,
+    ItemError,
+    Leaving,
+    Models,
+    ModelStatus,
+    Ping,
+    Pong,
+    Release,
+    Result,
+    Submit,
+    TensorRef,
+    TextInput,
+    Timing,
+    Welcome,
+)
+
+CALL = EncodeCall([TextInput("hé"), TextInput(ids=[1, 2])], ["dense"], "ask", True)
+STATUS = ModelStatus("m", "loaded", "cpu", 1, 512, {"dense": 4}, 1.0, 0.5)
+TO_WORKER = [
+    Hello(1, "frontend-0", 2**62 - 1, 10, 11),
+    Submit(1, "m", CALL, 2**62, 9, "req_1", "00-a-b-01", True),
+    Cancel(1),
+    Release(4096, 7),
+    Ping(3),
+    Goodbye(),
+]
+TO_FRONTEND = [
+    Welcome(1, "e", 1, 2, "/dev/shm/x", "cpu", 2, [STATUS], Credits(1, 2, 3.0)),
+    Result(
+        1,
+        BlockRef(4096, 16, 7),
+        [TensorRef("dense", "float32", [1, 4], 0)],
+        [3],
+        [0],
+        [ItemError(0, "INFERENCE_ERROR", "x")],
+        Timing(1, 2, 3, 4, 5),
+    ),
+    Failure(1, "QUEUE_FULL", "full", 1.5, {"a": 1}),
+    Credits(1, 2, 3.0),
+    Models([STATUS]),
+    Leaving(),
+    Pong(3),
+    Goodbye(),
+]
+
+
+@pytest.mark.parametrize("message", TO_WORKER, ids=lambda m: type(m).__name__)
+def test_messages_to_the_worker_come_back_equal(message: messages.ToWorker) -> None:
+    assert codec.decode_to_worker([codec.encode(message)]) == message
+
+
+@pytest.mark.parametrize("message", TO_FRONTEND, ids=lambda m: type(m).__name__)
+def test_messages_to_the_frontend_come_back_equal(message: messages.ToFrontend) -> None:
+    assert codec.decode_to_frontend([codec.encode(message), b"inline"]) == message
+
+
+@pytest.mark.parametrize("message", TO_FRONTEND[:-1], ids=lambda m: type(m).__name__)
+def test_a_message_of_the_other_direction_is_refused(message: messages.ToFrontend) -> None:
+    with pytest.raises(ProtocolError):
+        codec.decode_to_worker([codec.encode(message)])
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_a_protocol_error_and_nothing_else(raw: bytes) -> None:
+    for decode in (codec.decode_to_worker, codec.decode_to_frontend):
+        try:
+            decode([raw])
+        except ProtocolError:
+            continue
+
+
+@given(st.sampled_from(TO_WORKER), st.data())
+def test_a_damaged_message_is_refused_or_still_well_typed(
+    message: messages.ToWorker, data: st.DataObject
+) -> None:
+    raw = bytearray(codec.encode(message))
+    at = data.draw(st.integers(0, len(raw) - 1))
+    raw[at] = data.draw(st.integers(0, 255))
+    try:
+        decoded = codec.decode_to_worker([bytes(raw)])
+    except ProtocolError:
+        return
+    assert codec.decode_to_worker([codec.encode(decoded)]) == decoded
+
+
+@pytest.mark.parametrize("message", TO_WORKER, ids=lambda m: type(m).__name__)
+def test_a_cut_message_is_refused(message: messages.ToWorker) -> None:
+    raw = codec.encode(message)
+    for length in range(len(raw)):
+        with pytest.raises(ProtocolError):
+            codec.decode_to_worker([raw[:length]])
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\x91" * 100_000,
+        b"\x92\xa6submit" + b"\x91" * 100_000,
+        msgspec.msgpack.encode(["pickle", b"cos\nsystem\n"]),
+        msgspec.msgpack.encode(["cancel", "one"]),
+        msgspec.msgpack.encode(["cancel", 2**64 - 1, 3]) + b"\x00",
+        b"\x92\xa4ping\xc7\x04\x01abcd",
+        b"",
+    ],
+    ids=[
+        "array",
+        "map",
+        "bin",
+        "depth",
+        "depth-in-submit",
+        "unknown",
+        "type",
+        "trailing",
+        "extension",
+        "empty",
+    ],
+)
+def test_bombs_and_strangers_are_refused(raw: bytes) -> None:
+    for decode in (codec.decode_to_worker, codec.decode_to_frontend):
+        with pytest.raises(ProtocolError):
+            decode([raw])
+
+
+@pytest.mark.parametrize("count", [0, codec.MAX_FRAMES + 1])
+def test_the_number_of_frames_is_limited(count: int) -> None:
+    with pytest.raises(ProtocolError, match="frames"):
+        codec.decode_to_worker([codec.encode(Ping(1))] * count)
+
+
+def test_the_size_of_a_message_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = codec.encode(Ping(1))
+    monkeypatch.setattr(codec, "MAX_MESSAGE_NBYTES", len(raw))
+    assert codec.decode_to_worker([raw]) == Ping(1)
+    monkeypatch.setattr(codec, "MAX_MESSAGE_NBYTES", len(raw) - 1)
+    with pytest.raises(ProtocolError, match="bytes"):
+        codec.decode_to_worker([raw])

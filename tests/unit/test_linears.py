@@ -1,0 +1,74 @@
+"""Linear layers laid out for oneDNN: same numbers, memory still counted, shared weights left alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from workers.adapters.shared import linears
+from workers.adapters.shared.precision import parameter_bytes
+
+needs_onednn = pytest.mark.skipif(
+    not linears._available(), reason="this torch has no oneDNN linear operators"
+)
+
+
+@needs_onednn
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(1, 64), (7, 64), (2, 5, 64)])
+def test_laid_out_layer_gives_the_numbers_of_the_plain_one(
+    dtype: torch.dtype, bias: bool, shape: tuple[int, ...]
+) -> None:
+    torch.manual_seed(1)
+    plain = nn.Linear(64, 96, bias=bias).to(dtype).eval()
+    rows = torch.randn(shape).to(dtype)
+    with torch.inference_mode():
+        got, wanted = linears.LaidOutLinear(plain)(rows), plain(rows)
+    assert got.shape == wanted.shape
+    assert float((got - wanted).abs().max()) <= linears.TOLERANCE[dtype] * float(wanted.abs().max())
+
+
+@needs_onednn
+def test_layers_are_replaced_only_where_they_agree_and_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32)).eval()
+    monkeypatch.setattr(linears, "_is_better", lambda linear: False)
+    assert linears.lay_out_linears(model) == 0
+    monkeypatch.setattr(linears, "_is_better", lambda linear: True)
+    before = parameter_bytes(model)
+    rows = torch.randn(3, 32)
+    with torch.inference_mode():
+        wanted = model(rows)
+        assert linears.lay_out_linears(model) == 2
+        assert torch.allclose(model(rows), wanted, atol=1e-5)
+    assert parameter_bytes(model) == before
+
+
+@needs_onednn
+def test_a_layer_that_disagrees_is_not_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        linears.LaidOutLinear, "forward", lambda self, rows: rows.new_zeros(len(rows), self.out_features)
+    )
+    assert not linears._is_better(nn.Linear(32, 32).eval())
+
+
+def test_weights_shared_with_an_embedding_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(16, 8)
+            self.decoder = nn.Linear(8, 16, bias=False)
+            self.decoder.weight = self.embedding.weight
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = Tied()
+            self.two = nn.Linear(8, 16, bias=False)
+            self.two.weight = nn.Parameter(self.one.embedding.weight.detach())
+
+    monkeypatch.setattr(linears, "_is_better", lambda linear: True)
+    model = Both().eval()
+    linears.lay_out_linears(model)
+    assert type(model.two) is nn.Linear

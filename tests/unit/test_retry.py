@@ -1,0 +1,87 @@
+"""The retry rule as a table: who may try again, how often, and what the caller is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from ipc import deadline, retry
+from ipc.errors import WorkerCrashed, WorkerLost
+
+SUSPECT, BYSTANDER = True, False
+
+
+def attempt(
+    history: list[bool], budget: retry.RetryBudget | None = None, left_s: float = 60.0
+) -> tuple[retry.Attempts, object]:
+    """Attempts and last error of a request that was lost as this history says, on slots 0, 1, 2 ..."""
+    attempts, budget = retry.Attempts(), budget or retry.RetryBudget()
+    error: object = None
+    for slot, suspect in enumerate(history):
+        lost = WorkerLost("the worker process died", suspect=suspect, retry_after_s=1)
+        error = attempts.next_error(lost, slot, deadline.after(left_s), budget)
+    return attempts, error
+
+
+@pytest.mark.parametrize(
+    ("history", "outcome", "solo"),
+    [
+        ([BYSTANDER], None, False),
+        ([SUSPECT], None, True),
+        ([BYSTANDER] * 5, None, False),
+        ([BYSTANDER] * 6, WorkerLost, False),
+        ([SUSPECT, BYSTANDER], None, True),
+        ([BYSTANDER, SUSPECT], None, True),
+        ([SUSPECT, SUSPECT], WorkerCrashed, True),
+        ([SUSPECT, BYSTANDER, SUSPECT], WorkerCrashed, True),
+        ([BYSTANDER] * 4 + [SUSPECT], None, True),
+        ([BYSTANDER] * 5 + [SUSPECT], WorkerLost, True),
+        ([SUSPECT] + [BYSTANDER] * 5, WorkerLost, True),
+    ],
+)
+def test_what_follows_a_history_of_losses(
+    history: list[bool], outcome: type[Exception] | None, solo: bool
+) -> None:
+    attempts, error = attempt(history)
+    assert (error is None) if outcome is None else (type(error) is outcome)
+    assert attempts.solo is solo
+
+
+def test_the_next_attempt_avoids_the_slot_that_was_lost_last() -> None:
+    attempts, _ = attempt([BYSTANDER, BYSTANDER])
+    assert attempts.avoid == {1}
+
+
+def test_nothing_is_tried_after_the_deadline() -> None:
+    _, error = attempt([BYSTANDER], left_s=-1)
+    assert isinstance(error, WorkerLost)
+    assert error.retryable and error.retry_after_s == 1
+
+
+def test_a_poison_is_named_even_after_its_deadline() -> None:
+    _, error = attempt([SUSPECT, SUSPECT], left_s=-1)
+    assert isinstance(error, WorkerCrashed)
+    assert not error.retryable
+
+
+def test_retries_stop_when_their_budget_is_used_up_and_start_again_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(retry.time, "monotonic", lambda: now[0])
+    budget = retry.RetryBudget()
+    assert [budget.take() for _ in range(retry.BUDGET_FLOOR + 1)] == [True] * retry.BUDGET_FLOOR + [False]
+    _, error = attempt([BYSTANDER], budget)
+    assert isinstance(error, WorkerLost)
+    now[0] += retry.BUDGET_WINDOW_S + 1
+    assert budget.take()
+
+
+def test_much_traffic_allows_more_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry.time, "monotonic", lambda: 1000.0)
+    budget = retry.RetryBudget()
+    for _ in range(10_000):
+        budget.count_request()
+    granted = 0
+    while budget.take():
+        granted += 1
+    assert granted == 10_000 * retry.BUDGET_RATIO

@@ -1,0 +1,120 @@
+"""Settings: order of the sources, conversion, limits, and names of what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ipc import settings
+from ipc.errors import ConfigError
+
+
+def server_yaml(tmp_path: Path, text: str) -> Path:
+    """A settings file."""
+    path = tmp_path / "server.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_flags_win_over_the_environment_over_the_file_over_the_defaults(tmp_path: Path) -> None:
+    path = server_yaml(tmp_path, "batch: {max_items: 1, max_tokens: 1, bulk_tokens: 1}\n")
+    environ = {"PENSTOCK_BATCH__MAX_ITEMS": "2", "PENSTOCK_BATCH__MAX_TOKENS": "2"}
+    found = settings.load(path, {"batch.max_items": "3"}, environ)
+    assert (found.batch.max_items, found.batch.max_tokens, found.batch.bulk_tokens) == (3, 2, 1)
+    assert found.batch.starve_after_s == settings.Batch().starve_after_s
+
+
+def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
+    path = server_yaml(tmp_path, "worker: {count: 7}\n")
+    assert settings.load(environ={"PENSTOCK_CONFIG": str(path)}).worker.count == 7
+
+
+def test_no_source_at_all_gives_the_defaults() -> None:
+    assert settings.load(environ={}) == settings.Settings()
+    assert settings.load(environ={"PATH": "/bin", "PENSTOCK_NOTIFY_SOCKET": "x"}) == settings.Settings()
+
+
+def test_an_empty_file_is_no_mistake(tmp_path: Path) -> None:
+    assert settings.load(server_yaml(tmp_path, ""), environ={}) == settings.Settings()
+
+
+def test_text_is_converted_to_the_declared_types() -> None:
+    found = settings.load(
+        environ={
+            "PENSTOCK_WORKER__TRUST_REMOTE_CODE": "true",
+            "PENSTOCK_WORKER__HANG_TIMEOUT_S": "2.5",
+            "PENSTOCK_CATALOG__DIRS": "/a:/b",
+            "PENSTOCK_CATALOG__MODELS": "one,two",
+        }
+    )
+    assert found.worker.trust_remote_code is True
+    assert found.worker.hang_timeout_s == 2.5
+    assert found.catalog.dirs == ("/a", "/b")
+    assert found.catalog.models == ("one", "two")
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"PENSTOCK_BACTH__MAX_ITEMS": "1"}, "unknown section 'bacth'; did you mean 'batch'?"),
+        ({"PENSTOCK_BATCH__MAX_ITEM": "1"}, "unknown setting batch.max_item; did you mean 'max_items'?"),
+        ({"PENSTOCK_QUEUE__ZZZ": "1"}, "PENSTOCK_QUEUE__ZZZ: unknown setting queue.zzz"),
+        ({"PENSTOCK_BATCH__MAX_ITEMS": "0"}, "batch.max_items"),
+        ({"PENSTOCK_BATCH__MAX_ITEMS": "many"}, "batch.max_items"),
+        ({"PENSTOCK_WORKER__DEVICE": "tpu"}, "worker.device"),
+        ({"PENSTOCK_ARENA__BYTES": "1000"}, "arena.bytes"),
+        ({"PENSTOCK_RUN__INSTANCE": "../x"}, "run.instance"),
+        ({"PENSTOCK_CONFIG": "/no/such/file"}, "/no/such/file"),
+    ],
+)
+def test_a_mistake_names_the_setting(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        settings.load(environ=environ)
+    assert message in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a\n", "expected a map of sections"),
+        ("batch: 3\n", "section 'batch' must be a map"),
+        ("batch: {max_itmes: 3}\n", "did you mean 'max_items'?"),
+        ("batch: {max_items: -3}\n", "batch.max_items"),
+        ("batch: [", "server.yaml"),
+    ],
+)
+def test_a_mistake_in_the_file_names_the_place(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        settings.load(server_yaml(tmp_path, text), environ={})
+    assert message in refused.value.message
+
+
+def test_an_unknown_flag_is_refused_by_its_name() -> None:
+    with pytest.raises(ConfigError, match=r"--set worker\.cuont: .*did you mean 'count'"):
+        settings.load(flags={"worker.cuont": "1"}, environ={})
+
+
+def test_flags_survive_the_way_through_the_environment_of_a_child() -> None:
+    flags = {"worker.count": "3", "catalog.models": "a,b"}
+    assert settings.load(flags=flags, environ={}) == settings.load(environ=settings.to_environ(flags))
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        settings.Settings().worker.count = 1  # type: ignore[misc]
+
+
+def test_the_instance_follows_the_port_unless_it_is_set() -> None:
+    assert settings.load(environ={"PENSTOCK_SERVER__BIND": "0.0.0.0:9000"}).instance == "9000"
+    assert settings.load(environ={"PENSTOCK_RUN__INSTANCE": "blue"}).instance == "blue"
+
+
+def test_every_field_can_be_set_by_a_variable_of_its_name() -> None:
+    for section in msgspec.structs.fields(settings.Settings):
+        for field in msgspec.structs.fields(section.type):
+            value = getattr(section.default, field.name)
+            text = ",".join(value) if isinstance(value, tuple) else str(value)
+            name = f"PENSTOCK_{section.name}__{field.name}".upper()
+            assert settings.load(environ={name: text}) == settings.Settings(), name

@@ -1,0 +1,110 @@
+"""What the dead left is removed; what the living hold is not touched."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from ipc.liveness import SlotLock
+from ipc.paths import RunPaths, prepare_run_dir
+from ipc.sweep import sweep, sweep_slot
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    """A prepared run directory with a private directory for arenas."""
+    (tmp_path / "shm").mkdir()
+    made = RunPaths(tmp_path / "run", "test", tmp_path / "shm")
+    prepare_run_dir(made)
+    return made
+
+
+def leave(paths: RunPaths, slot: int, epochs: int = 1) -> set[str]:
+    """The files of a worker that was killed; returns the names of what a sweep removes."""
+    names = []
+    for epoch in range(epochs):
+        path = paths.arena(slot, f"{epoch:016x}")
+        path.write_bytes(b"arena")
+        names.append(path.name)
+    for path in (paths.worker_socket(slot), paths.notify_socket(slot)):
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(path))
+    paths.lock(f"worker-{slot}").touch()
+    return {*names, paths.worker_socket(slot).name}
+
+
+def files(directory: Path) -> set[str]:
+    """Names of everything but locks."""
+    return {path.name for path in directory.iterdir() if path.is_socket() or path.suffix not in (".lock", "")}
+
+
+def test_leftovers_of_dead_workers_go(paths: RunPaths) -> None:
+    left = leave(paths, 0, epochs=3) | leave(paths, 7)
+    assert set(sweep(paths)) == left
+    assert not list(paths.shm.iterdir())
+    assert not files(paths.root)
+    assert sweep(paths) == []
+
+
+def test_a_live_worker_keeps_everything(paths: RunPaths) -> None:
+    leave(paths, 0)
+    dead = leave(paths, 1)
+    with SlotLock(paths.lock("worker-0")):
+        assert set(sweep(paths)) == dead
+        assert paths.arena(0, f"{0:016x}").exists()
+        assert paths.worker_socket(0).is_socket()
+        assert paths.notify_socket(0).is_socket()
+
+
+def test_arenas_without_a_lock_file_are_found_too(paths: RunPaths) -> None:
+    arena = paths.arena(3, "f" * 16)
+    arena.write_bytes(b"x")
+    assert sweep(paths) == [arena.name]
+
+
+def test_arenas_go_even_when_the_run_directory_is_gone(paths: RunPaths, tmp_path: Path) -> None:
+    arena = paths.arena(0, "f" * 16)
+    arena.write_bytes(b"x")
+    elsewhere = RunPaths(tmp_path / "gone", "test", paths.shm)
+    assert sweep(elsewhere) == [arena.name]
+    assert not (tmp_path / "gone").exists()
+
+
+def test_other_instances_and_foreign_files_are_left_alone(paths: RunPaths) -> None:
+    foreign = ["penstock.other.0.ffff", "penstock.test2.0.ffff", "penstock", "something"]
+    for name in foreign:
+        (paths.shm / name).write_bytes(b"x")
+    (paths.root / "worker-0.sock.old").write_bytes(b"x")
+    leave(paths, 0)
+    sweep(paths)
+    assert {path.name for path in paths.shm.iterdir()} == set(foreign)
+    assert (paths.root / "worker-0.sock.old").exists()
+
+
+def test_one_slot_is_swept_alone(paths: RunPaths) -> None:
+    mine, others = leave(paths, 1), leave(paths, 11)
+    with SlotLock(paths.lock("worker-1")):
+        assert set(sweep_slot(paths, 1)) == mine
+    assert {path.name for path in paths.shm.iterdir()} <= others
+    assert paths.worker_socket(11).is_socket()
+
+
+def test_metric_files_go_only_when_nobody_is_alive(paths: RunPaths) -> None:
+    metric = paths.metrics() / "counter_worker-0.db"
+    for name in ("worker-0", "frontend-0", "supervisor"):
+        metric.write_bytes(b"x")
+        with SlotLock(paths.lock(name)):
+            sweep(paths)
+            assert metric.exists(), name
+    sweep(paths)
+    assert not metric.exists()
+    assert paths.metrics().is_dir()
+
+
+def test_a_sweep_leaves_the_locks_free(paths: RunPaths) -> None:
+    leave(paths, 0)
+    sweep(paths)
+    with SlotLock(paths.lock("worker-0")):
+        pass

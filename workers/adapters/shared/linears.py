@@ -1,0 +1,97 @@
+"""Linear layers with weights laid out for oneDNN beforehand, on CPU.
+
+torch sends float32 `linear` to its BLAS, which on some processors reaches only half of what oneDNN reaches with weights in
+its own blocked layout. At load, each shape of layer is tried both ways on random rows: where the results agree and oneDNN
+is faster, the layers of that shape are replaced. Otherwise, and where torch lacks the operators, the model stays as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+log = logging.getLogger(__name__)
+
+TRIAL_ROWS = 256
+TRIALS = 5
+LEAST_GAIN = 1.05
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+
+
+class LaidOutLinear(nn.Module):
+    """`nn.Linear` for inference whose weight exists only in oneDNN's layout; `weight` keeps shape and dtype, no data."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+        self.weight = nn.Parameter(torch.empty_like(linear.weight, device="meta"), requires_grad=False)
+        self._laid_out = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
+        self._run = torch.ops.mkldnn._linear_pointwise
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., in_features] to [..., out_features]."""
+        result: Tensor = self._run(rows, self._laid_out, self.bias, "none", [], "")
+        return result
+
+
+@torch.inference_mode()
+def lay_out_linears(model: nn.Module) -> int:
+    """Replace the linear layers of `model` (eval mode, on CPU) where that is faster; returns how many."""
+    if not _available():
+        return 0
+    counts: dict[int, int] = {}
+    for parameter in model.parameters():
+        counts[parameter.data_ptr()] = counts.get(parameter.data_ptr(), 0) + 1
+    verdicts: dict[tuple[int, int, torch.dtype, bool], bool] = {}
+    replaced = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is not nn.Linear or child.weight.dtype not in TOLERANCE:
+                continue
+            if child.weight.device.type != "cpu" or counts[child.weight.data_ptr()] > 1:
+                continue
+            kind = (child.in_features, child.out_features, child.weight.dtype, child.bias is not None)
+            if kind not in verdicts:
+                verdicts[kind] = _is_better(child)
+            if verdicts[kind]:
+                setattr(parent, name, LaidOutLinear(child))
+                replaced += 1
+    if replaced:
+        log.info("%d linear layers laid out for oneDNN", replaced)
+    return replaced
+
+
+def _available() -> bool:
+    names = ("_reorder_linear_weight", "_linear_pointwise")
+    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)
+
+
+def _is_better(linear: nn.Linear) -> bool:
+    """Whether the laid-out form of this layer agrees with the plain one and is faster."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(TRIAL_ROWS, linear.in_features, generator=generator).to(linear.weight.dtype)
+    try:
+        candidate = LaidOutLinear(linear)
+        wanted, got = linear(rows).float(), candidate(rows).float()
+    except RuntimeError as error:
+        log.info("oneDNN layout is not used: %s", str(error).partition("\n")[0])
+        return False
+    if float((got - wanted).abs().max()) > TOLERANCE[linear.weight.dtype] * float(wanted.abs().max()):
+        return False
+    plain = _best_s(lambda: F.linear(rows, linear.weight, linear.bias))
+    return plain > LEAST_GAIN * _best_s(lambda: candidate(rows))
+
+
+def _best_s(run: Callable[[], Tensor]) -> float:
+    best = float("inf")
+    for _ in range(TRIALS):
+        began = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - began)
+    return best
