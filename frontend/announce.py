@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from frontend.services import Services
 from frontend.version import VERSION
+from ipc.paths import RunPaths
 
 
 def summary(services: Services) -> str:
@@ -18,13 +20,21 @@ def summary(services: Services) -> str:
 
 def started(services: Services) -> None:
     """Print the block, once in the life of a server: the first ready frontend does."""
-    marker = services.settings.paths.root / "announced"
     try:
-        os.close(os.open(marker, os.O_CREAT | os.O_EXCL, 0o600))
+        os.close(os.open(_marker(services.settings.paths), os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
         return
     sys.stderr.write(block(services) + "\n")
     sys.stderr.flush()
+
+
+def forget(paths: RunPaths) -> None:
+    """A server starts: its block has not been printed, whatever an earlier one did."""
+    _marker(paths).unlink(missing_ok=True)
+
+
+def _marker(paths: RunPaths) -> Path:
+    return paths.root / "announced"
 
 
 def block(services: Services) -> str:
@@ -47,6 +57,7 @@ def block(services: Services) -> str:
         f"  limits     body {limits.max_body_bytes >> 20} MiB, {limits.max_items} items, "
         f"text {limits.max_text_bytes >> 10} KiB, request {limits.request_timeout_s:g} s",
         f"  frontends  {settings.frontend_count}; run directory {settings.paths.root}",
-        f"  off        API keys, tracing, {'' if settings.worker.trust_remote_code else 'remote code, '}score, extract",
+        f"  off        API keys, tracing{'' if settings.worker.trust_remote_code else ', remote code'}",
+        "  not built  sparse and multivector outputs, score, extract, status page, KServe v2, TRTIS v1, chat",
     ]
     return "\n".join(lines)

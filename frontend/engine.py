@@ -15,7 +15,7 @@ from frontend.recording import Recorder
 from frontend.server.drain import Drain
 from ipc.catalog import Catalog, ModelEntry
 from ipc.client import Client, Reply, Request
-from ipc.errors import Draining, WorkerCrashed
+from ipc.errors import WorkerCrashed
 from ipc.messages import Call, ModelStatus
 from ipc.settings import Settings
 
@@ -48,17 +48,15 @@ class Engine:
     async def ensure_loaded(self, model: str, deadline_ns: int) -> ModelStatus:
         """Wait until some worker has the model, at most `limits.load_wait_s` or `limits.restart_wait_s`.
 
-        Raises `Draining`, or why the model cannot be had.
+        Raises why the model cannot be had.
         """
-        if self.drain.draining and not self.client.channels:
-            raise Draining("Service shutting down", retry_after_s=5)
         await self.client.ready(model, deadline_ns)
         return self.status(model)
 
-    def cost_of(self, texts: list[int], status: ModelStatus) -> int:
+    def cost_of(self, lengths: list[int], status: ModelStatus) -> int:
         """Estimated tokens of texts with these character counts: four characters a token, cut at the model's length."""
         longest = status.max_sequence_length or 512
-        return sum(min(characters // 4 + 2, longest) for characters in texts)
+        return sum(min(characters // 4 + 2, longest) for characters in lengths)
 
     async def run(
         self, context: RequestContext, model: str, call: Call, cost: int, scope: dict[str, Any]
@@ -66,11 +64,12 @@ class Engine:
         """Run a call. Raises a `PenstockError`; `Cancelled` when the client went away."""
         request = Request(model, call, context.deadline_ns, cost, context.request_id, context.traceparent)
         lane = "bulk" if cost > self.settings.batch.bulk_tokens else "interactive"
+        known = self.client.poison.holds(model, call)
         self.recorder.in_flight(model, lane, 1)
         try:
             reply = await until_disconnect(self.client.call(request), scope)
         except WorkerCrashed:
-            self.recorder.poisoned("crashed")
+            self.recorder.poisoned("refused" if known else "crashed")
             raise
         finally:
             self.recorder.in_flight(model, lane, -1)

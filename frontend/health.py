@@ -1,4 +1,4 @@
-"""Probes, metrics and the front page."""
+"""Probes and metrics."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from typing import Any
 
-from frontend import configuration
+from frontend import announce, configuration
 from frontend.server.limits import ServerLimits
 from frontend.server.worker import PenstockWorker
 from ipc import sweep
@@ -66,6 +66,7 @@ def on_starting(server: Any) -> None:
         raise SystemExit(EXIT_CONFIG) from error
     for name in sweep.sweep(config.paths):
         server.log.info("removed %s, left by an earlier run", name)
+    announce.forget(config.paths)
     if os.environ.get("PENSTOCK_SUPERVISE", "1") == "0":
         return
     read, write = life_pipe()

@@ -50,7 +50,7 @@ class Lifespan:
         logs.configure(settings.log, name)
         metrics.configure(settings.paths, name)
         self._metrics = metrics.FrontendMetrics()
-        self._metrics.touch(services.catalog, version.VERSION)
+        self._metrics.touch(services.catalog, settings.worker_count, version.VERSION)
         services.recorder = Recorder(self._metrics, frozenset(services.catalog))
         services.client = Client(settings.paths, settings, name, on_retry=services.recorder.retried)
         services.engine = Engine(
@@ -83,9 +83,8 @@ class Lifespan:
             ready, why = self._services.engine.ready()
             self._report(ready)
             if ready and not told:
-                told = True
                 announce.started(self._services)
-                self._notifier.send(ready=1)
+                told = self._notifier.send(ready=1)
             self._notifier.send(watchdog=1, status=announce.summary(self._services) if ready else why)
             if supervised:
                 held = await asyncio.to_thread(is_held, self._services.settings.paths.lock("supervisor"))

@@ -11,7 +11,6 @@ _REJECTIONS = {
     "QUEUE_FULL": "queue_full",
     "NO_REPLICA": "queue_full",
     "SHM_EXHAUSTED": "queue_full",
-    "RATE_LIMITED": "rate",
     "DEADLINE_EXCEEDED": "deadline",
     "INPUT_TOO_LONG": "too_long",
     "BODY_TOO_LARGE": "too_long",

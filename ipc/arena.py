@@ -1,7 +1,7 @@
 """The shared-memory file of one worker life: the owner writes, frontends map it read-only.
 
-Layout (little endian): 4 KiB header, 4 KiB flight record, then blocks. A block starts with a 64-byte stamp
-(generation, nbytes, owner tag); its data follow. The header is written once; the stamp is written by the owner only,
+Layout (little endian): 4 KiB header, 60 KiB flight record, then blocks. A block starts with a 64-byte stamp
+(generation, nbytes); its data follow. The header is written once; the stamp is written by the owner only,
 zeroed before a block may be reused, and checked by the reader after every copy.
 
 The flight record names the requests that are on the device. It is written before a batch starts and read by frontends

@@ -120,7 +120,13 @@ class Catalog(Mapping[str, ModelEntry]):
 
 
 def _variants(entry: ModelEntry) -> Iterable[ModelEntry]:
-    yield entry
+    default = entry.profiles.get("default", Profile())
+    yield msgspec.structs.replace(
+        entry,
+        runtime=default.runtime or entry.runtime,
+        loadtime=default.loadtime or entry.loadtime,
+        precision=default.precision or entry.precision,
+    )
     for name, profile in entry.profiles.items():
         if name == "default":
             continue

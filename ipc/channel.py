@@ -91,7 +91,6 @@ class Channel:
         self._pending: dict[int, tuple[asyncio.Future[Delivery], Submit]] = {}
         self._ids = itertools.count(1)
         self._tag = 0
-        self._epoch = ""
         self._pidfd = -1
         self._arena: ArenaView | None = None
         self._look_scheduled = False
@@ -132,21 +131,33 @@ class Channel:
 
     def _connect(self) -> None:
         self._tag = random.getrandbits(62)
-        self._socket = self._context.socket(zmq.DEALER)
-        for option, value in (
-            (zmq.LINGER, 0),
-            (zmq.IMMEDIATE, 1),
-            (zmq.SNDHWM, 10000),
-            (zmq.RCVHWM, 0),
-            (zmq.RECONNECT_IVL, 50),
-            (zmq.RECONNECT_IVL_MAX, 500),
-        ):
-            self._socket.setsockopt(option, value)
-        self._socket.setsockopt(zmq.ROUTING_ID, f"{self._name}.{self._tag:x}".encode())
-        self._socket.connect(f"ipc://{self._paths.worker_socket(self.slot)}")
+        try:
+            self._socket = self._open_socket()
+        except zmq.ZMQError as error:
+            log.error("no socket for worker %d: %s", self.slot, error)
+            return
         self._loop.add_reader(self._socket.FD, self._look)
         self.state = "connecting"
         self._look_soon()
+
+    def _open_socket(self) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.DEALER)
+        try:
+            for option, value in (
+                (zmq.LINGER, 0),
+                (zmq.IMMEDIATE, 1),
+                (zmq.SNDHWM, 10000),
+                (zmq.RCVHWM, 0),
+                (zmq.RECONNECT_IVL, 50),
+                (zmq.RECONNECT_IVL_MAX, 500),
+            ):
+                socket.setsockopt(option, value)
+            socket.setsockopt(zmq.ROUTING_ID, f"{self._name}.{self._tag:x}".encode())
+            socket.connect(f"ipc://{self._paths.worker_socket(self.slot)}")
+        except zmq.ZMQError:
+            socket.close(0)
+            raise
+        return socket
 
     def submit(self, build: Callable[[int], Submit]) -> tuple[int, asyncio.Future[Delivery]]:
         """Send the message that `build(id)` makes. Raises `WorkerLost` when the socket takes nothing."""
@@ -277,7 +288,7 @@ class Channel:
             self._mapping = None
         if self.state != "connecting":
             return
-        self._epoch, self.device, self.threads = message.epoch, message.device, message.threads
+        self.device, self.threads = message.device, message.threads
         self.credits, self.state = message.credits, "ready"
         self._last_pong = self.ready_since = time.monotonic()
         log.info("joined worker %d (%s, epoch %s)", self.slot, message.device, message.epoch)

@@ -145,21 +145,22 @@ class Client:
         turn = 0
         while True:
             try:
-                for name in self._paths.root.iterdir():
-                    found = _SOCKET_NAME.match(name.name)
-                    if found and int(found[1]) not in self._channels:
-                        slot = int(found[1])
-                        self._channels[slot] = Channel(
-                            self._context, self._paths, slot, self._name, self._changed
-                        )
-                for channel in self.channels:
-                    channel.tick()
+                self._discover()
                 if turn % 10 == 0:
                     self.poison.refresh()
             except OSError as error:
                 log.error("looking for workers failed: %s", error)
+            for channel in self.channels:
+                channel.tick()
             turn += 1
             await asyncio.sleep(TICK_S)
+
+    def _discover(self) -> None:
+        for path in self._paths.root.iterdir():
+            found = _SOCKET_NAME.match(path.name)
+            slot = int(found[1]) if found else -1
+            if found and slot not in self._channels:
+                self._channels[slot] = Channel(self._context, self._paths, slot, self._name, self._changed)
 
     def _changed(self) -> None:
         self._change.set()

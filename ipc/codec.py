@@ -18,6 +18,8 @@ MAX_MESSAGE_NBYTES = 1 << 30
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 _to_frontend: msgspec.msgpack.Decoder[ToFrontend] = msgspec.msgpack.Decoder(ToFrontend)
+# Text that is not UTF-8 is a ValueError, deep nesting a RecursionError; neither is a DecodeError.
+_UNDECODABLE = (msgspec.DecodeError, ValueError, RecursionError)
 
 
 def encode(message: ToWorker | ToFrontend) -> bytes:
@@ -37,7 +39,7 @@ def decode_to_worker(frames: Sequence[bytes]) -> ToWorker:
     """Message from a frontend. Raises `ProtocolError` when it breaks the schema."""
     try:
         return _to_worker.decode(_check(frames))
-    except msgspec.DecodeError as error:
+    except _UNDECODABLE as error:
         raise ProtocolError(f"undecodable message: {error}") from error
 
 
@@ -45,5 +47,5 @@ def decode_to_frontend(frames: Sequence[bytes]) -> ToFrontend:
     """Message from a worker. Raises `ProtocolError` when it breaks the schema."""
     try:
         return _to_frontend.decode(_check(frames))
-    except msgspec.DecodeError as error:
+    except _UNDECODABLE as error:
         raise ProtocolError(f"undecodable message: {error}") from error

@@ -188,7 +188,9 @@ class Endpoint:
         if known is None:
             try:
                 session = self.sessions.add(key, hello)
-            except ProcessLookupError:
+            except OSError as error:
+                # Dead already, or no descriptor is left; a frontend that lives says hello again.
+                log.warning("frontend %s (pid %d) could not be registered: %s", hello.slot, hello.pid, error)
                 return
             self._poller.register(session.pidfd, zmq.POLLIN)
             log.info("frontend %s (pid %d) registered", session.slot, session.pid)

@@ -4,7 +4,8 @@
 
 A block is reserved before the device runs and leased when its result is sent. A lease ends by `release`, by the death
 of its session, or by age. Before a block becomes free its stamp is zeroed, so a late reader notices. Generations only
-grow. Only the owner's endpoint thread calls this table, except `reserve`, which preparing threads call: hence the lock.
+grow. The owner's endpoint thread reserves, leases and
+releases; the device thread and the preparing threads discard blocks of jobs that ended: hence the lock.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class LeaseTable:
         self._generation = 0
         self._lock = threading.Lock()
         self.revoked = 0
+        self.reclaimed = 0
 
     @property
     def capacity_nbytes(self) -> int:
@@ -94,6 +96,7 @@ class LeaseTable:
         with self._lock:
             dead = [block for block in self._live.values() if block.session == session]
         self._free(dead)
+        self.reclaimed += len(dead)
         return len(dead)
 
     def revoke_older(self, max_age_s: float) -> int:

@@ -203,6 +203,14 @@ WORKER = (
         mode="livemostrecent",
     ),
     Family(
+        "gpu_temperature",
+        "gauge",
+        "penstock_gpu_temperature_celsius",
+        "Temperature of the device, 0 when nobody can tell.",
+        ("worker", "uuid"),
+        mode="livemostrecent",
+    ),
+    Family(
         "gpu_utilization",
         "gauge",
         "penstock_gpu_utilization_ratio",

@@ -17,8 +17,9 @@ from ipc.paths import RunPaths
 PHASES = ("queue", "tokenize", "device", "copy", "encode", "total")
 LANES = ("interactive", "bulk")
 STATES = ("available", "loading", "loaded", "unloading", "failed")
-REJECTIONS = ("queue_full", "rate", "deadline", "too_long", "draining")
+REJECTIONS = ("queue_full", "deadline", "too_long", "draining")
 CANCEL_STAGES = ("queued", "running")
+REVOCATIONS = ("age", "session")
 UNKNOWN = "unknown"
 
 
@@ -74,9 +75,11 @@ class FrontendMetrics(_Families):
     def __init__(self) -> None:
         super().__init__(FRONTEND)
 
-    def touch(self, models: Iterable[str], version: str) -> None:
+    def touch(self, models: Iterable[str], workers: int, version: str) -> None:
         """Make every family exist at zero from the first scrape on."""
         self.build_info.labels(version).set(1)
+        for slot in range(workers):
+            self.workers_joined.labels(f"worker-{slot}").set(0)
         self.ready.set(0)
         for reason in ("suspect", "bystander"):
             self.retries.labels(reason)
@@ -105,14 +108,17 @@ class WorkerMetrics(_Families):
         """Make every family exist at zero from the first scrape on."""
         w = self.worker
         self.shm_used.labels(w).set(0), self.shm_leases.labels(w).set(0)
-        self.revoked.labels(w, "age")
-        self.gpu_memory.labels(w, device).set(0), self.gpu_utilization.labels(w, device).set(0)
+        for reason in REVOCATIONS:
+            self.revoked.labels(w, reason)
+        for gauge in (self.gpu_memory, self.gpu_utilization, self.gpu_temperature):
+            gauge.labels(w, device).set(0)
         for model in models:
             for lane in LANES:
                 for gauge in (self.queue_depth, self.queue_tokens, self.queue_oldest):
                     gauge.labels(model, lane).set(0)
             for stage in CANCEL_STAGES:
-                self.cancelled.labels(model, stage), self.saved.labels(model, stage)
+                self.cancelled.labels(model, stage)
+            self.saved.labels(model, "queued")
             for family in (self.batch_size, self.batch_tokens, self.padding, self.oom):
                 family.labels(model, w)
             for gauge in (self.budget, self.load_seconds, self.load_progress, self.memory):

@@ -1,6 +1,6 @@
 """The sd_notify datagram protocol, both sides: processes report, systemd or the embedded supervisor listens.
 
-Fields used: READY=1, STOPPING=1, RELOADING=1, STATUS=text, WATCHDOG=1, EXTEND_TIMEOUT_USEC=n.
+Fields used: READY=1, STOPPING=1, STATUS=text, WATCHDOG=1.
 """
 
 from __future__ import annotations
@@ -21,15 +21,19 @@ class Notifier:
         if self._socket is not None:
             self._socket.setblocking(False)
 
-    def send(self, **fields: str | int) -> None:
-        """Send upper-cased fields, for example `send(ready=1, status="2 models loaded")`. Never raises."""
+    def send(self, **fields: str | int) -> bool:
+        """Send upper-cased fields, for example `send(ready=1, status="2 models loaded")`. Never raises or waits.
+
+        False when the listener is behind and the fields were lost: what must arrive is to be sent again.
+        """
         if self._socket is None:
-            return
+            return True
         target = "\0" + self.address[1:] if self.address.startswith("@") else self.address
         try:
             self._socket.sendto("\n".join(f"{k.upper()}={v}" for k, v in fields.items()).encode(), target)
         except OSError:
-            return
+            return False
+        return True
 
 
 class Listener:

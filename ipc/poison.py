@@ -6,12 +6,15 @@ Files survive restarts of any process and are seen by all frontends; a frontend 
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from pathlib import Path
 
 import msgspec
 
 from ipc.messages import Call
+
+log = logging.getLogger(__name__)
 
 
 def fingerprint(model: str, call: Call) -> str:
@@ -43,8 +46,11 @@ class PoisonList:
     def add(self, model: str, call: Call) -> None:
         """Refuse this input from now on, in every frontend."""
         name = fingerprint(model, call)
-        (self._directory / name).touch(mode=0o600)
         self._known |= {name}
+        try:
+            (self._directory / name).touch(mode=0o600)
+        except OSError as error:
+            log.error("a poisonous input could not be noted for the other frontends: %s", error)
 
     def holds(self, model: str, call: Call) -> bool:
         """Whether this input is refused. Costs nothing while the list is empty."""

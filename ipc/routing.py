@@ -60,7 +60,8 @@ def explain(channels: Sequence[Channel], model: str) -> PenstockError:
     found = [c.models[model] for c in up if model in c.models]
     if not up or (found and all(status.state == "loaded" for status in found)):
         return NoReplica("no worker is up", retry_after_s=2)
-    if any(status.state in ("loading", "unloading") for status in found):
+    # A worker loads its whole catalog, so a model that is only available will be loaded in its turn.
+    if any(status.state in ("available", "loading", "unloading") for status in found):
         expected = max((s.load_s * (1 - s.progress) for s in found if s.state == "loading"), default=0.0)
         return ModelLoading(f"Model '{model}' is loading", retry_after_s=max(1, math.ceil(expected or 5)))
     failed = [status for status in found if status.state == "failed"]

@@ -24,11 +24,6 @@ class Session:
     pidfd: int
     outstanding: dict[int, int] = field(default_factory=dict)
 
-    @property
-    def cost(self) -> int:
-        """Sum of the costs in flight."""
-        return sum(self.outstanding.values())
-
 
 class SessionTable:
     """Sessions by socket identity and by pidfd."""

@@ -19,7 +19,6 @@ from ipc.settings import Settings, count_gpus
 
 log = logging.getLogger(__name__)
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CPU_BATCH_TOKENS = 3072
 CUDA_BATCH_TOKENS = 32768
 
@@ -50,13 +49,6 @@ def select(settings: Settings) -> Device:
     threads = settings.worker.torch_threads or max(1, (os.cpu_count() or 1) // settings.worker_count)
     torch.set_num_threads(threads)
     return Device(torch.device("cpu"), "cpu", "cpu", threads)
-
-
-def dtype(setting: str, device: Device) -> torch.dtype:
-    """Compute precision: float32 on CPU, bfloat16 on CUDA, unless set."""
-    if setting in _DTYPES:
-        return _DTYPES[setting]
-    return torch.bfloat16 if device.torch.type == "cuda" else torch.float32
 
 
 def batch_tokens(settings: Settings, device: Device) -> int:
@@ -106,4 +98,13 @@ class Monitor:
             return None
         with contextlib.suppress(Exception):
             return float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu) / 100
+        return None
+
+    def temperature_c(self) -> float | None:
+        """Temperature in degrees Celsius; None when nobody can tell."""
+        if self._handle is None:
+            return None
+        with contextlib.suppress(Exception):
+            sensor = self._nvml.NVML_TEMPERATURE_GPU
+            return float(self._nvml.nvmlDeviceGetTemperature(self._handle, sensor))
         return None

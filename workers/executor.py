@@ -151,6 +151,8 @@ class Executor:
         )
         self._metrics.tokens.labels(model, "in").inc(batch.tokens)
         self._metrics.sie_tokens.labels(model).inc(batch.tokens)
+        truncated = sum(piece.prepared.truncated for piece in batch.pieces)
+        self._metrics.truncated.labels(model, "truncate").inc(truncated)
 
     def _attempt(self, batch: Batch) -> None:
         """Run a batch; on failure run its halves, down to the single item that fails."""
@@ -202,6 +204,9 @@ class Executor:
             by_job.setdefault(id(piece.job), []).append(at)
         for places in by_job.values():
             job = pieces[places[0]].job
+            cut = sum(pieces[at].prepared.truncated for at in places)
+            if cut:
+                self._metrics.truncated.labels(job.model, "truncate").inc(cut)
             job.device_ns += device_ns
             job.copy_ns += copy_ns
             errors = [

@@ -23,6 +23,7 @@ from workers import device as devices
 from workers import outputs
 from workers.adapters.base import Adapter, LoadContext
 from workers.adapters.registry import resolve
+from workers.adapters.shared.precision import resolve_dtype
 from workers.loading import failure, source
 from workers.operations import operation_of
 
@@ -83,7 +84,11 @@ class ModelTable:
             for host in self._hosts.values():
                 due = host.status.state == "available" or (host.retry_at is not None and now >= host.retry_at)
                 if due and not self._closed:
-                    self._load(host)
+                    # PERF: a thread of its own, whose OpenMP team ends with it: idle teams would make the device
+                    # thread's team sleep between its steps.
+                    thread = threading.Thread(target=self._load, args=(host,), name=f"load-{host.entry.id}")
+                    thread.start()
+                    thread.join()
             self.first_pass_done = True
             self._changed()
             pending = [host.retry_at for host in self._hosts.values() if host.retry_at is not None]
@@ -142,7 +147,7 @@ class ModelTable:
             directory=directory,
             model_id=entry.id,
             device=self._device.torch,
-            dtype=devices.dtype(precision, self._device),
+            dtype=resolve_dtype(precision, self._device.torch),
             max_sequence_length=entry.max_sequence_length,
             options={**entry.runtime, **entry.loadtime},
             progress=progress,

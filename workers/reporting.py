@@ -22,11 +22,16 @@ class Reporter:
         self._runtime, self._metrics, self._device = runtime, metrics, device
         self._monitor = Monitor(device)
         self._next = self._next_device = 0.0
+        self._reclaimed = 0
 
     def tick(self, revoked: int) -> None:
         """Sample what is due; `revoked` leases were taken back since the last call."""
         if revoked:
             self._metrics.revoked.labels(self._metrics.worker, "age").inc(revoked)
+        reclaimed = self._runtime.leases.reclaimed - self._reclaimed
+        if reclaimed:
+            self._reclaimed += reclaimed
+            self._metrics.revoked.labels(self._metrics.worker, "session").inc(reclaimed)
         now = time.monotonic()
         if now < self._next:
             return
@@ -38,10 +43,10 @@ class Reporter:
         self._metrics.shm_leases.labels(worker).set(leases.leases)
         if now >= self._next_device:
             self._next_device = now + DEVICE_EVERY_S
-            self._metrics.gpu_memory.labels(worker, self._device.uuid).set(self._monitor.memory_bytes())
-            self._metrics.gpu_utilization.labels(worker, self._device.uuid).set(
-                self._monitor.utilization() or 0.0
-            )
+            uuid = self._device.uuid
+            self._metrics.gpu_memory.labels(worker, uuid).set(self._monitor.memory_bytes())
+            self._metrics.gpu_utilization.labels(worker, uuid).set(self._monitor.utilization() or 0.0)
+            self._metrics.gpu_temperature.labels(worker, uuid).set(self._monitor.temperature_c() or 0.0)
 
     def _queue(self) -> None:
         totals: dict[tuple[str, str], tuple[int, int, float]] = {}

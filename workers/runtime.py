@@ -36,6 +36,7 @@ from workers.watchdog import Watchdog
 log = logging.getLogger(__name__)
 
 EXIT_HUNG = 70
+PARK_MARGIN_NS = 250_000_000
 
 
 class Runtime:
@@ -138,7 +139,7 @@ class Runtime:
     def _place(self, job: Job) -> None:
         """Reserve output space and send the job to the preparing threads, or park it until there is space."""
         try:
-            placed = self._reserve(job, may_pass=not self._parked)
+            placed = self._reserve(job, arena_allowed=not self._parked)
         except Exception:
             self.book.cancel(job)
             raise
@@ -147,11 +148,11 @@ class Runtime:
         else:
             self._parked.append(job)
 
-    def _reserve(self, job: Job, may_pass: bool) -> bool:
-        """Output space for a job; `may_pass` tells whether it may take arena space now, small results always may."""
+    def _reserve(self, job: Job, arena_allowed: bool) -> bool:
+        """Output space for a job; `arena_allowed` is false while others wait for the arena; small results need none."""
         parts = operation_of(job.call).layout(job.adapter, job.call)
         inline = self._settings.arena.inline_bytes
-        return (may_pass or outputs.is_inline(parts, inline)) and outputs.reserve(
+        return (arena_allowed or outputs.is_inline(parts, inline)) and outputs.reserve(
             job, parts, self.leases, inline
         )
 
@@ -160,10 +161,10 @@ class Runtime:
         while self._parked:
             job = self._parked[0]
             if job.state == "open":
-                if time.monotonic_ns() >= job.deadline_ns - int(0.25e9):
+                if time.monotonic_ns() >= job.deadline_ns - PARK_MARGIN_NS:
                     self.book.fail(job, outputs.exhausted(1.0))
                 else:
-                    if not self._reserve(job, may_pass=True):
+                    if not self._reserve(job, arena_allowed=True):
                         return
                     self.preparer.put(job)
             self._parked.pop(0)
@@ -175,10 +176,10 @@ class Runtime:
         if job is None:
             return
         stage = "running" if job.first_run_ns else "queued"
-        self.book.cancel(job)
+        waiting = self.book.cancel(job)
+        unspent = job.cost if stage == "queued" else job.cost * waiting // len(job.prepared)
         self._metrics.cancelled.labels(job.model, stage).inc()
-        if stage == "queued":
-            self._metrics.saved.labels(job.model, stage).inc(self.queue.rate.seconds_for(job.cost))
+        self._metrics.saved.labels(job.model, stage).inc(self.queue.rate.seconds_for(unspent))
 
     def released(self) -> None:
         """A lease ended: there may be room for parked jobs."""
@@ -205,9 +206,9 @@ class Runtime:
     def _notify(self) -> None:
         self.notifier.send(watchdog=1)
         if not self._ready_sent and self.models.first_pass_done:
-            self._ready_sent = True
             loaded = sum(1 for status in self.models.statuses() if status.state == "loaded")
-            self.notifier.send(ready=1, status=f"{loaded}/{len(self.models.statuses())} models ready")
+            status = f"{loaded}/{len(self.models.statuses())} models ready"
+            self._ready_sent = self.notifier.send(ready=1, status=status)
 
     def _finish_drain(self) -> None:
         quiet = not len(self.book) and self.executor.idle and not self.leases.leases

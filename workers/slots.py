@@ -115,7 +115,10 @@ class WorkerSlot:
         if self.quarantined:
             delay = QUARANTINE_S
         self.state, self._start_at = "waiting", now + delay
-        log.warning("worker %d ended (%s); next start in %.1f s", self.slot, cause, delay)
+        if cause == "drained":
+            log.info("worker %d has ended in order", self.slot)
+        else:
+            log.warning("worker %d ended (%s); next start in %.1f s", self.slot, cause, delay)
         return cause
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http
 import json
+import random
 from dataclasses import dataclass
 
 
@@ -24,6 +25,8 @@ class Refusal:
             "content-type: application/json",
             f"content-length: {len(body)}",
             "connection: close",
+            f"x-request-id: req_{random.getrandbits(128):032x}",
+            f"x-trace-id: {random.getrandbits(128):032x}",
         ]
         if self.retry_after_s:
             lines.append(f"retry-after: {self.retry_after_s}")
@@ -61,4 +64,4 @@ def too_many_connections(limit: int) -> Refusal:
 
 def draining() -> Refusal:
     """503 for a request that did not finish before the process had to end."""
-    return Refusal(503, "DRAINING", "The server stopped before the request was finished.", retry_after_s=1)
+    return Refusal(503, "QUEUE_FULL", "The server stopped before the request was finished.", retry_after_s=5)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conformance.hostile import MAX_BODY_BYTES, MAX_GROWTH_BYTES, PATH, private_bytes
+from tests.conformance.models import write_catalog
 from tests.conformance.wire import FORMS
 from tests.harness.server import Server, serving
 
@@ -31,3 +32,12 @@ def unharmed(warm_server: tuple[Server, int, int]) -> Iterator[Server]:
     assert server.encode("fake/echo", ["still here"]).status == 200
     assert server.frontend_pids() == [pid], "the frontend was replaced"
     assert private_bytes(pid) - before <= MAX_GROWTH_BYTES
+
+
+@pytest.fixture(scope="module")
+def sie(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with the models of `tests.conformance.models`."""
+    place = tmp_path_factory.mktemp("sie")
+    names = write_catalog(place / "catalog")
+    with serving(place, names, catalog=place / "catalog") as server:
+        yield server

@@ -1,4 +1,4 @@
-"""R12: shared memory that is full. Requests wait or get 503 with Retry-After, nothing crashes, and it recovers by itself."""
+"""R12: shared memory that is full. Requests wait or get 503 with Retry-After, nothing crashes, and it recovers."""
 
 from __future__ import annotations
 

@@ -97,4 +97,6 @@ def test_one_poison_among_64_requests_costs_two_processes_and_no_other_answer(se
     assert again.status == 500
     assert again.json()["detail"]["code"] == "WORKER_CRASHED"
     assert server.encode(MODEL, ["innocent again"]).status == 200
+    assert server.metric("penstock_poison_total", reason="crashed") == 1
+    assert server.metric("penstock_poison_total", reason="refused") == 1
     assert deaths(server) - before == 2

@@ -102,13 +102,12 @@ def test_a_reload_of_broken_settings_keeps_the_old_ones_and_fails_no_request(tmp
     config = tmp_path / "server.yaml"
     config.write_text("limits: {max_items: 3}\n")
     with serving(tmp_path, config=config) as server, Load(server.port, CLIENTS) as load:
-        for broken in ("limits: {max_itmes: 5}\n", "limits: [\n", "limits: {max_items: -1}\n"):
+        mistakes = ("limits: {max_itmes: 5}\n", "limits: [\n", "limits: {max_items: -1}\n")
+        for number, broken in enumerate(mistakes):
             more_answers(load)
             config.write_text(broken)
             server.process.send_signal(signal.SIGHUP)
-            wait_until(
-                lambda told=server.log.count("refused"): server.log.count("refused") > told, 20, "a refusal"
-            )
+            wait_until(lambda seen=number: server.log.count("is refused") > seen, 20, "a refusal")
             more_answers(load)
             assert server.process.poll() is None
             assert server.encode("fake/echo", list("abc")).status == 200

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class RawClient:
-    """One connection; `receive_nbytes` bounds the kernel's receive buffer, so that not reading is felt by the server."""
+    """One connection; `receive_nbytes` bounds the kernel's receive buffer, so that the server feels it."""
 
     def __init__(self, port: int, receive_nbytes: int = 0, timeout_s: float = 30.0) -> None:
         self.socket = socket.socket()

@@ -142,6 +142,13 @@ def test_bombs_and_strangers_are_refused(raw: bytes) -> None:
             decode([raw])
 
 
+def test_deep_nesting_inside_free_form_detail_is_refused() -> None:
+    head = codec.encode(Failure(1, "c", "m"))
+    assert head[-1:] == b"\x80"
+    with pytest.raises(ProtocolError):
+        codec.decode_to_frontend([head[:-1] + b"\x81\xa1a" + b"\x91" * 1_000_000])
+
+
 @pytest.mark.parametrize("count", [0, codec.MAX_FRAMES + 1])
 def test_the_number_of_frames_is_limited(count: int) -> None:
     with pytest.raises(ProtocolError, match="frames"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -101,7 +102,7 @@ class LeaseMachine(RuleBasedStateMachine):
         assert self.table.used_nbytes == used
         assert self.table.leases == len(self.owner)
         ranges = sorted((block.offset, block.nbytes + STAMP_NBYTES) for block in self.open.values())
-        for (offset, nbytes), (following, _) in zip(ranges, ranges[1:], strict=False):
+        for (offset, nbytes), (following, _) in pairwise(ranges):
             assert offset + nbytes <= following
 
     @invariant()

@@ -22,7 +22,9 @@ from ipc.liveness import (
     start_ticks,
 )
 
-HOLD = "import sys; from ipc.liveness import SlotLock; from pathlib import Path; lock = SlotLock(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+WAIT = "import sys; print('up', flush=True); sys.stdin.read()"
+HOLD = f"import pathlib, sys; from ipc.liveness import SlotLock; held = SlotLock(pathlib.Path(sys.argv[1])); {WAIT}"
+RENAME = f"import ctypes; ctypes.CDLL(None).prctl(15, b'a) R 1 (b', 0, 0, 0); {WAIT}"
 
 
 def child(code: str, *arguments: str, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
@@ -47,7 +49,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     """A process that waits to be killed."""
-    process = child("import sys; print('up', flush=True); sys.stdin.read()")
+    process = child(WAIT)
     yield process
     end(process)
 
@@ -92,7 +94,7 @@ def test_sigkill_frees_a_lock(tmp_path: Path) -> None:
 def test_a_child_process_does_not_inherit_a_lock(tmp_path: Path) -> None:
     path = tmp_path / "worker-0.lock"
     lock = SlotLock(path)
-    bystander = child("import sys; print('up', flush=True); sys.stdin.read()")
+    bystander = child(WAIT)
     try:
         lock.release()
         assert not is_held(path)
@@ -137,8 +139,7 @@ def test_a_dead_process_has_no_start_time_and_no_pidfd(sleeper: subprocess.Popen
 
 
 def test_the_start_time_survives_an_awkward_process_name() -> None:
-    rename = "import ctypes, sys; ctypes.CDLL(None).prctl(15, b'a) R 1 (b', 0, 0, 0); print('up', flush=True); sys.stdin.read()"
-    process = child(rename)
+    process = child(RENAME)
     try:
         assert abs(start_ticks(process.pid) - start_ticks(os.getpid())) < 10**7
         assert start_ticks(process.pid) >= start_ticks(os.getpid())
@@ -148,9 +149,7 @@ def test_the_start_time_survives_an_awkward_process_name() -> None:
 
 def test_a_life_pipe_ends_only_when_its_last_holder_is_gone() -> None:
     read, write = life_pipe()
-    holders = [
-        child("import sys; print('up', flush=True); sys.stdin.read()", pass_fds=(write,)) for _ in range(2)
-    ]
+    holders = [child(WAIT, pass_fds=(write,)) for _ in range(2)]
     os.close(write)
     end(holders[0])
     assert not is_readable(read, 0.1)

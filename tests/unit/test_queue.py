@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import threading
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -20,49 +22,49 @@ def work_queue(min_tokens: int = 100, max_wait_s: float = 2.0) -> WorkQueue:
 
 
 def test_one_request_may_overshoot_the_bound_and_the_next_is_refused() -> None:
-    queue = work_queue(min_tokens=100)
-    queue.admit(99)
-    queue.admit(5000)
+    work = work_queue(min_tokens=100)
+    work.admit(99)
+    work.admit(5000)
     with pytest.raises(QueueFull) as refused:
-        queue.admit(1)
+        work.admit(1)
     assert refused.value.retry_after_s is not None and refused.value.retry_after_s >= 1
-    queue.settle(5000)
-    queue.admit(1)
-    assert queue.admitted == 100
+    work.settle(5000)
+    work.admit(1)
+    assert work.admitted == 100
 
 
 def test_retry_after_is_the_time_that_the_device_needs_for_what_waits() -> None:
-    queue = work_queue(min_tokens=100, max_wait_s=0.001)
-    queue.rate.record(10_000, 10.0)
-    queue.admit(7_500)
+    work = work_queue(min_tokens=100, max_wait_s=0.001)
+    work.rate.record(10_000, 10.0)
+    work.admit(7_500)
     with pytest.raises(QueueFull) as refused:
-        queue.admit(1)
+        work.admit(1)
     assert refused.value.retry_after_s == 8
 
 
 def test_a_fast_device_gets_a_longer_queue() -> None:
-    queue = work_queue(min_tokens=100, max_wait_s=2.0)
-    assert queue.limit == 100
-    queue.rate.record(50_000, 1.0)
-    assert queue.limit == 100_000
+    work = work_queue(min_tokens=100, max_wait_s=2.0)
+    assert work.limit == 100
+    work.rate.record(50_000, 1.0)
+    assert work.limit == 100_000
 
 
 @given(st.lists(st.integers(1, 500), max_size=40))
 def test_what_is_admitted_and_settled_adds_up(costs: list[int]) -> None:
-    queue = work_queue(min_tokens=600)
+    work = work_queue(min_tokens=600)
     held = []
     for cost in costs:
         try:
-            queue.admit(cost)
+            work.admit(cost)
         except QueueFull:
             assert sum(held) >= 600
-            queue.settle(held.pop(0))
+            work.settle(held.pop(0))
             continue
         held.append(cost)
-        assert queue.admitted == sum(held) < 600 + max(held)
+        assert work.admitted == sum(held) < 600 + max(held)
     for cost in held:
-        queue.settle(cost)
-    assert queue.admitted == 0
+        work.settle(cost)
+    assert work.admitted == 0
 
 
 def test_the_drain_rate_follows_the_device_and_ignores_empty_batches() -> None:
@@ -87,39 +89,93 @@ def test_a_lone_query_moves_the_rate_less_than_a_full_batch() -> None:
 
 
 def test_items_of_a_job_that_has_ended_are_not_queued() -> None:
-    queue, ended = work_queue(), job([5, 5])
+    work, ended = work_queue(), job([5, 5])
     ended.state = "cancelled"
-    queue.put(ended, 0, 2)
-    assert queue.take(100, 10) == []
+    work.put(ended, 0, 2)
+    assert work.take(100, 10) == []
 
 
 def test_removing_a_job_takes_its_waiting_items_out() -> None:
-    queue, one, other = work_queue(), job([5, 5, 5]), job([5])
-    queue.put(one, 0, 3)
-    queue.put(other, 0, 1)
-    assert [piece.job for piece in queue.take(5, 10)] == [one]
-    assert queue.remove(one) == 2
-    assert [piece.job for piece in queue.take(100, 10)] == [other]
+    work, one, other = work_queue(), job([5, 5, 5]), job([5])
+    work.put(one, 0, 3)
+    work.put(other, 0, 1)
+    assert [piece.job for piece in work.take(5, 10)] == [one]
+    assert work.remove(one) == 2
+    assert [piece.job for piece in work.take(100, 10)] == [other]
 
 
-def test_waiters_wake_for_work_and_at_the_end() -> None:
-    queue = work_queue()
-    answers: list[bool] = []
-    waiter = threading.Thread(
-        target=lambda: answers.extend([queue.wait(bool), queue.wait(lambda tokens: False)])
-    )
-    waiter.start()
-    queue.put(job([5]), 0, 1)
-    queue.close()
-    waiter.join(5)
-    assert answers in ([True, False], [False, False])
-    assert not waiter.is_alive()
+class Waiter:
+    """A thread that notes each answer of `wait`."""
+
+    def __init__(self, wait: Callable[[], bool]) -> None:
+        self.answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._wait = wait
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        going = True
+        while going:
+            going = self._wait()
+            self.answers.put(going)
+
+    def has_ended(self) -> bool:
+        """Whether the last answer was False."""
+        self._thread.join(5)
+        return not self._thread.is_alive()
+
+
+def test_the_device_thread_wakes_for_work_for_a_nudge_and_at_the_end() -> None:
+    work, called = work_queue(), threading.Event()
+
+    def other() -> bool:
+        return called.is_set()
+
+    def wait() -> bool:
+        going = work.wait_work(other)
+        called.clear()
+        work.take(100, 10)
+        return going
+
+    device = Waiter(wait)
+    work.put(job([5]), 0, 1)
+    assert device.answers.get(timeout=5) is True
+    called.set()
+    work.nudge()
+    assert device.answers.get(timeout=5) is True
+    work.close()
+    assert device.has_ended()
+
+
+def test_the_forming_thread_wakes_only_for_a_backlog_while_it_is_wanted() -> None:
+    work = work_queue()
+    former = Waiter(lambda: work.wait_backlog(lambda: 20, lambda: True) and bool(work.take(1000, 10)))
+    work.put(job([5, 5]), 0, 2)
+    with pytest.raises(queue.Empty):
+        former.answers.get(timeout=0.05)
+    work.put(job([10]), 0, 1)
+    assert former.answers.get(timeout=5) is True
+    work.close()
+    assert former.has_ended()
+
+
+def test_a_backlog_that_waited_for_a_busy_device_is_formed_when_it_becomes_busy() -> None:
+    work, busy = work_queue(), threading.Event()
+    former = Waiter(lambda: work.wait_backlog(lambda: 20, busy.is_set) and bool(work.take(1000, 10)))
+    work.put(job([10, 10]), 0, 2)
+    with pytest.raises(queue.Empty):
+        former.answers.get(timeout=0.05)
+    busy.set()
+    work.device_busy()
+    assert former.answers.get(timeout=5) is True
+    work.close()
+    assert former.has_ended()
 
 
 def test_the_snapshot_tells_items_tokens_and_age_per_model_and_lane() -> None:
-    queue, one = work_queue(), job([5, 6], lane="bulk")
+    work, one = work_queue(), job([5, 6], lane="bulk")
     one.queued_ns = 0
-    queue.put(one, 0, 2)
-    [(model, lane, items, tokens, age_s)] = queue.snapshot()
+    work.put(one, 0, 2)
+    [(model, lane, items, tokens, age_s)] = work.snapshot()
     assert (model, lane, items, tokens) == ("model", "bulk", 2, 11)
     assert 0 <= age_s < 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from tools.source_tree import ROOT
 
 FILE = ROOT / "config" / "server.yaml"
 SECTIONS = {field.name: field.type for field in msgspec.structs.fields(settings.Settings)}
-DEFAULTS: dict[str, Any] = msgspec.to_builtins(settings.Settings())
+DEFAULTS: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(settings.Settings()))
 FIELDS = [
     (section, field.name) for section, kind in SECTIONS.items() for field in msgspec.structs.fields(kind)
 ]
@@ -48,7 +49,7 @@ def test_every_field_has_one_line_of_explanation_above_it() -> None:
     lines = FILE.read_text(encoding="utf-8").splitlines()
     unexplained = [
         line
-        for above, line in zip(lines, lines[1:], strict=False)
+        for above, line in pairwise(lines)
         if line.startswith("  ") and not line.startswith("  #") and not above.startswith("  # ")
     ]
     assert unexplained == []

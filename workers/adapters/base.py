@@ -2,7 +2,7 @@
 
 1. `load` builds the model from a local directory, on the loading thread.
 2. `prepare` turns items into token sequences on any of the preparing threads.
-3. `collate` lays the sequences of one batch into host tensors, on a preparing thread.
+3. `collate` lays the sequences of one batch into host tensors, on the device thread or the one that forms ahead.
 4. `encode` runs the batch on the device thread and returns device tensors, one row per prepared item.
 """
 

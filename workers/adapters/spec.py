@@ -1,7 +1,6 @@
 """What a model family can do, stated as data.
 
-The catalog checks a model's file against this and the operations read it to reject what the family cannot
-answer, so neither has to import torch or load a model.
+Operations read it to refuse what the family does not offer, before anything reaches the device.
 """
 
 from __future__ import annotations

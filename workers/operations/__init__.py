@@ -6,7 +6,7 @@ and runs a batch.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any, Protocol
 
 import torch
@@ -43,8 +43,3 @@ _BY_CALL: dict[type, Operation] = {EncodeCall: Encode()}
 def operation_of(call: Call) -> Operation:
     """The operation that a call asks for."""
     return _BY_CALL[type(call)]
-
-
-def operations() -> Sequence[Operation]:
-    """All operations of this build."""
-    return list(_BY_CALL.values())

@@ -19,6 +19,8 @@ class Encode:
 
     def check(self, adapter: Adapter, call: EncodeCall) -> None:
         """Raise `InvalidInput` when an output is not one of the adapter's."""
+        if self.name not in adapter.spec.operations:
+            raise InvalidInput(f"this model does not support {self.name}")
         for output in call.outputs:
             if output not in adapter.dims:
                 raise InvalidInput(

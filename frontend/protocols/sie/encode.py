@@ -18,8 +18,6 @@ from frontend.services import Services
 from ipc.client import Reply
 from ipc.errors import InputTooLong
 
-INLINE_BODY_NBYTES = 256 << 10
-
 
 def wants_json(accept: str | None) -> bool:
     """Whether the response is JSON: JSON is named and msgpack is not; q-values and order do not matter."""

@@ -1,8 +1,9 @@
 """Linear layers with weights laid out for oneDNN beforehand, on CPU.
 
-torch sends float32 `linear` to its BLAS, which on some processors reaches only half of what oneDNN reaches with weights in
-its own blocked layout. At load, each shape of layer is tried both ways on random rows: where the results agree and oneDNN
-is faster, the layers of that shape are replaced. Otherwise, and where torch lacks the operators, the model stays as it is.
+torch sends float32 `linear` to its BLAS, which on some processors reaches only half of what oneDNN reaches with
+weights in its own blocked layout. At load, each shape of layer is tried both ways on random rows: where the results
+agree and oneDNN is faster, the layers of that shape are replaced. Otherwise, and where torch lacks the operators, the
+model stays as it is.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
 
 class LaidOutLinear(nn.Module):
-    """`nn.Linear` for inference whose weight exists only in oneDNN's layout; `weight` keeps shape and dtype, no data."""
+    """`nn.Linear` for inference with its weight in oneDNN's layout; `weight` keeps shape and dtype, no data."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -78,7 +79,7 @@ def _is_better(linear: nn.Linear) -> bool:
     rows = torch.randn(TRIAL_ROWS, linear.in_features, generator=generator).to(linear.weight.dtype)
     try:
         candidate = LaidOutLinear(linear)
-        wanted, got = linear(rows).float(), candidate(rows).float()
+        wanted, got = linear(rows).detach().float(), candidate(rows).detach().float()
     except RuntimeError as error:
         log.info("oneDNN layout is not used: %s", str(error).partition("\n")[0])
         return False

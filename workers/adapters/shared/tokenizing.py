@@ -16,6 +16,8 @@ import numpy as np
 from tokenizers import normalizers
 from transformers import AutoTokenizer
 
+from ipc.errors import InvalidInput
+
 # transformers marks "no limit stored" with a huge number.
 _NO_LIMIT = 10**9
 
@@ -37,6 +39,7 @@ class TextTokenizer:
         self._backend = getattr(tokenizer, "backend_tokenizer", None) if tokenizer.is_fast else None
         self._lower_case = lower_case and self._backend is None
         self._lock = threading.Lock()
+        self._vocabulary_size = len(tokenizer)
         self._uses_types = "token_type_ids" in tokenizer.model_input_names
         self._max_length = self.stored_max_length or _NO_LIMIT
         if self._backend is not None:
@@ -96,7 +99,12 @@ class TextTokenizer:
         return found
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, without special tokens."""
+        """The text of token ids, without special tokens.  Raises InvalidInput for an id that the vocabulary lacks."""
+        unknown = next((number for number in ids if not 0 <= number < self._vocabulary_size), None)
+        if unknown is not None:
+            raise InvalidInput(
+                f"input: token id {unknown} is outside this model's vocabulary of {self._vocabulary_size}"
+            )
         if self._backend is not None:
             return str(self._backend.decode(list(ids), skip_special_tokens=True))
         with self._lock:

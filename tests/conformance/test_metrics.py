@@ -1,0 +1,269 @@
+"""The metrics of a running server: all families from the first scrape on, each one moves, labels stay bounded."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ipc import metric_families
+from ipc.metrics import LANES, PHASES, REJECTIONS, REVOCATIONS, STATES, UNKNOWN
+from tests.harness.raw import RawClient
+from tests.harness.server import Server, alive, make_server, serving, wait_until
+
+MODELS = ("fake/late", "fake/echo", "fake/slow", "fake/small", "fake/large")
+SETTINGS = {
+    "batch.max_items": 4,
+    "arena.lease_max_age_s": 1.0,
+    "arena.lease_copy_after_s": 20.0,
+    "worker.count": 1,
+}
+CONSTANT = {
+    "penstock_build_info",
+    "penstock_batch_budget_tokens",
+    "penstock_gpu_utilization_ratio",
+    "penstock_quarantined",
+    "penstock_shm_bytes_total",
+}
+"""Families that traffic on one CPU worker leaves as they are; budget and quarantine have tests of their own."""
+Sample = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def scrape(server: Server) -> dict[Sample, float]:
+    """Every sample by name and labels."""
+    families = text_string_to_metric_families(server.get("/metrics").body.decode())
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def says(server: Server, path: str, text: bytes) -> bool:
+    """Whether the server answers, and its body holds `text`."""
+    with contextlib.suppress(OSError):
+        return text in server.get(path, timeout_s=5).body
+    return False
+
+
+def declared() -> dict[str, str]:
+    """Name in the exposition to kind, for every family of the tables."""
+    tables = (*metric_families.FRONTEND, *metric_families.WORKER, *metric_families.SUPERVISOR)
+    return {family.name + ("_total" if family.kind == "counter" else ""): family.kind for family in tables}
+
+
+def family_of(sample: str) -> str:
+    """Family of a sample's name."""
+    for suffix in ("_bucket", "_sum", "_count"):
+        if sample.endswith(suffix) and declared().get(sample.removesuffix(suffix)) == "histogram":
+            return sample.removesuffix(suffix)
+    return sample
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, dict[Sample, float]]]:
+    """One worker with small batches and short leases, and what it showed while its models were loading."""
+    running = make_server(tmp_path_factory.mktemp("metrics"), MODELS, SETTINGS)
+    running.start()
+    try:
+        wait_until(lambda: says(running, "/readyz", b"loading"), 30, "a worker that loads")
+        early = scrape(running)
+        running.wait_ready()
+        yield running, early
+        running.stop()
+        running.assert_nothing_left()
+    finally:
+        running.kill_everything()
+
+
+@pytest.fixture(scope="module")
+def server(started: tuple[Server, dict[Sample, float]]) -> Server:
+    """The server, ready."""
+    return started[0]
+
+
+@pytest.fixture(scope="module")
+def first(started: tuple[Server, dict[Sample, float]]) -> dict[Sample, float]:
+    """The first scrape with a worker, before any model was loaded."""
+    return started[1]
+
+
+@pytest.fixture(scope="module")
+def seen(server: Server, first: dict[Sample, float]) -> dict[str, set[float]]:
+    """By family, all changes from the first scrape that showed while traffic of all kinds went through."""
+    values: dict[str, set[float]] = {}
+
+    def look() -> dict[Sample, float]:
+        found = scrape(server)
+        for key, value in found.items():
+            values.setdefault(family_of(key[0]), set()).add(value - first.get(key, 0.0))
+        return found
+
+    for act in (plain, refused, queued_and_left, without_memory, slow_reader, crash):
+        act(server, look)
+    return values
+
+
+def moved(look: Callable[[], dict[Sample, float]], name: str, **labels: str) -> bool:
+    """Whether a sample is above zero now; everything else that shows is noted on the way."""
+    wanted = set(labels.items())
+    return any(value > 0 for key, value in look().items() if key[0] == name and wanted <= set(key[1]))
+
+
+Look = Callable[[], dict[Sample, float]]
+
+
+def plain(server: Server, look: Look) -> None:
+    """Good requests, one of them too long for the model."""
+    assert server.encode("fake/echo", ["hello", "x" * 4000]).status == 200
+    assert server.encode("fake/large", ["large"]).status == 200
+    wait_until(lambda: moved(look, "penstock_truncated_inputs_total"), what="a truncation")
+
+
+def refused(server: Server, look: Look) -> None:
+    """A deadline that passes."""
+    body = {"items": [{"text": "late" * 200}] * 10}
+    assert server.post("/v1/encode/fake/slow", body, X_Request_Timeout="0.01").status == 504
+    wait_until(lambda: moved(look, "penstock_rejected_total", reason="deadline"), what="a refusal")
+
+
+def queued_and_left(server: Server, look: Look) -> None:
+    """A queue with an age, of which one client leaves."""
+    text = "waiting " * 200
+    with RawClient(server.port) as staying:
+        staying.encode("fake/slow", [f"{text} {number}" for number in range(100)])
+        for name in ("penstock_requests_in_flight", "penstock_queue_depth", "penstock_queue_tokens"):
+            wait_until(lambda name=name: moved(look, name), what=name)
+        wait_until(lambda: moved(look, "penstock_queue_oldest_seconds"), what="an age")
+        wait_until(lambda: moved(look, "sie_queue_depth"), what="sie_queue_depth")
+    wait_until(lambda: moved(look, "penstock_cancelled_saved_seconds_total"), what="a cancellation")
+
+
+def without_memory(server: Server, look: Look) -> None:
+    """An item that does not fit on the device."""
+    assert server.encode("fake/small", ["x" * 400]).status == 503
+    wait_until(lambda: moved(look, "penstock_oom_total"), what="memory trouble")
+
+
+def slow_reader(server: Server, look: Look) -> None:
+    """A lease that gets too old."""
+    with RawClient(server.port, receive_nbytes=4096) as client:
+        client.encode("fake/large", [f"slow {number}" for number in range(10)])
+        wait_until(lambda: moved(look, "penstock_shm_bytes_used"), what="arena in use")
+        wait_until(lambda: moved(look, "penstock_shm_leases"), what="a lease")
+        wait_until(lambda: moved(look, "penstock_shm_leases_revoked_total", reason="age"), what="its end")
+
+
+def crash(server: Server, look: Look) -> None:
+    """An input that kills the worker twice."""
+    assert server.encode("fake/echo", ["#crash metrics"]).status == 500
+    for name in ("penstock_retries_total", "penstock_poison_total", "penstock_worker_restarts_total"):
+        wait_until(lambda name=name: moved(look, name), what=name)
+    wait_until(lambda: server.get("/readyz").status == 200, 20, "readiness")
+    look()
+
+
+def test_every_declared_family_exists_at_the_first_scrape_and_no_other(first: dict[Sample, float]) -> None:
+    assert {family_of(name) for name, _ in first} == set(declared())
+
+
+def test_types_and_help_of_the_exposition_are_those_declared(server: Server) -> None:
+    answer = server.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    found = {
+        family.name + ("_total" if family.type == "counter" else ""): family
+        for family in text_string_to_metric_families(answer.body.decode())
+    }
+    assert {name: family.type for name, family in found.items()} == declared()
+    assert all(family.documentation for family in found.values())
+
+
+@pytest.mark.parametrize("name", sorted(set(declared()) - CONSTANT))
+def test_a_family_moves_under_traffic(seen: dict[str, set[float]], name: str) -> None:
+    assert any(change != 0 for change in seen[name]), f"{name} never changed"
+
+
+def test_a_frontend_that_dies_with_a_lease_is_counted(server: Server) -> None:
+    with RawClient(server.port, receive_nbytes=4096) as client:
+        client.encode("fake/large", ["held"] * 10)
+        assert client.head()[0] == 200
+        frontend = server.frontend_pids()[0]
+        os.kill(frontend, signal.SIGKILL)
+    wait_until(lambda: frontend not in server.frontend_pids(), what="its death")
+    wait_until(lambda: says(server, "/readyz", b"ok"), 20, "a new frontend")
+    wait_until(
+        lambda: server.metric("penstock_shm_leases_revoked_total", reason="session") > 0, what="its count"
+    )
+
+
+def test_clients_cannot_invent_label_values(server: Server) -> None:
+    assert server.encode("no/such/model", ["x"]).status == 404
+    before = set(scrape(server))
+
+    def attack(number: int) -> int:
+        headers = {"X_Request_ID": f"r{number}", "X_Forwarded_For": f"10.0.0.{number}"}
+        paths = (
+            f"/v1/encode/no/such/model{number}",
+            f"/v1/encode/%7B{number}%7D",
+            f"/v1/no{number}",
+            f"/{number}",
+        )
+        return max(server.post(path, {"items": [{"text": "x"}]}, **headers).status for path in paths)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(attack, range(40))) <= {404, 405}
+    for number in range(10):
+        server.post("/v1/embeddings", {"model": f"invented{number}", "input": "x"})
+    after = scrape(server)
+    grown = {key for key in set(after) - before if ("operation", "embeddings") not in key[1]}
+    assert {key for key in grown if ("endpoint", "embeddings") not in key[1]} == set()
+    allowed = {
+        "model": {*MODELS, UNKNOWN},
+        "operation": {"encode", "embeddings"},
+        "endpoint": {"encode", "embeddings"},
+        "protocol": {"sie"},
+        "lane": set(LANES),
+        "phase": {*PHASES, "inference"},
+        "state": set(STATES),
+        "worker": {"worker-0"},
+        "stage": {"queued", "running"},
+        "uuid": {"cpu"},
+        "device": {"cpu"},
+    }
+    for name, labels in after:
+        for label, value in labels:
+            assert label not in allowed or value in allowed[label], (name, label, value)
+    reasons = {value for _, labels in after for label, value in labels if label == "reason"}
+    known = {*REJECTIONS, *REVOCATIONS, "suspect", "bystander", "crashed", "refused", "signal-9", "hang"}
+    assert reasons <= known
+    assert server.metric("penstock_requests_total", model=UNKNOWN, code="404") >= 80
+
+
+def test_counters_go_on_and_files_stay_bounded_over_restarts(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        for turn in range(1, 4):
+            assert server.encode("fake/echo", [f"turn {turn}"]).status == 200
+            before = set(server.frontend_pids())
+            server.process.send_signal(signal.SIGHUP)
+            wait_until(lambda old=before: not any(map(alive, old)), 20, "a reload")
+            worker = server.worker_pid()
+            assert worker is not None
+            os.kill(worker, signal.SIGKILL)
+            wait_until(lambda old=worker: server.worker_pid() not in (None, old), 20, "a new worker")
+            wait_until(lambda: server.get("/readyz").status == 200, 20, "readiness")
+            assert server.metric("penstock_requests_total", model="fake/echo", code="200") == turn
+            wait_until(
+                lambda seen=turn: server.metric("penstock_tokens_total", model="fake/echo") == 2 * seen,
+                what="the worker's counter",
+            )
+        names = {
+            path.name.rpartition("_")[2].removesuffix(".db")
+            for path in (server.run_dir / "metrics").iterdir()
+        }
+        assert names <= {"frontend-0", "frontend-1", "worker-0", "supervisor"}

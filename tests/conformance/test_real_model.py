@@ -1,0 +1,178 @@
+"""The shipped MiniLM through HTTP against sentence-transformers: numbers, meaning, and no answer for another's text."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.corpus import passages
+from tests.conformance.minilm import DIMS, DIRECTORY, MODEL, reference, token_ids
+from tests.conformance.wire import FORMS, JSON, MSGPACK, Form
+from tests.harness.server import ROOT, Server, serving
+
+HALF = "test/minilm-bf16"
+PROMPTED = "test/minilm-prompted"
+LONGEST_TOKENS = 256
+REQUEST_SIZES = (1, 1, 1, 2, 3, 5, 8, 16, 33, 64)
+
+
+def write_variants(directory: Path) -> None:
+    """MiniLM in bfloat16, and MiniLM with prompts."""
+    entry = {
+        "source": {"kind": "directory", "path": str(DIRECTORY)},
+        "outputs": {"dense": {"dims": DIMS}},
+        "max_sequence_length": LONGEST_TOKENS,
+    }
+    prompts = {"query_template": "Instruct: {instruction}\nQuery: {text}", "default_instruction": "find it"}
+    directory.mkdir()
+    (directory / "half.yaml").write_text(json.dumps({**entry, "id": HALF, "precision": "bfloat16"}))
+    (directory / "prompted.yaml").write_text(json.dumps({**entry, "id": PROMPTED, "runtime": prompts}))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The shipped MiniLM and its variants."""
+    place = tmp_path_factory.mktemp("real")
+    write_variants(place / "catalog")
+    dirs = os.pathsep.join((str(ROOT / "config" / "models"), str(place / "catalog")))
+    with serving(place, (MODEL, HALF, PROMPTED), {"catalog.dirs": dirs}) as running:
+        yield running
+
+
+def encode(
+    server: Server, texts: Sequence[str], form: Form = MSGPACK, model: str = MODEL, **params: object
+) -> np.ndarray:
+    """float32 [n, 384] vectors by the server."""
+    body = {"items": [{"text": text} for text in texts], "params": params}
+    answer = form.post(server, f"/v1/encode/{model}", body)
+    assert answer.status == 200, answer.body
+    return np.array([item["dense"]["values"] for item in form.load(answer.body)["items"]], np.float32)
+
+
+def cosine(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Cosine of corresponding rows, in double precision."""
+    left, right = left.astype(np.float64), right.astype(np.float64)
+    norms = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
+    return np.asarray((left * right).sum(axis=1) / norms)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_the_first_request_of_the_readme_gives_the_models_vector(server: Server, form: Form) -> None:
+    row = encode(server, ["Hello, world!"], form)
+    assert row.shape == (1, DIMS)
+    assert cosine(row, reference(["Hello, world!"]))[0] >= 0.99999
+    assert abs(np.linalg.norm(row) - 1) < 1e-5
+
+
+# query, right answer; every other answer in the list is a distractor
+RETRIEVAL = (
+    ("Where do penguins live?", "The birds breed on the coasts of Antarctica and southern islands."),
+    ("how do I bake bread", "Knead flour, water, salt and yeast, let the dough rise, and put it into a hot oven."),
+    ("What causes ocean tides?", "The pull of the Moon makes the sea rise and fall twice a day."),
+    ("fix a flat bicycle tyre", "Take the wheel off, find the hole in the tube and glue a patch over it."),
+    ("Who painted the Mona Lisa?", "The portrait is a work of Leonardo da Vinci."),
+    ("how to merge two branches in git", "Check out the target, run a merge, then resolve the conflicts."),
+    ("treatment for high blood pressure", "Doctors advise less salt, more exercise and drugs that relax the vessels."),
+    ("largest planet of the solar system", "Jupiter is more massive than all of its sisters together."),
+    ("cancel my subscription", "Open your account page and choose 'end membership' to stop the monthly payments."),
+    ("why do leaves turn red in autumn", "As chlorophyll breaks down, other pigments of the foliage become visible."),
+)  # fmt: skip
+# sentence, paraphrase, unrelated sentence
+TRIPLETS = (
+    ("A child is feeding ducks at the pond.", "A kid throws bread to birds in the water.", "Banks raised rates."),
+    ("The plane was delayed by fog.", "Because of mist the flight left late.", "He plays the violin in an orchestra."),
+    ("She sold her car last week.", "Some days ago she found a buyer for her vehicle.", "Mushrooms like damp."),
+    ("The bridge is closed for repairs.", "You cannot cross the river there while it is being fixed.", "I like tea."),
+)  # fmt: skip
+
+
+def test_every_query_finds_its_answer(server: Server) -> None:
+    queries, answers = zip(*RETRIEVAL, strict=True)
+    similarity = encode(server, queries) @ encode(server, answers, JSON).T
+    assert similarity.argmax(axis=1).tolist() == list(range(len(RETRIEVAL)))
+
+
+def test_a_paraphrase_is_nearer_than_an_unrelated_sentence(server: Server) -> None:
+    sentences, paraphrases, others = (encode(server, texts) for texts in zip(*TRIPLETS, strict=True))
+    assert cosine(sentences, paraphrases).min() > cosine(sentences, others).max() + 0.15
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "\n\t", "a", "UPPER", "🙂🙃", "東京都", "e\u0301 é", "\u202eabc", "[CLS] [SEP] [MASK]", "word " * 1000],
+    ids=lambda text: ascii(text)[:20],
+)  # fmt: skip
+def test_odd_texts_get_the_vector_that_the_model_gives_them(server: Server, text: str) -> None:
+    assert np.abs(encode(server, [text]) - reference([text])).max() <= 1e-5
+
+
+def test_a_vector_does_not_depend_on_its_neighbours(server: Server) -> None:
+    alone = encode(server, ["The plane was delayed by fog."])
+    neighbours = [text * (1 + turn % 5) for turn, (_, text) in enumerate(RETRIEVAL)]
+    among = encode(server, [*neighbours, "The plane was delayed by fog.", *reversed(neighbours)])
+    assert np.abs(among[len(neighbours)] - alone[0]).max() <= 1e-6
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.long)])
+def test_passages_in_mixed_concurrent_requests_get_the_models_vectors(server: Server, count: int) -> None:
+    texts = list(passages(count))
+    chosen = random.Random(11)
+    order = chosen.sample(range(count), count)
+    requests: list[list[int]] = []
+    while order:
+        size = chosen.choice(REQUEST_SIZES)
+        requests.append(order[:size])
+        order = order[size:]
+    rows = np.full((count, DIMS), np.nan, np.float32)
+
+    def send(number: int) -> None:
+        places = requests[number]
+        rows[places] = encode(server, [texts[place] for place in places], FORMS[number % 2])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(send, range(len(requests))))
+    assert np.abs(rows - reference(texts)).max(axis=1).max() <= 1e-5
+
+
+def test_bfloat16_loses_at_most_a_thousandth_of_the_cosine(server: Server) -> None:
+    texts = [text for group in (*RETRIEVAL, *TRIPLETS) for text in group]
+    assert cosine(encode(server, texts, model=HALF), reference(texts)).min() >= 0.999
+
+
+def test_an_instruction_is_put_before_the_text(server: Server) -> None:
+    row = encode(server, ["penguins"], instruction="Represent the animal:")
+    assert np.abs(row - reference(["Represent the animal: penguins"])).max() <= 1e-5
+
+
+def test_a_query_gets_the_models_template_and_a_document_does_not(server: Server) -> None:
+    for params, text in (
+        ({}, "penguins"),
+        ({"options": {"is_query": True}}, "Instruct: find it\nQuery: penguins"),
+        ({"options": {"is_query": True}, "instruction": "sort"}, "Instruct: sort\nQuery: penguins"),
+    ):
+        row = encode(server, ["penguins"], model=PROMPTED, **params)
+        assert np.abs(row - reference([text])).max() <= 1e-5
+
+
+def test_a_text_of_just_the_models_length_is_accepted_and_one_token_more_refused(server: Server) -> None:
+    fits = "word " * (LONGEST_TOKENS - 2)
+    assert len(token_ids(fits)) == LONGEST_TOKENS
+    assert encode(server, [fits], options={"overflow_policy": "error"}).shape == (1, DIMS)
+    answer = server.encode(MODEL, [fits, fits + "word"], options={"overflow_policy": "error"})
+    assert answer.status == 400
+    detail = answer.json()["detail"]
+    assert detail["code"] == "INPUT_TOO_LONG"
+    assert "items[1].text" in detail["message"] and str(LONGEST_TOKENS) in detail["message"]
+
+
+def test_models_says_what_the_shipped_model_is(server: Server) -> None:
+    info = server.get(f"/v1/models/{MODEL}").json()
+    assert info["dims"] == {"dense": DIMS} and info["max_sequence_length"] == LONGEST_TOKENS
+    assert info["loaded"] is True and info["profiles"]["default"]["output_similarity"] == {"dense": "cosine"}

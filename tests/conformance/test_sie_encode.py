@@ -1,0 +1,393 @@
+"""POST /v1/encode against the contract: encodings, arrays, output types, options, per-item errors, timing."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from tests.conformance.models import BROAD, DIMS
+from tests.conformance.wire import FORMS, JSON, MSGPACK, Form, assert_refused, unpack
+from tests.fakes.adapter import vector_of
+from tests.harness.server import Answer, Server
+
+PATH = "/v1/encode/org/odd"
+TEXTS = [f"text number {n}" for n in range(40)]
+
+
+def encode(server: Server, form: Form, texts: list[str], model: str = "org/odd", **params: Any) -> list[Any]:
+    """Items of a successful answer."""
+    body = {"items": [{"text": text} for text in texts], "params": params}
+    answer = form.post(server, f"/v1/encode/{model}", body)
+    assert answer.status == 200, answer.body
+    items: list[Any] = form.load(answer.body)["items"]
+    return items
+
+
+def dense_of(item: Any) -> np.ndarray:
+    """float32 values of an item of either encoding."""
+    return np.asarray(item["dense"]["values"], np.float32)
+
+
+ACCEPTS = {
+    None: MSGPACK,
+    "": MSGPACK,
+    "*/*": MSGPACK,
+    "application/msgpack": MSGPACK,
+    "application/x-msgpack": MSGPACK,
+    "APPLICATION/MSGPACK": MSGPACK,
+    "application/json, application/msgpack": MSGPACK,
+    "application/json;q=1.0, application/x-msgpack;q=0.1": MSGPACK,
+    "application/json": JSON,
+    "Application/JSON": JSON,
+    "application/json; charset=utf-8": JSON,
+    "text/html, application/json;q=0.1": JSON,
+    "application/json, */*": JSON,
+    "application/json, application/vnd.msgpack": JSON,
+    "application/vnd.msgpack": MSGPACK,
+    "application/problem+json": MSGPACK,
+    "text/html": MSGPACK,
+    "image/png": MSGPACK,
+    "text/html;q=": MSGPACK,
+    "nonsense": MSGPACK,
+}
+
+
+@pytest.mark.parametrize("accept", ACCEPTS)
+def test_accept_decides_the_encoding_of_the_answer_and_msgpack_is_the_default(
+    sie: Server, accept: str | None
+) -> None:
+    headers = {"Content-Type": "application/json"} | ({} if accept is None else {"Accept": accept})
+    answer = sie.request("POST", PATH, b'{"items":[{"text":"a"}]}', headers)
+    form = ACCEPTS[accept]
+    assert answer.status == 200
+    assert answer.headers["content-type"].partition(";")[0] == form.media_type
+    item = form.load(answer.body)["items"][0]
+    assert np.array_equal(dense_of(item), vector_of("a", DIMS))
+
+
+CONTENT_TYPES = {
+    None: JSON,
+    "": JSON,
+    "application/json": JSON,
+    "application/json; charset=utf-8": JSON,
+    "text/plain": JSON,
+    "application/octet-stream": JSON,
+    "application/vnd.msgpack": JSON,
+    "application/msgpack": MSGPACK,
+    "Application/X-MsgPack": MSGPACK,
+    "application/msgpack; version=5": MSGPACK,
+    "application/json, application/msgpack": MSGPACK,
+}
+
+
+@pytest.mark.parametrize("content_type", CONTENT_TYPES)
+def test_content_type_decides_how_the_body_is_read_and_json_is_the_default(
+    sie: Server, content_type: str | None
+) -> None:
+    form = CONTENT_TYPES[content_type]
+    headers = {"Accept": "application/json"} | (
+        {} if content_type is None else {"Content-Type": content_type}
+    )
+    assert sie.request("POST", PATH, form.dump({"items": [{"text": "a"}]}), headers).status == 200
+
+
+@pytest.mark.parametrize("asked", FORMS, ids=lambda form: f"answer {form.name}")
+@pytest.mark.parametrize("sent", FORMS, ids=lambda form: f"request {form.name}")
+def test_request_and_answer_encodings_are_independent(sie: Server, sent: Form, asked: Form) -> None:
+    headers = {"Content-Type": sent.media_type, "Accept": asked.media_type}
+    answer = sie.request("POST", PATH, sent.dump({"items": [{"id": "é", "text": "a"}]}), headers)
+    found = asked.load(answer.body)
+    assert list(found) == ["model", "items", "timing"]
+    assert found["model"] == "org/odd"
+    assert found["items"][0]["id"] == "é"
+    assert list(found["items"][0]) == ["id", "dense"]
+    assert found["items"][0]["dense"]["dims"] == DIMS
+    assert found["items"][0]["dense"]["dtype"] == "float32"
+    assert dense_of(found["items"][0]).tobytes() == vector_of("a", DIMS).tobytes()
+
+
+@pytest.mark.parametrize("accept", ["application/msgpack", "*/*", "application/json"])
+def test_errors_are_json_whatever_was_asked_for(sie: Server, accept: str) -> None:
+    answer = sie.request("POST", PATH, b"{}", {"Accept": accept, "Content-Type": "application/json"})
+    assert_refused(answer, 400, "INVALID_INPUT", "items")
+
+
+def test_an_array_is_a_msgpack_numpy_map_byte_for_byte(sie: Server) -> None:
+    answer = MSGPACK.post(sie, PATH, {"items": [{"text": "a"}]})
+    expected = bytes.fromhex(
+        "83 a56d6f64656c a76f72672f6f6464"  # model: org/odd
+        "a56974656d73 91 81 a564656e7365 83"  # items: one item with one output of three fields
+        "a464696d73 0d a56474797065 a7666c6f61743332"  # dims: 13, dtype: float32
+        "a676616c756573 85 c4026e64 c3 c40474797065 a33c6634 c4046b696e64 c400 c4057368617065 91 0d"
+        "c40464617461 c434"  # data: 52 bytes
+    )
+    assert answer.body.startswith(expected + vector_of("a", DIMS).tobytes() + b"\xa6timing\x85")
+
+
+def test_the_contracts_example_of_an_array_is_written_byte_for_byte() -> None:
+    from frontend.protocols.sie.render import array_prefix
+
+    example = (
+        "85 c4026e64 c3 c40474797065 a33c6634 c4046b696e64 c400 c4057368617065 91 02"
+        " c40464617461 c408 0000803f00000040"
+    )
+    assert array_prefix("<f4", (2,)) + np.array([1, 2], "<f4").tobytes() == bytes.fromhex(example)
+    assert array_prefix("<f4", (0, 4)).endswith(bytes.fromhex("92 00 04 c40464617461 c400"))
+
+
+@pytest.mark.parametrize(
+    ("dims", "header"), [(63, "c4fc"), (64, "c50100"), (16383, "c5fffc"), (16384, "c600010000")]
+)
+def test_the_length_of_an_array_takes_the_shortest_header(dims: int, header: str) -> None:
+    from frontend.protocols.sie.render import array_prefix
+
+    assert array_prefix("<f4", (dims,)).endswith(bytes.fromhex("c40464617461" + header))
+
+
+def test_names_are_str_and_plain_numbers_are_msgpack_floats(sie: Server) -> None:
+    answer = MSGPACK.post(sie, PATH, {"items": [{"text": "a"}], "params": {"output_dtype": "uint8"}})
+    raw = msgpack.unpackb(answer.body, strict_map_key=False)
+    assert all(isinstance(key, str) for part in (raw, raw["items"][0], raw["timing"]) for key in part)
+    dense = raw["items"][0]["dense"]
+    assert isinstance(dense["scale"], float) and isinstance(dense["offset"], float)
+    assert all(isinstance(value, float) for value in raw["timing"].values() if value is not None)
+
+
+def reference(row: np.ndarray, dtype: str) -> tuple[list[Any], str, dict[str, float]]:
+    """(values, reported dtype, extras) of one float32 row, number by number as in the contract's table."""
+    one = np.float32
+    if dtype == "int8":
+        scale = max(abs(x) for x in row)
+        return [round(one(one(x / scale) * one(127))) for x in row], "int8", {"scale": scale}
+    if dtype == "uint8":
+        low, span = min(row), one(max(row) - min(row))
+        values = [round(one(one(one(x - low) / span) * one(255))) for x in row]
+        return values, "uint8", {"scale": span, "offset": low}
+    if dtype in ("binary", "ubinary"):
+        bits = "".join("1" if x > 0 else "0" for x in row)
+        bits += "0" * (-len(bits) % 8)
+        return [int(bits[at : at + 8], 2) for at in range(0, len(bits), 8)], "binary", {}
+    return list(row.astype(dtype)), dtype, {}
+
+
+ARRAY_TYPES = {
+    "float32": "<f4",
+    "float16": "<f2",
+    "int8": "|i1",
+    "uint8": "|u1",
+    "binary": "|u1",
+    "ubinary": "|u1",
+}
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+@pytest.mark.parametrize("dtype", ARRAY_TYPES)
+def test_every_output_dtype_is_exact_to_the_bit(sie: Server, dtype: str, form: Form) -> None:
+    for text, item in zip(TEXTS, encode(sie, form, TEXTS, output_dtype=dtype), strict=True):
+        values, reported, extras = reference(vector_of(text, DIMS), dtype)
+        dense = item["dense"]
+        assert dense["dtype"] == reported
+        assert dense["dims"] == DIMS
+        assert {key: np.float32(dense[key]) for key in dense if key in ("scale", "offset")} == extras
+        if form is MSGPACK:
+            assert dense["values"].dtype.str == ARRAY_TYPES[dtype]
+            assert dense["values"].tolist() == [
+                value.item() if dtype.startswith("f") else value for value in values
+            ]
+        elif dtype == "float16":
+            assert dense["values"] == [float(value) for value in values], (
+                "halves are printed as widened doubles"
+            )
+        else:
+            assert dense["values"] == values or dtype == "float32"
+            assert np.array_equal(np.asarray(dense["values"], np.float32), np.asarray(values, np.float32))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_items_keep_order_ids_and_count(sie: Server, form: Form) -> None:
+    shuffled = [f"shuffled {n}" for n in range(300)]
+    random.Random(7).shuffle(shuffled)
+    ids = ["", "same", "same", "snow ☃", "a/b", "0", None, "\u202e", "x" * 1000, *([None] * 291)]
+    items = [
+        {"text": text} | ({} if name is None else {"id": name})
+        for text, name in zip(shuffled, ids, strict=True)
+    ]
+    found = form.load(form.post(sie, PATH, {"items": items}).body)["items"]
+    assert len(found) == 300
+    assert [item.get("id") for item in found] == ids
+    assert all(("id" in item) == (name is not None) for item, name in zip(found, ids, strict=True))
+    for item, text in zip(found, shuffled, strict=True):
+        assert np.array_equal(dense_of(item), vector_of(text, DIMS))
+
+
+def test_a_large_answer_arrives_whole(sie: Server) -> None:
+    texts = [f"broad {n}" for n in range(24)]
+    items = encode(sie, MSGPACK, texts, "org/broad")
+    for text, item in zip(texts, items, strict=True):
+        assert np.array_equal(item["dense"]["values"], vector_of(text, BROAD))
+
+
+def test_an_empty_text_and_a_text_of_spaces_have_vectors(sie: Server) -> None:
+    for text, item in zip(["", " "], encode(sie, JSON, ["", " "]), strict=True):
+        assert np.array_equal(dense_of(item), vector_of(text, DIMS))
+
+
+INSTRUCTED: list[tuple[dict[str, Any], str]] = [
+    ({"instruction": "field"}, "field"),
+    ({"options": {"instruction": "option"}}, "option"),
+    ({"instruction": "field", "options": {"instruction": "option"}}, "field"),
+    ({"instruction": None, "options": {"instruction": "option"}}, "option"),
+    ({}, "from the model"),
+    ({"options": {"profile": "default"}}, "from the model"),
+    ({"options": {"profile": "byte"}}, "from the profile"),
+    ({"options": {"profile": "heir"}}, "from the profile"),
+    ({"options": {"profile": "wide"}}, "from the model"),
+    ({"options": {"profile": "byte", "instruction": "option"}}, "option"),
+    ({"options": {"profile": "byte"}, "instruction": "field"}, "field"),
+]
+
+
+@pytest.mark.parametrize(("params", "expected"), INSTRUCTED)
+def test_the_instruction_comes_from_the_request_then_the_profile(
+    sie: Server, params: dict[str, Any], expected: str
+) -> None:
+    options = {"output_dtype": "float32", **params}
+    item = encode(sie, JSON, ["a"], "org/profiled", **options)[0]
+    assert np.array_equal(dense_of(item), vector_of(f"{expected} a", item["dense"]["dims"]))
+
+
+@pytest.mark.parametrize("is_query", [True, False, None, 0, 1])
+def test_is_query_is_an_option(sie: Server, is_query: Any) -> None:
+    assert encode(sie, JSON, ["a"], options={"is_query": is_query})
+
+
+def test_a_profile_can_be_chosen_by_option_or_by_name(sie: Server) -> None:
+    by_option = encode(sie, MSGPACK, ["a"], "org/profiled", options={"profile": "byte"})[0]
+    answer = MSGPACK.post(sie, "/v1/encode/org/profiled:byte", {"items": [{"text": "a"}]})
+    by_name = MSGPACK.load(answer.body)
+    assert by_name["model"] == "org/profiled:byte", "the name is echoed as sent"
+    for item in (by_option, by_name["items"][0]):
+        assert item["dense"]["dtype"] == "int8"
+        expected, _, _ = reference(vector_of("from the profile a", 16), "int8")
+        assert item["dense"]["values"].tolist() == expected
+    assert encode(sie, JSON, ["a"], "org/profiled:wide")[0]["dense"]["dims"] == 24
+    assert encode(sie, JSON, ["a"], "org/profiled", options={"profile": "wide"})[0]["dense"]["dims"] == 24
+
+
+def test_the_requests_dtype_wins_over_the_profiles(sie: Server) -> None:
+    for params in ({"output_dtype": "float16"}, {"options": {"output_dtype": "float16"}}):
+        assert encode(sie, JSON, ["a"], "org/profiled:byte", **params)[0]["dense"]["dtype"] == "float16"
+    both = {"output_dtype": "binary", "options": {"output_dtype": "int8"}}
+    assert encode(sie, JSON, ["a"], **both)[0]["dense"]["dtype"] == "binary"
+
+
+def test_an_unknown_profile_is_refused_with_the_available_ones(sie: Server) -> None:
+    answer = sie.encode("org/profiled", ["a"], options={"profile": "nope"})
+    assert_refused(answer, 400, "INVALID_INPUT", "nope", "byte", "default", "heir", "wide")
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+@pytest.mark.parametrize("k", [1, 5, DIMS])
+def test_dimensions_keep_the_first_values_and_unit_length(sie: Server, k: int, form: Form) -> None:
+    for text, item in zip(TEXTS, encode(sie, form, TEXTS, options={"dimensions": k}), strict=True):
+        cut = vector_of(text, DIMS)[:k].astype(np.float64)
+        values = dense_of(item)
+        assert item["dense"]["dims"] == k == len(values)
+        assert np.allclose(values, cut / np.linalg.norm(cut), atol=1e-6)
+
+
+def test_dimensions_come_before_the_output_dtype(sie: Server) -> None:
+    for text, item in zip(
+        TEXTS, encode(sie, JSON, TEXTS, output_dtype="binary", options={"dimensions": 9}), strict=True
+    ):
+        expected, _, _ = reference(vector_of(text, DIMS)[:9], "binary")
+        assert item["dense"] == {"dims": 9, "dtype": "binary", "values": expected}
+
+
+def test_dimensions_that_the_model_does_not_list_are_refused(sie: Server) -> None:
+    assert encode(sie, JSON, ["a"], "plain", options={"dimensions": 8})[0]["dense"]["dims"] == 8
+    answer = sie.encode("plain", ["a"], options={"dimensions": 5})
+    assert_refused(answer, 400, "INVALID_INPUT", "dimensions", "5", "4, 8, 16")
+    answer = sie.encode("org/odd", ["a"], options={"dimensions": DIMS + 1})
+    assert_refused(answer, 400, "INVALID_INPUT", "dimensions", "1..13")
+
+
+def test_output_types_may_repeat_and_an_empty_list_counts_as_absent(sie: Server) -> None:
+    for params in (
+        {"output_types": ["dense", "dense"]},
+        {"output_types": []},
+        {"options": {"output_types": []}},
+        {"output_types": ["sparse"], "options": {"output_types": ["dense"]}},
+    ):
+        assert list(encode(sie, JSON, ["a"], **params)[0]) == ["dense"]
+    for output in ("sparse", "multivector"):
+        answer = sie.encode("org/odd", ["a"], output_types=["dense", output])
+        assert_refused(answer, 400, "INVALID_INPUT", output, "org/odd", "dense")
+
+
+@pytest.mark.parametrize("policy", ["default", "truncate_text", None])
+def test_a_text_beyond_the_models_length_is_cut(sie: Server, policy: str | None) -> None:
+    assert encode(sie, JSON, ["short", "long " * 1000], options={"overflow_policy": policy})
+
+
+def test_a_text_beyond_the_models_length_is_refused_on_demand(sie: Server) -> None:
+    answer = sie.encode("org/odd", ["short", "long " * 1000], options={"overflow_policy": "error"})
+    assert_refused(answer, 400, "INPUT_TOO_LONG", "items[1].text", "512", "org/odd")
+    assert answer.json()["detail"]["model"] == "org/odd"
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+@pytest.mark.parametrize(
+    ("model", "bad", "code"),
+    [
+        ("org/odd", "#raise", "INFERENCE_ERROR"),
+        ("org/odd", "#nan", "INFERENCE_ERROR"),
+        ("org/small", "too large for the device " * 20, "RESOURCE_EXHAUSTED"),
+    ],
+)
+def test_an_item_that_fails_alone_leaves_the_others_whole(
+    sie: Server, model: str, bad: str, code: str, form: Form
+) -> None:
+    items = [{"text": "first"}, {"id": "bad", "text": bad}, {"text": "last"}, {"text": bad}]
+    answer = form.post(sie, f"/v1/encode/{model}", {"items": items})
+    assert answer.status == 200
+    found = form.load(answer.body)["items"]
+    dims = found[0]["dense"]["dims"]
+    assert np.array_equal(dense_of(found[0]), vector_of("first", dims))
+    assert np.array_equal(dense_of(found[2]), vector_of("last", dims))
+    assert list(found[1]) == ["id", "error"] and found[1]["id"] == "bad"
+    assert list(found[3]) == ["error"]
+    for failed in (found[1], found[3]):
+        assert failed["error"]["code"] == code
+        assert failed["error"]["message"] and "fake model failure" not in failed["error"]["message"]
+
+
+def test_the_timing_block_has_all_phases_as_numbers(sie: Server) -> None:
+    for form in FORMS:
+        timing = form.load(form.post(sie, PATH, {"items": [{"text": "a"}]}).body)["timing"]
+        assert list(timing) == [
+            "total_ms",
+            "queue_ms",
+            "tokenization_ms",
+            "inference_ms",
+            "postprocessing_ms",
+        ]
+        assert all(isinstance(timing[phase], float) and timing[phase] >= 0 for phase in list(timing)[:4])
+        assert timing["postprocessing_ms"] is None or timing["postprocessing_ms"] > 0
+        assert timing["total_ms"] >= timing["inference_ms"] > 0
+
+
+def test_the_json_form_has_no_numbers_that_json_lacks(sie: Server) -> None:
+    def refuse(name: str) -> float:
+        raise AssertionError(name)
+
+    answer: Answer = sie.encode("org/odd", ["fine", "#nan"])
+    assert json.loads(answer.body, parse_constant=refuse)["items"][1]["error"]["code"] == "INFERENCE_ERROR"
+    assert unpack(MSGPACK.post(sie, PATH, {"items": [{"text": "#nan"}, {"text": "a"}]}).body)["items"][0][
+        "error"
+    ]

@@ -1,0 +1,226 @@
+"""R24: the Nth operation of the layer between frontends and workers fails, for every N.
+
+Endpoint and client run in this process, over a real socket and a real arena. After each failure the table of blocks
+must be whole, all bytes must come back once the sessions have ended, and the same endpoint must still serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import functools
+import gc
+import logging
+import mmap
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from ipc import channel, client, deadline
+from ipc.arena import Arena
+from ipc.client import Client, Request
+from ipc.endpoint import Endpoint
+from ipc.errors import PenstockError
+from ipc.leases import LeaseTable
+from ipc.messages import EncodeCall, TextInput
+from ipc.paths import RunPaths, prepare_run_dir
+from ipc.settings import Limits, Settings
+from tests.fakes.handler import MODEL, NBYTES, AnsweringHandler, answer_of
+
+EPOCH = "0123456789abcdef"
+SETTINGS = Settings(limits=Limits(restart_wait_s=2.0, request_timeout_s=5.0))
+
+OPERATIONS: list[tuple[Any, str, Callable[[], Exception]]] = [
+    (zmq.Context, "socket", lambda: zmq.ZMQError(errno.EMFILE)),
+    (zmq.Socket, "bind", lambda: zmq.ZMQError(errno.EADDRINUSE)),
+    (zmq.Socket, "connect", lambda: zmq.ZMQError(errno.EMFILE)),
+    (zmq.Socket, "send", zmq.Again),
+    (zmq.Socket, "send_multipart", lambda: zmq.ZMQError(errno.EHOSTUNREACH)),
+    (zmq.Socket, "recv_multipart", zmq.Again),
+    (os, "open", lambda: OSError(errno.EMFILE, "too many open files")),
+    (os, "fstat", lambda: OSError(errno.EIO, "input/output error")),
+    (os, "eventfd", lambda: OSError(errno.EMFILE, "too many open files")),
+    (os, "pidfd_open", lambda: OSError(errno.EMFILE, "too many open files")),
+    (os, "posix_fallocate", lambda: OSError(errno.ENOSPC, "no space left")),
+    (mmap, "mmap", lambda: OSError(errno.ENOMEM, "cannot allocate memory")),
+    (Path, "iterdir", lambda: OSError(errno.EMFILE, "too many open files")),
+    (Path, "read_bytes", lambda: OSError(errno.EMFILE, "too many open files")),
+]
+
+
+class Faults:
+    """Counts the operations that modules of `ipc` make, and lets one of them fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._lock = threading.Lock()
+        self._left = 0
+        self.failed = ""
+        for owner, name, error in OPERATIONS:
+            monkeypatch.setattr(owner, name, self._wrapped(getattr(owner, name), name, error))
+
+    def _wrapped(self, operation: Callable[..., Any], name: str, error: Callable[[], Exception]) -> Any:
+        @functools.wraps(operation, updated=())
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            frame = sys._getframe(1)
+            if frame.f_globals.get("__name__", "").startswith("ipc."):
+                with self._lock:
+                    self._left -= 1
+                    due = self._left == 0
+                if due:
+                    self.failed = f"{name} in {frame.f_globals['__name__']}.{frame.f_code.co_name}"
+                    raise error()
+            return operation(*args, **kwargs)
+
+        return counted
+
+    @contextlib.contextmanager
+    def on(self, number: int) -> Iterator[None]:
+        """Operation `number` (from 1) fails inside this block."""
+        self.failed, self._left = "", number
+        yield
+        self._left = 0
+
+
+class Peer:
+    """The worker side, in a thread of its own; `error` is what escaped its loop."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self.error: BaseException | None = None
+        self.arena = Arena(paths.arena(0, EPOCH), 1 << 20, EPOCH)
+        try:
+            self.leases = LeaseTable(self.arena)
+            self.handler = AnsweringHandler(self.arena.path, EPOCH, self.leases)
+            self.endpoint = Endpoint(paths, 0, self.leases, self.handler, tick_s=0.05)
+        except BaseException:
+            self.arena.close()
+            raise
+        self.handler.endpoint = self.endpoint
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.endpoint.run()
+        except BaseException as error:
+            self.error = error
+
+    def call(self, work: Callable[[], None]) -> None:
+        """Run `work` in the endpoint's thread and wait for it."""
+        done = threading.Event()
+        self.endpoint.post(lambda: (work(), done.set())[0])
+        assert done.wait(5), f"the endpoint's loop has ended: {self.error!r}"
+
+    def drop_all(self) -> None:
+        """End every session, as the death of its process would."""
+        for session in self.endpoint.sessions:
+            self.endpoint.drop(session, "the test ended it")
+
+    def close(self) -> None:
+        """Stop the loop and remove the arena."""
+        self.endpoint.stop()
+        self._thread.join(5)
+        assert not self._thread.is_alive()
+        self.endpoint.close()
+        self.arena.close()
+
+
+def open_descriptors() -> int:
+    """Descriptors of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def request(text: str) -> Request:
+    """A call that is answered with `answer_of(text)`."""
+    call = EncodeCall([TextInput(text)], ["dense"])
+    return Request(MODEL, call, deadline.after(SETTINGS.limits.request_timeout_s), 1, "req")
+
+
+async def ask(frontend: Client, text: str) -> None:
+    """One call; its answer must be its own, or a Penstock error."""
+    with contextlib.suppress(PenstockError), await frontend.call(request(text)) as reply:
+        raw = bytes(reply.tensors()["dense"])
+        reply.check()
+        assert raw == answer_of(text)[:NBYTES]
+
+
+async def use(paths: RunPaths, peer: Peer) -> None:
+    """A frontend's life: answers by memory and inline, several at once, a cancelled call, a lease never given back."""
+    frontend = Client(paths, SETTINGS, "frontend-0")
+    frontend.start()
+    try:
+        await ask(frontend, "one")
+        await asyncio.gather(
+            *(ask(frontend, f"{kind} {n}") for n in range(2) for kind in ("leased", "inline"))
+        )
+        peer.handler.ignored.add("never")
+        with contextlib.suppress(TimeoutError, PenstockError):
+            async with asyncio.timeout(0.02):
+                await frontend.call(request("never"))
+        with contextlib.suppress(PenstockError):
+            await frontend.call(request("kept"))
+    finally:
+        await frontend.close()
+
+
+async def must_answer(paths: RunPaths) -> None:
+    """A fresh frontend gets its answer."""
+    frontend = Client(paths, SETTINGS, "frontend-1")
+    frontend.start()
+    try:
+        with await frontend.call(request("afterwards")) as reply:
+            assert bytes(reply.tensors()["dense"]) == answer_of("afterwards")[:NBYTES]
+    finally:
+        await frontend.close()
+
+
+def run_with_fault(faults: Faults, paths: RunPaths, number: int) -> bool:
+    """One life with operation `number` failing; False when there were fewer operations."""
+    with faults.on(number):
+        try:
+            peer = Peer(paths)
+        except (PenstockError, OSError, zmq.ZMQError):
+            assert faults.failed and not paths.arenas(), faults.failed
+            return True
+        asyncio.run(use(paths, peer))
+    try:
+        asyncio.run(must_answer(paths))
+        peer.call(peer.leases.verify)
+        peer.call(peer.drop_all)
+        peer.call(peer.leases.verify)
+        assert peer.leases.used_nbytes == 0 and peer.leases.leases == 0
+    except BaseException as error:
+        error.add_note(f"operation {number} failed: {faults.failed}; endpoint: {peer.error!r}")
+        raise
+    finally:
+        peer.close()
+    assert peer.error is None, faults.failed
+    return bool(faults.failed)
+
+
+def test_after_the_failure_of_any_operation_everything_is_whole_and_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Records that pytest keeps hold errors, whose frames hold arenas.
+    caplog.set_level(logging.CRITICAL + 1, logger="ipc")
+    monkeypatch.setattr(client, "TICK_S", 0.005)
+    monkeypatch.setattr(channel, "PING_EVERY_S", 0.02)
+    (tmp_path / "shm").mkdir()
+    paths = RunPaths(tmp_path / "run", "test", tmp_path / "shm")
+    prepare_run_dir(paths)
+    descriptors = open_descriptors()
+    faults = Faults(monkeypatch)
+    failed = set()
+    number = 1
+    while run_with_fault(faults, paths, number):
+        failed.add(faults.failed)
+        number += 1
+    assert {name.split()[0] for name in failed} >= {name for _, name, _ in OPERATIONS} - {"fstat"}, failed
+    gc.collect()
+    assert open_descriptors() <= descriptors

@@ -1,0 +1,106 @@
+"""R21: ten times more requests than the device can do. Goodput stays, the rest is refused fast and truthfully."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.fault import rounds
+from tests.harness.open_load import OpenLoad, Replies, percentile
+from tests.harness.quiet import wait_quiet
+from tests.harness.server import Server, serving
+
+MODEL = "fake/slow"
+TEXT = "overload " * 28
+"""With its number 261 characters: 66 tokens, 27 ms of the fake device."""
+MAX_WAIT_S = 2.0
+CLOSED_S = 2.0
+OVERLOAD_S = 3.5 * rounds(short=1, long=15)
+FACTOR = 10
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run: at capacity, overloaded, and at rest again."""
+
+    peak: Replies
+    overload: Replies
+    after: Replies
+    drained_s: float
+    peak_rate: float
+    overload_rate: float
+
+
+async def measure(server: Server) -> Measured:
+    """Find the peak with a closed loop, send ten times that with an open one, then ask one by one."""
+    load = OpenLoad(server.port, MODEL, TEXT)
+    await load.closed(4, 0.5)
+    began = time.monotonic()
+    peak = await load.closed(8, CLOSED_S)
+    peak_rate = peak.rate(began, began + CLOSED_S)
+    began = time.monotonic()
+    overload = await load.open(FACTOR * peak_rate, OVERLOAD_S)
+    last_sent = began + OVERLOAD_S
+    drained_s = max(reply.ended for reply in overload.of(200)) - last_sent
+    after = await load.closed(1, 0.5)
+    await load.close()
+    return Measured(peak, overload, after, drained_s, peak_rate, overload.rate(began, last_sent))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A device that does about 37 items a second, with a queue of two seconds."""
+    settings = {"batch.max_items": 1, "queue.min_tokens": 1024, "queue.max_wait_s": MAX_WAIT_S}
+    with serving(tmp_path_factory.mktemp("overload"), models=(MODEL,), settings=settings) as running:
+        yield running
+        wait_quiet(running)
+
+
+@pytest.fixture(scope="module")
+def measured(server: Server) -> Measured:
+    """One run that all tests look at."""
+    return asyncio.run(measure(server))
+
+
+def test_goodput_stays_at_nine_tenths_of_the_peak(measured: Measured) -> None:
+    assert not measured.peak.broken
+    assert not measured.overload.broken
+    assert measured.peak_rate > 20
+    assert measured.overload_rate >= 0.9 * measured.peak_rate
+
+
+def test_what_is_too_much_is_refused_as_queue_full(measured: Measured) -> None:
+    refused = measured.overload.of(503)
+    assert {reply.status for reply in measured.overload.replies} == {200, 503}
+    assert len(refused) > 0.7 * len(measured.overload.replies)
+    assert {reply.code for reply in refused} == {"QUEUE_FULL"}
+    assert {reply.headers["x-sie-error-code"] for reply in refused} == {"QUEUE_FULL"}
+
+
+def test_refusals_are_fast(measured: Measured) -> None:
+    took = [reply.took_s for reply in measured.overload.of(503)]
+    assert percentile(took, 0.5) < 0.05
+    assert percentile(took, 0.99) < 0.25
+
+
+def test_retry_after_is_about_the_time_that_the_queue_takes_to_drain(measured: Measured) -> None:
+    last = [int(reply.headers["retry-after"]) for reply in measured.overload.of(503)][-50:]
+    assert all(seconds >= 1 for seconds in last)
+    told_s = percentile(last, 0.5)
+    assert measured.drained_s > 0.5 * MAX_WAIT_S, "the queue was not full"
+    # A whole second is rounded up, and the rate that the drain time comes from may be off by 30 %.
+    assert 0.7 * measured.drained_s <= told_s <= 1.3 * measured.drained_s + 1, (told_s, measured.drained_s)
+
+
+def test_accepted_requests_wait_no_longer_than_the_bound_of_the_queue(measured: Measured) -> None:
+    assert percentile([reply.took_s for reply in measured.overload.of(200)], 0.99) < 1.3 * MAX_WAIT_S + 0.5
+
+
+def test_after_the_burst_all_is_as_before(measured: Measured, server: Server) -> None:
+    assert not measured.after.of(503)
+    assert percentile([reply.took_s for reply in measured.after.replies], 0.5) < 0.15
+    assert server.metric("penstock_rejected_total", model=MODEL, reason="queue_full") > 0

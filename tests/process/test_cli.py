@@ -1,0 +1,218 @@
+"""The `penstock` command: serve, check, doctor, sweep, version, and what it says about mistakes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ipc.liveness import SlotLock
+from penstock import __version__
+from tests.harness.server import FAKE_CATALOG, ROOT, Server, free_port, wait_until
+
+EXIT_CONFIG = 3
+FAKES = ("--catalog", str(FAKE_CATALOG), "--models", "fake/echo")
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    """The environment without settings in it."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    return kept | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def penstock(environment: dict[str, str], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    command = [sys.executable, "-m", "penstock", *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.fixture
+def served(tmp_path: Path, environment: dict[str, str]) -> Iterator[Server]:
+    """A server started by `penstock serve` with nothing but flags."""
+    port, run_dir = free_port(), tmp_path / "run"
+    names = {"PENSTOCK_RUN__SHM_DIR": "/dev/shm", "PENSTOCK_RUN__INSTANCE": f"cli{port}"}
+    server = Server(port, run_dir, tmp_path / "server.log", environment | names)
+    flags = ("--bind", f"127.0.0.1:{port}", "--workers", "1", "--frontends", "1", "--device", "cpu", *FAKES)
+    chosen = {
+        "run.dir": run_dir,
+        "run.instance": f"cli{port}",
+        "limits.max_items": 2,
+        "arena.bytes": 8 << 20,
+        "server.drain_s": 0.2,
+        "log.format": "text",
+    }
+    pairs = [part for name, value in chosen.items() for part in ("--set", f"{name}={value}")]
+    with server.log_path.open("wb") as log:
+        server.process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", "serve", *flags, *pairs],
+            cwd=ROOT,
+            env=environment,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        server.wait_ready()
+        yield server
+        assert server.stop() == 0
+        server.assert_nothing_left()
+    finally:
+        server.kill_everything()
+
+
+def test_serve_starts_a_server_with_the_settings_of_its_flags(served: Server) -> None:
+    assert served.encode("fake/echo", ["a", "b"]).status == 200
+    refused = served.encode("fake/echo", ["a", "b", "c"])
+    assert refused.status == 400
+    assert "the limit is 2 (limits.max_items)" in refused.json()["detail"]["message"]
+    assert b"gunicorn" in Path(f"/proc/{served.process.pid}/cmdline").read_bytes()
+    assert [model["name"] for model in served.get("/v1/models").json()["models"]] == ["fake/echo"]
+    wait_until(lambda: "8 MiB arena" in served.log, what="the start-up block")
+
+
+def test_check_accepts_the_shipped_settings_and_names_the_models(environment: dict[str, str]) -> None:
+    done = penstock(environment, "check", "--config", ROOT / "config" / "server.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "sentence-transformers/all-MiniLM-L6-v2" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--set", "worker.cuont=2"), "unknown setting worker.cuont; did you mean 'count'?"),
+        (("--set", "wroker.count=2"), "unknown section 'wroker'; did you mean 'worker'?"),
+        (("--set", "worker.count=many"), "worker.count"),
+        (("--set", "worker.count=-1"), "worker.count"),
+        (("--set", "worker.count"), "--set worker.count: expected SECTION.FIELD=VALUE"),
+        (("--set", "count=2"), "--set count=2: expected SECTION.FIELD=VALUE"),
+        (("--catalog", str(FAKE_CATALOG), "--models", "fake/ecoh"), "did you mean 'fake/echo'?"),
+        (("--catalog", "/nowhere"), "catalog directory /nowhere does not exist"),
+        (("--config", "/nowhere.yaml"), "/nowhere.yaml"),
+    ],
+)
+def test_check_and_serve_refuse_a_mistake_and_name_it(
+    environment: dict[str, str], arguments: tuple[str, ...], message: str
+) -> None:
+    for command in ("check", "serve"):
+        done = penstock(environment, command, *arguments)
+        assert done.returncode == EXIT_CONFIG, done.stdout + done.stderr
+        assert message in done.stderr
+        assert len(done.stderr.splitlines()) == 1, "one line is enough"
+
+
+def test_a_mistake_in_the_file_or_the_environment_names_its_place(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text("server:\n  binds: 127.0.0.1:80\n")
+    done = penstock(environment, "check", "--config", file)
+    assert done.returncode == EXIT_CONFIG
+    assert f"{file}: unknown setting server.binds; did you mean 'bind'?" in done.stderr
+    done = penstock(environment | {"PENSTOCK_BATCH__MAX_TOKEN": "1"}, "check")
+    assert done.returncode == EXIT_CONFIG
+    assert (
+        "PENSTOCK_BATCH__MAX_TOKEN: unknown setting batch.max_token; did you mean 'max_tokens'?"
+        in done.stderr
+    )
+
+
+def test_gunicorn_itself_refuses_a_mistake_with_exit_code_3(environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gunicorn", "-c", "gunicorn.conf.py"],
+        cwd=ROOT,
+        env=environment | {"PENSTOCK_SERVER__BNID": "127.0.0.1:1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == EXIT_CONFIG
+    assert "did you mean 'bind'?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_command_line_ends_with_2(environment: dict[str, str]) -> None:
+    assert penstock(environment, "swerve").returncode == 2
+    assert penstock(environment, "serve", "--device", "tpu").returncode == 2
+
+
+def test_version_prints_the_version(environment: dict[str, str]) -> None:
+    assert penstock(environment, "version").stdout == f"{__version__}\n"
+
+
+def doctor(environment: dict[str, str], tmp_path: Path, port: int, *more: str) -> tuple[int, list[str]]:
+    """Exit code and lines of `penstock doctor` on a machine without a GPU."""
+    pairs = (f"server.bind=127.0.0.1:{port}", f"run.dir={tmp_path / 'run'}", "worker.device=cpu", *more)
+    arguments = [part for pair in pairs for part in ("--set", pair)]
+    done = penstock(environment, "doctor", *FAKES, *arguments)
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_doctor_finds_nothing_wrong_with_a_good_configuration(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    code, lines = doctor(environment, tmp_path, free_port(), "server.max_connections=100")
+    assert code == 0, lines
+    assert all(line.startswith("ok ") for line in lines)
+    text = "\n".join(lines)
+    for word in (
+        "penstock",
+        "torch",
+        "cores",
+        "/dev/shm",
+        "open files",
+        "run directory",
+        "is free",
+        "fake/echo",
+    ):
+        assert word in text
+
+
+def test_doctor_names_a_port_in_use_and_shared_memory_that_is_too_small(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, lines = doctor(environment, tmp_path, port, f"arena.bytes={1 << 50}")
+    assert code == 1
+    bad = [line for line in lines if line.startswith("BAD ")]
+    assert any(f"127.0.0.1:{port} cannot be bound" in line for line in bad)
+    assert any("/dev/shm" in line and f"{1 << 30} MiB needed" in line for line in bad)
+
+
+def test_sweep_removes_what_dead_processes_left_and_nothing_of_live_ones(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    run_dir, shm = tmp_path / "run", tmp_path / "shm"
+    run_dir.mkdir()
+    shm.mkdir()
+    settings = {"RUN__DIR": run_dir, "RUN__SHM_DIR": shm, "RUN__INSTANCE": "swept"}
+    environment |= {f"PENSTOCK_{name}": str(value) for name, value in settings.items()}
+    for slot in (0, 1):
+        (shm / f"penstock.swept.{slot}.0123456789abcdef").touch()
+        (run_dir / f"worker-{slot}.sock").touch()
+    (shm / "penstock.other.0.0123456789abcdef").touch()
+    with SlotLock(run_dir / "worker-1.lock"):
+        done = penstock(environment, "sweep", *FAKES)
+        assert done.returncode == 0, done.stderr
+        assert "removed 2 leftovers" in done.stdout
+        assert sorted(path.name for path in shm.iterdir()) == [
+            "penstock.other.0.0123456789abcdef",
+            "penstock.swept.1.0123456789abcdef",
+        ]
+        assert (run_dir / "worker-1.sock").exists()
+        refused = penstock(environment, "sweep", *FAKES, "--slot", "1")
+        assert refused.returncode == 1
+        assert "worker-1.lock is held" in refused.stderr
+    assert penstock(environment, "sweep", *FAKES, "--slot", "1").returncode == 0
+    assert [path.name for path in shm.iterdir()] == ["penstock.other.0.0123456789abcdef"]

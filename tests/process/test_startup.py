@@ -1,0 +1,115 @@
+"""The first seconds of a server: what it prints, what it answers while models load, what it says of a failed one."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.harness.server import Server, alive, make_server, serving, wait_until
+
+
+@contextlib.contextmanager
+def starting(tmp_path: Path, models: tuple[str, ...], **settings: object) -> Iterator[Server]:
+    """A server whose frontend answers, while its models may still load."""
+    server = make_server(tmp_path, models, settings)
+    server.start()
+    try:
+        wait_until(lambda: answers(server), 30, "a frontend")
+        yield server
+        assert server.stop() == 0
+        server.assert_nothing_left()
+    finally:
+        server.kill_everything()
+
+
+def answers(server: Server) -> bool:
+    """Whether the frontend answers at all."""
+    with contextlib.suppress(OSError):
+        return server.get("/livez", timeout_s=5).status == 200
+    return False
+
+
+def joined(server: Server) -> bool:
+    """Whether the frontend knows its worker's models."""
+    return "loading" in server.get("/readyz").body.decode()
+
+
+def test_the_start_up_block_is_printed_once_with_url_models_and_devices(tmp_path: Path) -> None:
+    models = ("fake/echo", "fake/broken")
+    with serving(tmp_path, models, settings={"server.frontends": 2}) as server:
+        wait_until(lambda: "run directory" in server.log, what="the block")
+        server.process.send_signal(signal.SIGHUP)
+        before = set(server.frontend_pids())
+        wait_until(lambda: not any(map(alive, before)), 20, "new frontends")
+        wait_until(lambda: server.get("/readyz").status == 200, 20, "readiness")
+        lines = server.log.splitlines()
+        block = lines[next(at for at, line in enumerate(lines) if line.startswith("Penstock ")) :][:8]
+        assert f"http://localhost:{server.port}" in block[1]
+        assert "fake/echo: loaded on cpu" in block[2]
+        assert "fake/broken: failed" in block[3]
+        assert "worker 0" in block[4]
+        assert "cpu, 1 threads, 32 MiB arena" in block[4]
+        assert "limits" in block[5]
+        assert str(server.run_dir) in block[6]
+        assert "off" in block[7]
+        assert server.log.count(" is ready\n") == 1
+
+
+def test_a_model_that_fails_to_load_is_reported_and_the_others_are_served(tmp_path: Path) -> None:
+    with serving(tmp_path, ("fake/broken", "fake/echo")) as server:
+        assert server.encode("fake/echo", ["served"]).status == 200
+        answer = server.encode("fake/broken", ["x"])
+        assert answer.status == 502
+        assert answer.json()["detail"]["code"] == "MODEL_LOAD_FAILED"
+        assert answer.headers["x-sie-error-code"] == "MODEL_LOAD_FAILED"
+        assert "retry-after" not in answer.headers
+        assert server.get("/readyz?model=fake/broken").status == 503
+        assert server.metric("penstock_model_state", model="fake/broken", state="failed") == 1
+        assert "model fake/broken failed to load" in server.log
+
+
+def test_a_server_none_of_whose_models_loads_is_alive_but_not_ready(tmp_path: Path) -> None:
+    with starting(tmp_path, ("fake/broken",)) as server:
+        wait_until(lambda: b"no model could be loaded" in server.get("/readyz").body, 20, "the reason")
+        assert server.get("/readyz").status == 503
+        assert server.get("/healthz").status == 200
+        assert server.encode("fake/broken", ["x"]).status == 502
+        assert " is ready\n" not in server.log
+
+
+def test_requests_wait_for_a_model_that_loads(tmp_path: Path) -> None:
+    with starting(tmp_path, ("fake/late",)) as server:
+        assert server.get("/readyz").status == 503
+        assert server.get("/healthz").status == 200
+        wait_until(lambda: joined(server), 20, "the worker")
+        assert server.encode("fake/late", ["early"]).status == 200
+        wait_until(lambda: server.get("/readyz").status == 200, what="readiness")
+        assert server.metric("penstock_model_load_seconds", model="fake/late") >= 2
+
+
+def test_requests_wait_for_a_model_whose_turn_to_load_has_not_come(tmp_path: Path) -> None:
+    with starting(tmp_path, ("fake/late", "fake/echo")) as server:
+        wait_until(lambda: joined(server), 20, "the worker")
+        assert server.metric("penstock_model_state", model="fake/echo", state="loaded") == 0
+        assert server.encode("fake/echo", ["second in line"]).status == 200
+        wait_until(lambda: server.get("/readyz").status == 200, what="readiness")
+
+
+def test_a_short_wait_for_a_load_ends_with_503_model_loading(tmp_path: Path) -> None:
+    settings = {"limits.load_wait_s": 0.2, "limits.restart_wait_s": 0.2}
+    with starting(tmp_path, ("fake/late", "fake/echo"), **settings) as server:
+        unjoined = server.encode("fake/late", ["x"])
+        wait_until(lambda: joined(server), 20, "the worker")
+        loading = server.encode("fake/late", ["x"])
+        assert server.get("/readyz").status == 503
+        assert server.get("/healthz").status == 200
+        for answer in (unjoined, loading):
+            assert answer.status == 503
+            assert answer.json()["detail"]["code"] == "MODEL_NOT_LOADED"
+            assert answer.headers["x-sie-error-code"] == "MODEL_LOADING"
+            assert int(answer.headers["retry-after"]) >= 1
+        assert "loading" in loading.json()["detail"]["message"]
+        wait_until(lambda: server.get("/readyz").status == 200, 20, "readiness")
+        assert server.encode("fake/late", ["x"]).status == 200

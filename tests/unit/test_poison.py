@@ -1,0 +1,49 @@
+"""The list of inputs that crashed workers, as several frontends share it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from ipc.messages import EncodeCall, TextInput
+from ipc.poison import PoisonList
+
+CALL = EncodeCall([TextInput("boom")], ["dense"])
+OTHER = EncodeCall([TextInput("fine")], ["dense"])
+
+
+def test_a_poison_is_refused_at_once_here_and_after_a_look_elsewhere(tmp_path: Path) -> None:
+    here, elsewhere = PoisonList(tmp_path, 600), PoisonList(tmp_path, 600)
+    here.add("m", CALL)
+    assert here.holds("m", CALL)
+    assert not here.holds("m", OTHER) and not here.holds("other model", CALL)
+    assert not elsewhere.holds("m", CALL)
+    elsewhere.refresh()
+    assert elsewhere.holds("m", CALL)
+
+
+def test_a_poison_survives_a_restart_and_ages_out(tmp_path: Path) -> None:
+    PoisonList(tmp_path, 600).add("m", CALL)
+    restarted = PoisonList(tmp_path, 600)
+    restarted.refresh()
+    assert restarted.holds("m", CALL)
+    [note] = tmp_path.iterdir()
+    os.utime(note, (time.time() - 601, time.time() - 601))
+    restarted.refresh()
+    assert not restarted.holds("m", CALL)
+    assert not list(tmp_path.iterdir())
+
+
+def test_notes_tell_nothing_about_the_text(tmp_path: Path) -> None:
+    PoisonList(tmp_path, 600).add("m", CALL)
+    [note] = tmp_path.iterdir()
+    assert note.read_bytes() == b"" and "boom" not in note.name
+    assert note.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_poison_is_refused_even_when_it_cannot_be_noted(tmp_path: Path) -> None:
+    alone = PoisonList(tmp_path / "missing", 600)
+    alone.add("m", CALL)
+    assert alone.holds("m", CALL)
+    alone.refresh()
