@@ -58,7 +58,7 @@ def explain(channels: Sequence[Channel], model: str) -> PenstockError:
     """Why no worker can run `model` now."""
     up = [c for c in channels if c.state == "ready"]
     found = [c.models[model] for c in up if model in c.models]
-    if not up or (found and all(status.state == "loaded" for status in found)):
+    if not up or any(status.state == "loaded" for status in found):
         return NoReplica("no worker is up", retry_after_s=2)
     # A worker loads its whole catalog, so a model that is only available will be loaded in its turn.
     if any(status.state in ("available", "loading", "unloading") for status in found):

@@ -62,8 +62,9 @@ def _serve(config: settings.Settings, slot: int, life_fd: int) -> None:
     for name in sweep.sweep_slot(paths, slot):
         log.info("removed %s, left by an earlier life of this slot", name)
     metrics.configure(paths, f"worker-{slot}")
-    # PERF: idle OpenMP threads must not spin on cores that frontends need, and every preparing thread tokenizes alone.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # PERF: OpenMP threads spin for some 20 us between the steps of a forward pass, which keeps them on their cores, and
+    # then sleep, which leaves the cores to the frontends. Every preparing thread tokenizes alone.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Imported here: torch takes a second, and a wrong configuration should be told before that.
     from workers import device as devices

@@ -45,13 +45,17 @@ class Preparer:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            try:
-                self._prepare(job)
-            except PenstockError as error:
-                self._book.fail(job, error)
-            except Exception:
-                log.exception("preparing failed for request %s", job.request_id)
-                self._book.fail(job, InferenceFailed("the input could not be prepared for this model"))
+            self.prepare(job)
+
+    def prepare(self, job: Job) -> None:
+        """Prepare this job in the calling thread; a failure ends the job."""
+        try:
+            self._prepare(job)
+        except PenstockError as error:
+            self._book.fail(job, error)
+        except Exception:
+            log.exception("preparing failed for request %s", job.request_id)
+            self._book.fail(job, InferenceFailed("the input could not be prepared for this model"))
 
     def _prepare(self, job: Job) -> None:
         operation = operation_of(job.call)

@@ -27,6 +27,7 @@ SETTINGS = {
 CONSTANT = {
     "penstock_build_info",
     "penstock_batch_budget_tokens",
+    "penstock_gpu_temperature_celsius",
     "penstock_gpu_utilization_ratio",
     "penstock_quarantined",
     "penstock_shm_bytes_total",

@@ -72,6 +72,7 @@ def test_no_answer_is_wrong_under_random_kills(tmp_path: Path) -> None:
         assert killer.killed["worker"] and killer.killed["frontend"]
         assert outcome.wrong == 0
         assert set(outcome.statuses) <= {200, 503}
+        assert not any(b"RESOURCE_EXHAUSTED" in body for body in outcome.bodies), "a live lease was revoked"
         assert len(outcome.broken) <= killer.killed["frontend"] * CLIENTS
         wait_until(
             lambda: (

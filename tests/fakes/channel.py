@@ -1,0 +1,20 @@
+"""A connection to a worker that is only its state: what routing looks at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ipc.messages import Credits, ModelStatus
+
+
+@dataclass
+class FakeChannel:
+    """The attributes of `ipc.channel.Channel` that decide where a request goes."""
+
+    slot: int
+    models: dict[str, ModelStatus] = field(default_factory=dict)
+    state: str = "ready"
+    responsive: bool = True
+    cost: int = 0
+    pending: int = 0
+    credits: Credits = field(default_factory=lambda: Credits(1000, 0, 100.0))

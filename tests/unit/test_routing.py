@@ -1,0 +1,143 @@
+"""Which worker takes a request, and what is said when none can."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ipc import routing
+from ipc.errors import (
+    DependencyConflict,
+    ModelLoadFailed,
+    ModelLoading,
+    ModelNotLoaded,
+    NoReplica,
+    PenstockError,
+    QueueFull,
+)
+from ipc.messages import Credits, ModelStatus
+from tests.fakes.channel import FakeChannel
+
+LOADED = ModelStatus("m", "loaded")
+
+
+def channel(slot: int, *statuses: ModelStatus, **state: Any) -> Any:
+    """A channel whose worker has these models; without any, it has `m` loaded."""
+    return FakeChannel(slot, {status.name: status for status in statuses or (LOADED,)}, **state)
+
+
+def test_the_least_outstanding_work_wins() -> None:
+    channels = [channel(0, cost=300), channel(1, cost=100), channel(2, cost=200)]
+    assert routing.pick(channels, "m").slot == 1
+
+
+def test_work_is_measured_in_time_and_not_in_tokens() -> None:
+    fast = channel(0, cost=800, credits=Credits(1000, 0, 1000.0))
+    slow = channel(1, cost=100, credits=Credits(1000, 0, 10.0))
+    assert routing.pick([slow, fast], "m") is fast
+
+
+def test_equal_workers_are_taken_in_the_order_of_their_slots() -> None:
+    assert routing.pick([channel(2), channel(1), channel(3)], "m").slot == 1
+
+
+@pytest.mark.parametrize(
+    "unable",
+    [
+        {"responsive": False},
+        {"statuses": [ModelStatus("m", "loading")]},
+        {"statuses": [ModelStatus("m", "unloading")]},
+        {"statuses": [ModelStatus("m", "failed")]},
+        {"statuses": [ModelStatus("other", "loaded")]},
+    ],
+    ids=str,
+)
+def test_a_worker_that_is_silent_or_lacks_the_model_is_not_taken(unable: dict[str, Any]) -> None:
+    statuses = unable.pop("statuses", [LOADED])
+    channels = [channel(0, *statuses, **unable), channel(1, cost=999)]
+    assert routing.pick(channels, "m").slot == 1
+
+
+def test_a_worker_without_credit_is_not_taken() -> None:
+    spent = channel(0, cost=10, pending=1, credits=Credits(10, 0, 100.0))
+    assert routing.pick([spent, channel(1, cost=900)], "m").slot == 1
+
+
+def test_one_request_is_always_allowed() -> None:
+    assert routing.pick([channel(0, credits=Credits(0, 0, 0.0))], "m").slot == 0
+
+
+def test_the_worker_to_avoid_is_left_out_while_there_is_another() -> None:
+    channels = [channel(0), channel(1, cost=500)]
+    assert routing.pick(channels, "m", avoid={0}).slot == 1
+    assert routing.pick(channels, "m", avoid={0, 1}).slot == 0
+
+
+def test_no_credit_anywhere_is_a_full_queue_with_the_drain_time_of_the_emptiest() -> None:
+    channels = [
+        channel(0, cost=10, pending=1, credits=Credits(10, 1000, 100.0)),
+        channel(1, cost=10, pending=1, credits=Credits(10, 250, 100.0)),
+    ]
+    with pytest.raises(QueueFull) as caught:
+        routing.pick(channels, "m")
+    assert caught.value.retry_after_s == 3, "250 of 100 a second, in whole seconds"
+
+
+@pytest.mark.parametrize(
+    ("credits", "seconds"),
+    [
+        ([], 1),
+        ([Credits(10, 0, 100.0)], 1),
+        ([Credits(10, 100, 0.0)], 1),
+        ([Credits(10, 101, 100.0)], 2),
+        ([Credits(10, 9000, 100.0), Credits(10, 100, 0.0)], 90),
+        ([Credits(10, 9000, 100.0), Credits(10, 500, 100.0)], 5),
+    ],
+)
+def test_retry_after_is_whole_seconds_and_at_least_one(credits: list[Credits], seconds: int) -> None:
+    assert routing.retry_after_s([channel(n, credits=given) for n, given in enumerate(credits)]) == seconds
+
+
+FAILED = ModelStatus(
+    "m", "failed", error_class="NETWORK", error_message="no route", attempts=2, permanent=False
+)
+
+
+@pytest.mark.parametrize(
+    ("channels", "kind"),
+    [
+        ([], NoReplica),
+        ([channel(0, state="connecting", responsive=False)], NoReplica),
+        ([channel(0, responsive=False)], NoReplica),
+        ([channel(0, ModelStatus("m", "loading"))], ModelLoading),
+        ([channel(0, ModelStatus("m", "unloading"))], ModelLoading),
+        ([channel(0, ModelStatus("m", "available"))], ModelLoading),
+        ([channel(0, ModelStatus("other", "loaded"))], ModelNotLoaded),
+        ([channel(0, FAILED)], ModelLoadFailed),
+        ([channel(0, FAILED), channel(1, ModelStatus("m", "loading"))], ModelLoading),
+        ([channel(0, ModelStatus("m", "failed", error_class="DEPENDENCY"))], DependencyConflict),
+    ],
+)
+def test_the_error_says_why_no_worker_can_run_the_model(
+    channels: list[Any], kind: type[PenstockError]
+) -> None:
+    with pytest.raises(kind):
+        routing.pick(channels, "m")
+
+
+def test_a_failed_load_carries_its_facts() -> None:
+    error = routing.explain([channel(0, FAILED)], "m")
+    assert error.message == "no route"
+    assert error.detail == {"error_class": "NETWORK", "attempts": 2, "permanent": False}
+    assert error.retry_after_s is None
+
+
+@pytest.mark.parametrize(
+    ("load_s", "progress", "seconds"), [(40.0, 0.25, 30), (40.0, 0.99, 1), (0.0, 0.5, 5)]
+)
+def test_retry_after_of_a_load_is_what_it_is_still_expected_to_take(
+    load_s: float, progress: float, seconds: int
+) -> None:
+    loading = ModelStatus("m", "loading", load_s=load_s, progress=progress)
+    assert routing.explain([channel(0, loading)], "m").retry_after_s == seconds
