@@ -2,7 +2,7 @@
 
 1. A benchmark makes one `Report`, calls `say` as it goes, and adds tables and plots.
 2. `save` writes `benchmarks/results/<name>.json` with the settings, the machine facts and the raw data.
-3. `python -m benchmarks.report` turns all saved results into `benchmarks/results/RESULTS.md`.
+3. `python -m benchmarks.report` turns all saved results into the measured part of `benchmarks/RESULTS.md`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from benchmarks import processor
 from benchmarks.plots import Series, bar_chart, line_chart
 
 RESULTS = Path(__file__).resolve().parent / "results"
+SUMMARY = Path(__file__).resolve().parent / "RESULTS.md"
+MEASURED = "<!-- everything below is written by benchmarks.report -->"
 _PACKAGES = (
     "torch",
     "transformers",
@@ -145,6 +147,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     state = f"{facts['memory_gib']} GiB; load average at start {facts['load_average'][0]}"
     parts = [
         f"## {result['title']}",
+        f"`python -m benchmarks.{result['benchmark']}`",
         f"{facts['date']}; {processor_line}, {state}; Python {facts['python']}, {versions}.",
         "Settings: " + ", ".join(f"{name} {value}" for name, value in result["settings"].items()) + ".",
     ]
@@ -157,13 +160,13 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Write RESULTS.md from every saved result."""
+    """Write the measured part of RESULTS.md from every saved result; what stands above its mark stays."""
     results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
     if not results:
         raise SystemExit(f"no results in {RESULTS}; run `python -m benchmarks` first")
-    path = RESULTS / "RESULTS.md"
-    path.write_text("# Measured results\n\n" + "\n\n".join(markdown(result) for result in results) + "\n")
-    print(path)
+    head = SUMMARY.read_text().partition(MEASURED)[0] if SUMMARY.exists() else "# Measured results\n\n"
+    SUMMARY.write_text(head + MEASURED + "\n\n" + "\n\n".join(markdown(result) for result in results) + "\n")
+    print(SUMMARY)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,7 @@ class Worker(Section, frozen=True):
     drain_timeout_s: Seconds = 25.0
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     restart_backoff_s: Seconds = 1.0
+    healthy_after_s: Seconds = 300.0
     trust_remote_code: bool = False
 
 

@@ -17,12 +17,13 @@ class Backoff:
     """Failure history of one slot; all instants are seconds of one monotonic clock."""
 
     base_s: float = 1.0
+    healthy_s: float = HEALTHY_S
     _failures: deque[float] = field(default_factory=deque)
     _run: int = 0
 
     def failed(self, now: float, lived_s: float) -> float:
         """Record an unplanned end after `lived_s` seconds; returns the delay until the next start."""
-        if lived_s >= HEALTHY_S:
+        if lived_s >= self.healthy_s:
             self._run = 0
             self._failures.clear()
         self._failures.append(now)

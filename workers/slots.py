@@ -34,7 +34,7 @@ class WorkerSlot:
         self.misconfigured = False
         self.pidfd = -1
         self._process: subprocess.Popen[bytes] | None = None
-        self._backoff = Backoff(settings.worker.restart_backoff_s)
+        self._backoff = Backoff(settings.worker.restart_backoff_s, settings.worker.healthy_after_s)
         self._started = self._heard = self._start_at = 0.0
         self._killed_for = ""
         self._proven = False

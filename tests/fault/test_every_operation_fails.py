@@ -114,7 +114,8 @@ class Peer:
     def call(self, work: Callable[[], None]) -> None:
         """Run `work` in the endpoint's thread and wait for it."""
         done = threading.Event()
-        self.endpoint.post(lambda: (work(), done.set())[0])
+        self.endpoint.post(work)
+        self.endpoint.post(done.set)
         assert done.wait(5), f"the endpoint's loop has ended: {self.error!r}"
 
     def drop_all(self) -> None:

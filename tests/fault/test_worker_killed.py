@@ -12,7 +12,9 @@ from tests.harness.server import serving, wait_until
 
 
 def test_kill_one_of_two_workers_under_load_fails_no_request(tmp_path: Path) -> None:
-    with serving(tmp_path, models=("fake/slow",), settings={"worker.count": 2}) as server:
+    with serving(
+        tmp_path, models=("fake/slow",), settings={"worker.count": 2, "worker.healthy_after_s": 0.5}
+    ) as server:
         wait_until(lambda: server.metric("penstock_worker_up") == 2, what="two workers")
         with Load(server.port, clients=16, model="fake/slow") as load:
             for kill in range(rounds(short=4, long=100)):
@@ -28,7 +30,7 @@ def test_kill_one_of_two_workers_under_load_fails_no_request(tmp_path: Path) -> 
 
 def test_kill_the_only_worker_makes_requests_wait_or_answers_503_with_retry_after(tmp_path: Path) -> None:
     with (
-        serving(tmp_path, models=("fake/slow",)) as server,
+        serving(tmp_path, models=("fake/slow",), settings={"worker.healthy_after_s": 0.5}) as server,
         Load(server.port, clients=8, model="fake/slow") as load,
     ):
         for _ in range(rounds(short=2, long=50)):
