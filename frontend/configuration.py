@@ -36,7 +36,12 @@ def accept() -> Configuration:
     """Read the configuration anew. Raises `ConfigError` when it is wrong and none was accepted before."""
     global _accepted
     try:
-        _accepted = read()
+        found = read()
+        if _accepted is not None and found.settings.paths != _accepted.settings.paths:
+            raise ConfigError(
+                "run.dir, run.instance and the port they follow from cannot change while the server runs"
+            )
+        _accepted = found
     except ConfigError as error:
         if _accepted is None:
             raise

@@ -44,7 +44,7 @@ def make(req: Request, limits: Limits) -> RequestContext:
         trace_id=found[1] if found and valid else f"{random.getrandbits(128):032x}",
         traceparent=traceparent if valid else "",
         started=time.perf_counter(),
-        deadline_ns=deadline.after(_timeout_s(req, limits)),
+        deadline_ns=deadline.after(limits.request_timeout_s),
     )
 
 
@@ -54,10 +54,11 @@ def make_plain() -> RequestContext:
     return RequestContext(f"req_{request_id:032x}", f"{trace_id:032x}", "", time.perf_counter(), 0)
 
 
-def _timeout_s(req: Request, limits: Limits) -> float:
+def shorten(context: RequestContext, req: Request, limits: Limits) -> None:
+    """Apply the caller's X-Request-Timeout. Raises `InvalidInput` when it is not a positive number of seconds."""
     given = req.get_header("X-Request-Timeout")
     if given is None:
-        return limits.request_timeout_s
+        return
     try:
         seconds = float(given)
     except ValueError:
@@ -66,4 +67,4 @@ def _timeout_s(req: Request, limits: Limits) -> float:
         raise InvalidInput(
             f"header X-Request-Timeout: expected a positive number of seconds, got {given[:64]!r}"
         )
-    return min(seconds, limits.request_timeout_s)
+    context.deadline_ns = deadline.after(min(seconds, limits.request_timeout_s))

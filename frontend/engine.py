@@ -19,7 +19,7 @@ from ipc.errors import WorkerCrashed
 from ipc.messages import Call, ModelStatus
 from ipc.settings import Settings
 
-STATE_ORDER = ("loading", "unloading", "loaded", "failed", "available")
+STATE_ORDER = ("loaded", "loading", "unloading", "failed", "available")
 
 
 class Engine:
@@ -41,7 +41,7 @@ class Engine:
         return self.catalog.find(model)
 
     def status(self, model: str) -> ModelStatus:
-        """State of a model over all workers; of several, the one that tells most."""
+        """State of a model over all workers: loaded when one of them has it, else the state that tells most."""
         found = [c.models[model] for c in self.client.channels if c.state == "ready" and model in c.models]
         return min(found, key=lambda s: STATE_ORDER.index(s.state), default=ModelStatus(model, "available"))
 
@@ -93,9 +93,9 @@ class Engine:
         up = [channel for channel in self.client.channels if channel.responsive]
         if not up:
             return False, "no worker is up"
-        states = {name: self.status(name).state for name in self.catalog}
-        if any(state in ("available", "loading") for state in states.values()):
+        statuses = [self.status(name) for name in self.catalog]
+        if any(s.state == "available" or (s.state == "loading" and s.attempts <= 1) for s in statuses):
             return False, "models are loading"
-        if "loaded" not in states.values():
+        if not any(s.state == "loaded" for s in statuses):
             return False, "no model could be loaded"
         return True, "ok"

@@ -52,6 +52,7 @@ def worker_class(config: Settings) -> Any:
         body_floor_after_s=server.body_floor_after_s,
         max_connections=server.max_connections,
         write_stall_s=server.write_stall_s,
+        version_header=server.version_header,
     )
     return PenstockWorker if server.worker_class == "penstock" else "asgi"
 

@@ -30,6 +30,7 @@ class RequestMiddleware:
         made = context.make(req, self._services.settings.limits)
         req.context.penstock = made
         logs.request_id.set(made.request_id)
+        context.shorten(made, req, self._services.settings.limits)
 
     async def process_response(
         self, req: Request, resp: Response, resource: object, req_succeeded: bool

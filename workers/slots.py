@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 EXIT_CONFIG = 3
 EXIT_DEVICE_LOST = 4
+CONFIG_RETRY_S = 2.0
+"""A slot that once served looks again this often whether its files have been mended."""
 
 
 class WorkerSlot:
@@ -108,12 +110,12 @@ class WorkerSlot:
             cause = "drained"
         delay = self._backoff.failed(now, now - self._started)
         self.misconfigured = code == EXIT_CONFIG and not self._proven
-        self.quarantined = (self._backoff.exhausted(now) and others_healthy) or code in (
-            EXIT_CONFIG,
-            EXIT_DEVICE_LOST,
-        )
+        failing = self._backoff.exhausted(now) and others_healthy and code != EXIT_CONFIG
+        self.quarantined = failing or code == EXIT_DEVICE_LOST
         if self.quarantined:
             delay = QUARANTINE_S
+        elif code == EXIT_CONFIG:
+            delay = CONFIG_RETRY_S
         self.state, self._start_at = "waiting", now + delay
         if cause == "drained":
             log.info("worker %d has ended in order", self.slot)

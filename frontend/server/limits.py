@@ -32,6 +32,8 @@ class ServerLimits:
     """Request line and header fields of one request; also a chunked body's bytes between two pieces of content."""
     max_pipelined: int = 64
     """Requests that may wait on one connection behind the one in work."""
+    version_header: str = "0.3.4"
+    """Value of X-SIE-Server-Version on the server's own refusals."""
     linger_s: float = 1.0
     """How long the rest of a refused upload is read and thrown away, so that the client can read the refusal."""
 

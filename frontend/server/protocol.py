@@ -241,7 +241,7 @@ class PenstockProtocol(HttpToolsProtocol):
             if started:
                 self.transport.abort()
                 return
-        self.transport.write(refusal.encode())
+        self.transport.write(refusal.encode(self.limits.version_header))
         self.linger()
 
     def linger(self) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import http
 import json
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,15 +18,20 @@ class Refusal:
     code: str
     message: str
     retry_after_s: int = 0
+    detail: Mapping[str, str] = MappingProxyType({})
+    beside: Mapping[str, str] = MappingProxyType({})
 
-    def encode(self) -> bytes:
-        """The complete HTTP/1.1 response with `Connection: close`."""
-        body = json.dumps({"detail": {"code": self.code, "message": self.message}}).encode()
+    def encode(self, version: str) -> bytes:
+        """The complete HTTP/1.1 response with `Connection: close`; `version` goes into X-SIE-Server-Version."""
+        detail = {"code": self.code, "message": self.message, **self.detail}
+        body = json.dumps({**self.beside, "detail": detail}).encode()
         lines = [
             f"HTTP/1.1 {self.status} {http.HTTPStatus(self.status).phrase}",
             "content-type: application/json",
             f"content-length: {len(body)}",
             "connection: close",
+            f"x-sie-error-code: {self.code}",
+            f"x-sie-server-version: {version}",
             f"x-request-id: req_{random.getrandbits(128):032x}",
             f"x-trace-id: {random.getrandbits(128):032x}",
         ]
@@ -64,4 +71,11 @@ def too_many_connections(limit: int) -> Refusal:
 
 def draining() -> Refusal:
     """503 for a request that did not finish before the process had to end."""
-    return Refusal(503, "QUEUE_FULL", "The server stopped before the request was finished.", retry_after_s=5)
+    return Refusal(
+        503,
+        "QUEUE_FULL",
+        "Service shutting down",
+        retry_after_s=5,
+        detail={"reason": "draining"},
+        beside={"error": "Service shutting down"},
+    )

@@ -17,7 +17,7 @@ from ipc.metrics import LANES, PHASES, REJECTIONS, REVOCATIONS, STATES, UNKNOWN
 from tests.harness.raw import RawClient
 from tests.harness.server import Server, alive, make_server, serving, wait_until
 
-MODELS = ("fake/late", "fake/echo", "fake/slow", "fake/small", "fake/large")
+MODELS = ("fake/echo", "fake/slow", "fake/large", "fake/late", "fake/small")
 SETTINGS = {
     "batch.max_items": 4,
     "arena.lease_max_age_s": 1.0,
@@ -166,7 +166,6 @@ def crash(server: Server, look: Look) -> None:
     assert server.encode("fake/echo", ["#crash metrics"]).status == 500
     for name in ("penstock_retries_total", "penstock_poison_total", "penstock_worker_restarts_total"):
         wait_until(lambda name=name: moved(look, name), what=name)
-    wait_until(lambda: server.get("/readyz").status == 200, 20, "readiness")
     look()
 
 
@@ -191,13 +190,14 @@ def test_a_family_moves_under_traffic(seen: dict[str, set[float]], name: str) ->
 
 
 def test_a_frontend_that_dies_with_a_lease_is_counted(server: Server) -> None:
+    assert server.encode("fake/large", ["loaded"]).status == 200
     with RawClient(server.port, receive_nbytes=4096) as client:
         client.encode("fake/large", ["held"] * 10)
         assert client.head()[0] == 200
         frontend = server.frontend_pids()[0]
         os.kill(frontend, signal.SIGKILL)
     wait_until(lambda: frontend not in server.frontend_pids(), what="its death")
-    wait_until(lambda: says(server, "/readyz", b"ok"), 20, "a new frontend")
+    wait_until(lambda: says(server, "/livez", b"ok"), 20, "a new frontend")
     wait_until(
         lambda: server.metric("penstock_shm_leases_revoked_total", reason="session") > 0, what="its count"
     )
@@ -248,7 +248,7 @@ def test_clients_cannot_invent_label_values(server: Server) -> None:
 
 def test_counters_go_on_and_files_stay_bounded_over_restarts(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
-        for turn in range(1, 4):
+        for turn in range(1, 3):
             assert server.encode("fake/echo", [f"turn {turn}"]).status == 200
             before = set(server.frontend_pids())
             server.process.send_signal(signal.SIGHUP)

@@ -205,7 +205,7 @@ def every_kind_of_answer(server: Server, headers: dict[str, str]) -> dict[str, A
         "400": server.request("POST", PATH, b"{", headers),
         "404 model": server.request("POST", "/v1/encode/none", good, headers),
         "500": server.request("POST", PATH, JSON.dump({"items": [{"text": "#raise"}]}), headers),
-        "501": server.request("POST", "/v1/score/plain", good, headers),
+        "score": server.request("POST", "/v1/score/plain", good, headers),
         "404": server.request("GET", "/nope", headers=headers),
         "405": server.request("GET", PATH, headers=headers),
         "models": server.request("GET", "/v1/models", headers=headers),
@@ -322,7 +322,7 @@ def test_a_wrong_method_is_refused_with_the_right_ones(
 def test_operations_that_are_not_offered_say_so(sie: Server, operation: str) -> None:
     body = {"query": {"text": "a"}, "items": [{"text": "b"}]}
     answer = sie.post(f"/v1/{operation}/org/odd", body)
-    assert_refused(answer, 501, "UNSUPPORTED", operation)
+    assert_refused(answer, 400, "INVALID_INPUT", operation)
     assert_refused(sie.post(f"/v1/{operation}/org/none", body), 404, "MODEL_NOT_FOUND")
 
 

@@ -24,7 +24,7 @@ DIMS = 262144
 ARENA_NBYTES = 16 * MIB
 ITEMS = 7
 """Items of a request: 7 MiB, so that the arena holds two answers and not a third."""
-HOLD_S = 2.0
+HOLD_S = 1.0
 EXIT_CONFIG = 3
 
 
@@ -77,7 +77,7 @@ def test_a_request_without_room_waits_until_a_slow_reader_has_lost_its_lease(ser
 def test_a_request_without_room_before_its_deadline_gets_503_with_retry_after(server: Server) -> None:
     with ExitStack() as stack:
         fill(server, stack)
-        impatient = stack.enter_context(ask(server, "impatient", **{"X-Request-Timeout": "0.8"}))
+        impatient = stack.enter_context(ask(server, "impatient", **{"X-Request-Timeout": "0.6"}))
         status, headers, body = impatient.answer()
         assert status == 503, body
         assert headers["x-sie-error-code"] == "RESOURCE_EXHAUSTED"

@@ -18,8 +18,8 @@ MODEL = "fake/slow"
 TEXT = "overload " * 28
 """With its number 261 characters: 66 tokens, 27 ms of the fake device."""
 MAX_WAIT_S = 2.0
-CLOSED_S = 2.0
-OVERLOAD_S = 3.5 * rounds(short=1, long=15)
+CLOSED_S = 1.5
+OVERLOAD_S = 3.0 * rounds(short=1, long=15)
 FACTOR = 10
 
 

@@ -39,21 +39,14 @@ def assert_none_failed(load: Load) -> None:
 def test_reloads_under_load_fail_no_request_and_keep_the_models(tmp_path: Path) -> None:
     with serving(tmp_path, settings={"server.frontends": 2}) as server:
         worker = server.worker_pid()
-        with Load(server.port, CLIENTS) as load:
-            more_answers(load)
+        with Load(server.port, CLIENTS) as kept, Load(server.port, 4, keep_alive=False) as fresh:
+            more_answers(kept)
             for _ in range(rounds(short=3, long=100)):
-                reload(server, load)
-            assert_none_failed(load)
-        assert load.outcome.refused_connections == 0
+                reload(server, kept)
+            assert_none_failed(kept)
+            assert_none_failed(fresh)
+        assert kept.outcome.refused_connections == fresh.outcome.refused_connections == 0
         assert server.worker_pid() == worker, "a reload must not touch the workers"
-
-
-def test_reloads_with_a_connection_per_request_fail_none(tmp_path: Path) -> None:
-    with serving(tmp_path) as server, Load(server.port, CLIENTS, keep_alive=False) as load:
-        for _ in range(rounds(short=2, long=100)):
-            reload(server, load)
-        assert_none_failed(load)
-        assert load.outcome.refused_connections == 0
 
 
 def test_a_stop_under_load_answers_every_request_that_was_sent(tmp_path: Path) -> None:
@@ -86,19 +79,9 @@ def test_the_drain_of_one_of_two_workers_fails_no_request(tmp_path: Path) -> Non
         assert "signal-" not in server.log
 
 
-def test_a_reload_applies_a_changed_setting(tmp_path: Path) -> None:
-    config = tmp_path / "server.yaml"
-    config.write_text("limits: {max_items: 3}\n")
-    with serving(tmp_path, config=config) as server:
-        assert server.encode("fake/echo", list("abcd")).status == 400
-        config.write_text("limits: {max_items: 4}\n")
-        with Load(server.port, CLIENTS) as load:
-            reload(server, load)
-            assert_none_failed(load)
-        assert server.encode("fake/echo", list("abcd")).status == 200
-
-
-def test_a_reload_of_broken_settings_keeps_the_old_ones_and_fails_no_request(tmp_path: Path) -> None:
+def test_a_reload_applies_good_settings_and_refuses_broken_ones_without_a_failed_request(
+    tmp_path: Path,
+) -> None:
     config = tmp_path / "server.yaml"
     config.write_text("limits: {max_items: 3}\n")
     with serving(tmp_path, config=config) as server, Load(server.port, CLIENTS) as load:
@@ -119,7 +102,9 @@ def test_a_reload_of_broken_settings_keeps_the_old_ones_and_fails_no_request(tmp
         assert_none_failed(load)
 
 
-def test_a_reload_of_a_broken_catalog_keeps_the_old_one_and_a_new_frontend_has_it_too(tmp_path: Path) -> None:
+def test_a_broken_catalog_stops_no_frontend_and_a_worker_that_died_returns_once_it_is_mended(
+    tmp_path: Path,
+) -> None:
     catalog = tmp_path / "catalog"
     catalog.mkdir()
     entry = (
@@ -135,4 +120,9 @@ def test_a_reload_of_a_broken_catalog_keeps_the_old_one_and_a_new_frontend_has_i
         wait_until(lambda: server.frontend_pids() not in ([], [frontend]), 20, "a new frontend")
         wait_until(lambda: server.get("/readyz").status == 200, 20, "readiness")
         assert server.encode("fake/echo", ["served"]).status == 200
+        worker = wait_until(server.worker_pid, what="a worker")
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: "ended (exit-3)" in server.log, 20, "a worker that finds the broken catalog")
         assert server.process.poll() is None
+        (catalog / "echo.yaml").write_text(entry)
+        wait_until(lambda: server.get("/readyz").status == 200, 20, "a worker with the mended catalog")

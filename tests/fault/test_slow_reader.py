@@ -109,7 +109,7 @@ def test_a_fast_client_gets_the_same_body_while_others_do_not_read(server: Serve
 
 def test_a_client_that_stops_reading_is_dropped_and_its_memory_comes_back(server: Server) -> None:
     before = resident_nbytes(server)
-    for turn in range(rounds(short=2, long=20)):
+    for turn in range(rounds(short=1, long=20)):
         with asked(server, f"stalled {turn}") as client:
             began = time.monotonic()
             assert connections(server) > 0

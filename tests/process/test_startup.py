@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.harness.server import Server, alive, make_server, serving, wait_until
@@ -79,22 +80,19 @@ def test_a_server_none_of_whose_models_loads_is_alive_but_not_ready(tmp_path: Pa
         assert " is ready\n" not in server.log
 
 
-def test_requests_wait_for_a_model_that_loads(tmp_path: Path) -> None:
-    with starting(tmp_path, ("fake/late",)) as server:
+def test_requests_wait_for_a_model_that_loads_and_for_one_whose_turn_has_not_come(tmp_path: Path) -> None:
+    with starting(tmp_path, ("fake/late", "fake/echo")) as server:
         assert server.get("/readyz").status == 503
         assert server.get("/healthz").status == 200
         wait_until(lambda: joined(server), 20, "the worker")
-        assert server.encode("fake/late", ["early"]).status == 200
+        assert server.metric("penstock_model_state", model="fake/echo", state="loaded") == 0
+        with ThreadPoolExecutor(2) as pool:
+            statuses = pool.map(
+                lambda model: server.encode(model, ["early"]).status, ("fake/late", "fake/echo")
+            )
+            assert list(statuses) == [200, 200]
         wait_until(lambda: server.get("/readyz").status == 200, what="readiness")
         assert server.metric("penstock_model_load_seconds", model="fake/late") >= 2
-
-
-def test_requests_wait_for_a_model_whose_turn_to_load_has_not_come(tmp_path: Path) -> None:
-    with starting(tmp_path, ("fake/late", "fake/echo")) as server:
-        wait_until(lambda: joined(server), 20, "the worker")
-        assert server.metric("penstock_model_state", model="fake/echo", state="loaded") == 0
-        assert server.encode("fake/echo", ["second in line"]).status == 200
-        wait_until(lambda: server.get("/readyz").status == 200, what="readiness")
 
 
 def test_a_short_wait_for_a_load_ends_with_503_model_loading(tmp_path: Path) -> None:

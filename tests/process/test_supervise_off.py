@@ -99,6 +99,21 @@ def blocks(server: Server) -> int:
     return server.log.count(" is ready\n")
 
 
+def assert_silent_while_stopped(found: Site, pid: int) -> None:
+    """A stopped worker sends no pings and costs the server its readiness, until it goes on."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: answers(found.server, "/readyz") == 503, what="readiness lost")
+        found.worker.listen()
+        pings = found.worker.pings
+        found.frontend.wait_pings(2)
+        found.worker.listen()
+        assert found.worker.pings == pings
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: answers(found.server, "/readyz") == 200, what="readiness again")
+
+
 def test_a_worker_started_by_hand_is_served_and_both_units_report_to_systemd(tmp_path: Path) -> None:
     with site(tmp_path) as found:
         server = found.server
@@ -117,6 +132,7 @@ def test_a_worker_started_by_hand_is_served_and_both_units_report_to_systemd(tmp
             found.frontend.wait_pings()
             assert "1/1 models ready" in found.frontend.fields["STATUS"]
             assert server.supervisor_pid() is None
+            assert_silent_while_stopped(found, worker.pid)
             found.worker.listen()
             worker.send_signal(signal.SIGTERM)
             assert worker.wait(20) == 0, found.log.read_text()
@@ -129,7 +145,17 @@ def test_a_worker_started_by_hand_is_served_and_both_units_report_to_systemd(tmp
             assert successor.wait(20) == 0
 
 
-def test_a_worker_outlives_a_restart_of_the_frontends(tmp_path: Path) -> None:
+def assert_slot_is_held(server: Server) -> None:
+    """A second worker on the same slot is refused, and what belongs to the first is left alone."""
+    second = subprocess.run(
+        COMMAND, cwd=ROOT, env=server.environment, capture_output=True, timeout=30, check=False
+    )
+    assert second.returncode == 3
+    assert b"worker-0.lock is held by another live process" in second.stderr
+    assert server.arenas(), "the arena of the live worker was removed"
+
+
+def test_a_worker_holds_its_slot_and_outlives_a_restart_of_the_frontends(tmp_path: Path) -> None:
     with site(tmp_path) as found, found.running_worker() as worker:
         server = found.server
         wait_until(lambda: blocks(server) == 1, 30, "the first start-up block")
@@ -138,27 +164,9 @@ def test_a_worker_outlives_a_restart_of_the_frontends(tmp_path: Path) -> None:
         assert worker.poll() is None
         server.start()
         wait_until(lambda: blocks(server) == 2, 30, "the second start-up block")
+        assert_slot_is_held(server)
         assert server.encode("fake/echo", ["kept"]).status == 200
         assert server.worker_pid() == worker.pid
-        worker.send_signal(signal.SIGTERM)
-        assert worker.wait(20) == 0
-
-
-def test_the_watchdog_falls_silent_when_a_worker_is_stopped(tmp_path: Path) -> None:
-    with site(tmp_path) as found, found.running_worker() as worker:
-        wait_until(found.worker.is_ready, 30, "READY=1 from the worker")
-        found.worker.wait_pings()
-        os.kill(worker.pid, signal.SIGSTOP)
-        try:
-            wait_until(lambda: answers(found.server, "/readyz") == 503, what="readiness lost")
-            found.worker.listen()
-            pings = found.worker.pings
-            found.frontend.wait_pings(2)
-            found.worker.listen()
-            assert found.worker.pings == pings
-        finally:
-            os.kill(worker.pid, signal.SIGCONT)
-        wait_until(lambda: answers(found.server, "/readyz") == 200, what="readiness again")
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(20) == 0
 
@@ -170,19 +178,5 @@ def test_ready_is_told_again_when_nobody_listened_at_first(tmp_path: Path) -> No
         found.frontend.wait_pings()
         wait_until(found.worker.is_ready, what="READY=1 from the worker")
         wait_until(found.frontend.is_ready, what="READY=1 from the frontend")
-        worker.send_signal(signal.SIGTERM)
-        assert worker.wait(20) == 0
-
-
-def test_a_second_worker_on_a_held_slot_is_refused(tmp_path: Path) -> None:
-    with site(tmp_path) as found, found.running_worker() as worker:
-        wait_until(found.worker.is_ready, 30, "READY=1 from the worker")
-        second = subprocess.run(
-            COMMAND, cwd=ROOT, env=found.server.environment, capture_output=True, timeout=30, check=False
-        )
-        assert second.returncode == 3
-        assert b"worker-0.lock is held by another live process" in second.stderr
-        assert worker.poll() is None
-        assert found.server.arenas(), "the arena of the live worker was removed"
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(20) == 0

@@ -41,6 +41,16 @@ def check_texts(texts: Sequence[str], where: str, limits: Limits) -> None:
             raise InvalidInput(f"{where.format(index)}: NUL character at offset {text.index(chr(0))}")
 
 
+def check_instruction(instruction: str, items: int, limits: Limits) -> None:
+    """Raise `InvalidInput` for an instruction that is too long alone, or together with the items it stands before."""
+    check_texts([instruction], "params.instruction", limits)
+    if items * len(instruction) > limits.max_body_bytes:
+        raise InvalidInput(
+            f"params.instruction: {len(instruction)} characters before {items} items, "
+            f"the limit is {limits.max_body_bytes} in all (limits.max_body_bytes)"
+        )
+
+
 def check_count(count: int, where: str, limits: Limits) -> None:
     """Raise `InvalidInput` for no items or too many."""
     if count == 0:
@@ -51,7 +61,6 @@ def check_count(count: int, where: str, limits: Limits) -> None:
 
 def check_items(items: Sequence[Item], entry: ModelEntry, limits: Limits) -> list[str]:
     """The texts of all items. Raises `InvalidInput` for what this model cannot take."""
-    check_count(len(items), "items", limits)
     texts = []
     for index, item in enumerate(items):
         if item.text is None:
@@ -143,7 +152,12 @@ def _refuse_unbuilt(options: dict[str, Any]) -> None:
 
 
 def plan_encode(
-    texts: list[str], params: EncodeParams, entry: ModelEntry, catalog: Catalog, dims: dict[str, int]
+    texts: list[str],
+    params: EncodeParams,
+    entry: ModelEntry,
+    catalog: Catalog,
+    dims: dict[str, int],
+    limits: Limits,
 ) -> EncodePlan:
     """Resolve all parameters of an encode request; `dims` are the widths of the loaded model's outputs."""
     request = {name: value for name, value in (params.options or {}).items() if value is not None}
@@ -154,8 +168,8 @@ def plan_encode(
     instruction = (
         params.instruction if params.instruction is not None else _typed(options, "instruction", str, "str")
     )
-    if instruction is not None and "\0" in instruction:
-        raise InvalidInput("params.instruction: NUL character")
+    if instruction is not None:
+        check_instruction(instruction, len(texts), limits)
     dimensions = _typed(options, "dimensions", int, "int")
     call = EncodeCall(
         [TextInput(text) for text in texts], outputs, instruction, bool(options.get("is_query"))

@@ -10,7 +10,7 @@ from falcon.asgi import Request, Response
 
 from frontend.context import RequestContext
 from frontend.protocols.sie import render
-from frontend.protocols.sie.convert import EncodePlan, check_items, plan_encode
+from frontend.protocols.sie.convert import EncodePlan, check_count, check_items, plan_encode
 from frontend.protocols.sie.schemas import EncodeParams, EncodeRequest, read
 from frontend.quantize import Quantized, quantize, shorten
 from frontend.responding import send_parts
@@ -62,19 +62,23 @@ class EncodeResource:
     async def on_post(self, req: Request, resp: Response, model: str) -> None:
         """One encode request."""
         services, context = self._services, req.context.penstock
+        limits = services.settings.limits
         context.model, context.operation = model, "encode"
         body = await services.bodies.read(req)
         context.started = time.perf_counter()
-        request = read(body, req.content_type, EncodeRequest, services.settings.limits)
+        request = read(body, req.content_type, EncodeRequest, limits)
         del body
         engine = services.engine
+        check_count(len(request.items), "items", limits)
         entry = engine.find(model)
-        texts = check_items(request.items, entry, services.settings.limits)
+        texts = check_items(request.items, entry, limits)
         status = await engine.ensure_loaded(entry.id, context.deadline_ns)
-        plan = plan_encode(texts, request.params or EncodeParams(), entry, services.catalog, status.dims)
+        params = request.params or EncodeParams()
+        plan = plan_encode(texts, params, entry, services.catalog, status.dims, limits)
         if plan.model != entry.id:
             status = await engine.ensure_loaded(plan.model, context.deadline_ns)
-        cost = engine.cost_of([len(text) for text in texts], status)
+        before = len(plan.call.instruction or "")
+        cost = engine.cost_of([before + len(text) for text in texts], status)
         reply = await engine.run(context, plan.model, plan.call, cost, req.scope)
         try:
             if plan.refuse_truncation:
