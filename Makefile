@@ -51,8 +51,8 @@ bench-gpu: $(STAMP)bench ## measure on a CUDA device
 	@if $(HAS_CUDA); then set -x; $(BIN)/python -m benchmarks.encode --device cuda $(ARGS); \
 	else echo "bench-gpu: torch sees no CUDA device here, nothing was run"; fi
 
-sweep: $(STAMP)run ## remove what killed servers left in the run directory and in shared memory
-	$(BIN)/penstock sweep $(ARGS)
+sweep: $(STAMP)run ## remove what a killed server on 127.0.0.1:PORT left in the run directory and in shared memory
+	$(BIN)/penstock sweep --bind 127.0.0.1:$(PORT) $(ARGS)
 
 format: $(STAMP)dev ## sort imports and format the code
 	$(BIN)/ruff check --fix .

@@ -4,8 +4,6 @@ All values come from Penstock's own settings (server.yaml, PENSTOCK_SECTION__FIE
 frontend/hooks.py.
 """
 
-import os
-
 from frontend import hooks
 
 _config = hooks.read_settings()
@@ -22,7 +20,7 @@ backlog = 2048
 preload_app = False
 control_socket_disable = True
 proc_name = "penstock"
-loglevel = os.environ.get("PENSTOCK_LOG__LEVEL", _config.log.level)
+loglevel = _config.log.level
 
 on_starting = hooks.on_starting
 on_exit = hooks.on_exit

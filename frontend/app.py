@@ -8,6 +8,7 @@ import falcon
 import falcon.asgi
 
 from frontend import configuration, health
+from frontend.disconnect import CALLBACK_KEY, noting
 from frontend.lifespan import Lifespan
 from frontend.middleware import ErrorRenderer, RequestMiddleware
 from frontend.protocols.registry import protocols
@@ -17,7 +18,7 @@ from ipc.errors import PenstockError
 
 
 class Application:
-    """The ASGI callable; keeps each request's `receive`, whose next event after the body is the disconnect.
+    """The ASGI callable; under a server that does not call back at a disconnect, it has `receive` note it.
 
     Falcon waits for the first piece of a body before it does anything. A body whose declared length is over the limit
     is not waited for, so that its refusal comes before a client that asks first (`Expect: 100-continue`) sends it.
@@ -28,9 +29,11 @@ class Application:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """One ASGI scope."""
-        scope["penstock.receive"] = receive
-        if scope["type"] == "http" and _declared_nbytes(scope) > self._max_body_bytes:
-            receive = _unread
+        if scope["type"] == "http":
+            if CALLBACK_KEY not in scope:
+                receive = noting(scope, receive)
+            if _declared_nbytes(scope) > self._max_body_bytes:
+                receive = _unread
         await self._app(scope, receive, send)
 
 

@@ -19,8 +19,8 @@ from ipc.errors import InvalidInput
 
 T = TypeVar("T")
 
-# Writers escape no letters; a key that is spelled so would not be found by its bytes.
-_ESCAPED_ASCII = re.compile(rb"\\u00[2-7]")
+# Keys hold a to z and _, which writers do not escape; a key that is spelled so would not be found by its bytes.
+_ESCAPED_KEY = re.compile(rb"\\u00(?:5[fF]|6[1-9a-fA-F]|7[0-9aA])")
 
 
 @lru_cache(maxsize=64)
@@ -76,7 +76,7 @@ def refuse_repeated(
     Keys in `once` belong to one object, those in `often` to as many objects as their number says. A body in which none
     occurs more often than that is taken to be without repetition.
     """
-    suspicious = not binary and b"\\u00" in body and _ESCAPED_ASCII.search(body) is not None
+    suspicious = not binary and b"\\u00" in body and _ESCAPED_KEY.search(body) is not None
     for key in once:
         suspicious = suspicious or key.occurs_more(body, 1, binary)
     for key, times in often:

@@ -15,7 +15,7 @@ from frontend.recording import Recorder
 from frontend.server.drain import Drain
 from ipc.catalog import Catalog, ModelEntry
 from ipc.client import Client, Reply, Request
-from ipc.errors import WorkerCrashed
+from ipc.errors import InputRefused, WorkerCrashed
 from ipc.messages import Call, ModelStatus
 from ipc.settings import Settings
 
@@ -62,14 +62,14 @@ class Engine:
         self, context: RequestContext, model: str, call: Call, cost: int, scope: dict[str, Any]
     ) -> Reply:
         """Run a call. Raises a `PenstockError`; `Cancelled` when the client went away."""
-        request = Request(model, call, context.deadline_ns, cost, context.request_id, context.traceparent)
         lane = "bulk" if cost > self.settings.batch.bulk_tokens else "interactive"
-        known = self.client.poison.holds(model, call)
+        ids = (context.request_id, context.traceparent)
+        request = Request(model, call, context.deadline_ns, cost, *ids, lane=lane)
         self.recorder.in_flight(model, lane, 1)
         try:
             reply = await until_disconnect(self.client.call(request), scope)
-        except WorkerCrashed:
-            self.recorder.poisoned("refused" if known else "crashed")
+        except WorkerCrashed as error:
+            self.recorder.poisoned("refused" if isinstance(error, InputRefused) else "crashed")
             raise
         finally:
             self.recorder.in_flight(model, lane, -1)

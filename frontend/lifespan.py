@@ -40,6 +40,8 @@ class Lifespan:
         self._watcher: asyncio.Task[None] | None = None
         self._metrics: metrics.FrontendMetrics | None = None
         self._notifier = Notifier(os.environ.get("PENSTOCK_NOTIFY_SOCKET", ""))
+        self._told = self._announced = False
+        self._unsupervised_s = 0.0
 
     async def process_startup(self, scope: dict[str, Any], event: dict[str, Any]) -> None:
         """Fill in the services."""
@@ -75,25 +77,35 @@ class Lifespan:
         logs.flush()
 
     async def _watch(self) -> None:
-        """Twice a second: readiness into metrics and to systemd; the supervisor's life."""
+        """Twice a second: one look; a full disk or a lack of descriptors costs that look and not the watch."""
         supervised = os.environ.get("PENSTOCK_SUPERVISE", "1") != "0"
-        unsupervised_s = 0.0
-        told = False
         while True:
-            ready, why = self._services.engine.ready()
-            self._report(ready)
-            if ready and not told:
-                announce.started(self._services)
-                told = self._notifier.send(ready=1)
-            self._notifier.send(watchdog=1, status=announce.summary(self._services) if ready else why)
-            if supervised:
-                held = await asyncio.to_thread(is_held, self._services.settings.paths.lock("supervisor"))
-                unsupervised_s = 0.0 if held else unsupervised_s + WATCH_EVERY_S
-                if unsupervised_s > SUPERVISOR_GRACE_S and not self._services.drain.draining:
-                    log.critical("the supervisor is gone; this server stops")
-                    logs.flush()
-                    os._exit(EXIT_UNSUPERVISED)
+            try:
+                await self._look(supervised)
+            except OSError as error:
+                log.error("watching this frontend failed: %s", error)
             await asyncio.sleep(WATCH_EVERY_S)
+
+    async def _look(self, supervised: bool) -> None:
+        """Readiness into metrics and to systemd; the supervisor's life; last the block, whose writing may fail."""
+        ready, why = self._services.engine.ready()
+        self._report(ready)
+        if ready and not self._told:
+            self._told = self._notifier.send(ready=1)
+        self._notifier.send(watchdog=1, status=announce.summary(self._services) if ready else why)
+        if supervised:
+            await self._check_supervisor()
+        if ready and not self._announced:
+            announce.started(self._services)
+            self._announced = True
+
+    async def _check_supervisor(self) -> None:
+        held = await asyncio.to_thread(is_held, self._services.settings.paths.lock("supervisor"))
+        self._unsupervised_s = 0.0 if held else self._unsupervised_s + WATCH_EVERY_S
+        if self._unsupervised_s > SUPERVISOR_GRACE_S and not self._services.drain.draining:
+            log.critical("the supervisor is gone; this server stops")
+            logs.flush()
+            os._exit(EXIT_UNSUPERVISED)
 
     def _report(self, ready: bool) -> None:
         assert self._metrics is not None

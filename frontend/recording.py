@@ -9,7 +9,8 @@ from ipc.metrics import UNKNOWN, FrontendMetrics
 
 _REJECTIONS = {
     "QUEUE_FULL": "queue_full",
-    "NO_REPLICA": "queue_full",
+    "NO_REPLICA": "no_worker",
+    "MODEL_LOADING": "loading",
     "SHM_EXHAUSTED": "queue_full",
     "DEADLINE_EXCEEDED": "deadline",
     "INPUT_TOO_LONG": "too_long",

@@ -4,7 +4,8 @@
    generation is checked after the copy, so a revoked lease ends the response and never shows another request's data.
 2. The lease ends with the last copy. A client that has not taken everything after `lease_copy_after_s` gets the rest
    from a private copy, so a slow reader never holds arena memory.
-3. Private copies share a budget; a slow reader that does not fit into it is cut off.
+3. Private copies share a budget; a slow reader that does not fit into it is cut off. A body that holds no lease is
+   private already: it is not copied again, but counts in the same way once its reader is slow.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ Part = bytes | memoryview
 
 class Lease(Protocol):
     """Right to read the views; see `ipc.client.Reply`."""
+
+    @property
+    def leased(self) -> bool:
+        """Whether there is memory that the right holds; otherwise all bytes are private."""
 
     def check(self) -> None:
         """Raise when the bytes just copied may not be used."""
@@ -59,9 +64,9 @@ class LeasedBody:
         self._at = self._offset = 0
         self._private_nbytes = 0
         self._broken = False
-        self._leased = True
+        self._leased = lease.leased
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(settings.lease_copy_after_s, self._copy_out)
+        self._timer = loop.call_later(settings.lease_copy_after_s, self._keep_private)
 
     def __aiter__(self) -> AsyncIterator[bytes | bytearray]:
         return self._slices()
@@ -98,30 +103,33 @@ class LeasedBody:
     def _advance(self, nbytes: int) -> None:
         self._offset += nbytes
         if self._offset == len(self._parts[self._at]):
+            self._parts[self._at] = b""
             self._at, self._offset = self._at + 1, 0
 
-    def _copy_out(self) -> None:
-        """The client is slow: keep a private copy of the rest and end the lease."""
-        if not self._leased:
-            return
+    def _keep_private(self) -> None:
+        """The client is slow: count the rest as private, after copying it if it is leased, and end the lease."""
         rest = sum(len(part) for part in self._parts[self._at :]) - self._offset
         if self._budget.take(rest):
             self._private_nbytes = rest
-            self._parts, self._at, self._offset = [bytes(self._take(rest))] if rest else [], 0, 0
-            try:
-                self._lease.check()
-            except Exception:
-                self._broken = True
+            if self._leased:
+                self._copy(rest)
         else:
-            log.warning("no room for a private copy of %d bytes: a slow client is cut off", rest)
+            log.warning("no room for %d private bytes: a slow client is cut off", rest)
             self._broken, self._parts = True, [b"\0"]
             self._at = self._offset = 0
         self._end_lease()
 
+    def _copy(self, rest: int) -> None:
+        self._parts, self._at, self._offset = [memoryview(self._take(rest))] if rest else [], 0, 0
+        try:
+            self._lease.check()
+        except Exception:
+            self._broken = True
+
     def _end_lease(self) -> None:
+        self._timer.cancel()
         if self._leased:
             self._leased = False
-            self._timer.cancel()
             self._lease.release()
 
     def _finish(self) -> None:

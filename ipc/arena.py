@@ -4,8 +4,8 @@ Layout (little endian): 4 KiB header, 60 KiB flight record, then blocks. A block
 (generation, nbytes); its data follow. The header is written once; the stamp is written by the owner only,
 zeroed before a block may be reused, and checked by the reader after every copy.
 
-The flight record names the requests that are on the device. It is written before a batch starts and read by frontends
-only after the worker died, to tell suspects from bystanders.
+The flight record names the requests that are on the device or in the hands of a preparing thread. It is written before
+they are touched and read by frontends only after the worker died, to tell suspects from bystanders.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ FLIGHT_OFFSET = ALIGNMENT
 FLIGHT_NBYTES = 15 * ALIGNMENT
 BLOCKS_OFFSET = FLIGHT_OFFSET + FLIGHT_NBYTES
 _FLIGHT_ENTRY = struct.Struct("<QQ")
-_FLIGHT_MAX = FLIGHT_NBYTES // _FLIGHT_ENTRY.size - 1
+PREPARING_MAX = 16
+_FLIGHT_MAX = FLIGHT_NBYTES // _FLIGHT_ENTRY.size - 1 - PREPARING_MAX
+_PREPARING_OFFSET = BLOCKS_OFFSET - PREPARING_MAX * _FLIGHT_ENTRY.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,10 @@ class Arena:
             at += _FLIGHT_ENTRY.size
         _FLIGHT_ENTRY.pack_into(self._map, FLIGHT_OFFSET, len(entries), 0)
 
+    def record_preparing(self, place: int, tag: int, request: int) -> None:
+        """Name the request that thread `place` (below `PREPARING_MAX`) prepares now; zeros when it is done."""
+        _FLIGHT_ENTRY.pack_into(self._map, _PREPARING_OFFSET + place * _FLIGHT_ENTRY.size, tag, request)
+
     def close(self) -> None:
         """Unlink the name. The mapping goes when the last view of it does, in whatever process."""
         self.path.unlink(missing_ok=True)
@@ -117,11 +123,12 @@ class ArenaView:
             raise LeaseRevoked("the result was taken back before it could be sent", retry_after_s=1)
 
     def flight(self) -> set[tuple[int, int]]:
-        """(session tag, request id) pairs that were on the device; read it only when the owner is dead."""
+        """(session tag, request id) pairs that were on the device or being prepared; read it when the owner is dead."""
         count = min(_FLIGHT_ENTRY.unpack_from(self._map, FLIGHT_OFFSET)[0], _FLIGHT_MAX)
         first = FLIGHT_OFFSET + _FLIGHT_ENTRY.size
         raw = self._map[first : first + count * _FLIGHT_ENTRY.size]
-        return set(_FLIGHT_ENTRY.iter_unpack(raw))
+        preparing = _FLIGHT_ENTRY.iter_unpack(self._map[_PREPARING_OFFSET:BLOCKS_OFFSET])
+        return set(_FLIGHT_ENTRY.iter_unpack(raw)) | {entry for entry in preparing if entry != (0, 0)}
 
 
 def _read_header(buffer: mmap.mmap) -> ArenaHeader:

@@ -30,6 +30,7 @@ from ipc.arena import ArenaView
 from ipc.errors import DeadlineExceeded, ProtocolError, WorkerLost, from_code
 from ipc.liveness import open_pidfd, start_ticks
 from ipc.messages import (
+    LANES,
     VERSION,
     Cancel,
     Credits,
@@ -83,7 +84,7 @@ class Channel:
         self.credits = Credits(0, 0, 0.0)
         self.device = ""
         self.threads = 0
-        self.cost = 0
+        self._costs = dict.fromkeys(LANES, 0)
         self.ready_since = 0.0
         self._context, self._paths, self._name, self._changed = context, paths, name, changed
         self._loop = asyncio.get_running_loop()
@@ -103,9 +104,13 @@ class Channel:
         return self.state == "ready" and time.monotonic() - self._last_pong < SUSPECT_AFTER_S
 
     @property
-    def pending(self) -> int:
-        """Requests in flight."""
-        return len(self._pending)
+    def cost(self) -> int:
+        """Cost in flight."""
+        return sum(self._costs.values())
+
+    def cost_in(self, lane: str) -> int:
+        """Cost in flight in one lane."""
+        return self._costs[lane]
 
     def tick(self) -> None:
         """Advance: connect, say hello, ping. Called every 100 ms or so."""
@@ -167,7 +172,7 @@ class Channel:
             raise WorkerLost("the worker takes no requests", retry_after_s=1)
         future: asyncio.Future[Delivery] = self._loop.create_future()
         self._pending[request] = (future, message)
-        self.cost += message.cost
+        self._costs[message.lane] += message.cost
         return request, future
 
     def cancel(self, request: int) -> None:
@@ -187,6 +192,12 @@ class Channel:
         """End the lease of a result; only its own worker life is told."""
         if result.block is not None and arena is self._arena:
             self._send(Release(result.block.offset, result.block.generation))
+
+    def leave(self) -> None:
+        """The worker drains: send nothing new."""
+        if self.state == "ready":
+            self.state = "leaving"
+            self._changed()
 
     def close(self) -> None:
         """Say goodbye and give up whatever is pending."""
@@ -247,8 +258,7 @@ class Channel:
             if self._mapping is None and self.state == "connecting":
                 self._mapping = self._loop.create_task(self._welcomed(message))
         elif isinstance(message, Leaving):
-            self.state = "leaving"
-            self._changed()
+            self.leave()
         elif isinstance(message, Goodbye):
             self._reset("the worker dropped this session", set())
 
@@ -263,7 +273,7 @@ class Channel:
         entry = self._pending.pop(request, None)
         if entry is None:
             return None
-        self.cost -= entry[1].cost
+        self._costs[entry[1].lane] -= entry[1].cost
         return entry[0]
 
     def _set_models(self, models: list[ModelStatus]) -> None:
@@ -308,7 +318,7 @@ class Channel:
         self._reset("the worker process died", suspects)
 
     def _reset(self, why: str, suspects: set[int]) -> None:
-        pending, self._pending, self.cost = self._pending, {}, 0
+        pending, self._pending, self._costs = self._pending, {}, dict.fromkeys(LANES, 0)
         if self._mapping is not None:
             self._mapping.cancel()
             self._mapping = None

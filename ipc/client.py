@@ -20,7 +20,7 @@ import zmq
 
 from ipc import deadline, retry, routing, tensors
 from ipc.channel import Channel, Delivery
-from ipc.errors import ModelLoading, NoReplica, QueueFull, WorkerCrashed, WorkerLost
+from ipc.errors import Draining, InputRefused, ModelLoading, NoReplica, QueueFull, WorkerCrashed, WorkerLost
 from ipc.messages import Call, ItemError, Submit, Timing
 from ipc.paths import RunPaths
 from ipc.poison import PoisonList
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TICK_S = 0.1
+FULL_WAIT_S = 0.05
 _SOCKET_NAME = re.compile(r"^worker-(\d+)\.sock$")
 
 
@@ -44,6 +45,7 @@ class Request:
     cost: int
     request_id: str
     traceparent: str = ""
+    lane: str = "interactive"
 
 
 class Reply:
@@ -169,13 +171,24 @@ class Client:
     async def call(self, request: Request) -> Reply:
         """Run one call. Raises a `PenstockError`; cancelling the task cancels the work."""
         if self.poison.holds(request.model, request.call):
-            raise WorkerCrashed("this input crashed worker processes before and is refused for a while")
+            raise InputRefused("this input crashed worker processes before and is refused for a while")
         self._budget.count_request()
         attempts = retry.Attempts()
         while True:
             channel = await self._route(request, attempts)
             try:
                 return await self._send(channel, request, attempts.solo)
+            except Draining:
+                channel.leave()
+            except QueueFull:
+                # Another worker may have room; a request that was lost before waits for one.
+                attempts.avoid.add(channel.slot)
+                slots = {c.slot for c in routing.loaded(self.channels, request.model)}
+                if slots <= attempts.avoid:
+                    if not attempts.losses:
+                        raise
+                    attempts.avoid.clear()
+                    await asyncio.sleep(FULL_WAIT_S)
             except WorkerLost as lost:
                 error = attempts.next_error(lost, channel.slot, request.deadline_ns, self._budget)
                 if isinstance(error, WorkerCrashed):
@@ -195,7 +208,7 @@ class Client:
             if attempts.solo:
                 # Suspects all go to one worker, so that a poison among them can cost only that one.
                 return routing.loaded(self.channels, request.model)[0]
-            return routing.pick(self.channels, request.model, avoid=attempts.avoid)
+            return routing.pick(self.channels, request.model, request.lane, avoid=attempts.avoid)
 
         return await self._until(pick, request.deadline_ns, patient=bool(attempts.losses))
 
@@ -243,6 +256,7 @@ class Client:
                 request.request_id,
                 request.traceparent,
                 solo,
+                request.lane,
             )
 
         number, future = channel.submit(build)

@@ -7,11 +7,6 @@ import time
 from ipc.errors import DeadlineExceeded
 
 
-def now_ns() -> int:
-    """The present instant."""
-    return time.monotonic_ns()
-
-
 def after(seconds: float) -> int:
     """The instant `seconds` from now."""
     return time.monotonic_ns() + int(seconds * 1e9)

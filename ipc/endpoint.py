@@ -52,6 +52,10 @@ _BURST = 512
 class Handler(Protocol):
     """What the endpoint asks of the runtime."""
 
+    @property
+    def draining(self) -> bool:
+        """Whether nothing new is taken."""
+
     def welcome(self) -> Welcome:
         """Present state, for a new session."""
 
@@ -195,6 +199,8 @@ class Endpoint:
             self._poller.register(session.pidfd, zmq.POLLIN)
             log.info("frontend %s (pid %d) registered", session.slot, session.pid)
         self._send(key, self._handler.welcome())
+        if self._handler.draining:
+            self._send(key, Leaving())
 
     def _submit(self, session: Session, message: Submit) -> None:
         session.outstanding[message.id] = message.cost
@@ -236,10 +242,6 @@ class Endpoint:
         """Send one message to every session. Endpoint thread only."""
         for session in self.sessions:
             self._send(session.key, message)
-
-    def send(self, session: Session, message: Credits) -> None:
-        """Send one message to one session. Endpoint thread only."""
-        self._send(session.key, message)
 
     def _send(self, key: bytes, message: ToFrontend, inline: bytes | None = None) -> bool:
         frames = [key, codec.encode(message)]

@@ -22,6 +22,7 @@
     +-- WorkerFault
     |   +-- WorkerLost            WORKER_LOST          503  retryable
     |   +-- WorkerCrashed         WORKER_CRASHED       500
+    |   |   +-- InputRefused      WORKER_CRASHED       500
     |   +-- LeaseRevoked          LEASE_REVOKED        503  retryable
     +-- Cancelled                 CANCELLED            499
     +-- Unsupported               UNSUPPORTED          501
@@ -176,6 +177,10 @@ class WorkerCrashed(WorkerFault):
     """A worker died twice on this very input; the input is refused for a while."""
 
     code, status = "WORKER_CRASHED", 500
+
+
+class InputRefused(WorkerCrashed):
+    """This input crashed workers before and is not run again for a while."""
 
 
 class LeaseRevoked(WorkerFault):

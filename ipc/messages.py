@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 VERSION = 1
+LANES = ("interactive", "bulk")
 
 
 class Wire(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -58,6 +59,7 @@ class Submit(Wire, frozen=True, tag="submit"):
     request_id: str
     traceparent: str = ""
     solo: bool = False
+    lane: str = "interactive"
 
 
 class Cancel(Wire, frozen=True, tag="cancel"):

@@ -11,13 +11,13 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from ipc.messages import LANES
 from ipc.metric_families import FRONTEND, SUPERVISOR, WORKER, Family
 from ipc.paths import RunPaths
 
 PHASES = ("queue", "tokenize", "device", "copy", "encode", "total")
-LANES = ("interactive", "bulk")
 STATES = ("available", "loading", "loaded", "unloading", "failed")
-REJECTIONS = ("queue_full", "deadline", "too_long", "draining")
+REJECTIONS = ("queue_full", "no_worker", "loading", "deadline", "too_long", "draining")
 CANCEL_STAGES = ("queued", "running")
 REVOCATIONS = ("age", "session")
 UNKNOWN = "unknown"

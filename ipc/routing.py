@@ -26,9 +26,9 @@ def retry_after_s(channels: Sequence[Channel]) -> float:
     return float(max(1, math.ceil(min(waits)))) if waits else 1.0
 
 
-def has_credit(channel: Channel) -> bool:
-    """Whether this frontend may send more cost there. One request is always allowed."""
-    return channel.pending == 0 or channel.cost < channel.credits.limit
+def has_credit(channel: Channel, lane: str) -> bool:
+    """Whether this frontend may send more cost of that lane there. One request is always allowed."""
+    return channel.cost_in(lane) == 0 or channel.cost_in(lane) < channel.credits.limit
 
 
 def loaded(channels: Sequence[Channel], model: str) -> list[Channel]:
@@ -39,19 +39,23 @@ def loaded(channels: Sequence[Channel], model: str) -> list[Channel]:
     return able
 
 
-def pick(channels: Sequence[Channel], model: str, *, avoid: Collection[int] = ()) -> Channel:
+def pick(channels: Sequence[Channel], model: str, lane: str, *, avoid: Collection[int] = ()) -> Channel:
     """The channel to use; `avoid` names slots to leave out if there is another.
 
     Raises the error of `explain` when no worker has the model, `QueueFull` when all that have it are out of credits.
     """
     able = loaded(channels, model)
     preferred = [c for c in able if c.slot not in avoid] or able
-    open_ = [c for c in preferred if has_credit(c)]
+    open_ = [c for c in preferred if has_credit(c, lane)]
     if not open_:
         raise QueueFull(
             "the queue of every worker with this model is full", retry_after_s=retry_after_s(able)
         )
-    return min(open_, key=lambda c: (c.cost / max(c.credits.rate, 1.0), c.cost, c.slot))
+
+    def wait_s(channel: Channel) -> float:
+        return max(channel.cost, channel.credits.queued) / max(channel.credits.rate, 1.0)
+
+    return min(open_, key=lambda c: (wait_s(c), c.cost, c.slot))
 
 
 def explain(channels: Sequence[Channel], model: str) -> PenstockError:

@@ -63,7 +63,7 @@ class Worker(Section, frozen=True):
     count: Count = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     torch_threads: Count = 0
-    prepare_threads: Positive = 2
+    prepare_threads: Annotated[int, msgspec.Meta(gt=0, le=15)] = 2
     hang_timeout_s: Seconds = 2.0
     load_stall_s: Seconds = 300.0
     drain_timeout_s: Seconds = 25.0
@@ -77,7 +77,7 @@ class Batch(Section, frozen=True):
     """Batching. `max_tokens` 0 = 3072 on CPU, 32768 on CUDA."""
 
     max_tokens: Count = 0
-    max_items: Positive = 512
+    max_items: Annotated[int, msgspec.Meta(gt=0, le=3500)] = 512
     bulk_tokens: Positive = 8192
     starve_after_s: Duration = 2.0
 

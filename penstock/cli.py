@@ -12,11 +12,10 @@ import sys
 from collections.abc import Sequence
 
 from ipc import settings, sweep
-from ipc.catalog import load_catalog
 from ipc.errors import ConfigError
 from ipc.liveness import SlotLock, SlotTaken
 from ipc.paths import asset
-from penstock import __version__, doctor
+from penstock import __version__, catalog, doctor
 
 EXIT_CONFIG = 3
 
@@ -27,6 +26,14 @@ def _common(parser: argparse.ArgumentParser) -> None:
         "--catalog", metavar="DIR", action="append", default=[], help="directory of model files; may repeat"
     )
     parser.add_argument("--models", metavar="ID,ID", help="serve only these models of the catalog")
+    parser.add_argument("--bind", metavar="HOST:PORT", help="address to listen on (default 127.0.0.1:8080)")
+    parser.add_argument("--workers", metavar="N", help="GPU processes (default: one per GPU, one on CPU)")
+    parser.add_argument(
+        "--frontends", metavar="N", help="HTTP processes (default: one per two cores, at most 4)"
+    )
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), help="where models run; cuda never falls back to the CPU"
+    )
     parser.add_argument(
         "--set", metavar="SECTION.FIELD=VALUE", action="append", default=[], help="any setting; may repeat"
     )
@@ -39,14 +46,6 @@ def _parser() -> argparse.ArgumentParser:
         "serve", help="start the server: gunicorn -c gunicorn.conf.py with these settings"
     )
     _common(serve)
-    serve.add_argument("--bind", metavar="HOST:PORT", help="address to listen on (default 127.0.0.1:8080)")
-    serve.add_argument("--workers", metavar="N", help="GPU processes (default: one per GPU, one on CPU)")
-    serve.add_argument(
-        "--frontends", metavar="N", help="HTTP processes (default: one per two cores, at most 4)"
-    )
-    serve.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), help="where models run; cuda never falls back to the CPU"
-    )
     _common(commands.add_parser("check", help="validate settings and catalog; exit 3 when wrong"))
     _common(commands.add_parser("doctor", help="look at devices, limits, shared memory, ports, versions"))
     sweeper = commands.add_parser("sweep", help="remove what dead processes of this instance left behind")
@@ -102,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace, flags: dict[str, str], config: settings.Settings) -> int:
-    load_catalog(config.catalog.dirs, config.catalog.models)
+    catalog.read(config)
     environment = {**os.environ, **settings.to_environ(flags)}
     if options.config:
         environment[f"{settings.PREFIX}CONFIG"] = options.config
@@ -112,8 +111,8 @@ def _serve(options: argparse.Namespace, flags: dict[str, str], config: settings.
 
 
 def _check(config: settings.Settings) -> int:
-    catalog = load_catalog(config.catalog.dirs, config.catalog.models)
-    print(f"settings are valid; {len(catalog)} models: {', '.join(catalog)}")
+    models = catalog.read(config)
+    print(f"settings are valid; {len(models)} models: {', '.join(models)}")
     return 0
 
 

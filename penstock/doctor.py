@@ -9,11 +9,10 @@ import socket
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from ipc.catalog import load_catalog
 from ipc.errors import ConfigError, PenstockError
 from ipc.paths import prepare_run_dir
 from ipc.settings import Settings, count_gpus
-from penstock import __version__
+from penstock import __version__, catalog
 
 Finding = tuple[bool, str]
 PACKAGES = (
@@ -108,7 +107,7 @@ def _port(config: Settings) -> Iterator[Finding]:
 
 def _catalog(config: Settings) -> Iterator[Finding]:
     try:
-        yield True, f"catalog: {', '.join(load_catalog(config.catalog.dirs, config.catalog.models))}"
+        yield True, f"catalog: {', '.join(catalog.read(config))}"
     except PenstockError as error:
         yield False, f"catalog: {error.message}"
 

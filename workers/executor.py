@@ -9,11 +9,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -25,12 +26,14 @@ from ipc import logs
 from ipc.arena import Arena
 from ipc.messages import ItemError
 from ipc.metrics import WorkerMetrics
-from ipc.settings import Batch as BatchSettings
+from ipc.settings import Settings
 from workers import oom, outputs
 from workers.job import Piece
 from workers.jobs import JobBook
 from workers.operations import operation_of
-from workers.queue import WorkQueue
+from workers.queue import DrainRate, WorkQueue
+from workers.threads import EXIT_BUG, vital_thread
+from workers.watchdog import Activity, batch_limit_s
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +42,7 @@ EXIT_DEVICE_LOST = 4
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Pieces of one group, collated for the adapter."""
+    """Pieces of one group, collated for the adapter (None: collating failed and is tried again piecewise)."""
 
     pieces: list[Piece]
     collated: Any
@@ -54,22 +57,19 @@ class Executor:
         queue: WorkQueue,
         book: JobBook,
         arena: Arena,
-        settings: BatchSettings,
+        settings: Settings,
         budget: oom.TokenBudget,
         metrics: WorkerMetrics,
     ) -> None:
         self._queue, self._book, self._arena, self._metrics = queue, book, arena, metrics
-        self._max_items = settings.max_items
+        self._settings = settings
         self.budget = budget
-        self.busy_since_ns = 0
-        self.busy_tokens = 0
+        self.activity = Activity()
+        self._rates: defaultdict[str, DrainRate] = defaultdict(DrainRate)
         self._ahead: deque[Batch] = deque(maxlen=1)
         self._forming = threading.Lock()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._threads = [
-            threading.Thread(target=self._run, name="device", daemon=True),
-            threading.Thread(target=self._form_ahead, name="form-ahead", daemon=True),
-        ]
+        self._threads = [vital_thread("device", self._run), vital_thread("form-ahead", self._form_ahead)]
 
     def start(self) -> None:
         """Begin to take work."""
@@ -77,7 +77,7 @@ class Executor:
             thread.start()
 
     def call(self, work: Callable[[], Any]) -> Future[Any]:
-        """Run `work` on the device thread, before the next batch."""
+        """Run `work` on the device thread, before the next batch, for at most `worker.load_stall_s`."""
         future: Future[Any] = Future()
         self._calls.append((work, future))
         self._queue.nudge()
@@ -86,116 +86,135 @@ class Executor:
     @property
     def idle(self) -> bool:
         """Whether nothing runs and nothing is formed."""
-        return not self.busy_since_ns and not self._ahead
+        return not self.activity.busy and not self._ahead
 
     def _run(self) -> None:
         with torch.inference_mode():
             while self._queue.wait_work(lambda: bool(self._ahead or self._calls)):
                 while self._calls:
                     self._run_call(*self._calls.popleft())
-                batch = self._ahead.popleft() if self._ahead else self._form()
+                batch = self._next()
                 if batch is not None:
                     self._run_batch(batch)
                     # PERF: drop the references now, not when the next batch arrives.
                     del batch
 
-    @staticmethod
-    def _run_call(work: Callable[[], Any], future: Future[Any]) -> None:
+    def _run_call(self, work: Callable[[], Any], future: Future[Any]) -> None:
+        self.activity.begin(self._settings.worker.load_stall_s)
         try:
             future.set_result(work())
         except BaseException as error:
             future.set_exception(error)
+        finally:
+            self.activity.end()
 
     def _form_ahead(self) -> None:
         def wanted() -> bool:
-            return bool(self.busy_since_ns) and not self._ahead
+            return self.activity.busy and not self._ahead
 
         while self._queue.wait_backlog(lambda: self.budget.tokens, wanted):
-            batch = self._form()
-            if batch is not None:
-                self._ahead.append(batch)
-                self._queue.nudge()
+            with self._forming:
+                batch = self._form()
+                if batch is not None:
+                    self._ahead.append(batch)
+            self._queue.nudge()
+
+    def _next(self) -> Batch | None:
+        """The batch formed ahead, or one formed now."""
+        with self._forming:
+            return self._ahead.popleft() if self._ahead else self._form()
 
     def _form(self) -> Batch | None:
-        with self._forming:
-            pieces = self._book.board(self._queue.take(self.budget.tokens, self._max_items))
-            return self._collate(pieces) if pieces else None
+        pieces = self._book.board(self._queue.take(self.budget.tokens, self._settings.batch.max_items))
+        if not pieces:
+            return None
+        try:
+            collated = self._collate(pieces)
+        except Exception:
+            collated = None
+        return Batch(pieces, collated, sum(piece.prepared.cost for piece in pieces))
 
     @staticmethod
-    def _collate(pieces: list[Piece]) -> Batch:
-        prepared = [piece.prepared for piece in pieces]
-        return Batch(pieces, pieces[0].job.adapter.collate(prepared), sum(item.cost for item in prepared))
+    def _collate(pieces: list[Piece]) -> Any:
+        return pieces[0].job.adapter.collate([piece.prepared for piece in pieces])
 
     def _run_batch(self, batch: Batch) -> None:
         began = time.monotonic_ns()
-        self.busy_tokens, self.busy_since_ns = batch.tokens, began
-        self._queue.device_busy()
         jobs = list({id(piece.job): piece.job for piece in batch.pieces}.values())
+        model = jobs[0].model
         self._arena.record_flight([(job.tag, job.id) for job in jobs])
         for job in jobs:
             job.first_run_ns = job.first_run_ns or began
             job.batches += 1
         try:
-            self._attempt(batch)
+            self._attempt(batch.pieces, batch.collated)
         finally:
-            self.busy_since_ns = 0
+            self.activity.end()
             self._arena.record_flight([])
             self._book.land(batch.pieces)
-            self._queue.rate.record(batch.tokens, (time.monotonic_ns() - began) / 1e9)
-        model = jobs[0].model
-        self._metrics.batch_size.labels(model, self._metrics.worker).observe(len(batch.pieces))
-        self._metrics.sie_batch_size.labels(model).observe(len(batch.pieces))
-        self._metrics.batch_tokens.labels(model, self._metrics.worker).observe(batch.tokens)
-        self._metrics.padding.labels(model, self._metrics.worker).observe(
-            getattr(batch.collated, "padding_ratio", 0.0)
-        )
-        self._metrics.tokens.labels(model, "in").inc(batch.tokens)
-        self._metrics.sie_tokens.labels(model).inc(batch.tokens)
-        truncated = sum(piece.prepared.truncated for piece in batch.pieces)
-        self._metrics.truncated.labels(model, "truncate").inc(truncated)
+        seconds = (time.monotonic_ns() - began) / 1e9
+        for rate in (self._queue.rate, self._rates[model]):
+            rate.record(batch.tokens, seconds)
+        self._count(model, batch)
 
-    def _attempt(self, batch: Batch) -> None:
-        """Run a batch; on failure run its halves, down to the single item that fails."""
-        job = batch.pieces[0].job
+    def _count(self, model: str, batch: Batch) -> None:
+        metrics, worker = self._metrics, self._metrics.worker
+        metrics.batch_size.labels(model, worker).observe(len(batch.pieces))
+        metrics.sie_batch_size.labels(model).observe(len(batch.pieces))
+        metrics.batch_tokens.labels(model, worker).observe(batch.tokens)
+        metrics.padding.labels(model, worker).observe(getattr(batch.collated, "padding_ratio", 0.0))
+        metrics.tokens.labels(model, "in").inc(batch.tokens)
+        metrics.sie_tokens.labels(model).inc(batch.tokens)
+        truncated = sum(piece.prepared.truncated for piece in batch.pieces)
+        metrics.truncated.labels(model, "truncate").inc(truncated)
+
+    def _attempt(self, pieces: list[Piece], collated: Any = None) -> None:
+        """Run some pieces; on failure run their halves, down to the single item that fails."""
+        job = pieces[0].job
+        tokens = sum(piece.prepared.cost for piece in pieces)
+        predicted_s = self._rates[job.model].seconds_for(tokens)
+        self.activity.begin(batch_limit_s(self._settings.worker.hang_timeout_s, predicted_s))
+        self._queue.device_busy()
         try:
             began = time.monotonic_ns()
-            results = operation_of(job.call).run(job.adapter, batch.collated, job.call)
+            if collated is None:
+                collated = self._collate(pieces)
+            results = operation_of(job.call).run(job.adapter, collated, job.call)
             finite = outputs.finite_rows(results)
             computed = time.monotonic_ns()
-            outputs.write(batch.pieces, results)
-            self._finish(batch.pieces, finite, computed - began, time.monotonic_ns() - computed)
+            outputs.write(pieces, results)
+            self._finish(pieces, finite, computed - began, time.monotonic_ns() - computed)
             self.budget.grow()
         except Exception as error:
-            if oom.is_sticky(error):
-                self._give_up(error)
-            self._recover(batch, error)
+            self._recover(pieces, tokens, error)
 
-    def _recover(self, batch: Batch, error: Exception) -> None:
-        model = batch.pieces[0].job.model
+    def _recover(self, pieces: list[Piece], tokens: int, error: Exception) -> None:
         exhausted = oom.is_out_of_memory(error)
+        if not exhausted and oom.context_is_broken():
+            self._give_up(error)
         if exhausted:
-            self._metrics.oom.labels(model, self._metrics.worker).inc()
-            self.budget.shrink(batch.tokens)
-            oom.release_cached()
-        if len(batch.pieces) > 1:
+            self._metrics.oom.labels(pieces[0].job.model, self._metrics.worker).inc()
+            if len(pieces) > 1:
+                self.budget.shrink(tokens)
+            with contextlib.suppress(Exception):
+                oom.release_cached()
+        if len(pieces) > 1:
             log.warning(
-                "a batch of %d items failed (%s); trying its halves", len(batch.pieces), type(error).__name__
+                "a batch of %d items failed (%s); trying its halves", len(pieces), type(error).__name__
             )
-            middle = len(batch.pieces) // 2
-            for half in (batch.pieces[:middle], batch.pieces[middle:]):
-                self._attempt(self._collate(half))
+            middle = len(pieces) // 2
+            self._attempt(pieces[:middle])
+            self._attempt(pieces[middle:])
             return
-        piece = batch.pieces[0]
+        piece = pieces[0]
         if exhausted:
             text = f"item {piece.index} ({piece.prepared.cost} tokens) does not fit in device memory"
             failed = ItemError(piece.index, "RESOURCE_EXHAUSTED", text)
         else:
-            log.error(
-                "request %s item %d failed in the model", piece.job.request_id, piece.index, exc_info=error
-            )
-            failed = ItemError(
-                piece.index, "INFERENCE_ERROR", f"item {piece.index}: the model failed on this input"
-            )
+            request = piece.job.request_id
+            log.error("request %s item %d failed in the model", request, piece.index, exc_info=error)
+            text = f"item {piece.index}: the model failed on this input"
+            failed = ItemError(piece.index, "INFERENCE_ERROR", text)
         self._book.complete(piece.job, 1, [failed])
 
     def _finish(self, pieces: list[Piece], finite: list[bool], device_ns: int, copy_ns: int) -> None:
@@ -204,9 +223,6 @@ class Executor:
             by_job.setdefault(id(piece.job), []).append(at)
         for places in by_job.values():
             job = pieces[places[0]].job
-            cut = sum(pieces[at].prepared.truncated for at in places)
-            if cut:
-                self._metrics.truncated.labels(job.model, "truncate").inc(cut)
             job.device_ns += device_ns
             job.copy_ns += copy_ns
             errors = [
@@ -222,6 +238,9 @@ class Executor:
 
     @staticmethod
     def _give_up(error: Exception) -> None:
-        log.critical("the device context is lost (%s); this process ends", type(error).__name__)
+        code = EXIT_DEVICE_LOST if oom.is_device_lost(error) else EXIT_BUG
+        log.critical(
+            "the device context is lost (%s); this process ends", type(error).__name__, exc_info=error
+        )
         logs.flush()
-        os._exit(EXIT_DEVICE_LOST)
+        os._exit(code)

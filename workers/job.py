@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +22,6 @@ class Output:
 
     block: Block | None
     buffer: memoryview
-    refs: list[TensorRef]
     arrays: dict[str, np.ndarray]
 
 
@@ -40,14 +38,16 @@ class Job:
     request_id: str
     solo: bool
     cost: int
-    arrived_ns: int = field(default_factory=time.monotonic_ns)
     prepared: list[Prepared] = field(default_factory=list)
     group: Hashable = None
     lane: str = "interactive"
     adapter: Any = None
+    refs: list[TensorRef] = field(default_factory=list)
+    result_nbytes: int = 0
     output: Output | None = None
     errors: dict[int, ItemError] = field(default_factory=dict)
     open_items: int = 0
+    prepared_items: int = 0
     on_device: int = 0
     queued_ns: int = 0
     first_run_ns: int = 0

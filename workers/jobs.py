@@ -88,14 +88,14 @@ class JobBook:
         """Replace the estimated cost of an open job by the real one."""
         with self._lock:
             if job.state == "open":
-                self._queue.settle(job.cost - cost)
+                self._queue.settle(job.cost - cost, job.lane)
                 job.cost = cost
 
     def _end(self, job: Job, state: str) -> bool:
         if self._open.pop((job.session, job.id), None) is None:
             return False
         job.state = state
-        self._queue.settle(job.cost)
+        self._queue.settle(job.cost, job.lane)
         return True
 
     def board(self, pieces: list[Piece]) -> list[Piece]:
@@ -135,7 +135,7 @@ class JobBook:
         result = Result(
             job.id,
             block_ref(output.block),
-            output.refs,
+            job.refs,
             [item.cost for item in job.prepared],
             [index for index, item in enumerate(job.prepared) if item.truncated],
             [job.errors[index] for index in sorted(job.errors)],

@@ -13,6 +13,7 @@ import os
 import secrets
 import signal
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from ipc import logs, metrics, settings, sweep
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 EXIT_CONFIG = 3
 EXIT_BUG = 70
+SLOT_WAIT_S = 2.0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -43,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         config = settings.load()
         logs.configure(config.log, f"worker-{options.slot}")
         prepare_run_dir(config.paths)
-        with SlotLock(config.paths.lock(f"worker-{options.slot}")):
+        with _take_slot(config, options.slot):
             _serve(config, options.slot, options.life_fd)
     except (ConfigError, SlotTaken) as error:
         sys.stderr.write(f"worker {options.slot}: {error.message}\n")
@@ -54,6 +56,18 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_BUG
     logs.flush()
     return 0
+
+
+def _take_slot(config: settings.Settings, slot: int) -> SlotLock:
+    """The lock of this slot; a sweep may hold it for a moment. Raises `SlotTaken` when another worker has it."""
+    until = time.monotonic() + SLOT_WAIT_S
+    while True:
+        try:
+            return SlotLock(config.paths.lock(f"worker-{slot}"))
+        except SlotTaken:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
 
 
 def _serve(config: settings.Settings, slot: int, life_fd: int) -> None:

@@ -26,6 +26,7 @@ from workers.adapters.registry import resolve
 from workers.adapters.shared.precision import resolve_dtype
 from workers.loading import failure, source
 from workers.operations import operation_of
+from workers.threads import vital_thread
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class ModelTable:
         self._wake = threading.Event()
         self._closed = False
         self.first_pass_done = False
-        self._thread = threading.Thread(target=self._load_all, name="loader", daemon=True)
+        self._thread = vital_thread("loader", self._load_all)
 
     def start(self) -> None:
         """Begin to load."""

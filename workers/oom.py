@@ -18,13 +18,7 @@ MARKS = (
     "can't allocate memory",
     "not enough memory",
 )
-STICKY_MARKS = (
-    "device-side assert",
-    "illegal memory access",
-    "unspecified launch failure",
-    "uncorrectable ecc",
-    "cuda error: unknown",
-)
+LOST_MARKS = ("uncorrectable ecc", "fallen off the bus", "no cuda-capable device", "device is lost")
 GROW_AFTER_S = 20.0
 SMALLEST_TOKENS = 64
 
@@ -35,10 +29,21 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(mark in text for mark in MARKS)
 
 
-def is_sticky(error: BaseException) -> bool:
-    """Whether the device context is poisoned, so that the process must end."""
+def context_is_broken() -> bool:
+    """Whether the CUDA context is poisoned, so that nothing may run on it again. Never on CPU."""
+    if not torch.cuda.is_available():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return True
+    return False
+
+
+def is_device_lost(error: BaseException) -> bool:
+    """Whether the device itself is gone, so that a restart at once would not help."""
     text = str(error).lower()
-    return any(mark in text for mark in STICKY_MARKS)
+    return any(mark in text for mark in LOST_MARKS)
 
 
 def release_cached() -> None:

@@ -20,30 +20,28 @@ from workers.job import Job, Output, Piece
 Parts = Sequence[tuple[str, str, tuple[int, ...]]]
 
 
-def is_inline(parts: Parts, inline_nbytes: int) -> bool:
-    """Whether a result of these (name, dtype, shape) travels inside the message."""
-    return tensors.layout(parts)[1] <= inline_nbytes
-
-
-def reserve(job: Job, parts: Parts, leases: LeaseTable, inline_nbytes: int) -> bool:
-    """Give `job` its output space; False when the arena has no room now.
+def plan(job: Job, parts: Parts, leases: LeaseTable) -> None:
+    """Note where the tensors (name, dtype, shape) of `job` will lie in its output.
 
     Raises `InvalidInput` when the result is larger than the whole arena.
     """
-    refs, nbytes = tensors.layout(parts)
+    job.refs, job.result_nbytes = tensors.layout(parts)
+    if job.result_nbytes > leases.capacity_nbytes:
+        sizes = f"the result needs {job.result_nbytes} bytes, arena.bytes allows {leases.capacity_nbytes}"
+        raise InvalidInput(f"items: {sizes}")
+
+
+def reserve(job: Job, leases: LeaseTable, inline_nbytes: int) -> bool:
+    """Give a planned `job` its output space; False when the arena has no room now."""
     block = None
-    if nbytes <= inline_nbytes:
-        buffer = memoryview(bytearray(nbytes))
+    if job.result_nbytes <= inline_nbytes:
+        buffer = memoryview(bytearray(job.result_nbytes))
     else:
-        if nbytes > leases.capacity_nbytes:
-            raise InvalidInput(
-                f"items: the result needs {nbytes} bytes, arena.bytes allows {leases.capacity_nbytes}"
-            )
-        block = leases.reserve(nbytes)
+        block = leases.reserve(job.result_nbytes)
         if block is None:
             return False
         buffer = leases.data(block)
-    job.output = Output(block, buffer, refs, {ref.name: tensors.view(buffer, ref) for ref in refs})
+    job.output = Output(block, buffer, {ref.name: tensors.view(buffer, ref) for ref in job.refs})
     return True
 
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 import time
+from functools import partial
 
+from ipc.arena import Arena
 from ipc.errors import InferenceFailed, PenstockError
 from workers.job import Job
 from workers.jobs import JobBook
 from workers.operations import operation_of
 from workers.queue import WorkQueue
+from workers.threads import vital_thread
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +27,11 @@ CHUNK_ITEMS = 128
 class Preparer:
     """A small pool of preparing threads in front of the queue."""
 
-    def __init__(self, work: WorkQueue, book: JobBook, threads: int) -> None:
-        self._work, self._book = work, book
+    def __init__(self, work: WorkQueue, book: JobBook, arena: Arena, threads: int) -> None:
+        self._work, self._book, self._arena = work, book, arena
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"prepare-{n}", daemon=True) for n in range(threads)
-        ]
+        self._lone_place = threads
+        self._threads = [vital_thread(f"prepare-{n}", partial(self._run, n)) for n in range(threads)]
         for thread in self._threads:
             thread.start()
 
@@ -43,32 +44,41 @@ class Preparer:
         for _ in self._threads:
             self._jobs.put(None)
 
-    def _run(self) -> None:
+    def _run(self, place: int) -> None:
         while (job := self._jobs.get()) is not None:
-            self.prepare(job)
+            if self._prepare(job, place):
+                # The rest of a large job lines up again, so that it holds nobody up for longer than a chunk.
+                self._jobs.put(job)
 
-    def prepare(self, job: Job) -> None:
-        """Prepare this job in the calling thread; a failure ends the job."""
+    def prepare_now(self, job: Job) -> None:
+        """Prepare a small job in the calling thread."""
+        while self._prepare(job, self._lone_place):
+            pass
+
+    def _prepare(self, job: Job, place: int) -> bool:
+        """Prepare the next chunk; a failure ends the job. Returns whether there is more to do."""
+        self._arena.record_preparing(place, job.tag, job.id)
         try:
-            self._prepare(job)
+            return self._chunk(job)
         except PenstockError as error:
             self._book.fail(job, error)
         except Exception:
             log.exception("preparing failed for request %s", job.request_id)
             self._book.fail(job, InferenceFailed("the input could not be prepared for this model"))
+        finally:
+            self._arena.record_preparing(place, 0, 0)
+        return False
 
-    def _prepare(self, job: Job) -> None:
-        operation = operation_of(job.call)
-        total = len(job.prepared)
-        tokens = 0
-        for start in range(0, total, CHUNK_ITEMS):
-            if job.state != "open":
-                return
-            began = time.monotonic_ns()
-            stop = min(start + CHUNK_ITEMS, total)
-            job.prepared[start:stop] = operation.prepare(job.adapter, job.call, start, stop)
-            tokens += sum(item.cost for item in job.prepared[start:stop])
-            job.prepare_ns += time.monotonic_ns() - began
-            if stop == total:
-                self._book.correct(job, tokens)
-            self._work.put(job, start, stop)
+    def _chunk(self, job: Job) -> bool:
+        if job.state != "open":
+            return False
+        began = time.monotonic_ns()
+        start, total = job.prepared_items, len(job.prepared)
+        stop = min(start + CHUNK_ITEMS, total)
+        job.prepared[start:stop] = operation_of(job.call).prepare(job.adapter, job.call, start, stop)
+        job.prepared_items = stop
+        job.prepare_ns += time.monotonic_ns() - began
+        if stop == total:
+            self._book.correct(job, sum(item.cost for item in job.prepared))
+        self._work.put(job, start, stop)
+        return stop < total

@@ -1,7 +1,8 @@
 """The worker's bounded queue: a lock around the batcher, the bound, and the drain rate behind Retry-After.
 
-The bound is a cost: the larger of `queue.min_tokens` and what the device drains in `queue.max_wait_s`. A request is
-admitted while the queue is under its bound, so one large request may overshoot it, but never a second one.
+The bound is a cost per lane: the larger of `queue.min_tokens` and what the device drains in `queue.max_wait_s`. A
+request is admitted while its lane is under the bound, so one large request may overshoot it, but never a second one,
+and bulk work never keeps queries out.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from ipc.errors import QueueFull
+from ipc.messages import LANES
 from ipc.settings import Settings
 from workers.batcher import Batcher
 from workers.job import Job, Piece
@@ -47,7 +49,7 @@ class WorkQueue:
         self._work = threading.Condition(self._lock)
         self._backlog = threading.Condition(self._lock)
         self._backlog_tokens = 0
-        self._admitted = 0
+        self._admitted = dict.fromkeys(LANES, 0)
         self._closed = False
         self.rate = DrainRate()
 
@@ -59,23 +61,24 @@ class WorkQueue:
     @property
     def admitted(self) -> int:
         """Tokens admitted and not finished."""
-        return self._admitted
+        return sum(self._admitted.values())
 
-    def admit(self, cost: int) -> None:
+    def admit(self, cost: int, lane: str = "interactive") -> None:
         """Count a request in. Raises `QueueFull` with the time until the queue has drained."""
         with self._lock:
-            if self._admitted >= self.limit:
-                wait_s = math.ceil(self.rate.seconds_for(self._admitted))
+            waiting = self._admitted[lane]
+            if waiting >= self.limit:
+                wait_s = math.ceil(self.rate.seconds_for(self.admitted))
                 raise QueueFull(
-                    f"the queue holds {self._admitted} tokens, its bound is {self.limit}",
+                    f"the {lane} lane of the queue holds {waiting} tokens, its bound is {self.limit}",
                     retry_after_s=max(1, wait_s),
                 )
-            self._admitted += cost
+            self._admitted[lane] += cost
 
-    def settle(self, cost: int) -> None:
+    def settle(self, cost: int, lane: str = "interactive") -> None:
         """Count a request out, or correct its cost by a difference."""
         with self._lock:
-            self._admitted -= cost
+            self._admitted[lane] -= cost
 
     def put(self, job: Job, start: int, stop: int) -> None:
         """Prepared items `start` to `stop` of an open job wait for the device from now on."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ipc.metrics import LANES, STATES, WorkerMetrics
+from ipc.messages import LANES
+from ipc.metrics import STATES, WorkerMetrics
 from workers.device import Device, Monitor
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from ipc import logs
 from ipc.arena import Arena
 from ipc.catalog import Catalog
 from ipc.endpoint import Endpoint
-from ipc.errors import DeadlineExceeded, Draining, ModelLoading, ModelNotFound, ModelNotLoaded
+from ipc.errors import DeadlineExceeded, Draining, ModelLoading, ModelNotFound, ModelNotLoaded, PenstockError
 from ipc.leases import LeaseTable
 from ipc.liveness import start_ticks
-from ipc.messages import VERSION, Credits, Leaving, Models, Submit, Welcome
+from ipc.messages import LANES, VERSION, Call, Credits, Leaving, Models, Submit, Welcome
 from ipc.metrics import WorkerMetrics
 from ipc.notify import Notifier
 from ipc.sessions import Session
@@ -31,13 +31,12 @@ from workers.operations import operation_of
 from workers.preparing import Preparer
 from workers.queue import WorkQueue
 from workers.reporting import Reporter
-from workers.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
 EXIT_HUNG = 70
 PARK_MARGIN_NS = 250_000_000
-LONE_TOKENS = 1024
+LONE_CHARACTERS = 4096
 
 
 class Runtime:
@@ -57,14 +56,13 @@ class Runtime:
         self.queue = WorkQueue(settings)
         self.book = JobBook(self.queue, lambda: self.endpoint)
         budget = oom.TokenBudget(devices.batch_tokens(settings, device))
-        self.executor = Executor(self.queue, self.book, arena, settings.batch, budget, metrics)
+        self.executor = Executor(self.queue, self.book, arena, settings, budget, metrics)
         self.models = ModelTable(
             catalog, settings, device, lambda work: self.executor.call(work).result(), self._models_changed
         )
-        self.preparer = Preparer(self.queue, self.book, settings.worker.prepare_threads)
+        self.preparer = Preparer(self.queue, self.book, arena, settings.worker.prepare_threads)
         self.endpoint = Endpoint(settings.paths, slot, self.leases, self)
         self.notifier = Notifier()
-        self._watchdog = Watchdog(settings.worker.hang_timeout_s, self.executor, self.queue.rate)
         self._reporter = Reporter(self, metrics, device)
         self._metrics = metrics
         self._parked: list[Job] = []
@@ -88,6 +86,11 @@ class Runtime:
             self._draining_until = time.monotonic() + self._settings.worker.drain_timeout_s
             self.notifier.send(stopping=1, status="draining")
             self.endpoint.broadcast(Leaving())
+
+    @property
+    def draining(self) -> bool:
+        """Whether this worker takes nothing new."""
+        return bool(self._draining_until)
 
     def welcome(self) -> Welcome:
         """Present state, for a new session."""
@@ -114,11 +117,12 @@ class Runtime:
             raise ModelNotLoaded(f"Model '{message.model}' is not loaded", retry_after_s=5)
         if time.monotonic_ns() >= message.deadline_ns:
             raise DeadlineExceeded("the deadline passed on the way to the worker", retry_after_s=1)
-        if self._draining_until and time.monotonic() > self._draining_until:
+        if self.draining:
             raise Draining("this worker is stopping", retry_after_s=1)
         operation = operation_of(message.call)
         operation.check(host.adapter, message.call)
-        self.queue.admit(message.cost)
+        lane = message.lane if message.lane in LANES else "interactive"
+        self.queue.admit(message.cost, lane)
         job = Job(
             session.key,
             session.tag,
@@ -131,7 +135,7 @@ class Runtime:
             message.cost,
         )
         job.adapter, job.group = host.adapter, (message.model, operation.group(message.call))
-        job.lane = "bulk" if message.cost > self._settings.batch.bulk_tokens else "interactive"
+        job.lane = lane
         count = len(message.call.items)
         job.prepared, job.open_items = [None] * count, count  # type: ignore[list-item]
         self.book.open(job)
@@ -140,38 +144,33 @@ class Runtime:
     def _place(self, job: Job) -> None:
         """Reserve output space and send the job to the preparing threads, or park it until there is space."""
         try:
-            placed = self._reserve(job, arena_allowed=not self._parked)
-        except Exception:
+            outputs.plan(job, operation_of(job.call).layout(job.adapter, job.call), self.leases)
+        except PenstockError:
             self.book.cancel(job)
             raise
+        placed = self._reserve(job, arena_allowed=not self._parked)
         if not placed:
             self._parked.append(job)
-        elif job.cost <= LONE_TOKENS and len(self.book) == 1 and self.executor.idle:
+        elif len(self.book) == 1 and self.executor.idle and _is_short(job.call):
             # PERF: a lone short request gains a thread switch; nobody waits behind it in this thread.
-            self.preparer.prepare(job)
+            self.preparer.prepare_now(job)
         else:
             self.preparer.put(job)
 
     def _reserve(self, job: Job, arena_allowed: bool) -> bool:
         """Output space for a job; `arena_allowed` is false while others wait for the arena; small results need none."""
-        parts = operation_of(job.call).layout(job.adapter, job.call)
         inline = self._settings.arena.inline_bytes
-        return (arena_allowed or outputs.is_inline(parts, inline)) and outputs.reserve(
-            job, parts, self.leases, inline
-        )
+        return (arena_allowed or job.result_nbytes <= inline) and outputs.reserve(job, self.leases, inline)
 
     def _unpark(self) -> None:
-        """Place parked jobs in order, as far as there is room; those that ended meanwhile are forgotten."""
-        while self._parked:
-            job = self._parked[0]
-            if job.state == "open":
-                if time.monotonic_ns() >= job.deadline_ns - PARK_MARGIN_NS:
-                    self.book.fail(job, outputs.exhausted(1.0))
-                else:
-                    if not self._reserve(job, arena_allowed=True):
-                        return
-                    self.preparer.put(job)
-            self._parked.pop(0)
+        """Place parked jobs in order, as far as there is room; forget ended ones, fail those that are out of time."""
+        soon = time.monotonic_ns() + PARK_MARGIN_NS
+        for job in self._parked:
+            if job.state == "open" and soon >= job.deadline_ns:
+                self.book.fail(job, outputs.exhausted(1.0))
+        self._parked = [job for job in self._parked if job.state == "open"]
+        while self._parked and self._reserve(self._parked[0], arena_allowed=True):
+            self.preparer.put(self._parked.pop(0))
 
     def cancel(self, session: Session, request: int) -> None:
         """The caller of a request has gone. Idempotent."""
@@ -199,7 +198,7 @@ class Runtime:
             log.error("%d leases were older than arena.lease_max_age_s and were taken back", revoked)
         self._reporter.tick(revoked)
         self._send_credits()
-        if self._watchdog.hung():
+        if self.executor.activity.overdue():
             log.critical("the device thread hangs; this process ends")
             logs.flush()
             os._exit(EXIT_HUNG)
@@ -242,3 +241,9 @@ class Runtime:
     def _announce_models(self) -> None:
         self._reporter.models()
         self.endpoint.broadcast(Models(self.models.statuses()))
+
+
+def _is_short(call: Call) -> bool:
+    """Whether preparing takes well under a millisecond."""
+    characters = sum(len(item.text or "") + 4 * len(item.ids or ()) for item in call.items)
+    return characters + len(call.instruction or "") * len(call.items) <= LONE_CHARACTERS

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 EXIT_CONFIG = 3
 EXIT_DEVICE_LOST = 4
+STOP_GRACE_S = 5.0
 CONFIG_RETRY_S = 2.0
 """A slot that once served looks again this often whether its files have been mended."""
 
@@ -37,26 +38,40 @@ class WorkerSlot:
         self.pidfd = -1
         self._process: subprocess.Popen[bytes] | None = None
         self._backoff = Backoff(settings.worker.restart_backoff_s, settings.worker.healthy_after_s)
-        self._started = self._heard = self._start_at = 0.0
+        self._started = self._heard = self._start_at = self._stopping_since = 0.0
         self._killed_for = ""
-        self._proven = False
+        self.proven = False
 
     def start_if_due(self) -> bool:
         """Start the process when its time has come; True when it was started."""
         if self.state != "waiting" or time.monotonic() < self._start_at:
             return False
-        life_read, self._life_write = os.pipe()
-        command = [sys.executable, "-m", "workers", "--slot", str(self.slot), "--life-fd", str(life_read)]
-        self._process = subprocess.Popen(
-            command, env=self._environment(), pass_fds=(life_read,), stdin=subprocess.DEVNULL
-        )
-        os.close(life_read)
-        self.pidfd = os.pidfd_open(self._process.pid)
+        try:
+            self._start()
+        except OSError as error:
+            log.error("worker %d could not be started: %s", self.slot, error)
+            self._start_at = time.monotonic() + self._settings.worker.restart_backoff_s
+            return False
         self.state = "starting"
         self._started = self._heard = time.monotonic()
         self._killed_for = ""
-        log.info("worker %d started (pid %d)", self.slot, self._process.pid)
         return True
+
+    def _start(self) -> None:
+        life_read, self._life_write = os.pipe()
+        command = [sys.executable, "-m", "workers", "--slot", str(self.slot), "--life-fd", str(life_read)]
+        try:
+            self._process = subprocess.Popen(
+                command, env=self._environment(), pass_fds=(life_read,), stdin=subprocess.DEVNULL
+            )
+            self.pidfd = os.pidfd_open(self._process.pid)
+        except OSError:
+            # A process without its life pipe ends by itself.
+            os.close(self._life_write)
+            raise
+        finally:
+            os.close(life_read)
+        log.info("worker %d started (pid %d)", self.slot, self._process.pid)
 
     def _environment(self) -> dict[str, str]:
         """Environment of the process: its notify socket, and the one GPU of this slot."""
@@ -74,21 +89,21 @@ class WorkerSlot:
         if fields:
             self._heard = time.monotonic()
         if fields.get("READY") == "1" and self.state == "starting":
-            self.state, self._proven = "ready", True
+            self.state, self.proven = "ready", True
             log.info("worker %d is ready: %s", self.slot, fields.get("STATUS", ""))
         elif fields.get("STOPPING") == "1":
-            self.state = "stopping"
+            self.state, self._stopping_since = "stopping", time.monotonic()
 
     def check(self) -> None:
-        """Kill a process that has been silent for too long."""
-        limit = (
-            self._settings.worker.hang_timeout_s
-            if self.state == "ready"
-            else self._settings.worker.load_stall_s
-        )
-        silent = time.monotonic() - self._heard
-        if self.state in ("starting", "ready") and silent > limit and not self._killed_for:
-            log.error("worker %d has been silent for %.1f s and is killed", self.slot, silent)
+        """Kill a process that has been silent, or stopping, for too long."""
+        worker, now = self._settings.worker, time.monotonic()
+        limit, since = worker.load_stall_s, self._heard
+        if self.state == "ready":
+            limit = worker.hang_timeout_s
+        elif self.state == "stopping":
+            limit, since = worker.drain_timeout_s + STOP_GRACE_S, self._stopping_since
+        if self.pidfd >= 0 and now - since > limit and not self._killed_for:
+            log.error("worker %d (%s) is killed after %.1f s", self.slot, self.state, now - since)
             self._killed_for = "hang"
             self.signal(signal.SIGKILL)
 
@@ -108,8 +123,8 @@ class WorkerSlot:
         cause = self._killed_for or (f"signal-{-code}" if code < 0 else f"exit-{code}")
         if code == 0 and self.state == "stopping":
             cause = "drained"
-        delay = self._backoff.failed(now, now - self._started)
-        self.misconfigured = code == EXIT_CONFIG and not self._proven
+        delay = 0.0 if cause == "drained" else self._backoff.failed(now, now - self._started)
+        self.misconfigured = code == EXIT_CONFIG and not self.proven
         failing = self._backoff.exhausted(now) and others_healthy and code != EXIT_CONFIG
         self.quarantined = failing or code == EXIT_DEVICE_LOST
         if self.quarantined:

@@ -86,7 +86,7 @@ class Supervisor:
                 cause = slot.reap(healthy)
                 self._metrics.restarts.labels(f"worker-{slot.slot}", cause).inc()
                 self._metrics.quarantined.labels(f"worker-{slot.slot}").set(slot.quarantined)
-                if slot.misconfigured:
+                if slot.misconfigured and not any(other.proven for other in self._slots):
                     log.critical(
                         "worker %d cannot start with this configuration; the server stops", slot.slot
                     )
@@ -117,7 +117,9 @@ def _stand_by(config: settings.Settings, life_fd: int) -> SlotLock | None:
             if not told:
                 log.info("another supervisor is at work; standing by")
                 told = True
-        if life_fd >= 0 and select.select([life_fd], [], [], POLL_S)[0]:
+        if life_fd < 0:
+            time.sleep(POLL_S)
+        elif select.select([life_fd], [], [], POLL_S)[0]:
             return None
 
 

@@ -1,34 +1,43 @@
-"""Notices a device thread that hangs: a batch that runs far longer than predicted."""
+"""What the device thread does now, and whether it takes far longer than predicted.
+
+The limit of a batch is the larger of `worker.hang_timeout_s` and five times the time predicted for its model; a model
+that has not run yet gets ten seconds as its prediction.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import Protocol
-
-from workers.queue import DrainRate
 
 PREDICTION_FACTOR = 5.0
 UNKNOWN_S = 10.0
 
 
-class Busy(Protocol):
-    """What is watched: since when it is busy (0 = idle), and with how many tokens."""
-
-    busy_since_ns: int
-    busy_tokens: int
+def batch_limit_s(floor_s: float, predicted_s: float) -> float:
+    """Seconds that a batch may take; `predicted_s` is 0 when nothing is known."""
+    return max(floor_s, PREDICTION_FACTOR * (predicted_s or UNKNOWN_S))
 
 
-class Watchdog:
-    """Limit = the larger of `floor_s` and five times the predicted batch time."""
+class Activity:
+    """Set by the device thread, read by the endpoint's thread."""
 
-    def __init__(self, floor_s: float, watched: Busy, rate: DrainRate) -> None:
-        self._floor_s, self._watched, self._rate = floor_s, watched, rate
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._limit_s = 0.0
 
-    def hung(self) -> bool:
-        """Whether the present batch is past its limit."""
-        since = self._watched.busy_since_ns
-        if not since:
-            return False
-        predicted_s = self._rate.seconds_for(self._watched.busy_tokens) or UNKNOWN_S
-        limit_s = max(self._floor_s, PREDICTION_FACTOR * predicted_s)
-        return (time.monotonic_ns() - since) / 1e9 > limit_s
+    @property
+    def busy(self) -> bool:
+        """Whether something runs."""
+        return bool(self._since)
+
+    def begin(self, limit_s: float) -> None:
+        """Something begins that may take `limit_s` seconds."""
+        self._limit_s, self._since = limit_s, time.monotonic()
+
+    def end(self) -> None:
+        """It is over."""
+        self._since = 0.0
+
+    def overdue(self) -> bool:
+        """Whether what runs now is past its limit."""
+        since = self._since
+        return bool(since) and time.monotonic() - since > self._limit_s

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from uvicorn._types import ASGISendEvent, HTTPResponseBodyEvent
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from frontend.disconnect import CALLBACK_KEY
+from frontend.disconnect import CALLBACK_KEY, note_disconnect
 
 if TYPE_CHECKING:
     from frontend.server.protocol import PenstockProtocol
@@ -81,10 +81,7 @@ class Cycle(RequestResponseCycle):
             self.disconnected = True
             self.waiting_for_100_continue = False
         self.message_event.set()
-        callback = self.scope.get(CALLBACK_KEY)
-        if callback is not None:
-            self.scope[CALLBACK_KEY] = None  # type: ignore[literal-required]
-            callback()  # type: ignore[operator]
+        note_disconnect(self.scope)
 
 
 def _body_event(body: bytes | memoryview, more_body: bool) -> HTTPResponseBodyEvent:

@@ -6,8 +6,9 @@ import http
 import json
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
+
+from ipc.errors import InvalidInput, QueueFull, TooSlow
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +19,8 @@ class Refusal:
     code: str
     message: str
     retry_after_s: int = 0
-    detail: Mapping[str, str] = MappingProxyType({})
-    beside: Mapping[str, str] = MappingProxyType({})
+    detail: Mapping[str, str] = field(default_factory=dict)
+    beside: Mapping[str, str] = field(default_factory=dict)
 
     def encode(self, version: str) -> bytes:
         """The complete HTTP/1.1 response with `Connection: close`; `version` goes into X-SIE-Server-Version."""
@@ -50,7 +51,7 @@ class RefusedRequest(Exception):
 
 def malformed(message: str) -> Refusal:
     """400 for bytes that are not a valid HTTP/1 request."""
-    return Refusal(400, "INVALID_INPUT", message)
+    return Refusal(InvalidInput.status, InvalidInput.code, message)
 
 
 def head_too_large(limit_bytes: int) -> Refusal:
@@ -61,19 +62,20 @@ def head_too_large(limit_bytes: int) -> Refusal:
 def too_slow(rate_bytes_per_s: float, floor_bytes_per_s: int) -> Refusal:
     """408 for a body that arrived at less than the floor."""
     message = f"The body arrived at {rate_bytes_per_s:.0f} bytes/s; at least {floor_bytes_per_s} bytes/s are required."
-    return Refusal(408, "TOO_SLOW", message)
+    return Refusal(TooSlow.status, TooSlow.code, message)
 
 
 def too_many_connections(limit: int) -> Refusal:
     """503 for a connection above the cap of this process."""
-    return Refusal(503, "QUEUE_FULL", f"This process serves {limit} connections already.", retry_after_s=1)
+    message = f"This process serves {limit} connections already."
+    return Refusal(QueueFull.status, QueueFull.code, message, retry_after_s=1)
 
 
 def draining() -> Refusal:
     """503 for a request that did not finish before the process had to end."""
     return Refusal(
-        503,
-        "QUEUE_FULL",
+        QueueFull.status,
+        QueueFull.code,
         "Service shutting down",
         retry_after_s=5,
         detail={"reason": "draining"},

@@ -60,6 +60,25 @@ def test_units_load_without_a_warning(root: Path) -> None:
     assert verify(root) == ""
 
 
+def lines(unit: str, name: str) -> list[str]:
+    """Values of a directive in a unit as shipped."""
+    text = (DEPLOY / "systemd" / unit).read_text()
+    return [line.partition("=")[2] for line in text.splitlines() if line.startswith(f"{name}=")]
+
+
+def test_frontends_are_not_held_back_until_workers_have_loaded() -> None:
+    # A worker is Type=notify and ready when its models are, so any order between the two would do that.
+    for name in ("After", "Before", "Requires", "BindsTo", "Requisite"):
+        assert not [value for value in lines("penstock-worker@.service", name) if "frontend" in value]
+        assert not [value for value in lines("penstock-frontend.service", name) if "worker" in value]
+
+
+def test_a_wrong_configuration_is_found_by_the_main_process_whose_exit_status_prevents_a_restart() -> None:
+    unit = "penstock-frontend.service"
+    assert lines(unit, "RestartPreventExitStatus") == ["3"]
+    assert lines(unit, "ExecStartPre") == []
+
+
 def test_a_misspelt_directive_is_noticed(root: Path) -> None:
     unit = root / "etc/systemd/system/penstock-frontend.service"
     unit.write_text(unit.read_text().replace("WatchdogSec=", "WatchdogSecs="))

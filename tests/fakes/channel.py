@@ -16,5 +16,8 @@ class FakeChannel:
     state: str = "ready"
     responsive: bool = True
     cost: int = 0
-    pending: int = 0
     credits: Credits = field(default_factory=lambda: Credits(1000, 0, 100.0))
+
+    def cost_in(self, lane: str) -> int:
+        """All cost counts for every lane."""
+        return self.cost

@@ -13,6 +13,7 @@ class FakeLease:
     def __init__(self, data: bytes) -> None:
         self.block = bytearray(data)
         self.checks = self.releases = 0
+        self.leased = True
         self.revoked = False
         self.released = asyncio.Event()
 

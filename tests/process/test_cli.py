@@ -124,6 +124,19 @@ def test_a_mistake_in_the_file_or_the_environment_names_its_place(
     )
 
 
+def test_a_misspelt_adapter_is_named_with_its_model_and_a_dotted_one_is_not_imported(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    model = tmp_path / "model.yaml"
+    model.write_text("id: my/model\nsource: {kind: directory, path: .}\nadapter: dens\n")
+    for command in ("check", "serve"):
+        done = penstock(environment, command, "--catalog", tmp_path)
+        assert done.returncode == EXIT_CONFIG
+        assert "model 'my/model': unknown adapter 'dens': did you mean dense" in done.stderr
+    model.write_text(model.read_text().replace("dens\n", "no_such_package:Adapter\n"))
+    assert penstock(environment, "check", "--catalog", tmp_path).returncode == 0
+
+
 def test_gunicorn_itself_refuses_a_mistake_with_exit_code_3(environment: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "gunicorn", "-c", "gunicorn.conf.py"],
@@ -150,9 +163,10 @@ def test_version_prints_the_version(environment: dict[str, str]) -> None:
 
 def doctor(environment: dict[str, str], tmp_path: Path, port: int, *more: str) -> tuple[int, list[str]]:
     """Exit code and lines of `penstock doctor` on a machine without a GPU."""
-    pairs = (f"server.bind=127.0.0.1:{port}", f"run.dir={tmp_path / 'run'}", "worker.device=cpu", *more)
+    pairs = (f"run.dir={tmp_path / 'run'}", *more)
+    flags = ("--bind", f"127.0.0.1:{port}", "--device", "cpu", "--workers", "1", "--frontends", "1")
     arguments = [part for pair in pairs for part in ("--set", pair)]
-    done = penstock(environment, "doctor", *FAKES, *arguments)
+    done = penstock(environment, "doctor", *FAKES, *flags, *arguments)
     return done.returncode, done.stdout.splitlines()
 
 
@@ -188,6 +202,18 @@ def test_doctor_names_a_port_in_use_and_shared_memory_that_is_too_small(
     bad = [line for line in lines if line.startswith("BAD ")]
     assert any(f"127.0.0.1:{port} cannot be bound" in line for line in bad)
     assert any("/dev/shm" in line and f"{1 << 30} MiB needed" in line for line in bad)
+
+
+def test_sweep_finds_the_server_by_its_address_as_serve_names_it(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    environment |= {"XDG_RUNTIME_DIR": str(tmp_path), "PENSTOCK_RUN__SHM_DIR": str(tmp_path)}
+    names = [f"penstock.{port}.0.0123456789abcdef" for port in (9000, 9001)]
+    for name in names:
+        (tmp_path / name).touch()
+    done = penstock(environment, "sweep", *FAKES, "--bind", "127.0.0.1:9000", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in tmp_path.glob("penstock.*")] == names[1:]
 
 
 def test_sweep_removes_what_dead_processes_left_and_nothing_of_live_ones(

@@ -109,5 +109,11 @@ def test_a_short_wait_for_a_load_ends_with_503_model_loading(tmp_path: Path) -> 
             assert answer.headers["x-sie-error-code"] == "MODEL_LOADING"
             assert int(answer.headers["retry-after"]) >= 1
         assert "loading" in loading.json()["detail"]["message"]
+        refused = [
+            server.metric("penstock_rejected_total", model="fake/late", reason=reason)
+            for reason in ("no_worker", "loading")
+        ]
+        assert sum(refused) == 2
+        assert refused[1] >= 1
         wait_until(lambda: server.get("/readyz").status == 200, 20, "readiness")
         assert server.encode("fake/late", ["x"]).status == 200

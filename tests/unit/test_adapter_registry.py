@@ -52,6 +52,13 @@ def test_an_unknown_name_is_refused_with_a_hint(name: str, hint: str) -> None:
         resolve(name)
 
 
+def test_a_check_knows_families_and_lets_dotted_paths_pass_unimported() -> None:
+    for name in (*names(), "no_such_package:Class"):
+        registry.check(name)
+    with pytest.raises(UnknownAdapterError, match="did you mean dense"):
+        registry.check("dens")
+
+
 def test_what_is_no_adapter_is_refused() -> None:
     with pytest.raises(TypeError, match="not a subclass"):
         resolve("workers.adapters.spec:AdapterSpec")

@@ -108,6 +108,26 @@ def test_a_repeated_key_is_found_however_it_is_written(form: str) -> None:
         refuse_repeated(body, KEYS, binary=binary)
 
 
+@pytest.mark.parametrize("upper", [False, True])
+@pytest.mark.parametrize("letter", "abcdefghijklmnopqrstuvwxyz_")
+def test_a_repeated_key_is_found_whichever_letter_is_escaped(letter: str, upper: bool) -> None:
+    code = f"{ord(letter):04X}" if upper else f"{ord(letter):04x}"
+    body = b'{"x%s":1,"x\\u%s":2}' % (letter.encode(), code.encode())
+    with pytest.raises(InvalidInput, match="occurs twice"):
+        refuse_repeated(body, (Key(f"x{letter}"),), binary=False)
+
+
+def test_escapes_that_ordinary_writers_use_cost_no_second_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(body: bytes, binary: bool) -> None:
+        raise AssertionError("decoded a second time")
+
+    monkeypatch.setattr("frontend.decoding._refuse_duplicates", refuse)
+    for char in "\"\\/<>&'+=`\x7f\x1f\n\u00e9\u2028":
+        escaped = b"\\u%04x" % ord(char)
+        refuse_repeated(b'{"name":"a %s b"}' % escaped, KEYS, binary=False)
+        refuse_repeated(b'{"name":"a %s b"}' % escaped.upper().replace(b"U", b"u"), KEYS, binary=False)
+
+
 @pytest.mark.parametrize(
     ("body", "binary"),
     [

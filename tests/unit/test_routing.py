@@ -29,17 +29,17 @@ def channel(slot: int, *statuses: ModelStatus, **state: Any) -> Any:
 
 def test_the_least_outstanding_work_wins() -> None:
     channels = [channel(0, cost=300), channel(1, cost=100), channel(2, cost=200)]
-    assert routing.pick(channels, "m").slot == 1
+    assert routing.pick(channels, "m", "interactive").slot == 1
 
 
 def test_work_is_measured_in_time_and_not_in_tokens() -> None:
     fast = channel(0, cost=800, credits=Credits(1000, 0, 1000.0))
     slow = channel(1, cost=100, credits=Credits(1000, 0, 10.0))
-    assert routing.pick([slow, fast], "m") is fast
+    assert routing.pick([slow, fast], "m", "interactive") is fast
 
 
 def test_equal_workers_are_taken_in_the_order_of_their_slots() -> None:
-    assert routing.pick([channel(2), channel(1), channel(3)], "m").slot == 1
+    assert routing.pick([channel(2), channel(1), channel(3)], "m", "interactive").slot == 1
 
 
 @pytest.mark.parametrize(
@@ -56,31 +56,31 @@ def test_equal_workers_are_taken_in_the_order_of_their_slots() -> None:
 def test_a_worker_that_is_silent_or_lacks_the_model_is_not_taken(unable: dict[str, Any]) -> None:
     statuses = unable.pop("statuses", [LOADED])
     channels = [channel(0, *statuses, **unable), channel(1, cost=999)]
-    assert routing.pick(channels, "m").slot == 1
+    assert routing.pick(channels, "m", "interactive").slot == 1
 
 
 def test_a_worker_without_credit_is_not_taken() -> None:
-    spent = channel(0, cost=10, pending=1, credits=Credits(10, 0, 100.0))
-    assert routing.pick([spent, channel(1, cost=900)], "m").slot == 1
+    spent = channel(0, cost=10, credits=Credits(10, 0, 100.0))
+    assert routing.pick([spent, channel(1, cost=900)], "m", "interactive").slot == 1
 
 
 def test_one_request_is_always_allowed() -> None:
-    assert routing.pick([channel(0, credits=Credits(0, 0, 0.0))], "m").slot == 0
+    assert routing.pick([channel(0, credits=Credits(0, 0, 0.0))], "m", "interactive").slot == 0
 
 
 def test_the_worker_to_avoid_is_left_out_while_there_is_another() -> None:
     channels = [channel(0), channel(1, cost=500)]
-    assert routing.pick(channels, "m", avoid={0}).slot == 1
-    assert routing.pick(channels, "m", avoid={0, 1}).slot == 0
+    assert routing.pick(channels, "m", "interactive", avoid={0}).slot == 1
+    assert routing.pick(channels, "m", "interactive", avoid={0, 1}).slot == 0
 
 
 def test_no_credit_anywhere_is_a_full_queue_with_the_drain_time_of_the_emptiest() -> None:
     channels = [
-        channel(0, cost=10, pending=1, credits=Credits(10, 1000, 100.0)),
-        channel(1, cost=10, pending=1, credits=Credits(10, 250, 100.0)),
+        channel(0, cost=10, credits=Credits(10, 1000, 100.0)),
+        channel(1, cost=10, credits=Credits(10, 250, 100.0)),
     ]
     with pytest.raises(QueueFull) as caught:
-        routing.pick(channels, "m")
+        routing.pick(channels, "m", "interactive")
     assert caught.value.retry_after_s == 3, "250 of 100 a second, in whole seconds"
 
 
@@ -123,7 +123,7 @@ def test_the_error_says_why_no_worker_can_run_the_model(
     channels: list[Any], kind: type[PenstockError]
 ) -> None:
     with pytest.raises(kind):
-        routing.pick(channels, "m")
+        routing.pick(channels, "m", "interactive")
 
 
 def test_a_failed_load_carries_its_facts() -> None:

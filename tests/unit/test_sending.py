@@ -188,6 +188,63 @@ def test_a_slow_reader_without_room_for_a_copy_is_cut_off() -> None:
     run(test)
 
 
+class AskedBudget(CopyBudget):
+    """A budget that notes when it was asked for room."""
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(nbytes)
+        self.asked = asyncio.Event()
+
+    def take(self, nbytes: int) -> bool:
+        """Take `nbytes` if they are free."""
+        self.asked.set()
+        return super().take(nbytes)
+
+
+def private_body(copy_after_s: float, budget: int = BUDGET) -> Any:
+    """A body of two parts that are private from the start, its lease and its budget."""
+    lease, copies = FakeLease(b""), AskedBudget(budget)
+    lease.leased = False
+    settings = Arena(slice_bytes=SLICE, lease_copy_after_s=copy_after_s)
+    return LeasedBody([DATA[:2500], DATA[2500:]], lease, settings, copies), lease, copies
+
+
+def test_a_body_without_a_lease_is_not_copied_but_counted_when_its_reader_is_slow() -> None:
+    async def test() -> None:
+        body, lease, copies = private_body(copy_after_s=0.02)
+        slices = aiter(body)
+        seen = [await anext(slices)]
+        await copies.asked.wait()
+        assert copies.free_nbytes == BUDGET - (body.nbytes - SLICE)
+        seen += [piece async for piece in slices]
+        assert b"".join(seen) == DATA
+        assert (lease.checks, lease.releases, copies.free_nbytes) == (0, 0, BUDGET)
+
+    run(test)
+
+
+def test_a_fast_reader_of_a_body_without_a_lease_needs_no_room() -> None:
+    async def test() -> None:
+        body, lease, copies = private_body(copy_after_s=60, budget=1)
+        assert b"".join([piece async for piece in body]) == DATA
+        assert (lease.checks, lease.releases, copies.asked.is_set()) == (0, 0, False)
+
+    run(test)
+
+
+def test_a_private_body_without_room_is_cut_off_when_its_reader_is_slow() -> None:
+    async def test() -> None:
+        body, _, copies = private_body(copy_after_s=0, budget=100)
+        slices = aiter(body)
+        await anext(slices)
+        await copies.asked.wait()
+        with pytest.raises(ConnectionAbortedError):
+            await anext(slices)
+        assert copies.free_nbytes == 100
+
+    run(test)
+
+
 @pytest.mark.parametrize("taken", [0, 1, 5])
 def test_closing_ends_the_lease_whatever_was_sent(taken: int) -> None:
     async def test() -> None:

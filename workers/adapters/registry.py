@@ -28,6 +28,16 @@ def names() -> tuple[str, ...]:
     return tuple(sorted({*BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))}))
 
 
+def check(name: str) -> None:
+    """Raise UnknownAdapterError when `name` is no known family; a dotted path passes, since nothing is imported."""
+    known = names()
+    if name in known or ":" in name:
+        return
+    nearest = get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(nearest)}" if nearest else f"known families are {', '.join(known)}"
+    raise UnknownAdapterError(f"unknown adapter {name!r}: {hint}")
+
+
 def resolve(name: str) -> type[Adapter]:
     """The adapter class called `name`.
 
@@ -39,12 +49,8 @@ def resolve(name: str) -> type[Adapter]:
     for point in entry_points(group=ENTRY_POINT_GROUP):
         if point.name == name:
             return _checked(name, point.load())
-    if ":" in name:
-        return _checked(name, _import_path(name))
-    known = names()
-    nearest = get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(nearest)}" if nearest else f"known families are {', '.join(known)}"
-    raise UnknownAdapterError(f"unknown adapter {name!r}: {hint}")
+    check(name)
+    return _checked(name, _import_path(name))
 
 
 def _import_path(path: str) -> Any:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import base64
+import time
 from typing import Any
 
 import falcon
-import numpy as np
 import orjson
 from falcon.asgi import Request, Response
 
+from frontend.disconnect import until_disconnect
+from frontend.protocols.sie import render
 from frontend.protocols.sie.convert import check_count, check_dimensions, check_texts
-from frontend.protocols.sie.encode import time_headers
+from frontend.protocols.sie.encode import dense_rows, time_headers
 from frontend.protocols.sie.schemas import EmbeddingsRequest, read
-from frontend.quantize import shorten
+from frontend.responding import send_parts
+from frontend.sending import Part
 from frontend.services import Services
-from ipc.errors import InferenceFailed, InvalidInput
+from ipc.client import Reply
+from ipc.errors import InvalidInput, from_code
 from ipc.messages import EncodeCall, TextInput
 
 
@@ -24,9 +28,9 @@ def inputs_of(request: EmbeddingsRequest, limits: Any) -> list[TextInput]:
     given = request.input
     if isinstance(given, str):
         given = [given]
-    check_count(len(given), "input", limits)
     if all(isinstance(entry, int) for entry in given):
         return [_token_input(given, "input", limits)]
+    check_count(len(given), "input", limits)
     if all(isinstance(entry, str) for entry in given):
         check_texts(given, "input[{}]", limits)  # type: ignore[arg-type]
         return [TextInput(text) for text in given]  # type: ignore[arg-type]
@@ -51,36 +55,41 @@ class EmbeddingsResource:
 
     async def on_post(self, req: Request, resp: Response) -> None:
         """One embeddings request."""
-        services, context, engine = self._services, req.context.penstock, self._services.engine
+        services, context = self._services, req.context.penstock
         context.operation = "embeddings"
-        limits = services.settings.limits
-        request = read(await services.bodies.read(req), "application/json", EmbeddingsRequest, limits)
-        context.model = request.model
-        encoding = "float" if request.encoding_format is None else request.encoding_format
-        if encoding not in ("float", "base64"):
-            raise InvalidInput(f"encoding_format: {encoding[:64]!r} is not one of float, base64")
-        inputs = inputs_of(request, limits)
+        async with services.bodies.hold(req, context.deadline_ns) as body:
+            request = read(body, "application/json", EmbeddingsRequest, services.settings.limits)
+            del body
+            context.started = time.perf_counter()
+            context.model = request.model
+            reply, inputs = await until_disconnect(self._run(req, request), req.scope)
+            with reply:
+                if reply.errors:
+                    raise from_code(reply.errors[0].code, reply.errors[0].message)
+                began = time.perf_counter()
+                parts = await _render(reply, request, _usage(inputs, reply.tokens))
+                reply.check()
+            context.phases["encode"] = (time.perf_counter() - began) * 1e3
+            resp.content_type = falcon.MEDIA_JSON
+            time_headers(resp, context)
+            send_parts(resp, parts, reply, services)
+
+    async def _run(self, req: Request, request: EmbeddingsRequest) -> tuple[Reply, list[TextInput]]:
+        """The result and the inputs that it belongs to."""
+        context, engine = req.context.penstock, self._services.engine
+        if request.encoding_format not in (None, "float", "base64"):
+            raise InvalidInput(
+                f"encoding_format: {request.encoding_format[:64]!r} is not one of float, base64"
+            )
+        inputs = inputs_of(request, self._services.settings.limits)
         entry = engine.find(request.model)
         status = await engine.ensure_loaded(entry.id, context.deadline_ns)
         if "dense" not in entry.outputs:
             raise InvalidInput(f"model: '{entry.id}' has no dense output")
-        dimensions = check_dimensions(request.dimensions, entry, status.dims.get("dense", 0), "dimensions")
+        check_dimensions(request.dimensions, entry, status.dims.get("dense", 0), "dimensions")
         lengths = [len(item.text) if item.text is not None else 4 * len(item.ids or ()) for item in inputs]
-        call = EncodeCall(inputs, ["dense"])
-        with await engine.run(context, entry.id, call, engine.cost_of(lengths, status), req.scope) as reply:
-            if reply.errors:
-                raise InferenceFailed(reply.errors[0].message)
-            rows = reply.tensors()["dense"]
-            body = _render(
-                rows if dimensions is None else shorten(rows, dimensions),
-                encoding,
-                request.model,
-                _usage(inputs, reply.tokens),
-            )
-            reply.check()
-        resp.content_type = falcon.MEDIA_JSON
-        time_headers(resp, context)
-        resp.data = body
+        cost = engine.cost_of(lengths, status)
+        return await engine.run(context, entry.id, EncodeCall(inputs, ["dense"]), cost, req.scope), inputs
 
 
 def _usage(inputs: list[TextInput], tokens: list[int]) -> int:
@@ -90,16 +99,19 @@ def _usage(inputs: list[TextInput], tokens: list[int]) -> int:
     )
 
 
-def _render(rows: np.ndarray, encoding: str, model: str, used: int) -> bytes:
-    vectors: list[Any] = (
-        [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in rows]
-        if encoding == "base64"
-        else list(rows)
-    )
-    data = [
-        {"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)
-    ]
+async def _render(reply: Reply, request: EmbeddingsRequest, used: int) -> list[Part]:
+    rows = (await dense_rows(reply, "float32", request.dimensions)).quantized.values
+
+    def entry_at(index: int) -> dict[str, Any]:
+        vector = rows[index]
+        if request.encoding_format == "base64":
+            vector = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        return {"object": "embedding", "index": index, "embedding": vector}
+
+    data = await render.json_array(len(rows), rows.shape[1] * rows.itemsize, entry_at)
     usage = {"prompt_tokens": used, "total_tokens": used}
-    return orjson.dumps(
-        {"object": "list", "data": data, "model": model, "usage": usage}, option=orjson.OPT_SERIALIZE_NUMPY
-    )
+    return [
+        b'{"object":"list","data":',
+        *data,
+        b',"model":' + orjson.dumps(request.model) + b',"usage":' + orjson.dumps(usage) + b"}",
+    ]

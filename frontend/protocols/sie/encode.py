@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import Any
 
 import falcon
+import numpy as np
 from falcon.asgi import Request, Response
 
 from frontend.context import RequestContext
+from frontend.disconnect import until_disconnect
 from frontend.protocols.sie import render
 from frontend.protocols.sie.convert import EncodePlan, check_count, check_items, plan_encode
 from frontend.protocols.sie.schemas import EncodeParams, EncodeRequest, read
@@ -17,6 +19,9 @@ from frontend.responding import send_parts
 from frontend.services import Services
 from ipc.client import Reply
 from ipc.errors import InputTooLong
+
+INLINE_NBYTES = 1 << 20
+"""Rows up to this size are converted on the event loop, larger ones in a thread."""
 
 
 def wants_json(accept: str | None) -> bool:
@@ -47,10 +52,16 @@ def time_headers(resp: Response, context: RequestContext) -> None:
         ("X-Inference-Time", "device"),
     ):
         resp.set_header(header, f"{phases.get(phase, 0.0):.2f}")
-    if phases.get("copy", 0.0) > 0:
-        resp.set_header("X-Postprocessing-Time", f"{phases['copy']:.2f}")
+    after = _postprocessing_ms(phases)
+    if after > 0:
+        resp.set_header("X-Postprocessing-Time", f"{after:.2f}")
     phases["total"] = (time.perf_counter() - context.started) * 1e3
     resp.set_header("X-Total-Time", f"{phases['total']:.2f}")
+
+
+def _postprocessing_ms(phases: dict[str, float]) -> float:
+    """What follows the forward pass: results into shared memory or a frame, then conversion and rendering here."""
+    return phases.get("copy", 0.0) + phases.get("encode", 0.0)
 
 
 class EncodeResource:
@@ -64,11 +75,24 @@ class EncodeResource:
         services, context = self._services, req.context.penstock
         limits = services.settings.limits
         context.model, context.operation = model, "encode"
-        body = await services.bodies.read(req)
-        context.started = time.perf_counter()
-        request = read(body, req.content_type, EncodeRequest, limits)
-        del body
-        engine = services.engine
+        async with services.bodies.hold(req, context.deadline_ns) as body:
+            request = read(body, req.content_type, EncodeRequest, limits)
+            del body
+            context.started = time.perf_counter()
+            work = self._run(req, model, request)
+            reply, plan, longest = await until_disconnect(work, req.scope)
+            try:
+                if plan.refuse_truncation:
+                    refuse_truncated(reply, model, longest)
+                await self._respond(req, resp, reply, plan, model, [item.id for item in request.items])
+            except BaseException:
+                reply.release()
+                raise
+
+    async def _run(self, req: Request, model: str, request: EncodeRequest) -> tuple[Reply, EncodePlan, int]:
+        """The result, how to render it, and the model's length in tokens."""
+        services, engine, context = self._services, self._services.engine, req.context.penstock
+        limits = services.settings.limits
         check_count(len(request.items), "items", limits)
         entry = engine.find(model)
         texts = check_items(request.items, entry, limits)
@@ -80,33 +104,28 @@ class EncodeResource:
         before = len(plan.call.instruction or "")
         cost = engine.cost_of([before + len(text) for text in texts], status)
         reply = await engine.run(context, plan.model, plan.call, cost, req.scope)
-        try:
-            if plan.refuse_truncation:
-                refuse_truncated(reply, model, status.max_sequence_length)
-            await self._respond(req, resp, reply, plan, model, [item.id for item in request.items])
-        except BaseException:
-            reply.release()
-            raise
+        return reply, plan, status.max_sequence_length
 
     async def _respond(
         self, req: Request, resp: Response, reply: Reply, plan: EncodePlan, model: str, ids: list[str | None]
     ) -> None:
         context = req.context.penstock
         began = time.perf_counter()
-        rows = _dense(reply, plan)
+        rows = await dense_rows(reply, plan.output_dtype, plan.dimensions)
         errors = {error.index: {"code": error.code, "message": error.message} for error in reply.errors}
+
+        def timing() -> dict[str, float | None]:
+            context.phases["encode"] = (time.perf_counter() - began) * 1e3
+            return timing_of(context)
+
         if wants_json(req.get_header("Accept")):
             resp.content_type = falcon.MEDIA_JSON
-            parts: list[Any] = await render.json_parts(model, ids, rows, errors, timing_of(context))
+            parts = await render.json_parts(model, ids, rows, errors, timing)
             reply.check()
             reply.release()
         else:
             resp.content_type = falcon.MEDIA_MSGPACK
-            parts = render.msgpack_parts(model, ids, rows, errors, timing_of(context))
-            if rows.quantized.dtype != "float32" or plan.dimensions is not None:
-                reply.check()
-                reply.release()
-        context.phases["encode"] = (time.perf_counter() - began) * 1e3
+            parts = await render.msgpack_parts(model, ids, rows, errors, timing)
         time_headers(resp, context)
         send_parts(resp, parts, reply, self._services)
 
@@ -119,14 +138,22 @@ def timing_of(context: RequestContext) -> dict[str, float | None]:
         "queue_ms": phases.get("queue", 0.0),
         "tokenization_ms": phases.get("tokenize", 0.0),
         "inference_ms": phases.get("device", 0.0),
-        "postprocessing_ms": phases.get("copy") or None,
+        "postprocessing_ms": _postprocessing_ms(phases) or None,
     }
 
 
-def _dense(reply: Reply, plan: EncodePlan) -> render.DenseRows:
+async def dense_rows(reply: Reply, dtype: str, dimensions: int | None) -> render.DenseRows:
+    """The dense vectors, cut to `dimensions` and in `dtype`; when that made copies of them, the lease has ended."""
     values = reply.tensors()["dense"]
-    if plan.dimensions is not None:
-        values = shorten(values, plan.dimensions)
-    dims = values.shape[1]
-    quantized: Quantized = quantize(values, plan.output_dtype)
-    return render.DenseRows(quantized, dims)
+    if values.nbytes > INLINE_NBYTES and (dtype != "float32" or dimensions is not None):
+        quantized = await asyncio.to_thread(_convert, values, dtype, dimensions)
+    else:
+        quantized = _convert(values, dtype, dimensions)
+    if quantized.values is not values:
+        reply.check()
+        reply.release()
+    return render.DenseRows(quantized, dimensions or values.shape[1])
+
+
+def _convert(values: np.ndarray, dtype: str, dimensions: int | None) -> Quantized:
+    return quantize(values if dimensions is None else shorten(values, dimensions), dtype)

@@ -21,7 +21,6 @@ _TABLE: dict[str, tuple[int, str]] = {
     "LEASE_REVOKED": (503, "RESOURCE_EXHAUSTED"),
     "RESOURCE_EXHAUSTED": (503, "RESOURCE_EXHAUSTED"),
     "UNSUPPORTED": (501, "UNSUPPORTED"),
-    "TOO_SLOW": (408, "INVALID_INPUT"),
 }
 _HEADER_CODES = {
     "MODEL_LOADING": "MODEL_LOADING",
@@ -51,7 +50,7 @@ def _headers(error: PenstockError, status: int, code: str) -> dict[str, str]:
     if status in (429, 503, 504):
         seconds = error.retry_after_s or _DEFAULT_RETRY_S.get(code, 1.0)
         headers["Retry-After"] = str(max(1, math.ceil(seconds)))
-    if error.code in ("BODY_TOO_LARGE", "TOO_SLOW", "DRAINING"):
+    if error.code in ("BODY_TOO_LARGE", "DRAINING"):
         headers["Connection"] = "close"
     return headers
 

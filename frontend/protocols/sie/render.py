@@ -1,14 +1,14 @@
 """Encode results on the wire: msgpack with raw arrays, or JSON.
 
 In msgpack an array is the msgpack-numpy map with bin keys; everything but its data is constant for a dtype and shape,
-so it is built once and the raw bytes follow from where they lie. JSON is orjson over the arrays, in chunks of items,
-so that a large answer does not hold up the event loop.
+so it is built once and the raw bytes follow from where they lie. JSON is orjson over the arrays. Both are written in
+chunks of items, so that a large answer does not hold up the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +20,7 @@ from frontend.quantize import Quantized
 from frontend.sending import Part
 
 JSON_CHUNK_NBYTES = 256 << 10
+MSGPACK_CHUNK_ITEMS = 256
 _packer = msgpack.Packer()
 
 
@@ -62,14 +63,14 @@ class DenseRows:
         return {name: float(values[index]) for name, values in found if values is not None}
 
 
-def msgpack_parts(
+async def msgpack_parts(
     model: str,
     ids: Sequence[str | None],
     rows: DenseRows,
     errors: dict[int, dict[str, str]],
-    timing: dict[str, Any],
+    timing: Callable[[], dict[str, Any]],
 ) -> list[Part]:
-    """The body as a list of bytes and views on the rows."""
+    """The body as a list of bytes and views on the rows; `timing` is called at the end."""
     values = rows.quantized.values
     flat = memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
     width = values.shape[1] * values.itemsize
@@ -86,6 +87,8 @@ def msgpack_parts(
         + _packer.pack_array_header(len(ids))
     ]
     for index, name in enumerate(ids):
+        if index and not index % MSGPACK_CHUNK_ITEMS:
+            await asyncio.sleep(0)
         named = b"" if name is None else _packer.pack("id") + _packer.pack(name)
         head = bytes([0x81 + (name is not None)]) + named
         if index in errors:
@@ -96,7 +99,7 @@ def msgpack_parts(
         parts.append(flat[index * width : (index + 1) * width])
         if extras:
             parts.append(b"".join(_packer.pack(part) for pair in extras.items() for part in pair))
-    parts.append(_packer.pack("timing") + _packer.pack(timing))
+    parts.append(_packer.pack("timing") + _packer.pack(timing()))
     return parts
 
 
@@ -105,26 +108,42 @@ async def json_parts(
     ids: Sequence[str | None],
     rows: DenseRows,
     errors: dict[int, dict[str, str]],
-    timing: dict[str, Any],
-) -> list[bytes]:
-    """The body as a list of bytes; other requests run between the chunks."""
+    timing: Callable[[], dict[str, Any]],
+) -> list[Part]:
+    """The body as a list of bytes; `timing` is called at the end."""
     values = rows.quantized.values
-    if values.dtype == np.float16:
-        values = values.astype(np.float64)
-    per_chunk = max(1, JSON_CHUNK_NBYTES // max(1, values.shape[1] * values.itemsize))
-    parts = [b'{"model":' + orjson.dumps(model) + b',"items":[']
-    for start in range(0, len(ids), per_chunk):
-        chunk = []
-        for index in range(start, min(start + per_chunk, len(ids))):
-            item: dict[str, Any] = {} if ids[index] is None else {"id": ids[index]}
-            if index in errors:
-                item["error"] = errors[index]
-            else:
-                item["dense"] = {**rows.head, "values": values[index], **rows.extras(index)}
-            chunk.append(item)
-        encoded = orjson.dumps(chunk, option=orjson.OPT_SERIALIZE_NUMPY)
-        parts.append((b"," if start else b"") + encoded[1:-1])
-        if start + per_chunk < len(ids):
-            await asyncio.sleep(0)
-    parts.append(b'],"timing":' + orjson.dumps(timing) + b"}")
+    widened = values.dtype == np.float16
+
+    def item_at(index: int) -> dict[str, Any]:
+        item: dict[str, Any] = {} if ids[index] is None else {"id": ids[index]}
+        if index in errors:
+            item["error"] = errors[index]
+        else:
+            row = values[index].astype(np.float64) if widened else values[index]
+            item["dense"] = {**rows.head, "values": row, **rows.extras(index)}
+        return item
+
+    items = await json_array(len(ids), values.shape[1] * values.itemsize, item_at)
+    return [
+        b'{"model":' + orjson.dumps(model) + b',"items":',
+        *items,
+        b',"timing":' + orjson.dumps(timing()) + b"}",
+    ]
+
+
+async def json_array(count: int, entry_nbytes: int, entry_at: Callable[[int], Any]) -> list[bytes]:
+    """A JSON array of `count` entries of about `entry_nbytes` of data; other requests run between the chunks."""
+    per_chunk = max(1, JSON_CHUNK_NBYTES // max(1, entry_nbytes))
+    if count <= per_chunk:
+        return [_json(list(map(entry_at, range(count))))]
+    parts = []
+    for start in range(0, count, per_chunk):
+        chunk = _json(list(map(entry_at, range(start, min(start + per_chunk, count)))))
+        parts.append((b"," if start else b"[") + chunk[1:-1])
+        await asyncio.sleep(0)
+    parts.append(b"]")
     return parts
+
+
+def _json(entries: list[Any]) -> bytes:
+    return orjson.dumps(entries, option=orjson.OPT_SERIALIZE_NUMPY)

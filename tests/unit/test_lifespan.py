@@ -1,0 +1,91 @@
+"""The watch of a frontend goes on when the system refuses it something."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from pathlib import Path
+
+import pytest
+
+from frontend import lifespan
+from frontend.engine import Engine
+from frontend.lifespan import Lifespan
+from frontend.services import Services
+from ipc.catalog import load_catalog
+from ipc.settings import load
+from tests.harness.server import FAKE_CATALOG
+
+TURNS = 3
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Lifespan:
+    """The lifespan of a supervised frontend that is ready, looking as often as it can."""
+    monkeypatch.delenv("PENSTOCK_SUPERVISE", raising=False)
+    monkeypatch.setattr(lifespan, "WATCH_EVERY_S", 0.001)
+    monkeypatch.setattr(lifespan.announce, "summary", lambda services: "ready")
+    monkeypatch.setattr(Lifespan, "_report", lambda self, ready: None)
+    services = Services(load(None, {"run.dir": str(tmp_path)}), load_catalog([str(FAKE_CATALOG)]))
+    monkeypatch.setattr(Engine, "ready", lambda self: (True, "ok"))
+    services.engine = Engine(services.settings, services.catalog, None, None, services.drain)  # type: ignore[arg-type]
+    return Lifespan(services)
+
+
+async def watch_until(watched: Lifespan, seen: asyncio.Event) -> None:
+    """Run the watch until `seen`; fails when it ends by itself."""
+    watcher = asyncio.create_task(watched._watch())
+    waiter = asyncio.create_task(seen.wait())
+    try:
+        done, _ = await asyncio.wait((watcher, waiter), timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        assert done == {waiter}
+    finally:
+        watcher.cancel()
+        waiter.cancel()
+
+
+def test_a_lack_of_descriptors_does_not_end_the_watch_of_the_supervisor(
+    watched: Lifespan, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        seen, loop, calls = asyncio.Event(), asyncio.get_running_loop(), 0
+
+        def is_held(path: Path) -> bool:
+            nonlocal calls
+            calls += 1
+            if calls <= TURNS:
+                raise OSError(errno.EMFILE, "Too many open files")
+            loop.call_soon_threadsafe(seen.set)
+            return True
+
+        monkeypatch.setattr(lifespan, "is_held", is_held)
+        monkeypatch.setattr(lifespan.announce, "started", lambda services: None)
+        await watch_until(watched, seen)
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(scenario())
+    assert caplog.text.count("Too many open files") == TURNS
+
+
+def test_a_start_up_block_that_cannot_be_written_keeps_nothing_else_from_being_told(
+    watched: Lifespan, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        seen, looks = asyncio.Event(), 0
+
+        def started(services: Services) -> None:
+            nonlocal looks
+            looks += 1
+            if looks <= TURNS:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            seen.set()
+
+        monkeypatch.setattr(lifespan, "is_held", lambda path: True)
+        monkeypatch.setattr(lifespan.announce, "started", started)
+        await watch_until(watched, seen)
+        assert watched._told
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(scenario())
+    assert caplog.text.count("No space left") == TURNS
