@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from ipc.arena import BLOCKS_OFFSET, STAMP_NBYTES, Arena, ArenaView
+from ipc.arena import BLOCKS_OFFSET, PREPARING_MAX, STAMP_NBYTES, Arena, ArenaView
 from ipc.blocks import ALIGNMENT, round_up
 from ipc.errors import ConfigError, LeaseRevoked, ProtocolError
 from ipc.leases import Block, LeaseTable
@@ -232,3 +232,14 @@ def test_an_existing_file_is_never_taken_over(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         Arena(tmp_path / "arena", 1 << 20, EPOCH)
     assert (tmp_path / "arena").read_bytes() == b"not ours"
+
+
+def test_the_flight_record_names_what_threads_prepare(arena: Arena) -> None:
+    view = ArenaView(arena.path, EPOCH)
+    arena.record_preparing(0, 5, 6)
+    arena.record_preparing(PREPARING_MAX - 1, 7, 8)
+    arena.record_flight([(1, 2)])
+    assert view.flight() == {(1, 2), (5, 6), (7, 8)}
+    arena.record_preparing(0, 0, 0)
+    arena.record_preparing(PREPARING_MAX - 1, 0, 0)
+    assert view.flight() == {(1, 2)}

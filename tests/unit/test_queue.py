@@ -179,3 +179,14 @@ def test_the_snapshot_tells_items_tokens_and_age_per_model_and_lane() -> None:
     [(model, lane, items, tokens, age_s)] = work.snapshot()
     assert (model, lane, items, tokens) == ("model", "bulk", 2, 11)
     assert 0 <= age_s < 5
+
+
+def test_a_full_bulk_lane_keeps_no_query_out() -> None:
+    work = work_queue(min_tokens=100)
+    work.admit(10_000, "bulk")
+    with pytest.raises(QueueFull):
+        work.admit(1, "bulk")
+    work.admit(99, "interactive")
+    work.settle(10_000, "bulk")
+    work.admit(1, "bulk")
+    assert work.admitted == 100
