@@ -25,6 +25,8 @@ def answer_of(text: str) -> bytes:
 class AnsweringHandler:
     """The handler of an endpoint; results go through the arena, except those of texts that begin with `inline`."""
 
+    draining = False
+
     def __init__(self, arena: Path, epoch: str, leases: LeaseTable) -> None:
         self._arena, self._epoch, self._leases = arena, epoch, leases
         self.endpoint: Endpoint | None = None

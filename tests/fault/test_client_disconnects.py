@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import statistics
 import time
 from collections.abc import Iterator
@@ -41,6 +43,11 @@ def batches(server: Server) -> float:
 def cancelled(server: Server, stage: str) -> float:
     """Requests that the worker dropped in that stage."""
     return server.metric("penstock_cancelled_total", model=MODEL, stage=stage)
+
+
+def answered(server: Server, status: str) -> float:
+    """Requests that ended with that HTTP status."""
+    return server.metric("penstock_requests_total", operation="encode", code=status)
 
 
 def descriptors(pid: int) -> int:
@@ -85,6 +92,40 @@ def test_work_on_the_device_ends_with_its_batch_and_the_rest_is_dropped(server: 
     wait_until(lambda: cancelled(server, "running") > 0, 5, "a cancellation")
     wait_quiet(server)
     assert batches(server) - ran < 20, "the device went on for a client that had left"
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
+def test_an_upload_that_its_client_leaves_is_no_bad_request(server: Server, framing: str) -> None:
+    gone, refused = answered(server, "499"), answered(server, "400")
+    head = f"POST /v1/encode/{MODEL} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n{framing}\r\n\r\n"
+    with RawClient(server.port) as client:
+        client.socket.sendall(head.encode() + b'd\r\n{"items": []}\r\n')
+        wait_until(lambda: client_is_read(server, client), what="the first bytes at the frontend")
+    wait_until(lambda: answered(server, "499") == gone + 1, what="the end of the upload")
+    assert answered(server, "400") == refused
+
+
+def client_is_read(server: Server, client: RawClient) -> bool:
+    """Whether the frontend has taken all that the client sent."""
+    local = client.socket.getsockname()[1]
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[1].endswith(f":{server.port:04X}") and fields[2].endswith(f":{local:04X}"):
+            return fields[4].endswith(":00000000")
+    return False
+
+
+def test_a_client_that_leaves_while_a_worker_starts_costs_no_work(server: Server) -> None:
+    gone, pid = answered(server, "499"), server.worker_pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: server.get("/readyz").status == 503, what="the loss of the worker")
+    with RawClient(server.port) as client:
+        client.encode(MODEL, ["nobody waits for this"])
+        wait_until(lambda: client_is_read(server, client), what="the request at the frontend")
+    wait_until(lambda: answered(server, "499") == gone + 1, 5, "the end of the request")
+    wait_until(lambda: server.get("/readyz").status == 200, what="the next worker")
+    wait_quiet(server)
 
 
 def test_many_disconnects_leave_nothing(server: Server) -> None:

@@ -77,9 +77,10 @@ def test_the_budget_is_whole_again_within_five_minutes_of_calm(clock: Clock, con
 )
 def test_memory_trouble_is_recognised(error: Exception) -> None:
     assert oom.is_out_of_memory(error)
-    assert not oom.is_sticky(error)
+    assert not oom.is_device_lost(error)
 
 
 def test_other_failures_are_not_taken_for_memory_trouble() -> None:
     assert not oom.is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert oom.is_sticky(RuntimeError("CUDA error: device-side assert triggered"))
+    assert not oom.is_device_lost(RuntimeError("CUDA error: device-side assert triggered"))
+    assert oom.is_device_lost(RuntimeError("CUDA error: uncorrectable ECC error encountered"))

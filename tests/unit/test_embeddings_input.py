@@ -1,0 +1,35 @@
+"""Inputs of /v1/embeddings: a text, texts, token ids, or lists of token ids, each within its own limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from frontend.protocols.sie.embeddings import inputs_of
+from frontend.protocols.sie.schemas import EmbeddingsRequest
+from ipc.errors import InvalidInput
+from ipc.settings import Limits
+
+LIMITS = Limits(max_items=3, max_text_bytes=40)
+
+
+def test_the_items_limit_does_not_count_the_ids_of_one_input() -> None:
+    inputs = inputs_of(EmbeddingsRequest("m", list(range(10))), LIMITS)
+    assert [entry.ids for entry in inputs] == [list(range(10))]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "input: may not be empty"),
+        ([[]], r"input\[0\]: may not be empty"),
+        (list(range(11)), "input: 11 token ids, the limit is 10"),
+        (["a"] * 4, "input: 4 given, the limit is 3"),
+        ([[1]] * 4, "input: 4 given, the limit is 3"),
+        (["a", 1], "got a mix"),
+    ],
+)
+def test_what_is_refused_names_its_limit(given: Any, said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        inputs_of(EmbeddingsRequest("m", given), LIMITS)
