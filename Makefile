@@ -48,7 +48,7 @@ bench: $(STAMP)bench ## measure against other servers, results in benchmarks/res
 	@set -e; for name in $(BENCHES); do echo "bench: $$name"; $(BIN)/python -m benchmarks.$$name $(ARGS); done
 
 bench-gpu: $(STAMP)bench ## measure on a CUDA device
-	@if $(HAS_CUDA); then set -x; $(BIN)/python -m benchmarks.encode --device cuda $(ARGS); \
+	@if $(HAS_CUDA); then set -x; $(BIN)/python -m benchmarks.encode --device cuda $(ARGS); $(BIN)/python -m benchmarks.pinned; \
 	else echo "bench-gpu: torch sees no CUDA device here, nothing was run"; fi
 
 sweep: $(STAMP)run ## remove what a killed server on 127.0.0.1:PORT left in the run directory and in shared memory

@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from tests.conformance.hostile import PATH, send, with_field
+from tests.conformance.hostile import PATH, exchange, send, with_field
 from tests.conformance.wire import FORMS, JSON, MSGPACK, Form, assert_refused, assert_refused_openai
 from tests.harness.server import Server
 
@@ -320,3 +320,11 @@ def test_any_other_content_type_is_read_as_json(unharmed: Server, content_type: 
     assert_refused(unharmed.request("POST", PATH, bad, headers), 400, "INVALID_INPUT", "body", "JSON")
     body = JSON.dump({"model": "fake/echo", "input": "a"})
     assert unharmed.request("POST", "/v1/embeddings", body, headers).status == 200
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 1000000", b"Transfer-Encoding: chunked"])
+def test_an_upload_that_outlasts_its_deadline_is_answered(unharmed: Server, framing: bytes) -> None:
+    head = f"POST {PATH} HTTP/1.1\r\nHost: test\r\nX-Request-Timeout: 0.2\r\n".encode() + framing
+    answer = exchange(unharmed, head + b'\r\n\r\nd\r\n{"items": []}\r\n', timeout_s=10)
+    assert answer.startswith(b"HTTP/1.1 504 ")
+    assert b"connection: close" in answer.lower() and b"DEADLINE_EXCEEDED" in answer

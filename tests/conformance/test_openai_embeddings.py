@@ -6,12 +6,14 @@ import asyncio
 import base64
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import openai
 import pytest
 
 from tests.conformance.minilm import DIMS, MODEL, reference, token_ids
+from tests.fakes.adapter import vector_of
 from tests.harness.server import FAKE_CATALOG, ROOT, Server, serving
 
 TEXTS = ["Hello, world!", "A man is playing a guitar on stage.", "naïve café 東京 🙂", ""]
@@ -73,6 +75,17 @@ def test_dimensions_shorten_to_unit_length(
     rows = np.array([entry.embedding for entry in answer.data])
     assert rows.shape == cut.shape
     assert np.allclose(rows, cut / np.linalg.norm(cut, axis=1, keepdims=True), atol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["float", "base64"])
+def test_an_answer_of_many_chunks_and_slices_is_whole(client: openai.OpenAI, form: Any) -> None:
+    texts = [f"text {number}" for number in range(9000)]
+    answer = client.embeddings.create(model="fake/echo", input=texts, encoding_format=form)
+    assert [entry.index for entry in answer.data] == list(range(len(texts)))
+    for text, entry in zip(texts, answer.data, strict=True):
+        given: Any = entry.embedding
+        row = np.array(given) if form == "float" else np.frombuffer(base64.b64decode(given), "<f4")
+        np.testing.assert_allclose(row, vector_of(text, len(row)), rtol=1e-6)
 
 
 def test_usage_is_the_true_number_of_tokens(client: openai.OpenAI) -> None:

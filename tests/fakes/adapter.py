@@ -128,7 +128,7 @@ class NoopAdapter(FakeAdapter):
 
     def __init__(self, options: dict[str, Any], longest: int) -> None:
         super().__init__(options, longest)
-        self._rows = torch.full((4096, self._dims), 0.5)
+        self._rows = torch.full((1, self._dims), 0.5).expand(4096, self._dims)
 
     def encode(self, batch: Any, outputs: frozenset[str]) -> dict[str, torch.Tensor]:
         """float32 [n, dims], the same for every text."""
