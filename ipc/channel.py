@@ -56,6 +56,7 @@ log = logging.getLogger(__name__)
 PING_EVERY_S = 0.5
 EXPIRE_GRACE_NS = 50_000_000
 SUSPECT_AFTER_S = 2.0
+FOREIGN_WEIGHT = 0.2
 
 
 @dataclass(slots=True)
@@ -85,7 +86,7 @@ class Channel:
         self.device = ""
         self.threads = 0
         self._costs = dict.fromkeys(LANES, 0)
-        self.ready_since = 0.0
+        self.foreign_cost = 0.0
         self._context, self._paths, self._name, self._changed = context, paths, name, changed
         self._loop = asyncio.get_running_loop()
         self._socket: zmq.Socket[bytes] | None = None
@@ -115,6 +116,8 @@ class Channel:
     def tick(self) -> None:
         """Advance: connect, say hello, ping. Called every 100 ms or so."""
         self._expire()
+        # PERF: smoothed, because the worker's word is up to a tick old: all frontends would run to one worker at once.
+        self.foreign_cost += FOREIGN_WEIGHT * (max(0, self.credits.queued - self.cost) - self.foreign_cost)
         if self.state == "absent":
             if self._paths.worker_socket(self.slot).exists():
                 self._connect()
@@ -300,7 +303,7 @@ class Channel:
             return
         self.device, self.threads = message.device, message.threads
         self.credits, self.state = message.credits, "ready"
-        self._last_pong = self.ready_since = time.monotonic()
+        self._last_pong = time.monotonic()
         log.info("joined worker %d (%s, epoch %s)", self.slot, message.device, message.epoch)
         self._set_models(message.models)
 

@@ -53,7 +53,7 @@ def pick(channels: Sequence[Channel], model: str, lane: str, *, avoid: Collectio
         )
 
     def wait_s(channel: Channel) -> float:
-        return max(channel.cost, channel.credits.queued) / max(channel.credits.rate, 1.0)
+        return (channel.cost + channel.foreign_cost) / max(channel.credits.rate, 1.0)
 
     return min(open_, key=lambda c: (wait_s(c), c.cost, c.slot))
 

@@ -74,7 +74,7 @@ class Worker(Section, frozen=True):
 
 
 class Batch(Section, frozen=True):
-    """Batching. `max_tokens` 0 = 3072 on CPU, 32768 on CUDA."""
+    """Batching. `max_tokens` 0 = 2048 on CPU, 32768 on CUDA."""
 
     max_tokens: Count = 0
     max_items: Annotated[int, msgspec.Meta(gt=0, le=3500)] = 512

@@ -19,7 +19,7 @@ from ipc.settings import Settings, count_gpus
 
 log = logging.getLogger(__name__)
 
-CPU_BATCH_TOKENS = 3072
+CPU_BATCH_TOKENS = 2048
 CUDA_BATCH_TOKENS = 32768
 
 

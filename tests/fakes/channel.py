@@ -16,6 +16,7 @@ class FakeChannel:
     state: str = "ready"
     responsive: bool = True
     cost: int = 0
+    foreign_cost: float = 0.0
     credits: Credits = field(default_factory=lambda: Credits(1000, 0, 100.0))
 
     def cost_in(self, lane: str) -> int:

@@ -15,7 +15,7 @@ from tests.fault import rounds
 from tests.harness.server import Answer, Server, serving, wait_until
 
 MEMORY_TOKENS = 64
-CONFIGURED_TOKENS = 3072
+CONFIGURED_TOKENS = 2048
 LONE_TOO_LARGE = "large " * 60
 """360 characters: 91 tokens of the fake family."""
 
