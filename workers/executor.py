@@ -68,12 +68,14 @@ class Executor:
         self._rates: defaultdict[str, DrainRate] = defaultdict(DrainRate)
         self._ahead: deque[Batch] = deque(maxlen=1)
         self._forming = threading.Lock()
+        self._torch_threads = torch.get_num_threads()
+        self._single_threaded = threading.Event()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._threads = [vital_thread("device", self._run), vital_thread("form-ahead", self._form_ahead)]
 
     def start(self) -> None:
         """Begin to take work."""
-        for thread in self._threads:
+        for thread in reversed(self._threads):
             thread.start()
 
     def call(self, work: Callable[[], Any]) -> Future[Any]:
@@ -89,6 +91,8 @@ class Executor:
         return not self.activity.busy and not self._ahead
 
     def _run(self) -> None:
+        self._single_threaded.wait()
+        torch.set_num_threads(self._torch_threads)
         with torch.inference_mode():
             while self._queue.wait_work(lambda: bool(self._ahead or self._calls)):
                 while self._calls:
@@ -112,6 +116,9 @@ class Executor:
         def wanted() -> bool:
             return self.activity.busy and not self._ahead
 
+        # PERF: a second OpenMP team in the process would make the device thread's team sleep between its steps.
+        torch.set_num_threads(1)
+        self._single_threaded.set()
         while self._queue.wait_backlog(lambda: self.budget.tokens, wanted):
             with self._forming:
                 batch = self._form()

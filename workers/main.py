@@ -78,7 +78,9 @@ def _serve(config: settings.Settings, slot: int, life_fd: int) -> None:
     metrics.configure(paths, f"worker-{slot}")
     # PERF: OpenMP threads spin for some 20 us between the steps of a forward pass, which keeps them on their cores, and
     # then sleep, which leaves the cores to the frontends. Every preparing thread tokenizes alone.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000"); os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    # PERF: every token count has its own oneDNN primitives; making one costs a lone request more than a millisecond.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Imported here: torch takes a second, and a wrong configuration should be told before that.
     from workers import device as devices
