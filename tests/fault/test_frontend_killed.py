@@ -37,6 +37,12 @@ def owner(server: Server, connection: socket.socket) -> int | None:
     return None
 
 
+def sessions(worker: int) -> int:
+    """Frontends registered with the worker: it holds a pidfd of each."""
+    links = (os.readlink(entry.path) for entry in os.scandir(f"/proc/{worker}/fd"))
+    return sum(link == "anon_inode:[pidfd]" for link in links)
+
+
 def used(server: Server) -> tuple[float, float]:
     """(bytes, leases) of all arenas."""
     return server.metric("penstock_shm_bytes_used"), server.metric("penstock_shm_leases")
@@ -53,6 +59,7 @@ def test_leases_of_a_killed_frontend_come_back_and_it_is_replaced(tmp_path: Path
         wait_until(lambda: len(server.frontend_pids()) == 2, what="two frontends")
         worker = wait_until(server.worker_pid)
         assert used(server) == (0, 0)
+        wait_until(lambda: sessions(worker) == 2, what="two sessions")
         descriptors = psutil.Process(worker).num_fds()
         for _ in range(rounds(short=3, long=1000)):
             with slow_reader(server.port) as connection, slow_reader(server.port) as second:
@@ -71,7 +78,7 @@ def test_leases_of_a_killed_frontend_come_back_and_it_is_replaced(tmp_path: Path
                     what="new frontends",
                 )
         assert server.worker_pid() == worker
-        # The new frontends hold one session each, as the first ones did.
+        wait_until(lambda: sessions(worker) == 2, what="two sessions again")
         wait_until(
             lambda: psutil.Process(worker).num_fds() <= descriptors, 10, "the same number of descriptors"
         )
