@@ -54,11 +54,12 @@ class Reply:
     def __init__(self, channel: Channel, delivery: Delivery) -> None:
         self._channel, self._arena = channel, delivery.arena
         self._result = delivery.result
+        self._inline = memoryview(delivery.inline)
         block = delivery.result.block
         if block is not None and delivery.arena is not None:
             self._bytes = delivery.arena.data(block.offset, block.nbytes, block.generation)
         else:
-            self._bytes = memoryview(delivery.inline)
+            self._bytes = self._inline
 
     @property
     def tokens(self) -> list[int]:
@@ -87,7 +88,12 @@ class Reply:
 
     def tensors(self) -> dict[str, np.ndarray]:
         """Read-only views by name; valid while the lease is held."""
-        return {ref.name: tensors.view(self._bytes, ref) for ref in self._result.tensors}
+        views = {ref.name: tensors.view(self._bytes, ref) for ref in self._result.tensors}
+        return views | {ref.name: tensors.view(self._inline, ref) for ref in self._result.loose}
+
+    def rows(self, name: str) -> list[int]:
+        """Rows per item of a tensor that has more or fewer than one."""
+        return self._result.rows[name]
 
     def check(self) -> None:
         """Raise `LeaseRevoked` when the block was taken back; call it after every copy."""

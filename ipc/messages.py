@@ -1,41 +1,78 @@
 """Every struct that crosses a process border, and nothing else.
 
-Array-like tagged msgspec structs. Frontend to worker: Hello, Submit, Cancel, Release, Ping, Goodbye. Worker to
-frontend: Welcome, Result, Failure, Credits, Models, Leaving, Pong, Goodbye. Durations are nanoseconds, instants are
+Array-like tagged msgspec structs. Frontend to worker: Hello, Submit, Cancel, Release, Ping, Watch, Goodbye. Worker to
+frontend: Welcome, Result, Failure, Credits, Models, Stats, Leaving, Pong, Goodbye. Durations are nanoseconds, instants are
 CLOCK_MONOTONIC nanoseconds, costs are tokens.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
-VERSION = 1
+VERSION = 2
 LANES = ("interactive", "bulk")
+OVERFLOWS = ("truncate", "truncate_left", "chunk", "error")
 
 
 class Wire(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Base of all wire structs."""
 
 
-class TextInput(Wire, frozen=True):
-    """One item: a text, or token ids given by the caller."""
+class InputItem(Wire, frozen=True):
+    """One item: a text or token ids given by the caller, encoded images, and what a family reads besides."""
 
     text: str | None = None
     ids: list[int] | None = None
+    images: list[bytes] = []
+    metadata: dict[str, Any] | None = None
 
 
 class EncodeCall(Wire, frozen=True, tag="encode"):
-    """Encode `items` into `outputs` (`dense`, ...)."""
+    """Encode `items` into `outputs` (`dense`, `sparse`, `multivector`).
 
-    items: list[TextInput]
+    In every call `options` are the model's runtime options with the request's laid over them, `overflow` says what
+    happens to an item that is too long (`OVERFLOWS`), `lora` names an adapter ("": none), and `options_field` is the
+    path of the options in the request, for messages.
+    """
+
+    options_field: ClassVar[str] = "params.options"
+    items: list[InputItem]
     outputs: list[str]
     instruction: str | None = None
     is_query: bool = False
+    options: dict[str, Any] = {}
+    overflow: str = "truncate"
+    lora: str = ""
 
 
-Call = EncodeCall
+class ScoreCall(Wire, frozen=True, tag="score"):
+    """How well each of `items` answers `query`."""
+
+    options_field: ClassVar[str] = "options"
+    items: list[InputItem]
+    query: InputItem
+    instruction: str | None = None
+    options: dict[str, Any] = {}
+    overflow: str = "truncate"
+    lora: str = ""
+
+
+class ExtractCall(Wire, frozen=True, tag="extract"):
+    """What `labels` (in the caller's order) or `output_schema` ask for, found in each of `items`."""
+
+    options_field: ClassVar[str] = "params.options"
+    items: list[InputItem]
+    labels: list[str] = []
+    output_schema: dict[str, Any] | None = None
+    instruction: str | None = None
+    options: dict[str, Any] = {}
+    overflow: str = "truncate"
+    lora: str = ""
+
+
+Call = EncodeCall | ScoreCall | ExtractCall
 
 
 class Hello(Wire, frozen=True, tag="hello"):
@@ -79,6 +116,12 @@ class Ping(Wire, frozen=True, tag="ping"):
     """Are you there?"""
 
     seq: int
+
+
+class Watch(Wire, frozen=True, tag="watch"):
+    """Somebody at this frontend watches the worker (send `Stats`), or no longer."""
+
+    on: bool
 
 
 class Goodbye(Wire, frozen=True, tag="goodbye"):
@@ -166,7 +209,11 @@ class Timing(Wire, frozen=True):
 
 
 class Result(Wire, frozen=True, tag="result"):
-    """The answer to `id`; tensors lie in `block`, or in the next frame when `block` is None."""
+    """The answer to `id`.
+
+    `tensors` lie in `block`, or in the next frame when `block` is None; `loose` ones, whose size was known only
+    afterwards, always lie in the next frame. `rows` counts the rows per item of tensors that have not one per item.
+    """
 
     id: int
     block: BlockRef | None
@@ -175,6 +222,8 @@ class Result(Wire, frozen=True, tag="result"):
     truncated: list[int]
     errors: list[ItemError]
     timing: Timing
+    loose: list[TensorRef] = []
+    rows: dict[str, list[int]] = {}
 
 
 class Failure(Wire, frozen=True, tag="failure"):
@@ -187,6 +236,51 @@ class Failure(Wire, frozen=True, tag="failure"):
     detail: dict[str, Any] = {}
 
 
+class QueueState(Wire, frozen=True):
+    """What waits of one model, and for how long the oldest of it has."""
+
+    model: str
+    items: int
+    tokens: int
+    oldest_s: float
+
+
+class BatchRecord(Wire, frozen=True):
+    """One batch: when it ended (CLOCK_MONOTONIC), how long it took, what was in it, how much would have fitted."""
+
+    at_ns: int
+    seconds: float
+    model: str
+    items: int
+    tokens: int
+    budget: int
+
+
+class Stats(Wire, frozen=True, tag="stats"):
+    """A look at the worker for those who watch it.
+
+    Memory in bytes: of the device; on CPU resident memory and the host's. `utilization` is what the device says of the
+    last second and `busy` the share of the time in which batches ran, both 0 to 1; `cpu` is the processor time of this
+    process per second. What nobody can tell is None.
+    """
+
+    memory_used: int
+    memory_total: int
+    resident: int
+    cpu: float
+    busy: float
+    utilization: float | None
+    temperature_c: float | None
+    budget: int
+    admitted: int
+    bound: int
+    arena_used: int
+    arena_total: int
+    leases: int
+    queues: list[QueueState]
+    batches: list[BatchRecord]
+
+
 class Leaving(Wire, frozen=True, tag="leaving"):
     """This worker drains: send nothing new."""
 
@@ -197,5 +291,5 @@ class Pong(Wire, frozen=True, tag="pong"):
     seq: int
 
 
-ToWorker = Hello | Submit | Cancel | Release | Ping | Goodbye
-ToFrontend = Welcome | Result | Failure | Credits | Models | Leaving | Pong | Goodbye
+ToWorker = Hello | Submit | Cancel | Release | Ping | Watch | Goodbye
+ToFrontend = Welcome | Result | Failure | Credits | Models | Stats | Leaving | Pong | Goodbye

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from workers.job import Job, Piece
@@ -33,7 +33,7 @@ class Lane:
         self.items = 0
         self.tokens = 0
 
-    def add(self, job: Job, indices: range) -> None:
+    def add(self, job: Job, indices: Sequence[int]) -> None:
         """Append items of a job."""
         caller = self._callers.get(job.session)
         if caller is None:
@@ -117,11 +117,14 @@ class Batcher:
         return sum(lane.tokens for group in self._groups.values() for lane in group.lanes.values())
 
     def add(self, job: Job, start: int, stop: int) -> None:
-        """Take in the prepared items `start` to `stop` of a job."""
+        """Take in the prepared items `start` to `stop` of a job, but those that failed alone."""
+        ready = [index for index in range(start, stop) if index not in job.errors]
+        if not ready:
+            return
         key = (job.group, id(job)) if job.solo else (job.group, None)
         if key not in self._groups:
             self._groups[key] = _Group(self._clock)
-        self._groups[key].lanes[job.lane].add(job, range(start, stop))
+        self._groups[key].lanes[job.lane].add(job, ready)
 
     def remove(self, job: Job) -> int:
         """Drop what is still waiting of a job; returns the number of items."""

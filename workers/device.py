@@ -87,9 +87,23 @@ class Monitor:
 
     def memory_bytes(self) -> int:
         """Device memory in use; resident memory of this process on CPU."""
-        if self._device.torch.type == "cuda":
-            free, total = torch.cuda.mem_get_info()
-            return int(total - free)
+        return self.memory()[0]
+
+    def memory(self) -> tuple[int, int]:
+        """(used, total) bytes of the device; on CPU resident memory of this process and memory of the host."""
+        if self._device.torch.type != "cuda":
+            return self.resident_bytes(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if self._handle is not None:
+            with contextlib.suppress(Exception):
+                # PERF: NVML answers without the lock of the CUDA context that kernels are launched under.
+                info = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
+                return int(info.used), int(info.total)
+        free, total = torch.cuda.mem_get_info()
+        return int(total - free), int(total)
+
+    @staticmethod
+    def resident_bytes() -> int:
+        """Resident memory of this process."""
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def utilization(self) -> float | None:

@@ -28,10 +28,12 @@ from ipc.messages import ItemError
 from ipc.metrics import WorkerMetrics
 from ipc.settings import Settings
 from workers import oom, outputs
+from workers.adapters.base import ItemFailure
 from workers.job import Piece
 from workers.jobs import JobBook
 from workers.operations import operation_of
 from workers.queue import DrainRate, WorkQueue
+from workers.statistics import BatchLog
 from workers.threads import EXIT_BUG, vital_thread
 from workers.watchdog import Activity, batch_limit_s
 
@@ -65,6 +67,7 @@ class Executor:
         self._settings = settings
         self.budget = budget
         self.activity = Activity()
+        self.batches = BatchLog()
         self._rates: defaultdict[str, DrainRate] = defaultdict(DrainRate)
         self._ahead: deque[Batch] = deque(maxlen=1)
         self._forming = threading.Lock()
@@ -162,6 +165,7 @@ class Executor:
         seconds = (time.monotonic_ns() - began) / 1e9
         for rate in (self._queue.rate, self._rates[model]):
             rate.record(batch.tokens, seconds)
+        self.batches.note(model, len(batch.pieces), batch.tokens, self.budget.tokens, seconds)
         self._count(model, batch)
 
     def _count(self, model: str, batch: Batch) -> None:
@@ -187,10 +191,11 @@ class Executor:
             if collated is None:
                 collated = self._collate(pieces)
             results = operation_of(job.call).run(job.adapter, collated, job.call)
-            finite = outputs.finite_rows(results)
+            finite = results.finite([piece.prepared.rows for piece in pieces])
             computed = time.monotonic_ns()
             outputs.write(pieces, results)
-            self._finish(pieces, finite, computed - began, time.monotonic_ns() - computed)
+            failures = _failures(pieces, finite, results.failures)
+            self._finish(pieces, failures, computed - began, time.monotonic_ns() - computed)
             self.budget.grow()
         except Exception as error:
             self._recover(pieces, tokens, error)
@@ -224,7 +229,9 @@ class Executor:
             failed = ItemError(piece.index, "INFERENCE_ERROR", text)
         self._book.complete(piece.job, 1, [failed])
 
-    def _finish(self, pieces: list[Piece], finite: list[bool], device_ns: int, copy_ns: int) -> None:
+    def _finish(
+        self, pieces: list[Piece], failures: dict[int, ItemError], device_ns: int, copy_ns: int
+    ) -> None:
         by_job: dict[int, list[int]] = {}
         for at, piece in enumerate(pieces):
             by_job.setdefault(id(piece.job), []).append(at)
@@ -232,16 +239,7 @@ class Executor:
             job = pieces[places[0]].job
             job.device_ns += device_ns
             job.copy_ns += copy_ns
-            errors = [
-                ItemError(
-                    pieces[at].index,
-                    "INFERENCE_ERROR",
-                    f"item {pieces[at].index}: the model gave a value that is not finite",
-                )
-                for at in places
-                if not finite[at]
-            ]
-            self._book.complete(job, len(places), errors)
+            self._book.complete(job, len(places), [failures[at] for at in places if at in failures])
 
     @staticmethod
     def _give_up(error: Exception) -> None:
@@ -251,3 +249,19 @@ class Executor:
         )
         logs.flush()
         os._exit(code)
+
+
+def _failures(
+    pieces: list[Piece], finite: list[bool], failed: dict[int, ItemFailure]
+) -> dict[int, ItemError]:
+    """Errors by place in the batch: what the adapter said of single items, and values that are not finite."""
+    errors = {}
+    for at, piece in enumerate(pieces):
+        if at in failed:
+            errors[at] = ItemError(
+                piece.index, failed[at].code, f"items[{piece.index}]: {failed[at].message}"
+            )
+        elif not finite[at]:
+            text = f"item {piece.index}: the model gave a value that is not finite"
+            errors[at] = ItemError(piece.index, "INFERENCE_ERROR", text)
+    return errors

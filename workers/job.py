@@ -27,7 +27,11 @@ class Output:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A submitted request. Times are CLOCK_MONOTONIC nanoseconds; cost is in tokens."""
+    """A submitted request. Times are CLOCK_MONOTONIC nanoseconds; cost is in tokens.
+
+    `starts` is the first row of each item (and the end) in tensors with many rows per item; `loose` keeps values whose
+    size the model decides, by name and item.
+    """
 
     session: bytes
     tag: int
@@ -44,6 +48,8 @@ class Job:
     adapter: Any = None
     refs: list[TensorRef] = field(default_factory=list)
     result_nbytes: int = 0
+    starts: dict[str, list[int]] = field(default_factory=dict)
+    loose: dict[str, dict[int, np.ndarray]] = field(default_factory=dict)
     output: Output | None = None
     errors: dict[int, ItemError] = field(default_factory=dict)
     open_items: int = 0

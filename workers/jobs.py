@@ -14,6 +14,7 @@ from collections.abc import Callable
 from ipc.endpoint import Endpoint, block_ref
 from ipc.errors import DeadlineExceeded, PenstockError, from_code
 from ipc.messages import ItemError, Result, Timing
+from workers import outputs
 from workers.job import Job, Piece
 from workers.queue import WorkQueue
 
@@ -132,6 +133,7 @@ class JobBook:
         timing = Timing(
             job.prepare_ns, max(0, job.first_run_ns - job.queued_ns), job.device_ns, job.copy_ns, job.batches
         )
+        loose, inline = outputs.loose_frame(job)
         result = Result(
             job.id,
             block_ref(output.block),
@@ -140,6 +142,7 @@ class JobBook:
             [index for index, item in enumerate(job.prepared) if item.truncated],
             [job.errors[index] for index in sorted(job.errors)],
             timing,
+            loose,
+            outputs.rows_of(job),
         )
-        inline = bytes(output.buffer) if output.block is None else None
         endpoint.post(lambda: endpoint.reply(job.session, result, output.block, inline))

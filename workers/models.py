@@ -17,11 +17,10 @@ from typing import Any
 
 from ipc.catalog import Catalog, DirectorySource, HubSource, ModelEntry
 from ipc.errors import InferenceFailed
-from ipc.messages import EncodeCall, ModelStatus, TextInput
+from ipc.messages import EncodeCall, InputItem, ModelStatus
 from ipc.settings import Settings
 from workers import device as devices
-from workers import outputs
-from workers.adapters.base import Adapter, LoadContext
+from workers.adapters.base import Adapter, ItemFailure, LoadContext
 from workers.adapters.registry import resolve
 from workers.adapters.shared.precision import resolve_dtype
 from workers.loading import failure, source
@@ -197,9 +196,11 @@ def fetch(entry: ModelEntry, progress: Callable[[str, float], None]) -> Any:
 
 def prove(adapter: Adapter, entry: ModelEntry) -> None:
     """Run a canned inference; raises `InferenceFailed` when it does not give finite values."""
-    call = EncodeCall([TextInput(entry.proof)], list(adapter.dims))
+    call = EncodeCall([InputItem(entry.proof)], list(adapter.dims))
     operation = operation_of(call)
-    prepared = operation.prepare(adapter, call, 0, 1)
-    results = operation.run(adapter, adapter.collate(prepared), call)
-    if not results or not all(outputs.finite_rows(results)):
+    [prepared] = operation.prepare(adapter, call, 0, 1)
+    if isinstance(prepared, ItemFailure):
+        raise InferenceFailed(prepared.message)
+    results = operation.run(adapter, adapter.collate([prepared]), call)
+    if not all(results.finite([prepared.rows])):
         raise InferenceFailed("the canned inference did not give finite values")

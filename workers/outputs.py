@@ -3,11 +3,13 @@
 1. `reserve` makes room before anything is computed. No room now: the job is parked and tried again when a lease ends.
 2. `write` copies rows from the device straight into their final place.
 3. A result that could never fit is refused with the sizes.
+4. Loose values, whose size the model decides, are kept aside and travel in a frame of their own (`loose_frame`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -15,17 +17,18 @@ import torch
 from ipc import tensors
 from ipc.errors import InvalidInput, ShmExhausted
 from ipc.leases import LeaseTable
+from ipc.messages import TensorRef
 from workers.job import Job, Output, Piece
+from workers.operations.results import Part, Results
 
-Parts = Sequence[tuple[str, str, tuple[int, ...]]]
 
-
-def plan(job: Job, parts: Parts, leases: LeaseTable) -> None:
-    """Note where the tensors (name, dtype, shape) of `job` will lie in its output.
+def plan(job: Job, parts: Sequence[Part], leases: LeaseTable) -> None:
+    """Note where the tensors of `job` will lie in its output.
 
     Raises `InvalidInput` when the result is larger than the whole arena.
     """
-    job.refs, job.result_nbytes = tensors.layout(parts)
+    job.refs, job.result_nbytes = tensors.layout((part.name, part.dtype, part.shape) for part in parts)
+    job.starts = {part.name: [0, *accumulate(part.rows)] for part in parts if part.rows is not None}
     if job.result_nbytes > leases.capacity_nbytes:
         sizes = f"the result needs {job.result_nbytes} bytes, arena.bytes allows {leases.capacity_nbytes}"
         raise InvalidInput(f"items: {sizes}")
@@ -61,25 +64,59 @@ def runs(pieces: Sequence[Piece]) -> list[tuple[int, int]]:
     return found
 
 
-def write(pieces: Sequence[Piece], results: dict[str, torch.Tensor]) -> None:
-    """Copy row i of every tensor to the place of piece i; device tensors are copied once, into place."""
+def write(pieces: Sequence[Piece], results: Results) -> None:
+    """Copy what belongs to each piece to its place; device tensors are copied once, into place."""
     spans = runs(pieces)
-    for name, tensor in results.items():
-        rows = tensor.numpy() if tensor.device.type == "cpu" else None
+    ends = [0, *accumulate(piece.prepared.rows for piece in pieces)]
+    for name, tensor in results.rows.items():
         for start, stop in spans:
             piece = pieces[start]
-            if piece.job.output is None:
-                continue
-            target = piece.job.output.arrays[name][piece.index : piece.index + stop - start]
-            if rows is not None:
-                np.copyto(target, rows[start:stop])
-            else:
-                torch.from_numpy(target).copy_(tensor[start:stop], non_blocking=True)
-    if any(tensor.device.type == "cuda" for tensor in results.values()):
+            if piece.job.output is not None:
+                place = piece.job.output.arrays[name][piece.index : piece.index + stop - start]
+                _copy(place, tensor[start:stop])
+    for name, tensor in results.ragged.items():
+        for start, stop in spans:
+            piece, last = pieces[start], pieces[stop - 1]
+            if piece.job.output is not None:
+                starts = piece.job.starts[name]
+                place = piece.job.output.arrays[name][starts[piece.index] : starts[last.index + 1]]
+                _copy(place, tensor[ends[start] : ends[stop]])
+    for name, arrays in results.loose.items():
+        for piece, array in zip(pieces, arrays, strict=True):
+            piece.job.loose.setdefault(name, {})[piece.index] = array
+    if any(tensor.is_cuda for tensor in (*results.rows.values(), *results.ragged.values())):
         torch.cuda.synchronize()
 
 
-def finite_rows(results: dict[str, torch.Tensor]) -> list[bool]:
-    """For each row, whether all its values are finite in all tensors."""
-    flags = [torch.isfinite(tensor).flatten(1).all(dim=1) for tensor in results.values()]
-    return torch.stack(flags).all(dim=0).tolist() if flags else []
+def _copy(place: np.ndarray, values: torch.Tensor) -> None:
+    if values.is_cuda:
+        torch.from_numpy(place).copy_(values, non_blocking=True)
+    else:
+        np.copyto(place, values.numpy())
+
+
+def rows_of(job: Job) -> dict[str, list[int]]:
+    """Rows per item of the ragged and the loose tensors of a job."""
+    counts = {name: np.diff(starts).tolist() for name, starts in job.starts.items()}
+    for name, arrays in job.loose.items():
+        counts[name] = [len(arrays[index]) if index in arrays else 0 for index in range(len(job.prepared))]
+    return counts
+
+
+def loose_frame(job: Job) -> tuple[list[TensorRef], bytes | None]:
+    """References and bytes of the frame beside the block: inline tensors first, then the loose ones by item."""
+    inline = job.output.buffer if job.output is not None and job.output.block is None else b""
+    if not job.loose:
+        return [], bytes(inline) if job.output is None or job.output.block is None else None
+    joined = {
+        name: np.concatenate([arrays[index] for index in sorted(arrays)])
+        for name, arrays in sorted(job.loose.items())
+    }
+    refs, nbytes = tensors.layout((name, array.dtype.name, array.shape) for name, array in joined.items())
+    head = -(-len(inline) // tensors.ALIGNMENT) * tensors.ALIGNMENT
+    frame = bytearray(head + nbytes)
+    frame[: len(inline)] = inline
+    placed = [TensorRef(ref.name, ref.dtype, ref.shape, head + ref.start) for ref in refs]
+    for ref in placed:
+        tensors.view(memoryview(frame), ref)[...] = joined[ref.name]
+    return placed, bytes(frame)

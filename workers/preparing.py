@@ -1,7 +1,7 @@
 """Threads that make items ready for the device while it runs the batch before.
 
 Tokenizing is Rust outside the interpreter lock. A large request is prepared in chunks, so that its first items run
-while its last ones are still text.
+while its last ones are still text; one whose result takes a size that only prepared items tell waits for the last.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from __future__ import annotations
 import logging
 import queue
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ipc.arena import Arena
-from ipc.errors import InferenceFailed, PenstockError
+from ipc.errors import InferenceFailed, InputTooLong, PenstockError
+from ipc.messages import ItemError
+from workers.adapters.base import ItemFailure, Prepared
 from workers.job import Job
 from workers.jobs import JobBook
 from workers.operations import operation_of
@@ -27,8 +30,16 @@ CHUNK_ITEMS = 128
 class Preparer:
     """A small pool of preparing threads in front of the queue."""
 
-    def __init__(self, work: WorkQueue, book: JobBook, arena: Arena, threads: int) -> None:
-        self._work, self._book, self._arena = work, book, arena
+    def __init__(
+        self,
+        work: WorkQueue,
+        book: JobBook,
+        arena: Arena,
+        threads: int,
+        unplaced: Callable[[Job], None],
+    ) -> None:
+        """`unplaced` is told, in a preparing thread, of a job that is ready but has no output space yet."""
+        self._work, self._book, self._arena, self._unplaced = work, book, arena, unplaced
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lone_place = threads
         self._threads = [vital_thread(f"prepare-{n}", partial(self._run, n)) for n in range(threads)]
@@ -75,10 +86,36 @@ class Preparer:
         began = time.monotonic_ns()
         start, total = job.prepared_items, len(job.prepared)
         stop = min(start + CHUNK_ITEMS, total)
-        job.prepared[start:stop] = operation_of(job.call).prepare(job.adapter, job.call, start, stop)
+        operation = operation_of(job.call)
+        failures = _store(job, start, operation.prepare(job.adapter, job.call, start, stop))
         job.prepared_items = stop
         job.prepare_ns += time.monotonic_ns() - began
         if stop == total:
             self._book.correct(job, sum(item.cost for item in job.prepared))
-        self._work.put(job, start, stop)
+        if failures:
+            self._book.complete(job, len(failures), failures)
+        if job.output is not None:
+            self._work.put(job, start, stop)
+        elif stop == total:
+            self._unplaced(job)
         return stop < total
+
+
+def _store(job: Job, start: int, found: Sequence[Prepared | ItemFailure]) -> list[ItemError]:
+    """Put prepared items into their places; returns the errors of those that failed alone.
+
+    Raises `InputTooLong` for an item that was cut although the caller asked for an error.
+    """
+    failures = []
+    for index, item in enumerate(found, start):
+        if isinstance(item, Prepared) and item.truncated and job.call.overflow == "error":
+            field = "" if job.call.items[index].text is None else ".text"
+            longest = job.adapter.max_sequence_length
+            raise InputTooLong(
+                f"items[{index}]{field}: longer than the {longest} tokens of {job.model}", model=job.model
+            )
+        if isinstance(item, ItemFailure):
+            failures.append(ItemError(index, item.code, f"items[{index}]: {item.message}"))
+            item = Prepared(None, 0, rows=0)
+        job.prepared[index] = item
+    return failures

@@ -21,7 +21,7 @@ class Reporter:
 
     def __init__(self, runtime: Runtime, metrics: WorkerMetrics, device: Device) -> None:
         self._runtime, self._metrics, self._device = runtime, metrics, device
-        self._monitor = Monitor(device)
+        self.monitor = Monitor(device)
         self._next = self._next_device = 0.0
         self._reclaimed = 0
 
@@ -45,9 +45,9 @@ class Reporter:
         if now >= self._next_device:
             self._next_device = now + DEVICE_EVERY_S
             uuid = self._device.uuid
-            self._metrics.gpu_memory.labels(worker, uuid).set(self._monitor.memory_bytes())
-            self._metrics.gpu_utilization.labels(worker, uuid).set(self._monitor.utilization() or 0.0)
-            self._metrics.gpu_temperature.labels(worker, uuid).set(self._monitor.temperature_c() or 0.0)
+            self._metrics.gpu_memory.labels(worker, uuid).set(self.monitor.memory_bytes())
+            self._metrics.gpu_utilization.labels(worker, uuid).set(self.monitor.utilization() or 0.0)
+            self._metrics.gpu_temperature.labels(worker, uuid).set(self.monitor.temperature_c() or 0.0)
 
     def _queue(self) -> None:
         totals: dict[tuple[str, str], tuple[int, int, float]] = {}

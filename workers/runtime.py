@@ -16,13 +16,13 @@ from ipc.endpoint import Endpoint
 from ipc.errors import DeadlineExceeded, Draining, ModelLoading, ModelNotFound, ModelNotLoaded, PenstockError
 from ipc.leases import LeaseTable
 from ipc.liveness import start_ticks
-from ipc.messages import LANES, VERSION, Call, Credits, Leaving, Models, Submit, Welcome
+from ipc.messages import LANES, VERSION, Call, Credits, Leaving, Models, ScoreCall, Submit, Welcome
 from ipc.metrics import WorkerMetrics
 from ipc.notify import Notifier
 from ipc.sessions import Session
 from ipc.settings import Settings
 from workers import device as devices
-from workers import oom, outputs
+from workers import oom, operations, outputs
 from workers.executor import Executor
 from workers.job import Job
 from workers.jobs import JobBook
@@ -31,6 +31,7 @@ from workers.operations import operation_of
 from workers.preparing import Preparer
 from workers.queue import WorkQueue
 from workers.reporting import Reporter
+from workers.statistics import Statistics
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +61,13 @@ class Runtime:
         self.models = ModelTable(
             catalog, settings, device, lambda work: self.executor.call(work).result(), self._models_changed
         )
-        self.preparer = Preparer(self.queue, self.book, arena, settings.worker.prepare_threads)
+        self.preparer = Preparer(
+            self.queue, self.book, arena, settings.worker.prepare_threads, self._prepared
+        )
         self.endpoint = Endpoint(settings.paths, slot, self.leases, self)
         self.notifier = Notifier()
         self._reporter = Reporter(self, metrics, device)
+        self._statistics = Statistics(self, self._reporter.monitor, self.executor.batches)
         self._metrics = metrics
         self._parked: list[Job] = []
         self._draining_until = 0.0
@@ -119,8 +123,7 @@ class Runtime:
             raise DeadlineExceeded("the deadline passed on the way to the worker", retry_after_s=1)
         if self.draining:
             raise Draining("this worker is stopping", retry_after_s=1)
-        operation = operation_of(message.call)
-        operation.check(host.adapter, message.call)
+        operations.check(host.adapter, message.call)
         lane = message.lane if message.lane in LANES else "interactive"
         self.queue.admit(message.cost, lane)
         job = Job(
@@ -134,7 +137,10 @@ class Runtime:
             message.solo,
             message.cost,
         )
-        job.adapter, job.group = host.adapter, (message.model, operation.group(message.call))
+        job.adapter, job.group = (
+            host.adapter,
+            (message.model, operations.group_of(host.adapter, message.call)),
+        )
         job.lane = lane
         count = len(message.call.items)
         job.prepared, job.open_items = [None] * count, count  # type: ignore[list-item]
@@ -143,19 +149,40 @@ class Runtime:
 
     def _place(self, job: Job) -> None:
         """Reserve output space and send the job to the preparing threads, or park it until there is space."""
+        known = not operation_of(job.call).needs_prepared(job.call)
         try:
-            outputs.plan(job, operation_of(job.call).layout(job.adapter, job.call), self.leases)
+            if known:
+                self._plan(job)
         except PenstockError:
             self.book.cancel(job)
             raise
-        placed = self._reserve(job, arena_allowed=not self._parked)
-        if not placed:
+        if known and not self._reserve(job, arena_allowed=not self._parked):
             self._parked.append(job)
         elif len(self.book) == 1 and self.executor.idle and _is_short(job.call):
             # PERF: a lone short request gains a thread switch; nobody waits behind it in this thread.
             self.preparer.prepare_now(job)
         else:
             self.preparer.put(job)
+
+    def _plan(self, job: Job) -> None:
+        outputs.plan(job, operation_of(job.call).layout(job.adapter, job.call, job.prepared), self.leases)
+
+    def _prepared(self, job: Job) -> None:
+        """All items are ready and the size of the result is known; called from a preparing thread."""
+        self.endpoint.post(lambda: self._place_prepared(job))
+
+    def _place_prepared(self, job: Job) -> None:
+        if job.state != "open":
+            return
+        try:
+            self._plan(job)
+        except PenstockError as error:
+            self.book.fail(job, error)
+            return
+        if self._reserve(job, arena_allowed=not self._parked):
+            self.queue.put(job, 0, len(job.prepared))
+        else:
+            self._parked.append(job)
 
     def _reserve(self, job: Job, arena_allowed: bool) -> bool:
         """Output space for a job; `arena_allowed` is false while others wait for the arena; small results need none."""
@@ -170,7 +197,11 @@ class Runtime:
                 self.book.fail(job, outputs.exhausted(1.0))
         self._parked = [job for job in self._parked if job.state == "open"]
         while self._parked and self._reserve(self._parked[0], arena_allowed=True):
-            self.preparer.put(self._parked.pop(0))
+            job = self._parked.pop(0)
+            if job.prepared_items == len(job.prepared):
+                self.queue.put(job, 0, len(job.prepared))
+            else:
+                self.preparer.put(job)
 
     def cancel(self, session: Session, request: int) -> None:
         """The caller of a request has gone. Idempotent."""
@@ -197,6 +228,7 @@ class Runtime:
         if revoked:
             log.error("%d leases were older than arena.lease_max_age_s and were taken back", revoked)
         self._reporter.tick(revoked)
+        self._statistics.tick()
         self._send_credits()
         if self.executor.activity.overdue():
             log.critical("the device thread hangs; this process ends")
@@ -245,5 +277,9 @@ class Runtime:
 
 def _is_short(call: Call) -> bool:
     """Whether preparing takes well under a millisecond."""
+    if any(item.images for item in call.items):
+        return False
     characters = sum(len(item.text or "") + 4 * len(item.ids or ()) for item in call.items)
+    if isinstance(call, ScoreCall):
+        characters += len(call.query.text or "") * len(call.items)
     return characters + len(call.instruction or "") * len(call.items) <= LONE_CHARACTERS

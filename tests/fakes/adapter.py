@@ -24,7 +24,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from workers.adapters.base import Adapter, EncodeOptions, LoadContext, Prepared, TextItem
+from ipc.messages import Call, InputItem
+from workers.adapters.base import Adapter, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.spec import AdapterSpec
 
 
@@ -82,12 +83,12 @@ class FakeAdapter(Adapter):
         """A made-up size."""
         return 1 << 20
 
-    def prepare(self, items: Sequence[TextItem], options: EncodeOptions) -> list[Prepared]:
+    def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """One token per four characters."""
         texts = [item.text if item.text is not None else " ".join(map(str, item.ids or ())) for item in items]
         if any("#unpreparable" in text for text in texts):
             raise RuntimeError("fake preparing failure")
-        texts = [f"{options.instruction} {text}" if options.instruction else text for text in texts]
+        texts = [f"{call.instruction} {text}" if call.instruction else text for text in texts]
         costs = [len(text) // 4 + 1 for text in texts]
         return [
             Prepared(text, min(cost, self._longest), cost > self._longest)
@@ -98,7 +99,7 @@ class FakeAdapter(Adapter):
         """Texts and their cost."""
         return [item.payload for item in prepared], sum(item.cost for item in prepared)
 
-    def encode(self, batch: Any, outputs: frozenset[str]) -> dict[str, torch.Tensor]:
+    def encode(self, batch: Any, outputs: frozenset[str]) -> dict[str, torch.Tensor | SparseRows]:
         """float32 [n, dims]."""
         texts, tokens = batch
         for text in texts:
@@ -130,7 +131,7 @@ class NoopAdapter(FakeAdapter):
         super().__init__(options, longest)
         self._rows = torch.full((1, self._dims), 0.5).expand(4096, self._dims)
 
-    def encode(self, batch: Any, outputs: frozenset[str]) -> dict[str, torch.Tensor]:
+    def encode(self, batch: Any, outputs: frozenset[str]) -> dict[str, torch.Tensor | SparseRows]:
         """float32 [n, dims], the same for every text."""
         time.sleep(self._batch_s) if self._batch_s else None
         return {"dense": self._rows[: len(batch[0])]}

@@ -29,7 +29,7 @@ from ipc.client import Client, Request
 from ipc.endpoint import Endpoint
 from ipc.errors import PenstockError
 from ipc.leases import LeaseTable
-from ipc.messages import EncodeCall, TextInput
+from ipc.messages import EncodeCall, InputItem
 from ipc.paths import RunPaths, prepare_run_dir
 from ipc.settings import Limits, Settings
 from tests.fakes.handler import MODEL, NBYTES, AnsweringHandler, answer_of
@@ -139,7 +139,7 @@ def open_descriptors() -> int:
 
 def request(text: str) -> Request:
     """A call that is answered with `answer_of(text)`."""
-    call = EncodeCall([TextInput(text)], ["dense"])
+    call = EncodeCall([InputItem(text)], ["dense"])
     return Request(MODEL, call, deadline.after(SETTINGS.limits.request_timeout_s), 1, "req")
 
 

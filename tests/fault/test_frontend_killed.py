@@ -39,7 +39,7 @@ def owner(server: Server, connection: socket.socket) -> int | None:
 
 def sessions(worker: int) -> int:
     """Frontends registered with the worker: it holds a pidfd of each."""
-    links = (os.readlink(entry.path) for entry in os.scandir(f"/proc/{worker}/fd"))
+    links = (str(entry.readlink()) for entry in Path(f"/proc/{worker}/fd").iterdir())
     return sum(link == "anon_inode:[pidfd]" for link in links)
 
 

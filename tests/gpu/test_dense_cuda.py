@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from ipc.messages import InputItem
+from tests.harness.calls import asked
 from tests.tiny.models import build
 from tests.tiny.texts import mixed_lengths
-from workers.adapters.base import EncodeOptions, LoadContext, TextItem
+from workers.adapters.base import LoadContext
 from workers.adapters.dense import DenseAdapter
 from workers.adapters.shared.varlen import select_kernel
 
@@ -22,8 +24,8 @@ def vectors(directory: Path, device: str, dtype: torch.dtype) -> torch.Tensor:
     adapter = DenseAdapter.load(
         LoadContext(directory, "m", torch.device(device), dtype, None, {}, lambda phase, fraction: None)
     )
-    items = [TextItem(text=text) for text in mixed_lengths()]
-    batch = adapter.collate(adapter.prepare(items, EncodeOptions()))
+    items = [InputItem(text=text) for text in mixed_lengths()]
+    batch = adapter.collate(adapter.prepare(items, asked()))
     return adapter.encode(batch, frozenset({"dense"}))["dense"].cpu()
 
 

@@ -17,6 +17,7 @@ from ipc.messages import (
     Failure,
     Goodbye,
     Hello,
+    InputItem,
     ItemError,
     Leaving,
     Models,
@@ -27,12 +28,11 @@ from ipc.messages import (
     Result,
     Submit,
     TensorRef,
-    TextInput,
     Timing,
     Welcome,
 )
 
-CALL = EncodeCall([TextInput("hé"), TextInput(ids=[1, 2])], ["dense"], "ask", True)
+CALL = EncodeCall([InputItem("hé"), InputItem(ids=[1, 2])], ["dense"], "ask", True)
 STATUS = ModelStatus("m", "loaded", "cpu", 1, 512, {"dense": 4}, 1.0, 0.5)
 TO_WORKER = [
     Hello(1, "frontend-0", 2**62 - 1, 10, 11),

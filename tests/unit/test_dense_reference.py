@@ -13,9 +13,11 @@ import torch
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
+from ipc.messages import EncodeCall, InputItem
+from tests.harness.calls import asked
 from tests.tiny.models import build
 from tests.tiny.texts import mixed_lengths
-from workers.adapters.base import EncodeOptions, LoadContext, TextItem
+from workers.adapters.base import LoadContext
 from workers.adapters.dense import DenseAdapter
 
 PACKED_MODELS = (
@@ -68,11 +70,11 @@ def load(
 
 
 def encode(
-    adapter: DenseAdapter, texts: list[str], options: EncodeOptions | None = None
+    adapter: DenseAdapter, texts: list[str], options: EncodeCall | None = None
 ) -> np.ndarray[Any, Any]:
     """fp32 [n, dims] of all texts in one batch."""
-    items = [TextItem(text=text) for text in texts]
-    batch = adapter.collate(adapter.prepare(items, options or EncodeOptions()))
+    items = [InputItem(text=text) for text in texts]
+    batch = adapter.collate(adapter.prepare(items, options or asked()))
     return adapter.encode(batch, frozenset({"dense"}))["dense"].numpy()
 
 
@@ -102,7 +104,7 @@ def test_vectors_equal_sentence_transformers(directory_of: Callable[[str], Path]
 @pytest.mark.parametrize("name", ["dense_cls", "dense_last", "dense_weighted"])
 def test_query_prompt_equals_sentence_transformers(directory_of: Callable[[str], Path], name: str) -> None:
     texts = mixed_lengths()
-    got = encode(load(directory_of(name)), texts, EncodeOptions(is_query=True))
+    got = encode(load(directory_of(name)), texts, asked(is_query=True))
     wanted = reference(directory_of(name), texts, prompt_name="query")
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
     assert cosine_loss(got, encode(load(directory_of(name)), texts)) > 1e-3
@@ -188,7 +190,7 @@ def test_options_choose_pooling_and_normalisation(directory_of: Callable[[str], 
 @pytest.mark.parametrize("name", MODELS)
 def test_texts_over_the_limit_are_cut_and_flagged(directory_of: Callable[[str], Path], name: str) -> None:
     adapter = load(directory_of(name), length=8)
-    short, long = adapter.prepare([TextItem(text="river"), TextItem(text="river " * 50)], EncodeOptions())
+    short, long = adapter.prepare([InputItem(text="river"), InputItem(text="river " * 50)], asked())
     assert adapter.max_sequence_length == 8
     assert (short.truncated, long.truncated, long.cost) == (False, True, 8)
 
@@ -196,7 +198,7 @@ def test_texts_over_the_limit_are_cut_and_flagged(directory_of: Callable[[str], 
 def test_lengths_are_clipped_to_the_positions_of_the_model(directory_of: Callable[[str], Path]) -> None:
     adapter = load(directory_of("dense_xlmr"), length=100_000)
     assert adapter.max_sequence_length == 256
-    prepared = adapter.prepare([TextItem(text="river " * 1000)], EncodeOptions())
+    prepared = adapter.prepare([InputItem(text="river " * 1000)], asked())
     assert prepared[0].cost == 256 and prepared[0].truncated
     assert torch.isfinite(adapter.encode(adapter.collate(prepared), frozenset({"dense"}))["dense"]).all()
 
@@ -204,20 +206,18 @@ def test_lengths_are_clipped_to_the_positions_of_the_model(directory_of: Callabl
 def test_token_ids_give_the_vector_of_their_text(directory_of: Callable[[str], Path]) -> None:
     adapter = load(directory_of("dense_cls"))
     ids = AutoTokenizer.from_pretrained(directory_of("dense_cls"))("the river in paris")["input_ids"]
-    prepared = adapter.prepare([TextItem(ids=ids)], EncodeOptions(is_query=True))
+    prepared = adapter.prepare([InputItem(ids=ids)], asked(is_query=True))
     got = adapter.encode(adapter.collate(prepared), frozenset({"dense"}))["dense"].numpy()
-    np.testing.assert_allclose(
-        got, encode(adapter, ["the river in paris"], EncodeOptions(is_query=True)), atol=1e-6
-    )
+    np.testing.assert_allclose(got, encode(adapter, ["the river in paris"], asked(is_query=True)), atol=1e-6)
 
 
 def test_an_item_without_text_and_ids_is_refused(directory_of: Callable[[str], Path]) -> None:
     with pytest.raises(ValueError, match="text or token ids"):
-        load(directory_of("dense_cls")).prepare([TextItem()], EncodeOptions())
+        load(directory_of("dense_cls")).prepare([InputItem()], asked())
 
 
 def test_an_output_the_family_lacks_is_refused(directory_of: Callable[[str], Path]) -> None:
     adapter = load(directory_of("dense_cls"))
-    batch = adapter.collate(adapter.prepare([TextItem(text="river")], EncodeOptions()))
+    batch = adapter.collate(adapter.prepare([InputItem(text="river")], asked()))
     with pytest.raises(ValueError, match="dense vectors only, not sparse"):
         adapter.encode(batch, frozenset({"sparse"}))

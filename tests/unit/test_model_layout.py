@@ -10,8 +10,10 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
+from ipc.messages import EncodeCall
+from tests.harness.calls import asked
 from tests.tiny.models import build, write_json
-from workers.adapters.base import EncodeOptions, LoadContext
+from workers.adapters.base import LoadContext
 from workers.adapters.dense import DenseAdapter
 from workers.adapters.shared.checkpoint import CheckpointError, load_transformer
 from workers.adapters.shared.heads import load_head
@@ -123,31 +125,31 @@ NAMED = {"query": "Q: ", "passage": "P: ", "other": "O: "}
 @pytest.mark.parametrize(
     ("prompts", "options", "wanted"),
     [
-        (Prompts(), EncodeOptions(), ("", "")),
-        (Prompts(named=NAMED), EncodeOptions(is_query=True), ("Q: ", "")),
-        (Prompts(named=NAMED), EncodeOptions(), ("P: ", "")),
-        (Prompts(named={**NAMED, "document": ""}), EncodeOptions(), ("", "")),
-        (Prompts(named={"other": "O: "}, default_name="other"), EncodeOptions(is_query=True), ("O: ", "")),
-        (Prompts(named={}, default_name="other"), EncodeOptions(), ("", "")),
-        (Prompts(named=NAMED), EncodeOptions("Find it:", is_query=True), ("Find it: ", "")),
-        (Prompts(named=NAMED), EncodeOptions("Find it:\n"), ("Find it:\n", "")),
-        (Prompts(default_instruction="D"), EncodeOptions(is_query=True), ("D ", "")),
-        (Prompts(default_instruction="D"), EncodeOptions(), ("", "")),
+        (Prompts(), asked(), ("", "")),
+        (Prompts(named=NAMED), asked(is_query=True), ("Q: ", "")),
+        (Prompts(named=NAMED), asked(), ("P: ", "")),
+        (Prompts(named={**NAMED, "document": ""}), asked(), ("", "")),
+        (Prompts(named={"other": "O: "}, default_name="other"), asked(is_query=True), ("O: ", "")),
+        (Prompts(named={}, default_name="other"), asked(), ("", "")),
+        (Prompts(named=NAMED), asked("Find it:", is_query=True), ("Find it: ", "")),
+        (Prompts(named=NAMED), asked("Find it:\n"), ("Find it:\n", "")),
+        (Prompts(default_instruction="D"), asked(is_query=True), ("D ", "")),
+        (Prompts(default_instruction="D"), asked(), ("", "")),
         (
             Prompts(named=NAMED, query_template="I: {instruction} Q: {text}!", default_instruction="D"),
-            EncodeOptions(is_query=True),
+            asked(is_query=True),
             ("I: D Q: ", "!"),
         ),
         (
             Prompts(query_template="{instruction}|{text}"),
-            EncodeOptions("{text}", is_query=True),
+            asked("{text}", is_query=True),
             ("{text}|", ""),
         ),
-        (Prompts(query_template="<{text}>", document_template="[{text}]"), EncodeOptions("X"), ("[", "]")),
+        (Prompts(query_template="<{text}>", document_template="[{text}]"), asked("X"), ("[", "]")),
     ],
 )
-def test_the_prompt_rule(prompts: Prompts, options: EncodeOptions, wanted: tuple[str, str]) -> None:
-    assert prompts.affixes(options) == wanted
+def test_the_prompt_rule(prompts: Prompts, options: EncodeCall, wanted: tuple[str, str]) -> None:
+    assert prompts.affixes(options.instruction, options.is_query) == wanted
 
 
 def test_a_template_without_text_is_refused() -> None:

@@ -6,11 +6,11 @@ import os
 import time
 from pathlib import Path
 
-from ipc.messages import EncodeCall, TextInput
+from ipc.messages import EncodeCall, InputItem
 from ipc.poison import PoisonList
 
-CALL = EncodeCall([TextInput("boom")], ["dense"])
-OTHER = EncodeCall([TextInput("fine")], ["dense"])
+CALL = EncodeCall([InputItem("boom")], ["dense"])
+OTHER = EncodeCall([InputItem("fine")], ["dense"])
 
 
 def test_a_poison_is_refused_at_once_here_and_after_a_look_elsewhere(tmp_path: Path) -> None:

@@ -1,51 +1,56 @@
 """The interface between the worker's executor and a model family.
 
-1. `load` builds the model from a local directory, on the loading thread.
-2. `prepare` turns items into token sequences on any of the preparing threads.
-3. `collate` lays the sequences of one batch into host tensors, on the device thread or the one that forms ahead.
-4. `encode` runs the batch on the device thread and returns device tensors, one row per prepared item.
+1. `load` builds the model from a local directory, on a loading thread.
+2. `check` refuses what the family cannot answer, before anything is queued.
+3. `prepare` makes items ready for the device (tokens, pixels) on any of the preparing threads.
+4. `collate` lays the prepared items of one batch into host tensors, on the device thread or the one that forms ahead.
+5. `encode`, `score` or `extract` runs the batch on the device thread; the answer has one entry per prepared item.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 
+from ipc.errors import InvalidInput
+from ipc.extraction import Extraction
+from ipc.messages import Call, InputItem
 from workers.adapters.spec import AdapterSpec
-
-
-@dataclass(frozen=True, slots=True)
-class TextItem:
-    """One input: its text, or token ids that the caller made with the model's own tokenizer.
-
-    Ids are decoded without their special tokens and tokenized again, so that prompts and limits apply to them
-    as they do to text.
-    """
-
-    text: str | None = None
-    ids: tuple[int, ...] | list[int] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EncodeOptions:
-    """The request options that change the text a model sees."""
-
-    instruction: str | None = None
-    is_query: bool = False
 
 
 @dataclass(slots=True)
 class Prepared:
-    """One item ready for a batch.  `cost` is its token count, special tokens included."""
+    """One item ready for a batch.
+
+    `cost` is its token count, special tokens included; `rows` is how many token vectors it gives in `multivector`.
+    """
 
     payload: Any
     cost: int
     truncated: bool = False
+    rows: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ItemFailure:
+    """Stands in the place of an item that failed alone; `code` is one of `ipc.errors`."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SparseRows:
+    """Sparse vectors on the host: per item int32 [k] indices, ascending, and their float32 [k] values."""
+
+    indices: list[np.ndarray]
+    values: list[np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +96,40 @@ class Adapter(ABC):
     def memory_bytes(self) -> int:
         """Bytes held by weights and buffers."""
 
+    def check(self, call: Call) -> None:
+        """Raise `InvalidInput` for options, labels or inputs that this family refuses."""
+        if call.lora:
+            where = call.options_field
+            raise InvalidInput(f"{where}.lora, {where}.lora_id: this model has no LoRA adapters")
+
+    def group(self, call: Call) -> Hashable:
+        """What two calls must have in common to share a forward pass, beside model, operation and outputs.
+
+        What is applied to single items afterwards (thresholds, names) belongs into their payload instead.
+        """
+        return None
+
     @abstractmethod
-    def prepare(self, items: Sequence[TextItem], options: EncodeOptions) -> list[Prepared]:
-        """Tokenize; one result per item, in order.  Thread-safe, CPU only."""
+    def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
+        """Make items of `call` ready; one result per item, in order.  Thread-safe, CPU only."""
 
     @abstractmethod
     def collate(self, prepared: Sequence[Prepared]) -> Any:
         """Lay prepared items into one batch of host tensors (pinned for CUDA).  Thread-safe."""
 
-    @abstractmethod
-    def encode(self, batch: Any, outputs: frozenset[str]) -> dict[str, torch.Tensor]:
-        """Run one batch: the named outputs as fp32 device tensors, row i for prepared item i.  Device thread only."""
+    def encode(self, batch: Any, outputs: frozenset[str]) -> dict[str, torch.Tensor | SparseRows]:
+        """Run one batch: the named outputs, all from one forward pass.  Device thread only.
+
+        dense        fp32 [items, dims] on the device
+        multivector  fp32 [rows of all items, dims] on the device, item after item, `Prepared.rows` of each
+        sparse       `SparseRows`
+        """
+        raise InvalidInput("this model does not support encode")
+
+    def score(self, batch: Any) -> torch.Tensor:
+        """Run one batch of prepared pairs: fp32 [items].  Device thread only."""
+        raise InvalidInput("this model does not support score")
+
+    def extract(self, batch: Any) -> list[Extraction | ItemFailure]:
+        """Run one batch: what was found in each item.  Device thread only."""
+        raise InvalidInput("this model does not support extract")

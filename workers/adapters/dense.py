@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from workers.adapters.base import Adapter, EncodeOptions, LoadContext, Prepared, TextItem
+from ipc.messages import Call, EncodeCall, InputItem
+from workers.adapters.base import Adapter, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import attends_causally, load_transformer
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.heads import Normalize, load_head
@@ -129,12 +130,13 @@ class DenseAdapter(Adapter):
         """Whether batches run without padding."""
         return self._encoder.packed
 
-    def prepare(self, items: Sequence[TextItem], options: EncodeOptions) -> list[Prepared]:
+    def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Tokenize with prompts; raises ValueError for an item with neither text nor ids."""
-        before, after = self._prompts.affixes(options)
+        is_query = isinstance(call, EncodeCall) and call.is_query
+        before, after = self._prompts.affixes(call.instruction, is_query)
         texts = [f"{before}{self._text(item)}{after}" for item in items]
         skip = 0 if self._include_prompt or not before else self._tokenizer.prefix_length(before)
-        prepared = []
+        prepared: list[Prepared | ItemFailure] = []
         for ids, types, truncated in self._tokenizer.encode(texts):
             sequence = TokenSequence(as_ids(ids), None if types is None else as_ids(types), skip)
             prepared.append(Prepared(payload=sequence, cost=len(ids), truncated=truncated))
@@ -144,21 +146,24 @@ class DenseAdapter(Adapter):
         """One packed batch of host tensors."""
         return self._encoder.pack([item.payload for item in prepared])
 
-    @torch.inference_mode()
-    def encode(self, batch: PackedBatch, outputs: frozenset[str]) -> dict[str, torch.Tensor]:
+    def encode(self, batch: PackedBatch, outputs: frozenset[str]) -> dict[str, torch.Tensor | SparseRows]:
         """{"dense": fp32 [n, dims]} on the device; raises ValueError for any other output."""
         if outputs != frozenset({"dense"}):
             raise ValueError(
                 f"this model gives dense vectors only, not {', '.join(sorted(outputs)) or 'nothing'}"
             )
+        return {"dense": self._vectors(batch)}
+
+    @torch.inference_mode()
+    def _vectors(self, batch: PackedBatch) -> torch.Tensor:
         batch = batch.to(self._encoder.device)
         rows = self._encoder.token_rows(batch)
         if len(self._token_head):
             rows = self._token_head(rows.float())
-        vectors = self._vector_head(pool(rows, batch.layout, self._pooling, batch.skips))
-        return {"dense": vectors.index_select(0, batch.restore)}
+        vectors: torch.Tensor = self._vector_head(pool(rows, batch.layout, self._pooling, batch.skips))
+        return vectors.index_select(0, batch.restore)
 
-    def _text(self, item: TextItem) -> str:
+    def _text(self, item: InputItem) -> str:
         """The item's text; ids are turned back into text without their special tokens."""
         if item.text is not None:
             return item.text
@@ -168,8 +173,9 @@ class DenseAdapter(Adapter):
 
     def _proof_width(self) -> int:
         """Encode an empty text; its width is the model's.  Raises RuntimeError for values that are not finite."""
-        batch = self.collate(self.prepare([TextItem(text="")], EncodeOptions()))
-        vectors = self.encode(batch, frozenset({"dense"}))["dense"]
+        [(ids, types, _)] = self._tokenizer.encode([""])
+        batch = self._encoder.pack([TokenSequence(as_ids(ids), None if types is None else as_ids(types))])
+        vectors = self._vectors(batch)
         if not bool(torch.isfinite(vectors).all()):
             raise RuntimeError("the model's first vector is not finite")
         return vectors.shape[1]

@@ -6,14 +6,16 @@ and runs a batch.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
-import torch
-
-from ipc.messages import Call, EncodeCall
-from workers.adapters.base import Adapter, Prepared
+from ipc.errors import InvalidInput
+from ipc.messages import Call, EncodeCall, ExtractCall, ScoreCall
+from workers.adapters.base import Adapter, ItemFailure, Prepared
 from workers.operations.encode import Encode
+from workers.operations.extract import Extract
+from workers.operations.results import Part, Results
+from workers.operations.score import Score
 
 
 class Operation(Protocol):
@@ -21,25 +23,43 @@ class Operation(Protocol):
 
     name: str
 
-    def check(self, adapter: Adapter, call: Call) -> None:
+    def check(self, adapter: Adapter, call: Any) -> None:
         """Raise `InvalidInput` when the adapter cannot answer this call."""
 
-    def group(self, call: Call) -> Hashable:
+    def group(self, call: Any) -> Hashable:
         """Calls with equal groups may share a forward pass."""
 
-    def layout(self, adapter: Adapter, call: Call) -> list[tuple[str, str, tuple[int, ...]]]:
-        """(name, dtype, shape) of each tensor of the result; the first dimension is the item."""
+    def needs_prepared(self, call: Any) -> bool:
+        """Whether the layout is known only when all items are prepared."""
 
-    def prepare(self, adapter: Adapter, call: Call, start: int, stop: int) -> list[Prepared]:
+    def layout(self, adapter: Adapter, call: Any, prepared: Sequence[Prepared]) -> list[Part]:
+        """The tensors of the result whose size is known before the device runs."""
+
+    def prepare(self, adapter: Adapter, call: Any, start: int, stop: int) -> list[Prepared | ItemFailure]:
         """Items `start` to `stop` made ready for the device."""
 
-    def run(self, adapter: Adapter, batch: Any, call: Call) -> dict[str, torch.Tensor]:
-        """One forward pass over a collated batch; tensors on the device, one row per item."""
+    def run(self, adapter: Adapter, batch: Any, call: Any) -> Results:
+        """One forward pass over a collated batch."""
 
 
-_BY_CALL: dict[type, Operation] = {EncodeCall: Encode()}
+_BY_CALL: dict[type, Operation] = {EncodeCall: Encode(), ScoreCall: Score(), ExtractCall: Extract()}
 
 
 def operation_of(call: Call) -> Operation:
     """The operation that a call asks for."""
     return _BY_CALL[type(call)]
+
+
+def check(adapter: Adapter, call: Call) -> None:
+    """Raise `InvalidInput` when the adapter does not offer the operation or refuses the call."""
+    operation = operation_of(call)
+    if operation.name not in adapter.spec.operations:
+        raise InvalidInput(f"this model does not support {operation.name}")
+    operation.check(adapter, call)
+    adapter.check(call)
+
+
+def group_of(adapter: Adapter, call: Call) -> Hashable:
+    """What two calls to one model must have in common to share a forward pass."""
+    operation = operation_of(call)
+    return (operation.name, operation.group(call), adapter.group(call), call.lora)

@@ -1,26 +1,23 @@
-"""Encode: texts to vectors."""
+"""Encode: items to vectors, all outputs of a call from one forward pass."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
-
-import torch
 
 from ipc.errors import InvalidInput
 from ipc.messages import EncodeCall
-from workers.adapters.base import Adapter, EncodeOptions, Prepared, TextItem
+from workers.adapters.base import Adapter, ItemFailure, Prepared, SparseRows
+from workers.operations.results import Part, Results
 
 
 class Encode:
-    """Dense vectors of texts; instruction and query mode only change the text, so they share batches."""
+    """Dense vectors have a fixed width, token vectors as many rows as the item has tokens, sparse ones come loose."""
 
     name = "encode"
 
     def check(self, adapter: Adapter, call: EncodeCall) -> None:
         """Raise `InvalidInput` when an output is not one of the adapter's."""
-        if self.name not in adapter.spec.operations:
-            raise InvalidInput(f"this model does not support {self.name}")
         for output in call.outputs:
             if output not in adapter.dims:
                 raise InvalidInput(
@@ -28,18 +25,38 @@ class Encode:
                 )
 
     def group(self, call: EncodeCall) -> Hashable:
-        """Same outputs, same forward pass."""
-        return ("encode", tuple(sorted(call.outputs)))
+        """Same outputs, same forward pass; instruction and query mode only change the text."""
+        return tuple(sorted(call.outputs))
 
-    def layout(self, adapter: Adapter, call: EncodeCall) -> list[tuple[str, str, tuple[int, ...]]]:
-        """One float32 row of the output's width per item."""
-        return [(name, "float32", (len(call.items), adapter.dims[name])) for name in call.outputs]
+    def needs_prepared(self, call: EncodeCall) -> bool:
+        """How many token vectors there will be is known once the items are tokens."""
+        return "multivector" in call.outputs
 
-    def prepare(self, adapter: Adapter, call: EncodeCall, start: int, stop: int) -> list[Prepared]:
-        """Tokenize."""
-        items = [TextItem(item.text, item.ids) for item in call.items[start:stop]]
-        return adapter.prepare(items, EncodeOptions(call.instruction, call.is_query))
+    def layout(self, adapter: Adapter, call: EncodeCall, prepared: Sequence[Prepared]) -> list[Part]:
+        """float32 rows: one per item, or as many as it has tokens."""
+        items, parts = len(call.items), []
+        if "dense" in call.outputs:
+            parts.append(Part("dense", "float32", (items, adapter.dims["dense"])))
+        if "multivector" in call.outputs:
+            rows = [item.rows for item in prepared]
+            parts.append(Part("multivector", "float32", (sum(rows), adapter.dims["multivector"]), rows))
+        return parts
 
-    def run(self, adapter: Adapter, batch: Any, call: EncodeCall) -> dict[str, torch.Tensor]:
-        """Forward pass and pooling; float32 [items, dims] per output."""
-        return adapter.encode(batch, frozenset(call.outputs))
+    def prepare(
+        self, adapter: Adapter, call: EncodeCall, start: int, stop: int
+    ) -> list[Prepared | ItemFailure]:
+        """Tokenize, decode images."""
+        return adapter.prepare(call.items[start:stop], call)
+
+    def run(self, adapter: Adapter, batch: Any, call: EncodeCall) -> Results:
+        """One forward pass with the heads of all outputs."""
+        results = Results()
+        for name, values in adapter.encode(batch, frozenset(call.outputs)).items():
+            if isinstance(values, SparseRows):
+                results.loose["sparse.indices"] = values.indices
+                results.loose["sparse.values"] = values.values
+            elif name == "multivector":
+                results.ragged[name] = values
+            else:
+                results.rows[name] = values
+        return results

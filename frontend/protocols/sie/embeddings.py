@@ -12,18 +12,19 @@ from falcon.asgi import Request, Response
 
 from frontend.disconnect import until_disconnect
 from frontend.protocols.sie import render
-from frontend.protocols.sie.convert import check_count, check_dimensions, check_texts
+from frontend.protocols.sie.convert import check_dimensions
 from frontend.protocols.sie.encode import dense_rows, time_headers
+from frontend.protocols.sie.items import check_count, check_texts
 from frontend.protocols.sie.schemas import EmbeddingsRequest, read
 from frontend.responding import send_parts
 from frontend.sending import Part
 from frontend.services import Services
 from ipc.client import Reply
 from ipc.errors import InvalidInput, from_code
-from ipc.messages import EncodeCall, TextInput
+from ipc.messages import EncodeCall, InputItem
 
 
-def inputs_of(request: EmbeddingsRequest, limits: Any) -> list[TextInput]:
+def inputs_of(request: EmbeddingsRequest, limits: Any) -> list[InputItem]:
     """One input per text or token list. Raises `InvalidInput` for an empty, mixed or over-long input."""
     given = request.input
     if isinstance(given, str):
@@ -33,18 +34,18 @@ def inputs_of(request: EmbeddingsRequest, limits: Any) -> list[TextInput]:
     check_count(len(given), "input", limits)
     if all(isinstance(entry, str) for entry in given):
         check_texts(given, "input[{}]", limits)  # type: ignore[arg-type]
-        return [TextInput(text) for text in given]  # type: ignore[arg-type]
+        return [InputItem(text) for text in given]  # type: ignore[arg-type]
     if all(isinstance(entry, list) for entry in given):
         return [_token_input(entry, f"input[{index}]", limits) for index, entry in enumerate(given)]
     raise InvalidInput("input: expected one kind of entry (str, int, or array of int), got a mix")
 
 
-def _token_input(ids: Any, where: str, limits: Any) -> TextInput:
+def _token_input(ids: Any, where: str, limits: Any) -> InputItem:
     if not ids:
         raise InvalidInput(f"{where}: may not be empty")
     if len(ids) > limits.max_text_bytes // 4:
         raise InvalidInput(f"{where}: {len(ids)} token ids, the limit is {limits.max_text_bytes // 4}")
-    return TextInput(None, list(ids))
+    return InputItem(None, list(ids))
 
 
 class EmbeddingsResource:
@@ -74,7 +75,7 @@ class EmbeddingsResource:
             time_headers(resp, context)
             send_parts(resp, parts, reply, services)
 
-    async def _run(self, req: Request, request: EmbeddingsRequest) -> tuple[Reply, list[TextInput]]:
+    async def _run(self, req: Request, request: EmbeddingsRequest) -> tuple[Reply, list[InputItem]]:
         """The result and the inputs that it belongs to."""
         context, engine = req.context.penstock, self._services.engine
         if request.encoding_format not in (None, "float", "base64"):
@@ -92,7 +93,7 @@ class EmbeddingsResource:
         return await engine.run(context, entry.id, EncodeCall(inputs, ["dense"]), cost, req.scope), inputs
 
 
-def _usage(inputs: list[TextInput], tokens: list[int]) -> int:
+def _usage(inputs: list[InputItem], tokens: list[int]) -> int:
     """True number of tokens: of ids the number sent, of texts what the tokenizer made, special tokens included."""
     return sum(
         len(item.ids) if item.ids is not None else used for item, used in zip(inputs, tokens, strict=True)

@@ -12,13 +12,14 @@ from falcon.asgi import Request, Response
 from frontend.context import RequestContext
 from frontend.disconnect import until_disconnect
 from frontend.protocols.sie import render
-from frontend.protocols.sie.convert import EncodePlan, check_count, check_items, plan_encode
+from frontend.protocols.sie.convert import EncodePlan, plan_encode
+from frontend.protocols.sie.items import check_count, inputs_of
+from frontend.protocols.sie.options import resolve
 from frontend.protocols.sie.schemas import EncodeParams, EncodeRequest, read
 from frontend.quantize import Quantized, quantize, shorten
 from frontend.responding import send_parts
 from frontend.services import Services
 from ipc.client import Reply
-from ipc.errors import InputTooLong
 
 INLINE_NBYTES = 1 << 20
 """Rows up to this size are converted on the event loop, larger ones in a thread."""
@@ -32,15 +33,6 @@ def wants_json(accept: str | None) -> bool:
         and "application/msgpack" not in lowered
         and "application/x-msgpack" not in lowered
     )
-
-
-def refuse_truncated(reply: Reply, model: str, longest: int) -> None:
-    """Raise `InputTooLong` when an item was cut although the caller asked for an error."""
-    if reply.truncated:
-        index = reply.truncated[0]
-        raise InputTooLong(
-            f"items[{index}].text: longer than the model's {longest} tokens for {model}", model=model
-        )
 
 
 def time_headers(resp: Response, context: RequestContext) -> None:
@@ -80,31 +72,30 @@ class EncodeResource:
             del body
             context.started = time.perf_counter()
             work = self._run(req, model, request)
-            reply, plan, longest = await until_disconnect(work, req.scope)
+            reply, plan = await until_disconnect(work, req.scope)
             try:
-                if plan.refuse_truncation:
-                    refuse_truncated(reply, model, longest)
                 await self._respond(req, resp, reply, plan, model, [item.id for item in request.items])
             except BaseException:
                 reply.release()
                 raise
 
-    async def _run(self, req: Request, model: str, request: EncodeRequest) -> tuple[Reply, EncodePlan, int]:
-        """The result, how to render it, and the model's length in tokens."""
+    async def _run(self, req: Request, model: str, request: EncodeRequest) -> tuple[Reply, EncodePlan]:
+        """The result, and how to render it."""
         services, engine, context = self._services, self._services.engine, req.context.penstock
         limits = services.settings.limits
         check_count(len(request.items), "items", limits)
         entry = engine.find(model)
-        texts = check_items(request.items, entry, limits)
+        items = inputs_of(request.items, entry, limits)
         status = await engine.ensure_loaded(entry.id, context.deadline_ns)
         params = request.params or EncodeParams()
-        plan = plan_encode(texts, params, entry, services.catalog, status.dims, limits)
+        resolved = resolve(entry, params.options, params.instruction, services.catalog, len(items), limits)
+        plan = plan_encode(items, resolved, params, status.dims)
         if plan.model != entry.id:
             status = await engine.ensure_loaded(plan.model, context.deadline_ns)
         before = len(plan.call.instruction or "")
-        cost = engine.cost_of([before + len(text) for text in texts], status)
+        cost = engine.cost_of([before + len(item.text or "") for item in items], status)
         reply = await engine.run(context, plan.model, plan.call, cost, req.scope)
-        return reply, plan, status.max_sequence_length
+        return reply, plan
 
     async def _respond(
         self, req: Request, resp: Response, reply: Reply, plan: EncodePlan, model: str, ids: list[str | None]

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from workers.adapters.base import EncodeOptions
-
 _DOCUMENT_NAMES = ("document", "passage")
 
 
@@ -40,17 +38,17 @@ class Prompts:
             if template is not None and template.count("{text}") != 1:
                 raise ValueError(f"a template needs {{text}} once: {template!r}")
 
-    def affixes(self, options: EncodeOptions) -> Affixes:
+    def affixes(self, instruction: str | None, is_query: bool) -> Affixes:
         """What to put around each text of a request."""
-        instruction = options.instruction or (self.default_instruction if options.is_query else None)
-        template = self.query_template if options.is_query else self.document_template
+        instruction = instruction or (self.default_instruction if is_query else None)
+        template = self.query_template if is_query else self.document_template
         if template is not None:
             before, _, after = template.partition("{text}")
             filled = instruction or ""
             return Affixes(before.replace("{instruction}", filled), after.replace("{instruction}", filled))
         if instruction:
             return Affixes(instruction if instruction[-1].isspace() else instruction + " ", "")
-        return Affixes(self._stored(options.is_query), "")
+        return Affixes(self._stored(is_query), "")
 
     def _stored(self, is_query: bool) -> str:
         """The stored prompt that fits, or an empty one."""

@@ -1,0 +1,94 @@
+"""What the options of a request resolve to, by one rule for encode, score and extract.
+
+The runtime options of the profile (`options.profile`, else the default one), with the request's options laid over them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from frontend.protocols.sie.items import check_instruction
+from ipc.catalog import Catalog, ModelEntry
+from ipc.errors import InvalidInput
+from ipc.settings import Limits
+
+OVERFLOW_POLICIES = {
+    "default": "truncate",
+    "truncate_text": "truncate",
+    "truncate_left": "truncate_left",
+    "chunk": "chunk",
+    "error": "error",
+}
+"""Values of `overflow_policy`, and what workers call them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The entry to run on, whether its profile was named, and the options that hold for this request."""
+
+    entry: ModelEntry
+    explicit: bool
+    options: dict[str, Any]
+    instruction: str | None
+    overflow: str
+    lora: str
+
+
+def typed(options: dict[str, Any], name: str, kind: type, text: str, where: str) -> Any:
+    """`options[name]`, or None. Raises `InvalidInput` when it is not a `kind` (called `text` in the message)."""
+    value = options.get(name)
+    if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+        raise InvalidInput(f"{where}.{name}: expected {text}, got {type(value).__name__}")
+    return value
+
+
+def resolve(
+    entry: ModelEntry,
+    given: dict[str, Any] | None,
+    instruction: str | None,
+    catalog: Catalog,
+    items: int,
+    limits: Limits,
+    where: str = "params.options",
+) -> Resolved:
+    """Resolve the options of a request over `items` items. Raises `InvalidInput` that names the field."""
+    request = {name: value for name, value in (given or {}).items() if value is not None}
+    entry, explicit = _choose(entry, request, catalog, where)
+    options = {**entry.runtime, **request}
+    options.pop("profile", None)
+    if instruction is None:
+        instruction = typed(options, "instruction", str, "str", where)
+    if instruction is not None:
+        check_instruction(instruction, items, limits)
+    return Resolved(entry, explicit, options, instruction, _overflow(options, where), _lora(options, where))
+
+
+def _choose(
+    entry: ModelEntry, options: dict[str, Any], catalog: Catalog, where: str
+) -> tuple[ModelEntry, bool]:
+    profile = typed(options, "profile", str, "str", where)
+    if profile is None:
+        return entry, ":" in entry.id
+    known = sorted({"default", *entry.profiles})
+    if profile not in known:
+        raise InvalidInput(
+            f"{where}.profile: unknown profile {profile[:64]!r}, available are {', '.join(known)}"
+        )
+    return (entry if profile == "default" else catalog[f"{entry.id}:{profile}"]), True
+
+
+def _overflow(options: dict[str, Any], where: str) -> str:
+    policy = typed(options, "overflow_policy", str, "str", where)
+    if policy is not None and policy not in OVERFLOW_POLICIES:
+        known = ", ".join(OVERFLOW_POLICIES)
+        raise InvalidInput(f"{where}.overflow_policy: {policy[:64]!r} is not one of {known}")
+    return OVERFLOW_POLICIES[policy or "default"]
+
+
+def _lora(options: dict[str, Any], where: str) -> str:
+    for name in ("lora", "lora_id"):
+        found = typed(options, name, str, "str", where)
+        if found is not None:
+            return str(found)
+    return ""

@@ -1,0 +1,59 @@
+"""What an operation gives back: tensors with a place known beforehand, and loose values of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from workers.adapters.base import ItemFailure
+
+
+class Part(NamedTuple):
+    """A tensor of a result: name, dtype, shape, and its rows per item (None: one each)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    rows: Sequence[int] | None = None
+
+
+@dataclass(slots=True)
+class Results:
+    """One batch's results.
+
+    rows      float tensors [items, ...]
+    ragged    float tensors [rows of all items, ...], item after item, `Prepared.rows` of each
+    loose     per item a 1-D host array of any length
+    failures  items that failed alone, by place in the batch
+    """
+
+    rows: dict[str, torch.Tensor] = field(default_factory=dict)
+    ragged: dict[str, torch.Tensor] = field(default_factory=dict)
+    loose: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    failures: dict[int, ItemFailure] = field(default_factory=dict)
+
+    def finite(self, rows: Sequence[int]) -> list[bool]:
+        """For each item of the batch, whether all its values are finite; `rows` are its rows in ragged tensors."""
+        flags = np.ones(len(rows), dtype=bool)
+        for tensor in self.rows.values():
+            if not _all_finite(tensor):
+                flags &= torch.isfinite(tensor).flatten(1).all(dim=1).cpu().numpy()
+        ends = np.fromiter(accumulate(rows), dtype=np.int64, count=len(rows))
+        for tensor in self.ragged.values():
+            if not _all_finite(tensor):
+                bad = torch.nonzero(~torch.isfinite(tensor).flatten(1).all(dim=1)).flatten().cpu().numpy()
+                flags[np.unique(np.searchsorted(ends, bad, side="right"))] = False
+        for arrays in self.loose.values():
+            for at, array in enumerate(arrays):
+                flags[at] &= bool(np.isfinite(array).all()) if array.dtype.kind == "f" else True
+        return list(map(bool, flags))
+
+
+def _all_finite(tensor: torch.Tensor) -> bool:
+    # PERF: one pass without a tensor of flags; a sum that overflows only sends the rows to the exact check.
+    return bool(torch.isfinite(tensor.sum()))

@@ -1,0 +1,41 @@
+"""Score: how well each item answers the query."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from ipc.messages import ScoreCall
+from workers.adapters.base import Adapter, ItemFailure, Prepared
+from workers.operations.results import Part, Results
+
+
+class Score:
+    """One float32 per item."""
+
+    name = "score"
+
+    def check(self, adapter: Adapter, call: ScoreCall) -> None:
+        """Nothing beyond what the adapter checks."""
+
+    def group(self, call: ScoreCall) -> Hashable:
+        """All pairs of a model share batches."""
+        return None
+
+    def needs_prepared(self, call: ScoreCall) -> bool:
+        """One score per item, whatever it holds."""
+        return False
+
+    def layout(self, adapter: Adapter, call: ScoreCall, prepared: Sequence[Prepared]) -> list[Part]:
+        """float32 [items]."""
+        return [Part("score", "float32", (len(call.items),))]
+
+    def prepare(
+        self, adapter: Adapter, call: ScoreCall, start: int, stop: int
+    ) -> list[Prepared | ItemFailure]:
+        """Pairs of the query and each item."""
+        return adapter.prepare(call.items[start:stop], call)
+
+    def run(self, adapter: Adapter, batch: Any, call: ScoreCall) -> Results:
+        """One forward pass over pairs."""
+        return Results(rows={"score": adapter.score(batch)})
