@@ -9,9 +9,9 @@ import signal
 import time
 from pathlib import Path
 
-from tests.fault import rounds
+from tests.fault import rounds, serving
 from tests.harness.load import Load
-from tests.harness.server import Server, serving, wait_until
+from tests.harness.server import Server, wait_until
 
 CLIENTS = 16
 # A slot that fails five times in a minute is taken out of service.

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from tests.fakes.adapter import vector_of
-from tests.fault import rounds
+from tests.fault import rounds, serving
 from tests.harness.quiet import wait_quiet
 from tests.harness.raw import RawClient
-from tests.harness.server import ROOT, Server, make_server, serving, wait_until
+from tests.harness.server import ROOT, Server, make_server, wait_until
 
 MIB = 1 << 20
 DIMS = 262144

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault import rounds
+from tests.fault import rounds, serving
 from tests.harness.quiet import wait_quiet
 from tests.harness.raw import RawClient
-from tests.harness.server import Server, serving, wait_until
+from tests.harness.server import Server, wait_until
 
 MODEL = "fake/slow"
 ONE_AT_A_TIME = {"batch.max_items": 1, "batch.bulk_tokens": 1_000_000, "arena.inline_bytes": 0}

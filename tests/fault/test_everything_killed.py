@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.fault import three
 from tests.harness.server import Server, make_server, wait_until
 
 GONE_AFTER_S = 20.0
@@ -17,7 +18,9 @@ GONE_AFTER_S = 20.0
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that each test finds running and leaves running."""
     server = make_server(
-        tmp_path_factory.mktemp("killed"), settings={"worker.count": 2, "server.frontends": 2}
+        tmp_path_factory.mktemp("killed"),
+        three(("fake/echo",)),
+        settings={"worker.count": 2, "server.frontends": 2},
     )
     server.start()
     try:

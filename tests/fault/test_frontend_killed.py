@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 
-from tests.fault import rounds
+from tests.fault import rounds, serving
 from tests.harness.load import Load
-from tests.harness.server import Server, serving, wait_until
+from tests.harness.server import Server, wait_until
 
 ITEMS = 8
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from tests.harness.server import ROOT, serving
+from tests.fault import serving
+from tests.harness.server import ROOT
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.fault import serving
 from tests.harness.raw import RawClient
-from tests.harness.server import serving, wait_until
+from tests.harness.server import wait_until
 
 MODEL = "fake/large"
 ITEMS = 16

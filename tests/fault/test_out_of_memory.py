@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.fakes.adapter import vector_of
-from tests.fault import rounds
-from tests.harness.server import Answer, Server, serving, wait_until
+from tests.fault import rounds, serving
+from tests.harness.server import Answer, Server, wait_until
 
 MEMORY_TOKENS = 64
 CONFIGURED_TOKENS = 2048

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.fault import rounds
+from tests.fault import rounds, serving
 from tests.harness.open_load import OpenLoad, Replies, percentile
 from tests.harness.quiet import wait_quiet
-from tests.harness.server import Server, serving
+from tests.harness.server import Server
 
 MODEL = "fake/slow"
 TEXT = "overload " * 28

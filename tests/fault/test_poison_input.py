@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tests.fakes.adapter import vector_of
-from tests.harness.server import Answer, Server, serving, wait_until
+from tests.fault import serving
+from tests.harness.server import Answer, Server, wait_until
 
 MODEL = "fake/slow"
 

@@ -6,9 +6,9 @@ import os
 import signal
 from pathlib import Path
 
-from tests.fault import rounds
+from tests.fault import rounds, serving
 from tests.harness.load import Load
-from tests.harness.server import FAKE_CATALOG, Server, alive, serving, wait_until
+from tests.harness.server import FAKE_CATALOG, Server, alive, wait_until
 
 CLIENTS = 16
 

@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from tests.fakes.adapter import vector_of
-from tests.fault import rounds
+from tests.fault import rounds, serving
 from tests.harness.quiet import wait_quiet
 from tests.harness.raw import RawClient
-from tests.harness.server import Server, serving, wait_until
+from tests.harness.server import Server, wait_until
 
 DIMS = 262144
 ITEM_NBYTES = DIMS * 4

@@ -6,9 +6,9 @@ import os
 import signal
 from pathlib import Path
 
-from tests.fault import rounds
+from tests.fault import rounds, serving
 from tests.harness.load import Load
-from tests.harness.server import serving, wait_until
+from tests.harness.server import wait_until
 
 
 def test_kill_one_of_two_workers_under_load_fails_no_request(tmp_path: Path) -> None:

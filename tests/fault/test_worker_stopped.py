@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.fault import serving
 from tests.harness.load import Load
-from tests.harness.server import Server, alive, serving, wait_until
+from tests.harness.server import Server, alive, wait_until
 
 MODEL = "fake/slow"
 HANG_TIMEOUT_S = 2.0
