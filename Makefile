@@ -6,17 +6,21 @@ VENV ?= .venv
 ARGS ?=
 # An extra package index, for instance https://download.pytorch.org/whl/cpu for the small CPU build of torch.
 TORCH_INDEX ?=
-BENCHES := transfer frontend response scale latency encode
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp-
 PINS := pyproject.toml constraints.txt
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable
+# GLiNER works with the transformers of constraints.txt, but declares an older one (docs/extract.md).
+PIP_GLINER = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --no-deps gliner
+PYTEST = $(BIN)/python -m pytest -q
+# pytest ends with 5 when ARGS choose no test of a part.
+NONE_IS_FINE = || [ $$? -eq 5 ]
 HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fault test-gpu check bench bench-gpu sweep format clean
+.PHONY: help run test test-fault test-fuzz test-gpu check bench bench-gpu sweep format docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,10 +31,14 @@ run: $(STAMP)run ## start the server with the demo model on 127.0.0.1:PORT
 	exec $(BIN)/penstock serve --bind 127.0.0.1:$(PORT) $(ARGS)
 
 test: $(STAMP)dev ## run the default test suite (no GPU, no hub, a few minutes)
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile tests/unit tests/conformance $(ARGS) $(NONE_IS_FINE)
+	$(PYTEST) tests/process tests/fault $(ARGS) $(NONE_IS_FINE)
 
 test-fault: $(STAMP)dev ## kill, stop and starve processes for many rounds
 	PENSTOCK_FAULT_ROUNDS=long $(BIN)/python -m pytest -q -m "not gpu" --timeout=3600 tests/fault $(ARGS)
+
+test-fuzz: $(STAMP)dev ## send generated requests to a server and compare its answers with its schema (minutes)
+	$(BIN)/python -m pytest -q -m fuzz tests/fuzz $(ARGS)
 
 test-gpu: $(STAMP)dev ## run the tests that need a CUDA device
 	@if $(HAS_CUDA); then set -x; $(BIN)/python -m pytest -q -m gpu $(ARGS); \
@@ -44,11 +52,12 @@ check: $(STAMP)dev ## lint, format, types, import rule, sizes, duplication
 	$(BIN)/python -m tools.sizes
 	$(BIN)/python -m tools.duplication
 
-bench: $(STAMP)bench ## measure against other servers, results in benchmarks/results
-	@set -e; for name in $(BENCHES); do echo "bench: $$name"; $(BIN)/python -m benchmarks.$$name $(ARGS); done
+bench: $(STAMP)bench ## measure against other servers, figures into benchmarks/RESULTS.md (12 minutes; ARGS=--full: hours)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 bench-gpu: $(STAMP)bench ## measure on a CUDA device
 	@if $(HAS_CUDA); then set -x; $(BIN)/python -m benchmarks.encode --device cuda $(ARGS); $(BIN)/python -m benchmarks.pinned; \
+	$(BIN)/python -m benchmarks.cycles --device cuda $(ARGS); \
 	else echo "bench-gpu: torch sees no CUDA device here, nothing was run"; fi
 
 sweep: $(STAMP)run ## remove what a killed server on 127.0.0.1:PORT left in the run directory and in shared memory
@@ -58,22 +67,28 @@ format: $(STAMP)dev ## sort imports and format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(STAMP)run ## write the pages of docs/ that are made from code and configuration
+	$(BIN)/python -m tools.docs
+
 clean: ## remove the environments, caches and build output
 	rm -rf $(VENV) .bench .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
+	@echo "making an environment in $(VENV); packages take some minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 
 # A larger set contains the smaller ones, so their stamps are set too.
 $(STAMP)run: $(PINS) | $(BIN)/python
-	$(PIP_INSTALL) '.[worker,demo]'
+	$(PIP_INSTALL) '.[worker,demo,vision,siglip]'
 	@touch $@
 
 $(STAMP)dev: $(PINS) | $(BIN)/python
-	$(PIP_INSTALL) '.[worker,demo,dev]'
+	$(PIP_INSTALL) '.[worker,demo,vision,siglip,tracing,dev]'
+	$(PIP_GLINER)
 	@touch $(STAMP)run $@
 
 $(STAMP)bench: $(PINS) | $(BIN)/python
-	$(PIP_INSTALL) '.[worker,demo,dev,bench]'
+	$(PIP_INSTALL) '.[worker,demo,vision,siglip,tracing,dev,bench]'
+	$(PIP_GLINER)
 	@touch $(STAMP)run $(STAMP)dev $@

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 from frontend.services import Services
 from frontend.version import VERSION
 from ipc.paths import RunPaths
+
+MOST_MODELS = 12
+"""Models with a line of their own."""
 
 
 def summary(services: Services) -> str:
@@ -42,11 +46,8 @@ def block(services: Services) -> str:
     settings = services.settings
     host, _, port = settings.server.bind.rpartition(":")
     url = f"http://{'localhost' if host in ('0.0.0.0', '127.0.0.1', '[::]', '') else host}:{port}"
-    lines = [f"Penstock {VERSION} is ready", f"  url        {url}"]
-    for name in services.catalog:
-        status = services.engine.status(name)
-        note = f" ({status.error_class}: {status.error_message})" if status.state == "failed" else ""
-        lines.append(f"  model      {name}: {status.state} on {status.device or '-'}{note}")
+    lines = [f"Penstock {VERSION} is ready", f"  url        {url} (in a browser: the live page)"]
+    lines += _models(services)
     for channel in services.client.channels:
         lines.append(
             f"  worker {channel.slot}   {channel.device}, {channel.threads} threads, "
@@ -56,8 +57,56 @@ def block(services: Services) -> str:
     lines += [
         f"  limits     body {limits.max_body_bytes >> 20} MiB, {limits.max_items} items, "
         f"text {limits.max_text_bytes >> 10} KiB, request {limits.request_timeout_s:g} s",
+        f"  access     {_access(services)}",
         f"  frontends  {settings.frontend_count}; run directory {settings.paths.root}",
-        f"  off        API keys, tracing{'' if settings.worker.trust_remote_code else ', remote code'}",
-        "  not built  sparse and multivector outputs, score, extract, status page, KServe v2, TRTIS v1, chat",
+        f"  off        {', '.join(_off(services))}",
+        "  not built  KServe v2, TensorRT Inference Server v1, chat, several hosts",
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_example(services, url)])
+
+
+def _models(services: Services) -> list[str]:
+    """A line for each model that was loaded at the start, or should have been, and one for all others."""
+    statuses = [services.engine.status(name) for name in services.catalog]
+    told = [status for status in statuses if status.state != "available"]
+    lines = []
+    for status in told[:MOST_MODELS]:
+        note = f" ({status.error_class}: {status.error_message})" if status.state == "failed" else ""
+        lines.append(f"  model      {status.name}: {status.state} on {status.device or '-'}{note}")
+    if more := len(statuses) - len(lines):
+        when = ", loaded when asked for" if services.settings.catalog.on_demand else ""
+        lines.append(f"  models     {more}{' more' if lines else ''} in the catalog{when}: see /v1/models")
+    return lines
+
+
+def _example(services: Services, url: str) -> list[str]:
+    """A request to paste, for the first loaded model that it suits."""
+    for name, entry in services.catalog.items():
+        if (
+            services.engine.status(name).state == "loaded"
+            and "dense" in entry.outputs
+            and "text" in entry.inputs
+        ):
+            key = "-H 'Authorization: Bearer KEY' " if services.access.closed else ""
+            body = json.dumps({"model": name, "input": "hello"})
+            return [
+                f"  try        curl {url}/v1/embeddings {key}-H 'Content-Type: application/json' -d '{body}'"
+            ]
+    return []
+
+
+def _off(services: Services) -> list[str]:
+    unset = {
+        "API keys": not services.access.closed,
+        "tracing": not services.settings.tracing.endpoint,
+        "remote code": not services.settings.worker.trust_remote_code,
+    }
+    return [name for name, off in unset.items() if off]
+
+
+def _access(services: Services) -> str:
+    server = services.settings.server
+    if not services.access.closed:
+        return f"no keys (server.keys_file is empty): whoever reaches {server.bind} may call"
+    count = len(services.access.entries)
+    return f"{count} API key{'s' if count > 1 else ''}; /metrics {'open' if server.open_metrics else 'needs one too'}"

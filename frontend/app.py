@@ -8,11 +8,17 @@ import falcon
 import falcon.asgi
 
 from frontend import configuration, health
+from frontend.access.gate import Gate
+from frontend.access.middleware import AccessMiddleware
+from frontend.denial import SEND_KEY
 from frontend.disconnect import CALLBACK_KEY, noting
 from frontend.lifespan import Lifespan
 from frontend.middleware import ErrorRenderer, RequestMiddleware
+from frontend.openapi import pages
 from frontend.protocols.registry import protocols
 from frontend.services import Services
+from frontend.status.page import PageResource
+from frontend.status.stream import StreamResource
 from ipc import settings
 from ipc.errors import PenstockError
 
@@ -21,18 +27,22 @@ class Application:
     """The ASGI callable; under a server that does not call back at a disconnect, it has `receive` note it.
 
     Falcon waits for the first piece of a body before it does anything. A body whose declared length is over the limit
-    is not waited for, so that its refusal comes before a client that asks first (`Expect: 100-continue`) sends it.
+    is not waited for, so that its refusal comes before a client that asks first (`Expect: 100-continue`) sends it. The
+    same goes for a request whose key does not let it in.
     """
 
-    def __init__(self, app: falcon.asgi.App[Any, Any], max_body_bytes: int) -> None:
-        self._app, self._max_body_bytes = app, max_body_bytes
+    def __init__(self, app: falcon.asgi.App[Any, Any], access: Gate, max_body_bytes: int) -> None:
+        self._app, self._access, self._max_body_bytes = app, access, max_body_bytes
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """One ASGI scope."""
-        if scope["type"] == "http":
+        admitted = scope["type"] == "lifespan" or self._access.admit(scope)
+        if scope["type"] == "websocket":
+            scope[SEND_KEY] = send
+        elif scope["type"] == "http":
             if CALLBACK_KEY not in scope:
                 receive = noting(scope, receive)
-            if _declared_nbytes(scope) > self._max_body_bytes:
+            if not admitted or _declared_nbytes(scope) > self._max_body_bytes:
                 receive = _unread
         await self._app(scope, receive, send)
 
@@ -51,9 +61,13 @@ async def _unread() -> dict[str, Any]:
 def create(config: settings.Settings | None = None) -> Application:
     """The application for `config` (the one that the arbiter accepted when None)."""
     chosen = configuration.current() if config is None else configuration.read(config)
-    services = Services(chosen.settings, chosen.catalog)
+    services = Services(chosen.settings, chosen.catalog, chosen.access)
     known = protocols()
-    middleware: list[Any] = [Lifespan(services), RequestMiddleware(services, known)]
+    middleware: list[Any] = [
+        Lifespan(services),
+        RequestMiddleware(services, known),
+        AccessMiddleware(services),
+    ]
     app: falcon.asgi.App[Any, Any] = falcon.asgi.App(middleware=middleware)
     errors = ErrorRenderer(known)
     app.add_error_handler(Exception, errors.unexpected)
@@ -64,6 +78,11 @@ def create(config: settings.Settings | None = None) -> Application:
     app.add_route("/readyz", health.ReadinessResource(services))
     app.add_route("/metrics", health.MetricsResource(services))
     app.add_route("/health", health.HealthResource())
+    app.add_route("/", PageResource())
+    app.add_route("/ws/status", StreamResource(services))
+    # The stream reads by itself what clients send, so Falcon need not do so to notice that they go.
+    app.ws_options.max_receive_queue = 0
+    pages.mount(app)
     for protocol in known:
         protocol.mount(app, services)
-    return Application(app, chosen.settings.limits.max_body_bytes)
+    return Application(app, services.access, chosen.settings.limits.max_body_bytes)

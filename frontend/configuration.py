@@ -10,26 +10,33 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
+from frontend.access.gate import Gate
+from frontend.tracing import otlp
 from ipc import settings
-from ipc.catalog import Catalog, load_catalog
+from ipc.catalog import Catalog, check_lists, check_lora_dirs, load_catalog
 from ipc.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Settings and the catalog that they name."""
+    """Settings, and the catalog and the API keys that they name."""
 
     settings: settings.Settings
     catalog: Catalog
+    access: Gate
 
 
 _accepted: Configuration | None = None
 
 
 def read(config: settings.Settings | None = None) -> Configuration:
-    """`config` (this process's settings when None) with its catalog. Raises `ConfigError`."""
+    """`config` (this process's settings when None) with what it names. Raises `ConfigError`."""
     config = config or settings.load()
-    return Configuration(config, load_catalog(config.catalog.dirs, config.catalog.models))
+    otlp.check(config.tracing)
+    catalog = load_catalog(config.catalog.dirs, config.catalog.models, config.catalog.serve_all)
+    check_lists(catalog, config.catalog.preload, config.catalog.pinned)
+    check_lora_dirs(config.catalog.lora_dirs)
+    return Configuration(config, catalog, Gate.of(config.server))
 
 
 def accept() -> Configuration:
@@ -41,6 +48,8 @@ def accept() -> Configuration:
             raise ConfigError(
                 "run.dir, run.instance and the port they follow from cannot change while the server runs"
             )
+        if _accepted is not None and _accepted.access.closed and not found.access.closed:
+            sys.stderr.write("penstock: server.keys_file is empty now: requests need no key any more\n")
         _accepted = found
     except ConfigError as error:
         if _accepted is None:

@@ -6,12 +6,17 @@ import random
 import re
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from falcon.asgi import Request
 
+from frontend.access.gate import ANONYMOUS, Grant
 from ipc import deadline
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
+
+if TYPE_CHECKING:
+    from frontend.tracing.tracer import ServerSpan
 
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9._:+/=@-]{1,128}$")
 _TRACEPARENT = re.compile(r"^00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}$")
@@ -19,16 +24,22 @@ _TRACEPARENT = re.compile(r"^00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}$")
 
 @dataclass(slots=True)
 class RequestContext:
-    """Ids and instants of one request. `phases` (milliseconds) is filled by the engine and the protocol."""
+    """Ids and instants of one request. `phases` (milliseconds) is filled by the engine and the protocol.
+
+    `parent` is the caller's traceparent; `traceparent` is that of our own span, empty unless the request is traced.
+    """
 
     request_id: str
     trace_id: str
-    traceparent: str
+    parent: str
     started: float
     deadline_ns: int
     model: str = ""
     operation: str = ""
     error: str = ""
+    traceparent: str = ""
+    span: ServerSpan | None = None
+    grant: Grant = ANONYMOUS
     phases: dict[str, float] = field(default_factory=dict)
 
 
@@ -42,7 +53,7 @@ def make(req: Request, limits: Limits) -> RequestContext:
     return RequestContext(
         request_id=request_id,
         trace_id=found[1] if found and valid else f"{random.getrandbits(128):032x}",
-        traceparent=traceparent if valid else "",
+        parent=traceparent if valid else "",
         started=time.perf_counter(),
         deadline_ns=deadline.after(limits.request_timeout_s),
     )

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgpack
 import msgspec
 
+from frontend.values import without_long_values
 from ipc.errors import InvalidInput
 
 T = TypeVar("T")
@@ -76,11 +77,12 @@ def refuse_repeated(
     Keys in `once` belong to one object, those in `often` to as many objects as their number says. A body in which none
     occurs more often than that is taken to be without repetition.
     """
-    suspicious = not binary and b"\\u00" in body and _ESCAPED_KEY.search(body) is not None
+    names = without_long_values(body, binary)
+    suspicious = not binary and b"\\u00" in names and _ESCAPED_KEY.search(names) is not None
     for key in once:
-        suspicious = suspicious or key.occurs_more(body, 1, binary)
+        suspicious = suspicious or key.occurs_more(names, 1, binary)
     for key, times in often:
-        suspicious = suspicious or key.occurs_more(body, times, binary)
+        suspicious = suspicious or key.occurs_more(names, times, binary)
     if suspicious:
         _refuse_duplicates(body, binary)
 

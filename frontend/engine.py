@@ -13,7 +13,7 @@ from frontend.context import RequestContext
 from frontend.disconnect import until_disconnect
 from frontend.recording import Recorder
 from frontend.server.drain import Drain
-from ipc.catalog import Catalog, ModelEntry
+from ipc.catalog import Catalog, ModelEntry, preloaded_names
 from ipc.client import Client, Reply, Request
 from ipc.errors import InputRefused, WorkerCrashed
 from ipc.messages import Call, ModelStatus
@@ -40,6 +40,10 @@ class Engine:
         """Catalog entry of a model name. Raises `ModelNotFound`."""
         return self.catalog.find(model)
 
+    def replicas(self, model: str) -> int:
+        """Workers that should have a model once one of them has."""
+        return (self.catalog[model].replicas or 1) if model in self.catalog else 1
+
     def status(self, model: str) -> ModelStatus:
         """State of a model over all workers: loaded when one of them has it, else the state that tells most."""
         found = [c.models[model] for c in self.client.channels if c.state == "ready" and model in c.models]
@@ -53,10 +57,11 @@ class Engine:
         await self.client.ready(model, deadline_ns)
         return self.status(model)
 
-    def cost_of(self, lengths: list[int], status: ModelStatus) -> int:
-        """Estimated tokens of texts with these character counts: four characters a token, cut at the model's length."""
+    def cost_of(self, lengths: list[int], status: ModelStatus, images: int = 0) -> int:
+        """Estimated tokens of `images`, and of texts of these characters: four a token, cut at the model's length."""
         longest = status.max_sequence_length or 512
-        return sum(min(characters // 4 + 2, longest) for characters in lengths)
+        texts = sum(min(characters // 4 + 2, longest) for characters in lengths)
+        return texts + images * status.image_tokens
 
     async def run(
         self, context: RequestContext, model: str, call: Call, cost: int, scope: dict[str, Any]
@@ -64,7 +69,17 @@ class Engine:
         """Run a call. Raises a `PenstockError`; `Cancelled` when the client went away."""
         lane = "bulk" if cost > self.settings.batch.bulk_tokens else "interactive"
         ids = (context.request_id, context.traceparent)
-        request = Request(model, call, context.deadline_ns, cost, *ids, lane=lane)
+        grant = context.grant
+        request = Request(
+            model,
+            call,
+            context.deadline_ns,
+            cost,
+            *ids,
+            lane=lane,
+            caller=grant.caller,
+            share=grant.share,
+        )
         self.recorder.in_flight(model, lane, 1)
         try:
             reply = await until_disconnect(self.client.call(request), scope)
@@ -78,6 +93,8 @@ class Engine:
 
     @staticmethod
     def _note(context: RequestContext, reply: Reply) -> None:
+        if context.span is not None:
+            context.span.worker, context.span.trace = reply.worker, reply.trace
         timing = reply.timing
         context.phases |= {
             "tokenize": timing.prepare_ns / 1e6,
@@ -87,15 +104,19 @@ class Engine:
         }
 
     def ready(self) -> tuple[bool, str]:
-        """Whether traffic is accepted, and the reason: a proven model on some worker, none still in its first load."""
+        """Whether traffic is accepted, and the reason: a worker is up that has tried all models of the start.
+
+        A failed load of the start is recorded and skipped, unless it is true of all of them.
+        """
         if self.drain.draining:
             return False, "draining"
         up = [channel for channel in self.client.channels if channel.responsive]
         if not up:
             return False, "no worker is up"
-        statuses = [self.status(name) for name in self.catalog]
-        if any(s.state == "available" or (s.state == "loading" and s.attempts <= 1) for s in statuses):
+        if not any(channel.preloaded for channel in up):
             return False, "models are loading"
-        if not any(s.state == "loaded" for s in statuses):
+        chosen = self.settings.catalog
+        first = preloaded_names(self.catalog, chosen.preload, chosen.models, chosen.serve_all)
+        if first and all(self.status(name).error_class for name in first):
             return False, "no model could be loaded"
         return True, "ok"

@@ -14,15 +14,18 @@ from typing import Any
 
 from frontend import announce, version
 from frontend.bodies import BodyReader
+from frontend.catalog_following import CatalogFollower
 from frontend.engine import Engine
 from frontend.recording import Recorder
 from frontend.sending import CopyBudget
 from frontend.services import Services
+from frontend.tracing import starting
 from ipc import logs, metrics
 from ipc.client import Client
 from ipc.liveness import SlotLock, is_held, lowest_free_slot
 from ipc.notify import Notifier
-from ipc.paths import prepare_run_dir
+from ipc.paths import RunPaths, prepare_run_dir
+from ipc.recent import RecentWriter, ring_path
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +41,7 @@ class Lifespan:
         self._services = services
         self._lock: SlotLock | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._follower: asyncio.Task[None] | None = None
         self._metrics: metrics.FrontendMetrics | None = None
         self._notifier = Notifier(os.environ.get("PENSTOCK_NOTIFY_SOCKET", ""))
         self._told = self._announced = False
@@ -53,23 +57,38 @@ class Lifespan:
         metrics.configure(settings.paths, name)
         self._metrics = metrics.FrontendMetrics()
         self._metrics.touch(services.catalog, settings.worker_count, version.VERSION)
-        services.recorder = Recorder(self._metrics, frozenset(services.catalog))
+        self._metrics.touch_keys(entry.name for entry in services.access.entries)
+        services.access.meter.use_row(services.slot)
+        services.recorder = Recorder(self._metrics, services.catalog)
         services.client = Client(settings.paths, settings, name, on_retry=services.recorder.retried)
         services.engine = Engine(
             settings, services.catalog, services.client, services.recorder, services.drain
         )
+        services.recent = _open_ring(settings.paths, name)
+        services.tracer = starting.start(settings, name, services.recorder.traced)
         services.bodies = BodyReader(settings.limits)
         services.copies = CopyBudget(settings.arena.copy_out_bytes)
         services.client.start()
         services.started = True
+        services.client.demand.replicas = services.engine.replicas
+        services.client.demand.known = services.catalog.__contains__
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
+        if settings.catalog.watch:
+            follower = CatalogFollower(settings, services.catalog)
+            self._follower = asyncio.get_running_loop().create_task(follower.run())
 
     async def process_shutdown(self, scope: dict[str, Any], event: dict[str, Any]) -> None:
         """Give everything back."""
-        if self._watcher is not None:
-            self._watcher.cancel()
+        for task in (self._watcher, self._follower):
+            if task is not None:
+                task.cancel()
         if self._services.client is not None:
             await self._services.client.close()
+        if self._services.tracer is not None:
+            await asyncio.to_thread(self._services.tracer.close)
+        if self._services.recent is not None:
+            self._services.recent.close()
+            self._services.recent = None
         if self._metrics is not None:
             metrics.retire(self._services.settings.paths, f"frontend-{self._services.slot}")
         if self._lock is not None:
@@ -112,3 +131,12 @@ class Lifespan:
         self._metrics.ready.set(ready)
         for channel in self._services.client.channels:
             self._metrics.workers_joined.labels(f"worker-{channel.slot}").set(channel.responsive)
+
+
+def _open_ring(paths: RunPaths, name: str) -> RecentWriter | None:
+    """The ring of recent requests; without room for it the server serves all the same."""
+    try:
+        return RecentWriter(ring_path(paths, name))
+    except OSError as error:
+        log.error("recent requests are not kept: %s", error)
+        return None

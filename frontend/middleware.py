@@ -8,13 +8,15 @@ from typing import Any
 
 import falcon
 import orjson
-from falcon.asgi import Request, Response
+from falcon.asgi import Request, Response, WebSocket
 
 from frontend import context
+from frontend.denial import deny
 from frontend.protocols.registry import WireProtocol, protocol_of
 from frontend.services import Services
 from ipc import logs
-from ipc.errors import Cancelled, Draining, PenstockError
+from ipc.errors import Cancelled, Draining, PenstockError, Unauthenticated
+from ipc.recent import Recent
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +32,22 @@ class RequestMiddleware:
         made = context.make(req, self._services.settings.limits)
         req.context.penstock = made
         logs.request_id.set(made.request_id)
+        if self._services.tracer is not None:
+            self._services.tracer.begin(made, req.path)
         context.shorten(made, req, self._services.settings.limits)
+
+    async def process_request_ws(self, req: Request, ws: WebSocket) -> None:
+        """Ids of a handshake; the common headers go into its answer, whatever it is."""
+        made = context.make(req, self._services.settings.limits)
+        req.context.penstock, req.context.common = made, self._common(made)
+        logs.request_id.set(made.request_id)
+
+    def _common(self, made: context.RequestContext) -> dict[str, str]:
+        return {
+            "X-Request-ID": made.request_id,
+            "X-Trace-ID": made.trace_id,
+            "X-SIE-Server-Version": self._services.settings.server.version_header,
+        }
 
     async def process_response(
         self, req: Request, resp: Response, resource: object, req_succeeded: bool
@@ -39,14 +56,25 @@ class RequestMiddleware:
         made: context.RequestContext | None = getattr(req.context, "penstock", None)
         if made is None:
             made = req.context.penstock = context.make_plain()
-        resp.set_header("X-Request-ID", made.request_id)
-        resp.set_header("X-Trace-ID", made.trace_id)
-        resp.set_header("X-SIE-Server-Version", self._services.settings.server.version_header)
+        resp.set_headers(self._common(made))
         if made.operation and self._services.started:
             made.phases.setdefault("total", (time.perf_counter() - made.started) * 1e3)
             protocol = protocol_of(req.path, self._known).name
             self._services.recorder.finished(
                 protocol, made.operation, made.model, str(resp.status_code), made.error, made.phases
+            )
+            self._remember(made, protocol, resp.status_code)
+        if self._services.tracer is not None:
+            self._services.tracer.end(made, req, resp)
+
+    def _remember(self, made: context.RequestContext, protocol: str, status: int) -> None:
+        ring = self._services.recent
+        if ring is not None:
+            ids = (made.request_id, made.trace_id)
+            ring.add(
+                Recent(
+                    time.time(), *ids, protocol, made.operation, made.model, status, made.error, made.phases
+                )
             )
 
 
@@ -57,41 +85,72 @@ class ErrorRenderer:
         self._known = known
 
     async def penstock(
-        self, req: Request, resp: Response, error: PenstockError, params: dict[str, Any]
+        self,
+        req: Request,
+        resp: Response | None,
+        error: PenstockError,
+        params: dict[str, Any],
+        ws: WebSocket | None = None,
     ) -> None:
         """An error of the tree."""
         made = getattr(req.context, "penstock", None)
         if made is not None:
             made.error = error.code
         if isinstance(error, Cancelled):
-            resp.status = 499
+            if resp is not None:
+                resp.status = 499
             return
         status, body, headers = protocol_of(req.path, self._known).render_error(error, req.path)
-        resp.status = status
-        resp.content_type = falcon.MEDIA_JSON
-        resp.data = orjson.dumps(body)
-        resp.set_headers(headers)
+        if isinstance(error, Unauthenticated):
+            # RFC 6750, section 3: a request without a key is only told which kind is wanted.
+            wrong = ', error="invalid_token"' if error.presented else ""
+            headers["WWW-Authenticate"] = f'Bearer realm="penstock"{wrong}'
+        await _answer(req, resp, ws, status, body, headers)
         if status >= 500 and not isinstance(error, Draining) and not error.retryable:
             log.warning("%s %s answered %d %s: %s", req.method, req.path, status, error.code, error.message)
 
     async def unexpected(
-        self, req: Request, resp: Response, error: Exception, params: dict[str, Any]
+        self,
+        req: Request,
+        resp: Response | None,
+        error: Exception,
+        params: dict[str, Any],
+        ws: WebSocket | None = None,
     ) -> None:
         """A bug: its text stays in the log."""
         log.error("%s %s failed", req.method, req.path, exc_info=error)
-        await self.penstock(req, resp, PenstockError("internal error"), params)
+        await self.penstock(req, resp, PenstockError("internal error"), params, ws)
 
     @staticmethod
-    async def http(req: Request, resp: Response, error: falcon.HTTPError, params: dict[str, Any]) -> None:
+    async def http(
+        req: Request,
+        resp: Response | None,
+        error: falcon.HTTPError,
+        params: dict[str, Any],
+        ws: WebSocket | None = None,
+    ) -> None:
         """Unknown path, wrong method, and Falcon's own refusals of bad headers."""
-        resp.status = error.status
-        if error.headers:
-            resp.set_headers(error.headers)
         title = error.title or falcon.code_to_http_status(error.status)[4:]
-        detail: Any = title
-        if resp.status_code not in (404, 405):
+        detail: Any = {404: "Not Found", 405: "Method Not Allowed"}.get(error.status_code)
+        if detail is None:
             detail = {"code": "INVALID_INPUT", "message": error.description or title}
-        resp.content_type = falcon.MEDIA_JSON
-        resp.data = orjson.dumps(
-            {"detail": {404: "Not Found", 405: "Method Not Allowed"}.get(resp.status_code, detail)}
-        )
+        await _answer(req, resp, ws, error.status_code, {"detail": detail}, dict(error.headers or {}))
+
+
+async def _answer(
+    req: Request,
+    resp: Response | None,
+    ws: WebSocket | None,
+    status: int,
+    body: dict[str, Any],
+    headers: dict[str, str],
+) -> None:
+    """An error as the response, or as the refusal of a WebSocket handshake."""
+    if resp is None:
+        if ws is not None:
+            await deny(req, ws, status, body, headers | getattr(req.context, "common", {}))
+        return
+    resp.status = status
+    resp.content_type = falcon.MEDIA_JSON
+    resp.data = orjson.dumps(body)
+    resp.set_headers(headers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +12,8 @@ _REJECTIONS = {
     "QUEUE_FULL": "queue_full",
     "NO_REPLICA": "no_worker",
     "MODEL_LOADING": "loading",
+    "MODEL_NOT_LOADED": "loading",
+    "LORA_LOADING": "loading",
     "SHM_EXHAUSTED": "queue_full",
     "DEADLINE_EXCEEDED": "deadline",
     "INPUT_TOO_LONG": "too_long",
@@ -23,7 +26,7 @@ _SIE_PHASES = {"total": "total", "queue": "queue", "tokenize": "tokenize", "devi
 class Recorder:
     """Writes one request into all families it belongs to."""
 
-    def __init__(self, metrics: FrontendMetrics, models: frozenset[str]) -> None:
+    def __init__(self, metrics: FrontendMetrics, models: Container[str]) -> None:
         self._metrics, self._models = metrics, models
         self._children = lru_cache(maxsize=4096)(self._child)
 
@@ -54,9 +57,23 @@ class Recorder:
                     milliseconds / 1000
                 )
 
+    def called(self, key: str, code: str) -> None:
+        """A request with the API key of that name, or without one of the file, ended with HTTP status `code`."""
+        self._children("by_key", (key, code)).inc()
+
+    def refused(self, reason: str) -> None:
+        """A request was refused for what its key is or may: unauthenticated, forbidden or rate_limited."""
+        self._children("access_refused", (reason,)).inc()
+
+    def traced(self, outcome: str, requests: int) -> None:
+        """The spans of that many requests were exported, could not be (failed), or found no room (dropped)."""
+        self._metrics.traced.labels(outcome).inc(requests)
+
     def in_flight(self, model: str, lane: str, change: int) -> None:
         """`change` more requests (may be negative) are being served."""
-        self._children("in_flight", (self.model_label(model), lane)).inc(change)
+        label = self.model_label(model)
+        self._children("in_flight", (label, lane)).inc(change)
+        self._children("sie_active", (label,)).inc(change)
 
     def retried(self, reason: str) -> None:
         """A request was sent again."""

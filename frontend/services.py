@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from frontend.access.gate import Gate
 from frontend.bodies import BodyReader
 from frontend.engine import Engine
 from frontend.recording import Recorder
 from frontend.sending import CopyBudget
 from frontend.server.drain import DRAIN, Drain
+from frontend.tracing.tracer import Tracer
 from ipc.catalog import Catalog
 from ipc.client import Client
+from ipc.recent import RecentWriter
 from ipc.settings import Settings
 
 
@@ -21,6 +24,7 @@ class Services:
 
     settings: Settings
     catalog: Catalog
+    access: Gate
     drain: Drain = DRAIN
     started: bool = False
     started_at: float = field(default_factory=time.time)
@@ -28,5 +32,7 @@ class Services:
     client: Client = None  # type: ignore[assignment]
     engine: Engine = None  # type: ignore[assignment]
     recorder: Recorder = None  # type: ignore[assignment]
+    recent: RecentWriter | None = None
+    tracer: Tracer | None = None
     bodies: BodyReader = None  # type: ignore[assignment]
     copies: CopyBudget = None  # type: ignore[assignment]

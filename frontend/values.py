@@ -1,7 +1,8 @@
-"""How many values a body holds, found without building any of them.
+"""How many values a body holds and where its long ones are, found without building any of them.
 
 A decoded value takes about a hundred bytes and may be written in one or two, so a body that is nothing but empty maps
-costs fifty times its size once it is decoded. Bodies above `UNCHECKED_NBYTES` are therefore counted first.
+costs fifty times its size once it is decoded. Bodies above `UNCHECKED_NBYTES` are therefore counted first. Where images
+make up most of a body, only the rest is looked through.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from ipc.errors import InvalidInput
 
 UNCHECKED_NBYTES = 512 << 10
 VALUES_PER_ITEM = 64
+LONG_NBYTES = 4096
+"""Strings and binaries over this size are no names of fields."""
 
 # By first byte: bytes of a msgpack token without the payload that its length field announces, and that field's width
 # (https://github.com/msgpack/msgpack/blob/master/spec.md).
@@ -41,6 +44,7 @@ def check_values(body: bytes, binary: bool, max_items: int) -> None:
 
 def _json_values(body: bytes, limit: int) -> int:
     """Every value follows a comma or an opening bracket outside a string; those inside are left out when it matters."""
+    body = without_long_values(body, binary=False)
     found = _marks(body)
     if found <= limit:
         return found
@@ -70,3 +74,51 @@ def _msgpack_values(body: bytes, limit: int) -> int:
             at += int.from_bytes(body[at + 1 : at + 1 + width], "big")
         at += sizes[head]
     return limit + 1
+
+
+def without_long_values(body: bytes, binary: bool) -> bytes:
+    """`body` without its strings and binaries over `LONG_NBYTES`, where those make up most of it; else `body` itself.
+
+    What is left cannot be decoded, but holds every name of a field as it stands in the body.
+    """
+    if len(body) <= UNCHECKED_NBYTES:
+        return body
+    # More parts than this, and taking them out costs more than looking through them.
+    most = len(body) // LONG_NBYTES
+    parts = _msgpack_parts(body, most) if binary else _json_parts(body, most)
+    return body if parts is None else b"".join(parts)
+
+
+def _json_parts(body: bytes, most: int) -> list[bytes] | None:
+    """Parts between strings that are long; None when there are more than `most` quotes.
+
+    A string ends at a quote, perhaps an escaped one, so no name reaches over the end of what is taken out.
+    """
+    parts: list[bytes] = []
+    start, at = 0, body.find(b'"')
+    for _ in range(most):
+        if at < 0:
+            return [*parts, body[start:]]
+        following = body.find(b'"', at + 1)
+        if following - at > LONG_NBYTES:
+            parts.append(body[start : at + 1])
+            start = following
+        at = following
+    return None
+
+
+def _msgpack_parts(body: bytes, most: int) -> list[bytes] | None:
+    """Parts between payloads that are long; None when there are more than `most` tokens."""
+    parts: list[bytes] = []
+    start = at = 0
+    for _ in range(most):
+        if at >= len(body):
+            return [*parts, body[start:]]
+        head = body[at]
+        size, width = _SIZES[head], _WIDTHS[head]
+        payload = int.from_bytes(body[at + 1 : at + 1 + width], "big")
+        if payload > LONG_NBYTES:
+            parts.append(body[start : at + size])
+            start = at + size + payload
+        at += size + payload
+    return None

@@ -7,24 +7,35 @@ Every non-default profile is also a model of its own, `<id>:<profile>`. Unknown 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+from ipc.catalog_watch import Files, look
 from ipc.errors import ConfigError, ModelNotFound
 from ipc.paths import asset
 
 ENCODE_OUTPUTS = ("dense", "sparse", "multivector")
+ALL = "*"
+AUTO = "auto"
+LORA_PART = "[A-Za-z0-9._-]{1,64}"
 DEFAULT_SIMILARITY = {"dense": "cosine", "sparse": "dot", "multivector": "maxsim"}
 
 
 class HubSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="hub"):
-    """A repository on the model hub, by id and optional commit, branch or tag."""
+    """A repository on the model hub, by id and optional commit, branch or tag.
+
+    `files` names further files that the family reads, such as heads in a format of their own; `tokenizer_repo` is the
+    repository whose configuration and tokenizer the model borrows.
+    """
 
     repo: str
     revision: str | None = None
+    files: tuple[str, ...] = ()
+    tokenizer_repo: str | None = None
 
 
 class DirectorySource(
@@ -43,6 +54,7 @@ class PackageSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 
 
 Source = HubSource | DirectorySource | PackageSource
+LoraSource = HubSource | DirectorySource
 
 
 class OutputSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,7 +75,12 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One model as the operator describes it."""
+    """One model as the operator describes it.
+
+    `proof` is the text of the canned inference after a load, `fingerprint` what it must give: the first values of the
+    first output. `replicas` is the number of workers that have the model once one of them has. `loras` are the LoRA
+    adapters that requests may name, in PEFT's layout.
+    """
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}(:[A-Za-z0-9._-]{1,64})?$")]
     source: Source
@@ -77,6 +94,9 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     profiles: dict[str, Profile] = {}
     dimensions: tuple[int, ...] = ()
     proof: str = "hello world"
+    fingerprint: tuple[float, ...] = ()
+    replicas: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    loras: dict[str, LoraSource] = {}
     served: bool = True
     description: str = ""
 
@@ -93,10 +113,15 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Catalog(Mapping[str, ModelEntry]):
-    """All models that may be served, by id; variants of profiles included."""
+    """All models that may be served, by id; variants of profiles included. `files` is what they were read from."""
 
-    def __init__(self, entries: Iterable[ModelEntry]) -> None:
+    def __init__(self, entries: Iterable[ModelEntry], files: Files = frozenset()) -> None:
+        self.files = files
         self._entries = {variant.id: variant for entry in entries for variant in _variants(entry)}
+
+    def replace(self, other: Catalog) -> None:
+        """Serve what `other` serves from now on; whoever holds this catalog sees it."""
+        self._entries, self.files = other._entries, other.files
 
     def __getitem__(self, name: str) -> ModelEntry:
         return self._entries[name]
@@ -117,6 +142,12 @@ class Catalog(Mapping[str, ModelEntry]):
                 f"Model {shown} not found" + (f"; did you mean '{close[0]}'?" if close else "")
             )
         return entry
+
+
+def is_lora_name(name: str) -> bool:
+    """Whether a LoRA adapter may have this name; such a name leads nowhere but below the directory it is joined to."""
+    parts = name.split("/")
+    return len(parts) <= 2 and all(re.fullmatch(LORA_PART, part) and part.strip(".") for part in parts)
 
 
 def _variants(entry: ModelEntry) -> Iterable[ModelEntry]:
@@ -149,6 +180,9 @@ def _check(entry: ModelEntry, path: Path) -> None:
         unknown = set(profile.output_types) - set(entry.outputs)
         if unknown:
             raise ConfigError(f"{path}: profile {name!r} names outputs the model lacks: {sorted(unknown)}")
+    for name in entry.loras:
+        if not is_lora_name(name):
+            raise ConfigError(f"{path}: loras: {name!r} is no name of one or two parts of {LORA_PART}")
 
 
 def read_entry(path: Path) -> ModelEntry:
@@ -158,16 +192,21 @@ def read_entry(path: Path) -> ModelEntry:
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
     _check(entry, path)
-    if isinstance(entry.source, DirectorySource) and not Path(entry.source.path).is_absolute():
-        source = DirectorySource(str((path.parent / entry.source.path).resolve()))
-        entry = msgspec.structs.replace(entry, source=source)
-    return entry
+    loras = {name: _beside(path, source) for name, source in entry.loras.items()}
+    return msgspec.structs.replace(entry, source=_beside(path, entry.source), loras=loras)
 
 
-def load_catalog(dirs: Iterable[str], models: Iterable[str] = ()) -> Catalog:
-    """Read every `*.yaml` below `dirs` (empty: the shipped catalog); `models` filters by id.
+def _beside(path: Path, source: Any) -> Any:
+    """A source whose relative directory is taken from the catalog file `path`."""
+    if isinstance(source, DirectorySource) and not Path(source.path).is_absolute():
+        return DirectorySource(str((path.parent / source.path).resolve()))
+    return source
 
-    Raises `ConfigError` for an unreadable file, a duplicate id, a missing directory, or a filter that names no model.
+
+def read_entries(dirs: Iterable[str]) -> dict[str, ModelEntry]:
+    """Every `*.yaml` below `dirs` (empty: the shipped catalog) by id, whether served or not.
+
+    Raises `ConfigError` for an unreadable file, a duplicate id, or a missing directory.
     """
     roots = [Path(d) for d in dirs] or [asset("config/models")]
     entries: dict[str, ModelEntry] = {}
@@ -179,14 +218,61 @@ def load_catalog(dirs: Iterable[str], models: Iterable[str] = ()) -> Catalog:
             if entry.id in entries:
                 raise ConfigError(f"{path}: model {entry.id!r} is defined twice")
             entries[entry.id] = entry
-    wanted = list(models)
-    for name in wanted:
-        if name not in entries:
-            close = difflib.get_close_matches(name, entries, n=1)
+    return entries
+
+
+def _check_known(names: Iterable[str], known: Collection[str], setting: str) -> None:
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
             raise ConfigError(
-                f"catalog.models: unknown model {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+                f"{setting}: unknown model {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
             )
-    chosen = [entries[name] for name in wanted] if wanted else [e for e in entries.values() if e.served]
+
+
+def load_catalog(
+    dirs: Collection[str], models: Sequence[str] = (), serve_all: bool = False, vanished_ok: bool = False
+) -> Catalog:
+    """The models to serve: those named by `models`, else those not marked `served: false`; `serve_all` takes every one.
+
+    Raises `ConfigError` as `read_entries` does, for a name that no model has (unless `vanished_ok`: a file may be taken
+    away while the server runs), and when nothing is left to serve.
+    """
+    files = look(dirs)
+    entries = read_entries(dirs)
+    if not vanished_ok:
+        _check_known(models, entries, "catalog.models")
+    wanted = [name for name in models if name in entries]
+    served = [entry for entry in entries.values() if entry.served or serve_all]
+    chosen = [entries[name] for name in wanted] if any(models) and not serve_all else served
     if not chosen:
         raise ConfigError("the catalog serves no model")
-    return Catalog(chosen)
+    return Catalog(chosen, files)
+
+
+def check_lora_dirs(dirs: Iterable[str]) -> None:
+    """Raise `ConfigError` for a directory of `catalog.lora_dirs` that does not exist."""
+    for root in dirs:
+        if not Path(root).is_dir():
+            raise ConfigError(f"catalog.lora_dirs: directory {root} does not exist")
+
+
+def check_lists(catalog: Catalog, preload: Iterable[str], pinned: Iterable[str]) -> None:
+    """Raise `ConfigError` for a name in `catalog.preload` or `catalog.pinned` that no served model has."""
+    _check_known((name for name in preload if name not in (ALL, AUTO)), catalog, "catalog.preload")
+    _check_known((name for name in pinned if name != ALL), catalog, "catalog.pinned")
+
+
+def preloaded_names(
+    catalog: Catalog, preload: Iterable[str], models: Sequence[str], serve_all: bool
+) -> list[str]:
+    """Ids of the models that are loaded at the start, in the catalog's order; variants of profiles go with their model.
+
+    `auto` means all of `catalog.models`, or every served model without such a list, but none with `catalog.serve_all`.
+    """
+    wanted = set(preload)
+    if AUTO in wanted:
+        wanted |= set(models)
+    if ALL in wanted or (AUTO in wanted and not any(models) and not serve_all):
+        return list(catalog)
+    return [name for name in catalog if name in wanted or name.partition(":")[0] in wanted]

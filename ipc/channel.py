@@ -38,18 +38,23 @@ from ipc.messages import (
     Goodbye,
     Hello,
     Leaving,
+    Load,
     Models,
     ModelStatus,
     Ping,
     Pong,
     Release,
     Result,
+    Stats,
     Submit,
     ToFrontend,
     ToWorker,
+    Unload,
+    Watch,
     Welcome,
 )
 from ipc.paths import RunPaths
+from ipc.shares import Shares
 
 log = logging.getLogger(__name__)
 
@@ -82,10 +87,13 @@ class Channel:
         self.slot = slot
         self.state = "absent"
         self.models: dict[str, ModelStatus] = {}
+        self.preloaded = False
+        self.free_bytes = 0
         self.credits = Credits(0, 0, 0.0)
+        self.stats: Stats | None = None
         self.device = ""
         self.threads = 0
-        self._costs = dict.fromkeys(LANES, 0)
+        self._in_flight = {lane: Shares() for lane in LANES}
         self.foreign_cost = 0.0
         self._context, self._paths, self._name, self._changed = context, paths, name, changed
         self._loop = asyncio.get_running_loop()
@@ -98,6 +106,7 @@ class Channel:
         self._look_scheduled = False
         self._last_ping = self._last_pong = 0.0
         self._mapping: asyncio.Task[None] | None = None
+        self._watching = False
 
     @property
     def responsive(self) -> bool:
@@ -107,11 +116,15 @@ class Channel:
     @property
     def cost(self) -> int:
         """Cost in flight."""
-        return sum(self._costs.values())
+        return sum(lane.cost for lane in self._in_flight.values())
 
     def cost_in(self, lane: str) -> int:
         """Cost in flight in one lane."""
-        return self._costs[lane]
+        return self._in_flight[lane].cost
+
+    def has_part(self, lane: str, caller: str, share: float) -> bool:
+        """Whether `caller` is below its own part of the credits of a lane."""
+        return self._in_flight[lane].allows(self.credits.limit, caller, share)
 
     def tick(self) -> None:
         """Advance: connect, say hello, ping. Called every 100 ms or so."""
@@ -175,7 +188,7 @@ class Channel:
             raise WorkerLost("the worker takes no requests", retry_after_s=1)
         future: asyncio.Future[Delivery] = self._loop.create_future()
         self._pending[request] = (future, message)
-        self._costs[message.lane] += message.cost
+        self._in_flight[message.lane].add(message.cost, message.caller, message.share)
         return request, future
 
     def cancel(self, request: int) -> None:
@@ -195,6 +208,24 @@ class Channel:
         """End the lease of a result; only its own worker life is told."""
         if result.block is not None and arena is self._arena:
             self._send(Release(result.block.offset, result.block.generation))
+
+    def cost_of(self, model: str) -> int:
+        """Cost in flight of one model."""
+        return sum(message.cost for _, message in self._pending.values() if message.model == model)
+
+    def load(self, model: str, explicit: bool = False) -> bool:
+        """Ask the worker to load a model; its answer is a new state of the model. Returns whether it was sent."""
+        return self.state == "ready" and self._send(Load(model, explicit))
+
+    def unload(self, model: str) -> bool:
+        """Ask the worker to unload a model; its answer is a new state of the model. Returns whether it was sent."""
+        return self.state == "ready" and self._send(Unload(model))
+
+    def watch(self, on: bool) -> None:
+        """Ask the worker for `stats`, or for no more; to be repeated, since a new life of it knows of nothing."""
+        if self.state in ("ready", "leaving") and self._watching != on and self._send(Watch(on)):
+            self._watching = on
+            self.stats = None
 
     def leave(self) -> None:
         """The worker drains: send nothing new."""
@@ -254,7 +285,9 @@ class Channel:
             self.credits = message
             self._changed()
         elif isinstance(message, Models):
-            self._set_models(message.models)
+            self._set_models(message)
+        elif isinstance(message, Stats):
+            self.stats = message
         elif isinstance(message, Pong):
             self._last_pong = time.monotonic()
         elif isinstance(message, Welcome):
@@ -276,15 +309,19 @@ class Channel:
         entry = self._pending.pop(request, None)
         if entry is None:
             return None
-        self._costs[entry[1].lane] -= entry[1].cost
+        self._in_flight[entry[1].lane].remove(entry[1].cost, entry[1].caller)
         return entry[0]
 
-    def _set_models(self, models: list[ModelStatus]) -> None:
-        self.models = {status.name: status for status in models}
+    def _set_models(self, message: Models | Welcome) -> None:
+        self.models = {status.name: status for status in message.models}
+        self.preloaded, self.free_bytes = message.preloaded, message.free_bytes
         self._changed()
 
     async def _welcomed(self, message: Welcome) -> None:
         """Watch the worker's process and map its arena off the loop; mapping faults in every page."""
+        # NOTE: taken in now, since newer credits and states may arrive while the arena is mapped.
+        self.credits, self.device, self.threads = message.credits, message.device, message.threads
+        self._set_models(message)
         try:
             if message.version != VERSION:
                 raise ProtocolError(
@@ -301,11 +338,10 @@ class Channel:
             self._mapping = None
         if self.state != "connecting":
             return
-        self.device, self.threads = message.device, message.threads
-        self.credits, self.state = message.credits, "ready"
+        self.state = "ready"
         self._last_pong = time.monotonic()
         log.info("joined worker %d (%s, epoch %s)", self.slot, message.device, message.epoch)
-        self._set_models(message.models)
+        self._changed()
 
     def _died(self) -> None:
         self._look()
@@ -321,7 +357,8 @@ class Channel:
         self._reset("the worker process died", suspects)
 
     def _reset(self, why: str, suspects: set[int]) -> None:
-        pending, self._pending, self._costs = self._pending, {}, dict.fromkeys(LANES, 0)
+        pending, self._pending = self._pending, {}
+        self._in_flight = {lane: Shares() for lane in LANES}
         if self._mapping is not None:
             self._mapping.cancel()
             self._mapping = None
@@ -334,6 +371,8 @@ class Channel:
             self._socket.close(0)
             self._socket = None
         self.state, self.models, self._arena = "absent", {}, None
+        self.preloaded, self.free_bytes = False, 0
+        self.stats, self._watching = None, False
         for request, (future, _) in pending.items():
             if not future.done():
                 future.set_exception(WorkerLost(why, suspect=request in suspects, retry_after_s=1))

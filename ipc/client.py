@@ -1,7 +1,8 @@
 """What a frontend uses to run calls: finds workers, routes, waits for restarts, retries lost requests.
 
 1. Every 100 ms: look for worker sockets in the run directory, advance every channel, read the poison list.
-2. `call` picks a channel and sends; no channel now means waiting for a change, up to the restart or load wait.
+2. `call` picks a channel and sends; no channel now means waiting for a change, up to the restart or load wait. A model
+   that nobody has is asked for (`ipc.demand`).
 3. A lost worker means another attempt by the rule of `ipc.retry`; a second death on the same input makes it poison.
 4. The answer is a `Reply`: numpy views on the arena, whose lease ends with `release` (or leaving the context).
 """
@@ -20,8 +21,19 @@ import zmq
 
 from ipc import deadline, retry, routing, tensors
 from ipc.channel import Channel, Delivery
-from ipc.errors import Draining, InputRefused, ModelLoading, NoReplica, QueueFull, WorkerCrashed, WorkerLost
-from ipc.messages import Call, ItemError, Submit, Timing
+from ipc.demand import Demand
+from ipc.errors import (
+    Draining,
+    InputRefused,
+    LoraLoading,
+    ModelLoading,
+    ModelNotLoaded,
+    NoReplica,
+    QueueFull,
+    WorkerCrashed,
+    WorkerLost,
+)
+from ipc.messages import Call, ItemError, Submit, Timing, Trace
 from ipc.paths import RunPaths
 from ipc.poison import PoisonList
 from ipc.settings import Settings
@@ -46,6 +58,8 @@ class Request:
     request_id: str
     traceparent: str = ""
     lane: str = "interactive"
+    caller: str = ""
+    share: float = 1.0
 
 
 class Reply:
@@ -80,6 +94,16 @@ class Reply:
     def timing(self) -> Timing:
         """Phases at the worker."""
         return self._result.timing
+
+    @property
+    def trace(self) -> Trace | None:
+        """Instants at the worker, when the request is traced."""
+        return self._result.trace
+
+    @property
+    def worker(self) -> int:
+        """Slot of the worker that answered."""
+        return self._channel.slot
 
     @property
     def leased(self) -> bool:
@@ -127,6 +151,8 @@ class Client:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._channels: dict[int, Channel] = {}
         self._change = asyncio.Event()
+        self._on_demand = settings.catalog.on_demand
+        self.demand = Demand(lambda: self.channels, self._on_demand)
         self._budget = retry.RetryBudget()
         self.poison = PoisonList(paths.poison(), settings.limits.poison_ttl_s)
         self._ticker: asyncio.Task[None] | None = None
@@ -160,6 +186,7 @@ class Client:
                 log.error("looking for workers failed: %s", error)
             for channel in self.channels:
                 channel.tick()
+            self.demand.tick()
             turn += 1
             await asyncio.sleep(TICK_S)
 
@@ -169,6 +196,12 @@ class Client:
             slot = int(found[1]) if found else -1
             if found and slot not in self._channels:
                 self._channels[slot] = Channel(self._context, self._paths, slot, self._name, self._changed)
+
+    def watch(self, on: bool) -> bool:
+        """Ask all workers for `Stats`, or for no more; whether all that serve have answered since."""
+        for channel in self.channels:
+            channel.watch(on)
+        return all(channel.stats is not None for channel in self.channels if channel.state == "ready")
 
     def _changed(self) -> None:
         self._change.set()
@@ -180,12 +213,20 @@ class Client:
             raise InputRefused("this input crashed worker processes before and is refused for a while")
         self._budget.count_request()
         attempts = retry.Attempts()
+        lora_until = 0
         while True:
             channel = await self._route(request, attempts)
             try:
                 return await self._send(channel, request, attempts.solo)
             except Draining:
                 channel.leave()
+            except (ModelLoading, ModelNotLoaded):
+                # It was unloaded while the request was on its way; the new state of the worker follows.
+                await asyncio.sleep(FULL_WAIT_S)
+            except LoraLoading:
+                lora_until = lora_until or deadline.after(self._limits.load_wait_s)
+                if not await self._lora_loaded(channel, request, min(lora_until, request.deadline_ns)):
+                    raise
             except QueueFull:
                 # Another worker may have room; a request that was lost before waits for one.
                 attempts.avoid.add(channel.slot)
@@ -204,8 +245,18 @@ class Client:
                 self._on_retry("suspect" if lost.suspect else "bystander")
 
     async def ready(self, model: str, deadline_ns: int) -> None:
-        """Wait until some worker has `model` loaded. Raises why it cannot be had, or not in time."""
-        await self._until(lambda: routing.loaded(self.channels, model), deadline_ns, patient=False)
+        """Wait until some worker has `model` loaded, and ask for it. Raises why it cannot be had, or not in time."""
+
+        def having() -> list[Channel]:
+            return routing.loaded(self.channels, model, on_demand=self._on_demand)
+
+        await self._until(having, model, deadline_ns, patient=False)
+
+    async def wait(self, done: Callable[[], bool], deadline_ns: int) -> None:
+        """Wait until `done()`, looked at after every change. Raises `DeadlineExceeded`."""
+        while not done():
+            deadline.check(deadline_ns, "before the workers were done")
+            await self._wait(self._change, min(deadline.remaining_s(deadline_ns), 0.25))
 
     async def _route(self, request: Request, attempts: retry.Attempts) -> Channel:
         """A channel, now or after a wait for a restart, a load, or (for a retry) a free credit."""
@@ -214,11 +265,20 @@ class Client:
             if attempts.solo:
                 # Suspects all go to one worker, so that a poison among them can cost only that one.
                 return routing.loaded(self.channels, request.model)[0]
-            return routing.pick(self.channels, request.model, request.lane, avoid=attempts.avoid)
+            return routing.pick(
+                self.channels,
+                request.model,
+                request.lane,
+                avoid=attempts.avoid,
+                caller=request.caller,
+                share=request.share,
+                on_demand=self._on_demand,
+                lora=request.call.lora,
+            )
 
-        return await self._until(pick, request.deadline_ns, patient=bool(attempts.losses))
+        return await self._until(pick, request.model, request.deadline_ns, patient=bool(attempts.losses))
 
-    async def _until(self, attempt: Callable[[], T], deadline_ns: int, patient: bool) -> T:
+    async def _until(self, attempt: Callable[[], T], model: str, deadline_ns: int, patient: bool) -> T:
         """`attempt` again after every change, until it succeeds or its error has outlasted its wait.
 
         A full queue is an answer at once, unless `patient`: a request that lost its worker waits for a credit.
@@ -229,19 +289,31 @@ class Client:
             change = self._change
             try:
                 return attempt()
-            except (NoReplica, ModelLoading, QueueFull) as error:
+            except (NoReplica, ModelLoading, ModelNotLoaded, QueueFull) as error:
                 if isinstance(error, QueueFull) and not patient:
                     raise
-                wait_s = (
-                    self._limits.load_wait_s
-                    if isinstance(error, ModelLoading)
-                    else self._limits.restart_wait_s
-                )
+                if isinstance(error, ModelNotLoaded) and not self._on_demand:
+                    raise
+                loads = isinstance(error, ModelLoading | ModelNotLoaded)
+                if loads:
+                    self.demand.want(model)
+                wait_s = self._limits.load_wait_s if loads else self._limits.restart_wait_s
                 give_up = give_up or deadline.after(wait_s)
                 left_s = deadline.remaining_s(min(give_up, deadline_ns))
                 if left_s <= 0:
                     raise
                 await self._wait(change, min(left_s, 0.25))
+
+    async def _lora_loaded(self, channel: Channel, request: Request, until_ns: int) -> bool:
+        """Wait while a worker loads the LoRA adapter of a request; whether there is time left to ask it again."""
+        # The new state of the worker follows its answer.
+        await asyncio.sleep(min(FULL_WAIT_S, max(0.0, deadline.remaining_s(until_ns))))
+        while (left_s := deadline.remaining_s(until_ns)) > 0:
+            status = channel.models.get(request.model)
+            if status is None or status.loras.get(request.call.lora) != "loading":
+                return True
+            await self._wait(self._change, min(left_s, 0.25))
+        return False
 
     @staticmethod
     async def _wait(change: asyncio.Event, timeout_s: float) -> None:
@@ -263,6 +335,8 @@ class Client:
                 request.traceparent,
                 solo,
                 request.lane,
+                request.caller,
+                request.share,
             )
 
         number, future = channel.submit(build)

@@ -31,14 +31,18 @@ from ipc.messages import (
     Goodbye,
     Hello,
     Leaving,
+    Load,
     Models,
     Ping,
     Pong,
     Release,
     Result,
+    Stats,
     Submit,
     ToFrontend,
     ToWorker,
+    Unload,
+    Watch,
     Welcome,
 )
 from ipc.paths import RunPaths
@@ -64,6 +68,12 @@ class Handler(Protocol):
 
     def cancel(self, session: Session, request: int) -> None:
         """The caller of a request has gone."""
+
+    def load(self, message: Load) -> None:
+        """A frontend wants a model."""
+
+    def unload(self, model: str) -> None:
+        """Somebody wants a model's memory back."""
 
     def released(self) -> None:
         """A lease ended, so there may be room in the arena."""
@@ -180,6 +190,12 @@ class Endpoint:
             self._handler.cancel(session, message.id)
         elif isinstance(message, Ping):
             self._send(key, Pong(message.seq))
+        elif isinstance(message, Load):
+            self._handler.load(message)
+        elif isinstance(message, Unload):
+            self._handler.unload(message.model)
+        elif isinstance(message, Watch):
+            session.watching = message.on
         elif isinstance(message, Goodbye):
             self.drop(session, "it said goodbye")
 
@@ -242,6 +258,12 @@ class Endpoint:
         """Send one message to every session. Endpoint thread only."""
         for session in self.sessions:
             self._send(session.key, message)
+
+    def show(self, stats: Stats) -> None:
+        """Send `stats` to the sessions that watch. Endpoint thread only."""
+        for session in self.sessions:
+            if session.watching:
+                self._send(session.key, stats)
 
     def _send(self, key: bytes, message: ToFrontend, inline: bytes | None = None) -> bool:
         frames = [key, codec.encode(message)]

@@ -5,11 +5,16 @@
     |   +-- InputTooLong          INPUT_TOO_LONG       422
     |   +-- BodyTooLarge          BODY_TOO_LARGE       413
     |   +-- TooSlow               TOO_SLOW             408
+    +-- AccessRefused
+    |   +-- Unauthenticated       UNAUTHENTICATED      401
+    |   +-- Forbidden             FORBIDDEN            403
+    |   +-- RateLimited           RATE_LIMITED         429  retryable
     +-- ModelError
     |   +-- ModelNotFound         MODEL_NOT_FOUND      404
     |   +-- ModelLoadFailed       MODEL_LOAD_FAILED    502
     |   +-- ModelNotLoaded        MODEL_NOT_LOADED     503  retryable
     |   +-- ModelLoading          MODEL_LOADING        503  retryable
+    |   +-- LoraLoading           LORA_LOADING         503  retryable
     |   +-- DependencyConflict    DEPENDENCY_CONFLICT  409
     |   +-- InferenceFailed       INFERENCE_ERROR      500
     +-- Overloaded
@@ -79,6 +84,32 @@ class TooSlow(InvalidInput):
     code, status = "TOO_SLOW", 408
 
 
+class AccessRefused(PenstockError):
+    """The caller may not do this, or not now; nothing of the request was read but its head."""
+
+
+class Unauthenticated(AccessRefused):
+    """No key was sent, or one that is not known; `presented` tells which."""
+
+    code, status = "UNAUTHENTICATED", 401
+
+    def __init__(self, message: str, *, presented: bool = False, **detail: Any) -> None:
+        super().__init__(message, **detail)
+        self.presented = presented
+
+
+class Forbidden(AccessRefused):
+    """The key is known but may not do this."""
+
+    code, status = "FORBIDDEN", 403
+
+
+class RateLimited(AccessRefused):
+    """The key has used up its own rate; never for load of the whole server."""
+
+    code, status, retryable = "RATE_LIMITED", 429, True
+
+
 class ModelError(PenstockError):
     """Something about the model that was asked for."""
 
@@ -107,6 +138,12 @@ class ModelLoading(ModelError):
     code, status, retryable = "MODEL_LOADING", 503, True
 
 
+class LoraLoading(ModelError):
+    """The model is loaded and the LoRA adapter that was asked for is not, yet."""
+
+    code, status, retryable = "LORA_LOADING", 503, True
+
+
 class DependencyConflict(ModelError):
     """The model needs a library that this installation lacks."""
 
@@ -114,7 +151,7 @@ class DependencyConflict(ModelError):
 
 
 class InferenceFailed(ModelError):
-    """The model raised, or gave a result that is not finite."""
+    """The model raised, gave a result that is not finite, or its LoRA adapter could not be loaded."""
 
     code, status = "INFERENCE_ERROR", 500
 

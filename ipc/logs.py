@@ -19,6 +19,8 @@ import msgspec
 from ipc.settings import Log
 
 request_id: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
+caller: contextvars.ContextVar[str] = contextvars.ContextVar("caller", default="")
+"""Name of the API key that the present request was made with."""
 
 _QUEUE_LINES = 10000
 _EXTRA = ("model", "worker", "status", "event")
@@ -43,6 +45,9 @@ class JsonFormatter(logging.Formatter):
         rid = request_id.get()
         if rid:
             line["request_id"] = rid
+        name = caller.get()
+        if name:
+            line["key"] = name
         line |= {name: record.__dict__[name] for name in _EXTRA if name in record.__dict__}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -104,7 +109,7 @@ def configure(settings: Log, source: str, stream: TextIO | None = None) -> None:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(settings.level.upper())
-    for noisy in ("httpx", "httpcore", "urllib3", "filelock", "asyncio"):
+    for noisy in ("httpx", "httpcore", "urllib3", "filelock", "asyncio", "websockets"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

@@ -1,8 +1,8 @@
 """Every struct that crosses a process border, and nothing else.
 
-Array-like tagged msgspec structs. Frontend to worker: Hello, Submit, Cancel, Release, Ping, Watch, Goodbye. Worker to
-frontend: Welcome, Result, Failure, Credits, Models, Stats, Leaving, Pong, Goodbye. Durations are nanoseconds, instants are
-CLOCK_MONOTONIC nanoseconds, costs are tokens.
+Array-like tagged msgspec structs. Frontend to worker: Hello, Submit, Cancel, Release, Load, Unload, Ping, Watch,
+Goodbye. Worker to frontend: Welcome, Result, Failure, Credits, Models, Stats, Leaving, Pong, Goodbye. Durations are
+nanoseconds, instants are CLOCK_MONOTONIC nanoseconds, costs are tokens.
 """
 
 from __future__ import annotations
@@ -86,7 +86,10 @@ class Hello(Wire, frozen=True, tag="hello"):
 
 
 class Submit(Wire, frozen=True, tag="submit"):
-    """One request. `solo` asks for a batch of its own; `cost` is the frontend's estimate."""
+    """One request. `solo` asks for a batch of its own; `cost` is the frontend's estimate.
+
+    `caller` is the public id of the API key, or empty; callers take turns by their `share`, a weight.
+    """
 
     id: int
     model: str
@@ -97,6 +100,8 @@ class Submit(Wire, frozen=True, tag="submit"):
     traceparent: str = ""
     solo: bool = False
     lane: str = "interactive"
+    caller: str = ""
+    share: float = 1.0
 
 
 class Cancel(Wire, frozen=True, tag="cancel"):
@@ -110,6 +115,19 @@ class Release(Wire, frozen=True, tag="release"):
 
     offset: int
     generation: int
+
+
+class Load(Wire, frozen=True, tag="load"):
+    """Load this model, for a request that waits; `explicit`: somebody asked for it by name, also after a failure."""
+
+    model: str
+    explicit: bool = False
+
+
+class Unload(Wire, frozen=True, tag="unload"):
+    """Finish what this model has to do and give its memory back."""
+
+    model: str
 
 
 class Ping(Wire, frozen=True, tag="ping"):
@@ -129,7 +147,12 @@ class Goodbye(Wire, frozen=True, tag="goodbye"):
 
 
 class ModelStatus(Wire, frozen=True):
-    """State of one model on one worker: available, loading, loaded, unloading or failed."""
+    """State of one model on one worker: available, loading, loaded, unloading or failed.
+
+    `load_s` is what its last load took, or what this one is expected to take; `attempts` counts all loads so far. The
+    error is that of the last load, until one succeeds. `image_tokens` is about what an image costs. `loras` are its
+    LoRA adapters by name: loading or loaded.
+    """
 
     name: str
     state: str
@@ -143,6 +166,8 @@ class ModelStatus(Wire, frozen=True):
     error_message: str = ""
     attempts: int = 0
     permanent: bool = False
+    image_tokens: int = 0
+    loras: dict[str, str] = {}
 
 
 class Credits(Wire, frozen=True, tag="credits"):
@@ -165,12 +190,19 @@ class Welcome(Wire, frozen=True, tag="welcome"):
     threads: int
     models: list[ModelStatus]
     credits: Credits
+    preloaded: bool = True
+    free_bytes: int = 0
 
 
 class Models(Wire, frozen=True, tag="models"):
-    """States of all models of this worker changed."""
+    """States of all models of this worker changed.
+
+    `preloaded`: everything that is loaded at the start has been tried. `free_bytes`: what the memory budget has left.
+    """
 
     models: list[ModelStatus]
+    preloaded: bool = True
+    free_bytes: int = 0
 
 
 class BlockRef(Wire, frozen=True):
@@ -208,6 +240,31 @@ class Timing(Wire, frozen=True):
     batches: int = 0
 
 
+class BatchTimes(Wire, frozen=True):
+    """One batch that a traced request took part in, in CLOCK_MONOTONIC nanoseconds.
+
+    `members` are the traceparents of the traced requests in it, the first `MAX_MEMBERS` of them; the counts are of all.
+    """
+
+    MAX_MEMBERS: ClassVar[int] = 128
+    began_ns: int
+    computed_ns: int
+    copied_ns: int
+    items: int
+    tokens: int
+    requests: int
+    members: list[str]
+
+
+class Trace(Wire, frozen=True):
+    """What a traced request went through, in CLOCK_MONOTONIC nanoseconds; 0 for what did not happen."""
+
+    prepare_began_ns: int
+    prepare_ended_ns: int
+    queued_ns: int
+    batches: list[BatchTimes]
+
+
 class Result(Wire, frozen=True, tag="result"):
     """The answer to `id`.
 
@@ -224,6 +281,7 @@ class Result(Wire, frozen=True, tag="result"):
     timing: Timing
     loose: list[TensorRef] = []
     rows: dict[str, list[int]] = {}
+    trace: Trace | None = None
 
 
 class Failure(Wire, frozen=True, tag="failure"):
@@ -291,5 +349,5 @@ class Pong(Wire, frozen=True, tag="pong"):
     seq: int
 
 
-ToWorker = Hello | Submit | Cancel | Release | Ping | Watch | Goodbye
+ToWorker = Hello | Submit | Cancel | Release | Load | Unload | Ping | Watch | Goodbye
 ToFrontend = Welcome | Result | Failure | Credits | Models | Stats | Leaving | Pong | Goodbye

@@ -51,6 +51,23 @@ FRONTEND = (
     Family(
         "poison", "counter", "penstock_poison", "Inputs refused because they crashed workers.", ("reason",)
     ),
+    Family(
+        "by_key", "counter", "penstock_requests_by_key", "Requests by API key and outcome.", ("key", "code")
+    ),
+    Family(
+        "access_refused",
+        "counter",
+        "penstock_access_refused",
+        "Requests refused for their API key.",
+        ("reason",),
+    ),
+    Family(
+        "traced",
+        "counter",
+        "penstock_traced_requests",
+        "Traced requests whose spans were exported, failed to be, or were dropped.",
+        ("outcome",),
+    ),
     Family("ready", "gauge", "penstock_ready", "1 when this server accepts traffic.", (), mode="livemax"),
     Family(
         "workers_joined",
@@ -71,6 +88,7 @@ FRONTEND = (
     Family(
         "sie_requests", "counter", "sie_requests", "Total request count.", ("model", "endpoint", "status")
     ),
+    Family("sie_active", "gauge", "sie_active_requests", "Requests being served.", ("model",)),
     Family(
         "sie_duration",
         "histogram",
@@ -229,9 +247,74 @@ WORKER = (
     Family("sie_tokens", "counter", "sie_tokens_processed", "Total tokens processed.", ("model",)),
     Family("sie_queue_depth", "gauge", "sie_queue_depth", "Pending items per model.", ("model",)),
     Family(
+        "sie_request_queue", "gauge", "sie_request_queue_depth", "The same, under its other name.", ("model",)
+    ),
+    Family(
+        "sie_gpu_items",
+        "histogram",
+        "sie_gpu_batch_items",
+        "Items per batch on the device.",
+        ("model",),
+        buckets=SIZE_BUCKETS[:10],
+    ),
+    Family(
+        "sie_gpu_tokens",
+        "histogram",
+        "sie_gpu_batch_tokens",
+        "Tokens per batch on the device.",
+        ("model",),
+        buckets=TOKEN_BUCKETS[:10],
+    ),
+    Family(
+        "sie_oom_attempted",
+        "counter",
+        "sie_oom_recoveries_attempted",
+        "Batches that ran out of memory.",
+        ("model",),
+    ),
+    Family(
+        "sie_oom_succeeded",
+        "counter",
+        "sie_oom_recoveries_succeeded",
+        "Of them, those that lost no item.",
+        ("model",),
+    ),
+    Family(
+        "sie_oom_terminal",
+        "counter",
+        "sie_oom_terminal_failures",
+        "Items that did not fit even alone.",
+        ("model",),
+    ),
+    Family(
+        "sie_oom_clears", "counter", "sie_oom_cache_clears", "Cached device memory given back.", ("model",)
+    ),
+    Family("sie_oom_splits", "counter", "sie_oom_batch_splits", "Batches split in halves.", ("model",)),
+    Family(
         "sie_loaded", "gauge", "sie_model_loaded", "Model load status.", ("model", "device"), mode="livemax"
     ),
     Family("sie_memory", "gauge", "sie_model_memory_bytes", "Memory per model.", ("model", "device")),
+    Family(
+        "sie_idle_evictions", "counter", "sie_idle_evictions", "Models unloaded for being idle.", ("model",)
+    ),
+    Family(
+        "loads", "counter", "penstock_model_loads", "Loads by how they ended.", ("model", "worker", "outcome")
+    ),
+    Family(
+        "unloads",
+        "counter",
+        "penstock_model_unloads",
+        "Models unloaded, by why.",
+        ("model", "worker", "reason"),
+    ),
+    Family(
+        "model_budget",
+        "gauge",
+        "penstock_model_budget_bytes",
+        "Memory that models may take together.",
+        ("worker",),
+        mode="livemostrecent",
+    ),
 )
 SUPERVISOR = (
     Family(

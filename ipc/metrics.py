@@ -18,7 +18,13 @@ from ipc.paths import RunPaths
 PHASES = ("queue", "tokenize", "device", "copy", "encode", "total")
 STATES = ("available", "loading", "loaded", "unloading", "failed")
 REJECTIONS = ("queue_full", "no_worker", "loading", "deadline", "too_long", "draining")
+NO_KEY = "-"
+"""Label of requests that were refused for want of a known key."""
+ACCESS_REFUSALS = ("unauthenticated", "forbidden", "rate_limited")
+TRACED = ("exported", "failed", "dropped")
 CANCEL_STAGES = ("queued", "running")
+LOADS = ("loaded", "failed")
+UNLOADS = ("admin", "catalog", "idle", "memory", "oom")
 REVOCATIONS = ("age", "session")
 UNKNOWN = "unknown"
 
@@ -84,9 +90,12 @@ class FrontendMetrics(_Families):
         for reason in ("suspect", "bystander"):
             self.retries.labels(reason)
         self.poison.labels("crashed"), self.poison.labels("refused")
+        for outcome in TRACED:
+            self.traced.labels(outcome)
         for model in (*models, UNKNOWN):
             self.requests.labels("sie", "encode", model, "200")
             self.sie_requests.labels(model, "encode", "success")
+            self.sie_active.labels(model).set(0)
             for reason in REJECTIONS:
                 self.rejected.labels(model, reason)
             for lane in LANES:
@@ -95,6 +104,14 @@ class FrontendMetrics(_Families):
                 self.duration.labels("encode", model, phase)
             for phase in ("total", "queue", "tokenize", "inference"):
                 self.sie_duration.labels(model, "encode", phase)
+
+    def touch_keys(self, names: Iterable[str]) -> None:
+        """Make the families about API keys exist at zero; `names` are those of the keys."""
+        for reason in ACCESS_REFUSALS:
+            self.access_refused.labels(reason)
+        self.by_key.labels(NO_KEY, "401")
+        for name in names:
+            self.by_key.labels(name, "200")
 
 
 class WorkerMetrics(_Families):
@@ -107,6 +124,7 @@ class WorkerMetrics(_Families):
     def touch(self, models: Iterable[str], device: str) -> None:
         """Make every family exist at zero from the first scrape on."""
         w = self.worker
+        self.model_budget.labels(w).set(0)
         self.shm_used.labels(w).set(0), self.shm_leases.labels(w).set(0)
         for reason in REVOCATIONS:
             self.revoked.labels(w, reason)
@@ -127,8 +145,20 @@ class WorkerMetrics(_Families):
                 self.state.labels(model, w, state).set(0)
             self.tokens.labels(model, "in"), self.truncated.labels(model, "truncate")
             self.sie_batch_size.labels(model), self.sie_tokens.labels(model)
-            self.sie_queue_depth.labels(model).set(0)
+            self.sie_queue_depth.labels(model).set(0), self.sie_request_queue.labels(model).set(0)
+            for family in (self.sie_gpu_items, self.sie_gpu_tokens, *self._recoveries()):
+                family.labels(model)
             self.sie_loaded.labels(model, device).set(0), self.sie_memory.labels(model, device).set(0)
+            self.sie_idle_evictions.labels(model)
+            for outcome in LOADS:
+                self.loads.labels(model, w, outcome)
+            for reason in UNLOADS:
+                self.unloads.labels(model, w, reason)
+
+    def _recoveries(self) -> list[Any]:
+        """Families about batches that ran out of memory, under the names of the SIE contract."""
+        names = ("attempted", "succeeded", "terminal", "clears", "splits")
+        return [getattr(self, f"sie_oom_{name}") for name in names]
 
 
 class SupervisorMetrics(_Families):

@@ -18,6 +18,10 @@ from ipc.errors import (
     PenstockError,
     QueueFull,
 )
+from ipc.messages import ModelStatus
+
+DEFAULT_LOAD_S = 5
+"""Seconds that a load is expected to take when nothing is known of it."""
 
 
 def retry_after_s(channels: Sequence[Channel]) -> float:
@@ -26,31 +30,52 @@ def retry_after_s(channels: Sequence[Channel]) -> float:
     return float(max(1, math.ceil(min(waits)))) if waits else 1.0
 
 
-def has_credit(channel: Channel, lane: str) -> bool:
-    """Whether this frontend may send more cost of that lane there. One request is always allowed."""
-    return channel.cost_in(lane) == 0 or channel.cost_in(lane) < channel.credits.limit
+def has_credit(channel: Channel, lane: str, caller: str = "", share: float = 1.0) -> bool:
+    """Whether this frontend may send more cost of that lane there, at least for that caller.
+
+    One request is always allowed, and so is a caller who is below its part while others fill the credits.
+    """
+    cost = channel.cost_in(lane)
+    return (
+        cost == 0 or cost < channel.credits.limit or (bool(caller) and channel.has_part(lane, caller, share))
+    )
 
 
-def loaded(channels: Sequence[Channel], model: str) -> list[Channel]:
+def loaded(channels: Sequence[Channel], model: str, *, on_demand: bool = True) -> list[Channel]:
     """Channels whose worker answers and has the model; raises the error of `explain` when there is none."""
     able = [c for c in channels if c.responsive and model in c.models and c.models[model].state == "loaded"]
     if not able:
-        raise explain(channels, model)
+        raise explain(channels, model, on_demand=on_demand)
     return able
 
 
-def pick(channels: Sequence[Channel], model: str, lane: str, *, avoid: Collection[int] = ()) -> Channel:
-    """The channel to use; `avoid` names slots to leave out if there is another.
+def pick(
+    channels: Sequence[Channel],
+    model: str,
+    lane: str,
+    *,
+    avoid: Collection[int] = (),
+    caller: str = "",
+    share: float = 1.0,
+    on_demand: bool = True,
+    lora: str = "",
+) -> Channel:
+    """The channel to use; `avoid` names slots to leave out if there is another; `caller` has that `share`.
+
+    A worker that has the LoRA adapter `lora`, or is loading it, goes before the others.
 
     Raises the error of `explain` when no worker has the model, `QueueFull` when all that have it are out of credits.
     """
-    able = loaded(channels, model)
+    able = loaded(channels, model, on_demand=on_demand)
     preferred = [c for c in able if c.slot not in avoid] or able
-    open_ = [c for c in preferred if has_credit(c, lane)]
+    open_ = [c for c in preferred if has_credit(c, lane, caller, share)]
     if not open_:
         raise QueueFull(
             "the queue of every worker with this model is full", retry_after_s=retry_after_s(able)
         )
+
+    if lora:
+        open_ = [c for c in open_ if lora in c.models[model].loras] or open_
 
     def wait_s(channel: Channel) -> float:
         return (channel.cost + channel.foreign_cost) / max(channel.credits.rate, 1.0)
@@ -58,25 +83,41 @@ def pick(channels: Sequence[Channel], model: str, lane: str, *, avoid: Collectio
     return min(open_, key=lambda c: (wait_s(c), c.cost, c.slot))
 
 
-def explain(channels: Sequence[Channel], model: str) -> PenstockError:
-    """Why no worker can run `model` now."""
+def explain(channels: Sequence[Channel], model: str, *, on_demand: bool = True) -> PenstockError:
+    """Why no worker can run `model` now; `on_demand`: a model that is only available is loaded when asked for."""
     up = [c for c in channels if c.state == "ready"]
     found = [c.models[model] for c in up if model in c.models]
     if not up or any(status.state == "loaded" for status in found):
         return NoReplica("no worker is up", retry_after_s=2)
-    # A worker loads its whole catalog, so a model that is only available will be loaded in its turn.
-    if any(status.state in ("available", "loading", "unloading") for status in found):
-        expected = max((s.load_s * (1 - s.progress) for s in found if s.state == "loading"), default=0.0)
-        return ModelLoading(f"Model '{model}' is loading", retry_after_s=max(1, math.ceil(expected or 5)))
+    loading = [status for status in found if status.state == "loading"]
+    available = [status for status in found if status.state == "available"]
     failed = [status for status in found if status.state == "failed"]
-    if failed:
-        worst = failed[0]
-        if worst.error_class == "DEPENDENCY":
-            return DependencyConflict(worst.error_message, compatible_bundles=[])
-        return ModelLoadFailed(
-            worst.error_message,
-            error_class=worst.error_class,
-            attempts=worst.attempts,
-            permanent=worst.permanent,
-        )
-    return ModelNotLoaded(f"Model '{model}' is not loaded", retry_after_s=5)
+    lasting = [status for status in failed if status.permanent]
+    if loading:
+        return _loading(model, loading)
+    if lasting or (failed and not available):
+        return _failed((lasting or failed)[0])
+    if available and on_demand:
+        return _loading(model, available)
+    if available:
+        return ModelNotLoaded(f"Model '{model}' is not loaded and is not loaded on demand", retry_after_s=5)
+    why = "is being unloaded" if found else "is not known to the workers yet"
+    return ModelNotLoaded(f"Model '{model}' {why}", retry_after_s=1)
+
+
+def _loading(model: str, statuses: Sequence[ModelStatus]) -> ModelLoading:
+    """A load runs or begins; Retry-After is what the quickest of them is still expected to take."""
+    expected = [status.load_s * (1 - status.progress) for status in statuses if status.load_s]
+    seconds = max(1, math.ceil(min(expected))) if expected else DEFAULT_LOAD_S
+    return ModelLoading(f"Model '{model}' is loading", retry_after_s=seconds)
+
+
+def _failed(status: ModelStatus) -> PenstockError:
+    if status.error_class == "DEPENDENCY":
+        return DependencyConflict(status.error_message, compatible_bundles=[])
+    return ModelLoadFailed(
+        status.error_message,
+        error_class=status.error_class,
+        attempts=status.attempts,
+        permanent=status.permanent,
+    )

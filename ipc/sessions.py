@@ -15,7 +15,7 @@ from ipc.messages import Hello
 
 @dataclass(slots=True)
 class Session:
-    """One registration of one frontend. `outstanding` maps request id to cost."""
+    """One registration of one frontend. `outstanding` maps request id to cost; `watching` asks for `Stats`."""
 
     key: bytes
     tag: int
@@ -23,6 +23,7 @@ class Session:
     pid: int
     pidfd: int
     outstanding: dict[int, int] = field(default_factory=dict)
+    watching: bool = False
 
 
 class SessionTable:

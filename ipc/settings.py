@@ -13,7 +13,7 @@ import difflib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin
 
 import msgspec
 
@@ -47,12 +47,19 @@ class Server(Section, frozen=True):
     max_connections: Positive = 10000
     write_stall_s: Seconds = 60.0
     version_header: str = "0.3.4"
+    admin: bool = True
+    status_origins: str = ""
+    status_user: str = ""
+    status_working_dir: str = ""
+    keys_file: str = ""
+    open_metrics: bool = True
 
 
 class Run(Section, frozen=True):
     """Run directory. Empty values are derived from the port."""
 
     dir: str = ""
+    state_dir: str = ""
     instance: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{0,32}$")] = ""
     shm_dir: str = "/dev/shm"
 
@@ -71,6 +78,11 @@ class Worker(Section, frozen=True):
     restart_backoff_s: Seconds = 1.0
     healthy_after_s: Seconds = 300.0
     trust_remote_code: bool = False
+    load_threads: Annotated[int, msgspec.Meta(gt=0, le=16)] = 2
+    memory_budget_bytes: Count = 0
+    unload_drain_s: Duration = 30.0
+    idle_unload_s: Duration = 0.0
+    max_loras: Positive = 10
 
 
 class Batch(Section, frozen=True):
@@ -80,6 +92,7 @@ class Batch(Section, frozen=True):
     max_items: Annotated[int, msgspec.Meta(gt=0, le=3500)] = 512
     bulk_tokens: Positive = 8192
     starve_after_s: Duration = 2.0
+    turn_s: Duration = 0.02
 
 
 class Queue(Section, frozen=True):
@@ -107,17 +120,28 @@ class Limits(Section, frozen=True):
     max_buffered_bytes: Positive = 1 << 30
     max_items: Positive = 10000
     max_text_bytes: Positive = 1 << 20
+    max_labels: Positive = 1000
+    max_images: Positive = 16
+    max_image_bytes: Positive = 32 << 20
+    max_image_pixels: Positive = 64 << 20
     request_timeout_s: Seconds = 60.0
     load_wait_s: Duration = 10.0
     restart_wait_s: Duration = 10.0
     poison_ttl_s: Seconds = 600.0
+    max_status_streams: Count = 32
 
 
 class Catalog(Section, frozen=True):
     """Directories of model files (empty: the shipped ones) and which models to serve (empty: the default)."""
 
     dirs: tuple[str, ...] = ()
+    lora_dirs: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ("auto",)
+    pinned: tuple[str, ...] = ()
+    on_demand: bool = True
+    watch: bool = True
+    serve_all: bool = False
 
 
 class Log(Section, frozen=True):
@@ -125,6 +149,15 @@ class Log(Section, frozen=True):
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "json", "text"] = "auto"
+
+
+class Tracing(Section, frozen=True):
+    """OpenTelemetry spans over OTLP/HTTP; off while `endpoint` is empty."""
+
+    endpoint: str = ""
+    sample_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+    service_name: Annotated[str, msgspec.Meta(min_length=1, max_length=128)] = "penstock"
+    headers_file: str = ""
 
 
 class Settings(Section, frozen=True):
@@ -139,6 +172,7 @@ class Settings(Section, frozen=True):
     limits: Limits = Limits()
     catalog: Catalog = Catalog()
     log: Log = Log()
+    tracing: Tracing = Tracing()
 
     @property
     def instance(self) -> str:
@@ -152,6 +186,11 @@ class Settings(Section, frozen=True):
         """File names of this instance."""
         root = Path(self.run.dir) if self.run.dir else default_run_root(self.instance)
         return RunPaths(root, self.instance, Path(self.run.shm_dir))
+
+    @property
+    def state_root(self) -> Path:
+        """Directory of what is kept from one start to the next, when `run.state_dir` names one that lasts."""
+        return Path(self.run.state_dir) if self.run.state_dir else self.paths.root / "state"
 
     @property
     def worker_count(self) -> int:
@@ -181,11 +220,11 @@ def _put(tree: dict[str, dict[str, Any]], section: str, field: str, value: Any, 
     sections = {f.name: f.type for f in msgspec.structs.fields(Settings)}
     if section not in sections:
         raise ConfigError(f"{where}: unknown section {section!r}{_nearest(section, sections)}")
-    fields = [f.name for f in msgspec.structs.fields(sections[section])]
+    fields = {f.name: f.type for f in msgspec.structs.fields(sections[section])}
     if field not in fields:
         raise ConfigError(f"{where}: unknown setting {section}.{field}{_nearest(field, fields)}")
-    if isinstance(value, str) and sections[section] is Catalog:
-        value = [part for part in value.split(os.pathsep if field == "dirs" else ",") if part]
+    if isinstance(value, str) and get_origin(fields[field]) is tuple:
+        value = [part for part in value.split(os.pathsep if field in ("dirs", "lora_dirs") else ",") if part]
     tree.setdefault(section, {})[field] = value
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from ipc.catalog import Catalog, load_catalog
+from ipc.catalog import Catalog, check_lists, check_lora_dirs, load_catalog
 from ipc.errors import ConfigError
 from ipc.settings import Settings
 from workers.adapters import registry
+
+MOST_NAMES = 8
+"""Names in a summary; `penstock models list` has all of them."""
 
 
 def read(config: Settings) -> Catalog:
@@ -13,10 +16,19 @@ def read(config: Settings) -> Catalog:
 
     An adapter that is a dotted path is not imported, since that may take the model libraries.
     """
-    found = load_catalog(config.catalog.dirs, config.catalog.models)
+    found = load_catalog(config.catalog.dirs, config.catalog.models, config.catalog.serve_all)
+    check_lists(found, config.catalog.preload, config.catalog.pinned)
+    check_lora_dirs(config.catalog.lora_dirs)
     for name, entry in found.items():
         try:
             registry.check(entry.adapter)
         except registry.UnknownAdapterError as error:
             raise ConfigError(f"model {name!r}: {error}") from error
     return found
+
+
+def summary(models: Catalog) -> str:
+    """How many models are served, and the names of the first ones; profiles go with their model."""
+    names = [name for name in models if name.rpartition(":")[0] not in models]
+    shown = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
+    return f"{len(names)} model{'' if len(names) == 1 else 's'}: {shown}"

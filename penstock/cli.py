@@ -1,4 +1,4 @@
-"""`penstock serve | check | doctor | sweep | version`.
+"""`penstock serve | check | doctor | sweep | models | verify | keys | openapi | version`.
 
 Flags become settings, and settings travel to Gunicorn and the workers as environment variables. Exit codes: 0 fine,
 2 wrong command line, 3 wrong configuration, 1 anything else.
@@ -10,12 +10,16 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from frontend.access import keyfile
+from frontend.openapi import routes as openapi
+from frontend.tracing import otlp
 from ipc import settings, sweep
 from ipc.errors import ConfigError
 from ipc.liveness import SlotLock, SlotTaken
 from ipc.paths import asset
-from penstock import __version__, catalog, doctor
+from penstock import __version__, catalog, doctor, keys, models
 
 EXIT_CONFIG = 3
 
@@ -51,6 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     sweeper = commands.add_parser("sweep", help="remove what dead processes of this instance left behind")
     _common(sweeper)
     sweeper.add_argument("--slot", type=int, help="only this worker slot")
+    models.add_parsers(commands, _common)
+    keys.add_parser(commands)
+    commands.add_parser("openapi", help="print the OpenAPI document of the HTTP surface")
     commands.add_parser("version", help="print the version")
     return parser
 
@@ -83,9 +90,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     options = _parser().parse_args(argv)
     try:
+        code = _run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; the interpreter would fail once more when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
         if options.command == "version":
             print(__version__)
             return 0
+        if options.command == "openapi":
+            print(openapi.schema().decode())
+            return 0
+        if options.command == "keys":
+            return keys.run(options)
         flags = flags_of(options)
         config = settings.load(options.config, flags)
         if options.command == "serve":
@@ -94,6 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _sweep(config, options.slot)
         if options.command == "doctor":
             return doctor.run(config)
+        if options.command in ("models", "verify"):
+            return models.run(options, config)
         return _check(config)
     except ConfigError as error:
         print(f"penstock: {error.message}", file=sys.stderr)
@@ -112,7 +137,10 @@ def _serve(options: argparse.Namespace, flags: dict[str, str], config: settings.
 
 def _check(config: settings.Settings) -> int:
     models = catalog.read(config)
-    print(f"settings are valid; {len(models)} models: {', '.join(models)}")
+    if config.server.keys_file:
+        keyfile.read(Path(config.server.keys_file))
+    otlp.check(config.tracing)
+    print(f"settings are valid; {catalog.summary(models)}")
     return 0
 
 

@@ -8,11 +8,13 @@ import resource
 import socket
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
+from frontend.access import keyfile
 from ipc.errors import ConfigError, PenstockError
 from ipc.paths import prepare_run_dir
 from ipc.settings import Settings, count_gpus
-from penstock import __version__, catalog
+from penstock import __version__, catalog, families
 
 Finding = tuple[bool, str]
 PACKAGES = (
@@ -107,9 +109,43 @@ def _port(config: Settings) -> Iterator[Finding]:
 
 def _catalog(config: Settings) -> Iterator[Finding]:
     try:
-        yield True, f"catalog: {', '.join(catalog.read(config))}"
+        yield True, f"catalog: {catalog.summary(catalog.read(config))}"
     except PenstockError as error:
         yield False, f"catalog: {error.message}"
+
+
+def _libraries(config: Settings) -> Iterator[Finding]:
+    """Optional libraries that served models need; without one the server starts and those models answer 409."""
+    try:
+        used = {
+            families.FAMILIES[one.adapter].extra
+            for one in catalog.read(config).values()
+            if one.adapter in families.FAMILIES
+        }
+    except PenstockError:
+        return
+    missing = sorted(extra for extra in used - {""} if not families.installed(extra))
+    if missing:
+        names = ", ".join(f"penstock[{extra}]" for extra in missing)
+        yield True, f"libraries: missing {names}; models that need them answer 409"
+    else:
+        yield True, "libraries: all that the models of the catalog need"
+
+
+def _keys(config: Settings) -> Iterator[Finding]:
+    if not config.server.keys_file:
+        yield (
+            True,
+            f"API keys: off (server.keys_file is empty); whoever reaches {config.server.bind} may call",
+        )
+        return
+    try:
+        entries = keyfile.read(Path(config.server.keys_file))
+    except ConfigError as error:
+        yield False, f"API keys: {error.message}"
+        return
+    admins = sum("admin" in entry.scopes for entry in entries)
+    yield True, f"API keys: {len(entries)} in {config.server.keys_file}, {admins} with the scope admin"
 
 
 CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
@@ -120,6 +156,8 @@ CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
     _run_directory,
     _port,
     _catalog,
+    _libraries,
+    _keys,
 )
 
 

@@ -1,26 +1,47 @@
 """Which items run next: a pure policy without clocks, threads or devices.
 
 1. Items that may share a forward pass form a group (model, operation, options); a solo request is a group of its own.
-2. A group has two lanes. Inside a lane, callers take turns by the cost they have used (start-time fair queueing).
-3. `take` chooses a group: interactive work before bulk, then the group that has used the least cost.
+2. A group has two lanes. Inside a lane, callers (API keys; without keys, sessions) take turns by the cost they have
+   used, divided by their share (start-time fair queueing).
+3. `take` chooses a group: interactive work before bulk, then the group that has used the least time of the device,
+   by the pace of its model.
 4. It fills the token budget: bulk items that have waited too long first (half of the budget at most), then
    interactive, then bulk. An item over the budget runs alone. There is no timer: what is there is taken.
+5. Who sends queries waits for at most one batch of others. While a group has had interactive work lately, other groups'
+   batches, and its own bulk work, take a turn each: what the device does in `turn_s`. Bulk items never ride along
+   with interactive ones in two batches one after the other. A batch taken ahead lets such work pass once.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from workers.job import Job, Piece
 
+MAX_AHEAD = 256
+"""Callers without waiting work that are remembered before those that owe nothing are forgotten."""
+ATTENTION_NS = 5_000_000_000
+"""How long after a query the batches of others stay short."""
+TURN_PARTS = 16
+"""A turn is at least this part of the token budget, however slow the model is: smaller batches waste the device."""
+UNKNOWN_PACE = 10_000.0
+"""Tokens a second of a model that has not run yet."""
+
+Pace = Callable[[str], float]
+"""Tokens a second of a model, by its name; 0 when it has not run yet."""
+
+
+def _unknown(model: str) -> float:
+    return 0.0
+
 
 @dataclass(slots=True)
 class _Caller:
-    """Jobs of one caller in one lane; `used` is its virtual time in tokens."""
+    """Jobs of one caller in one lane; `used` is its virtual time in tokens of a caller with share 1."""
 
-    used: float = 0.0
+    used: float
     jobs: deque[tuple[Job, deque[int]]] = field(default_factory=deque)
 
 
@@ -29,15 +50,17 @@ class Lane:
 
     def __init__(self) -> None:
         self._callers: dict[Hashable, _Caller] = {}
+        self._ahead: dict[Hashable, float] = {}
         self._clock = 0.0
         self.items = 0
         self.tokens = 0
 
     def add(self, job: Job, indices: Sequence[int]) -> None:
         """Append items of a job."""
-        caller = self._callers.get(job.session)
+        key = _caller_of(job)
+        caller = self._callers.get(key)
         if caller is None:
-            caller = self._callers[job.session] = _Caller(self._clock)
+            caller = self._callers[key] = _Caller(max(self._clock, self._ahead.pop(key, 0.0)))
         caller.jobs.append((job, deque(indices)))
         self.items += len(indices)
         self.tokens += sum(job.prepared[i].cost for i in indices)
@@ -57,18 +80,19 @@ class Lane:
             return None
         piece = Piece(job, indices.popleft(), prepared)
         self._clock = max(self._clock, caller.used)
-        caller.used += prepared.cost
+        caller.used += prepared.cost / job.share
         self.items -= 1
         self.tokens -= prepared.cost
         if not indices:
             caller.jobs.popleft()
             if not caller.jobs:
-                del self._callers[key]
+                self._leave(key)
         return piece
 
     def remove(self, job: Job) -> int:
         """Drop the waiting items of a job; returns how many there were."""
-        caller = self._callers.get(job.session)
+        key = _caller_of(job)
+        caller = self._callers.get(key)
         removed = 0
         for entry in list(caller.jobs) if caller else ():
             if entry[0] is job and caller is not None:
@@ -77,8 +101,16 @@ class Lane:
                 self.tokens -= sum(job.prepared[i].cost for i in entry[1])
         self.items -= removed
         if caller is not None and not caller.jobs:
-            del self._callers[job.session]
+            self._leave(key)
         return removed
+
+    def _leave(self, key: Hashable) -> None:
+        """A caller has nothing waiting. What it used ahead of the others is kept, so that it cannot escape its turn."""
+        used = self._callers.pop(key).used
+        if used > self._clock:
+            self._ahead[key] = used
+        if len(self._ahead) > MAX_AHEAD:
+            self._ahead = {key: used for key, used in self._ahead.items() if used > self._clock}
 
     def jobs(self) -> Iterator[Job]:
         """Every waiting job."""
@@ -86,11 +118,15 @@ class Lane:
             yield from (job for job, _ in caller.jobs)
 
 
-class _Group:
-    """Items that may share a batch."""
+def _caller_of(job: Job) -> Hashable:
+    return job.caller or job.session
 
-    def __init__(self, used: float) -> None:
-        self.used = used
+
+class _Group:
+    """Items of one model that may share a batch; `used` is device time in seconds."""
+
+    def __init__(self, model: str, used: float) -> None:
+        self.model, self.used = model, used
         self.lanes = {"interactive": Lane(), "bulk": Lane()}
 
     @property
@@ -101,10 +137,14 @@ class _Group:
 class Batcher:
     """All waiting items of one worker."""
 
-    def __init__(self, starve_after_ns: int = 2_000_000_000) -> None:
+    def __init__(self, starve_after_ns: int = 2_000_000_000, turn_s: float = 0.0) -> None:
+        """`turn_s` is the predicted time of a batch while others wait or will soon; 0 = batches are always filled."""
         self._groups: dict[Hashable, _Group] = {}
         self._clock = 0.0
-        self._starve_after_ns = starve_after_ns
+        self._starve_after_ns, self._turn_s = starve_after_ns, turn_s
+        self._asked_ns: dict[Hashable, int] = {}
+        self._bulk_ran = False
+        self._last: tuple[Hashable, float] = (None, 0.0)
 
     @property
     def items(self) -> int:
@@ -123,8 +163,10 @@ class Batcher:
             return
         key = (job.group, id(job)) if job.solo else (job.group, None)
         if key not in self._groups:
-            self._groups[key] = _Group(self._clock)
+            self._groups[key] = _Group(job.model, self._clock)
         self._groups[key].lanes[job.lane].add(job, ready)
+        if job.lane == "interactive":
+            self._asked_ns[key] = job.queued_ns
 
     def remove(self, job: Job) -> int:
         """Drop what is still waiting of a job; returns the number of items."""
@@ -135,23 +177,50 @@ class Batcher:
                 del self._groups[key]
         return removed
 
-    def take(self, max_tokens: int, max_items: int, now_ns: int) -> list[Piece]:
+    def take(self, max_tokens: int, max_items: int, now_ns: int, pace: Pace = _unknown) -> list[Piece]:
         """The next batch, at most `max_items` and (unless it is one item) `max_tokens`; empty when nothing waits."""
         if not self._groups:
             return []
         key = min(self._groups, key=lambda k: self._urgency(self._groups[k], now_ns))
         group = self._groups[key]
-        self._clock = max(self._clock, group.used)
-        pieces: list[Piece] = []
-        bulk = group.lanes["bulk"]
-        if self._starving(bulk, now_ns):
-            self._fill(pieces, bulk, max_tokens // 2, max(1, max_items // 2))
-        for lane in (group.lanes["interactive"], bulk):
-            self._fill(pieces, lane, max_tokens, max_items)
-        group.used += sum(piece.prepared.cost for piece in pieces)
+        self._clock, self._last = max(self._clock, group.used), (key, group.used)
+        tokens_per_s = pace(group.model) or UNKNOWN_PACE
+        most, most_with_bulk = self._limits(key, max_tokens, tokens_per_s, now_ns)
+        pieces = self._pieces(group, most, most_with_bulk, max_items, now_ns)
+        self._bulk_ran = any(piece.job.lane == "bulk" for piece in pieces)
+        group.used += sum(piece.prepared.cost for piece in pieces) / tokens_per_s
         if not group.items:
             del self._groups[key]
         return pieces
+
+    def _limits(self, key: Hashable, max_tokens: int, tokens_per_s: float, now_ns: int) -> tuple[int, int]:
+        """Most tokens of a batch of this group, without and with bulk items."""
+        self._asked_ns = {k: at for k, at in self._asked_ns.items() if now_ns - at < ATTENTION_NS}
+        if not self._turn_s or not self._asked_ns:
+            return max_tokens, max_tokens
+        turn = min(max_tokens, max(max_tokens // TURN_PARTS, int(self._turn_s * tokens_per_s)))
+        return (max_tokens if self._asked_ns.keys() <= {key} else turn), turn
+
+    def _pieces(
+        self, group: _Group, most: int, most_with_bulk: int, max_items: int, now_ns: int
+    ) -> list[Piece]:
+        pieces: list[Piece] = []
+        interactive, bulk = group.lanes["interactive"], group.lanes["bulk"]
+        bulk_rides = not (interactive.items and self._bulk_ran)
+        if bulk_rides and self._starving(bulk, now_ns):
+            self._fill(pieces, bulk, most_with_bulk // 2, max(1, max_items // 2))
+        self._fill(pieces, interactive, most_with_bulk if pieces else most, max_items)
+        if bulk_rides:
+            self._fill(pieces, bulk, most_with_bulk, max_items)
+        return pieces
+
+    def overtakes(self, pieces: Sequence[Piece]) -> bool:
+        """Whether interactive work that waits should run before `pieces`, the batch that was taken last."""
+        waiting = {key: group for key, group in self._groups.items() if group.lanes["interactive"].items}
+        if all(piece.job.lane == "bulk" for piece in pieces):
+            return bool(waiting)
+        taken, used = self._last
+        return any(group.used <= used for key, group in waiting.items() if key != taken)
 
     def _urgency(self, group: _Group, now_ns: int) -> tuple[bool, float]:
         waits_for_turn = not group.lanes["interactive"].items and not self._starving(

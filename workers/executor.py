@@ -17,7 +17,6 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,8 +26,9 @@ from ipc.arena import Arena
 from ipc.messages import ItemError
 from ipc.metrics import WorkerMetrics
 from ipc.settings import Settings
-from workers import oom, outputs
+from workers import oom, outputs, stepping, tracing
 from workers.adapters.base import ItemFailure
+from workers.forming import Batch, Former, collate
 from workers.job import Piece
 from workers.jobs import JobBook
 from workers.operations import operation_of
@@ -42,15 +42,6 @@ log = logging.getLogger(__name__)
 EXIT_DEVICE_LOST = 4
 
 
-@dataclass(slots=True, eq=False)
-class Batch:
-    """Pieces of one group, collated for the adapter (None: collating failed and is tried again piecewise)."""
-
-    pieces: list[Piece]
-    collated: Any
-    tokens: int
-
-
 class Executor:
     """Owns the device thread."""
 
@@ -62,15 +53,17 @@ class Executor:
         settings: Settings,
         budget: oom.TokenBudget,
         metrics: WorkerMetrics,
+        touch: Callable[[str], None] = lambda model: None,
     ) -> None:
+        """`touch` is told of the model of every batch."""
         self._queue, self._book, self._arena, self._metrics = queue, book, arena, metrics
-        self._settings = settings
+        self._settings, self._touch = settings, touch
         self.budget = budget
+        self._recoveries = oom.RecoveryCounts(metrics)
         self.activity = Activity()
         self.batches = BatchLog()
         self._rates: defaultdict[str, DrainRate] = defaultdict(DrainRate)
-        self._ahead: deque[Batch] = deque(maxlen=1)
-        self._forming = threading.Lock()
+        self._former = Former(queue, book, lambda: budget.tokens, settings.batch.max_items, self._pace)
         self._torch_threads = torch.get_num_threads()
         self._single_threaded = threading.Event()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -91,16 +84,16 @@ class Executor:
     @property
     def idle(self) -> bool:
         """Whether nothing runs and nothing is formed."""
-        return not self.activity.busy and not self._ahead
+        return not self.activity.busy and not self._former.ahead
 
     def _run(self) -> None:
         self._single_threaded.wait()
         torch.set_num_threads(self._torch_threads)
         with torch.inference_mode():
-            while self._queue.wait_work(lambda: bool(self._ahead or self._calls)):
+            while self._queue.wait_work(lambda: self._former.ahead or bool(self._calls)):
                 while self._calls:
                     self._run_call(*self._calls.popleft())
-                batch = self._next()
+                batch = self._former.next()
                 if batch is not None:
                     self._run_batch(batch)
                     # PERF: drop the references now, not when the next batch arrives.
@@ -117,41 +110,24 @@ class Executor:
 
     def _form_ahead(self) -> None:
         def wanted() -> bool:
-            return self.activity.busy and not self._ahead
+            return self.activity.busy and not self._former.ahead
 
         # PERF: a second OpenMP team in the process would make the device thread's team sleep between its steps.
         torch.set_num_threads(1)
         self._single_threaded.set()
         while self._queue.wait_backlog(lambda: self.budget.tokens, wanted):
-            with self._forming:
-                batch = self._form()
-                if batch is not None:
-                    self._ahead.append(batch)
+            self._former.form_ahead()
             self._queue.nudge()
 
-    def _next(self) -> Batch | None:
-        """The batch formed ahead, or one formed now."""
-        with self._forming:
-            return self._ahead.popleft() if self._ahead else self._form()
-
-    def _form(self) -> Batch | None:
-        pieces = self._book.board(self._queue.take(self.budget.tokens, self._settings.batch.max_items))
-        if not pieces:
-            return None
-        try:
-            collated = self._collate(pieces)
-        except Exception:
-            collated = None
-        return Batch(pieces, collated, sum(piece.prepared.cost for piece in pieces))
-
-    @staticmethod
-    def _collate(pieces: list[Piece]) -> Any:
-        return pieces[0].job.adapter.collate([piece.prepared for piece in pieces])
+    def _pace(self, model: str) -> float:
+        rate = self._rates.get(model)
+        return rate.tokens_per_s if rate else 0.0
 
     def _run_batch(self, batch: Batch) -> None:
         began = time.monotonic_ns()
         jobs = list({id(piece.job): piece.job for piece in batch.pieces}.values())
         model = jobs[0].model
+        self._touch(model)
         self._arena.record_flight([(job.tag, job.id) for job in jobs])
         for job in jobs:
             job.first_run_ns = job.first_run_ns or began
@@ -162,6 +138,7 @@ class Executor:
             self.activity.end()
             self._arena.record_flight([])
             self._book.land(batch.pieces)
+            self._recoveries.ended(model)
         seconds = (time.monotonic_ns() - began) / 1e9
         for rate in (self._queue.rate, self._rates[model]):
             rate.record(batch.tokens, seconds)
@@ -172,6 +149,8 @@ class Executor:
         metrics, worker = self._metrics, self._metrics.worker
         metrics.batch_size.labels(model, worker).observe(len(batch.pieces))
         metrics.sie_batch_size.labels(model).observe(len(batch.pieces))
+        metrics.sie_gpu_items.labels(model).observe(len(batch.pieces))
+        metrics.sie_gpu_tokens.labels(model).observe(batch.tokens)
         metrics.batch_tokens.labels(model, worker).observe(batch.tokens)
         metrics.padding.labels(model, worker).observe(getattr(batch.collated, "padding_ratio", 0.0))
         metrics.tokens.labels(model, "in").inc(batch.tokens)
@@ -189,13 +168,16 @@ class Executor:
         try:
             began = time.monotonic_ns()
             if collated is None:
-                collated = self._collate(pieces)
-            results = operation_of(job.call).run(job.adapter, collated, job.call)
+                collated = collate(pieces)
+            with stepping.running(self.activity, pieces), job.adapter.using(job.call.lora):
+                results = operation_of(job.call).run(job.adapter, collated, job.call)
             finite = results.finite([piece.prepared.rows for piece in pieces])
             computed = time.monotonic_ns()
             outputs.write(pieces, results)
             failures = _failures(pieces, finite, results.failures)
-            self._finish(pieces, failures, computed - began, time.monotonic_ns() - computed)
+            copied = time.monotonic_ns()
+            tracing.note_batch(pieces, began, computed, copied)
+            self._finish(pieces, failures, computed - began, copied - computed)
             self.budget.grow()
         except Exception as error:
             self._recover(pieces, tokens, error)
@@ -205,7 +187,7 @@ class Executor:
         if not exhausted and oom.context_is_broken():
             self._give_up(error)
         if exhausted:
-            self._metrics.oom.labels(pieces[0].job.model, self._metrics.worker).inc()
+            self._recoveries.exhausted(pieces[0].job.model, len(pieces))
             if len(pieces) > 1:
                 self.budget.shrink(tokens)
             with contextlib.suppress(Exception):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ipc.leases import Block
 from ipc.messages import Call, ItemError, TensorRef
 from workers.adapters.base import Prepared
+
+if TYPE_CHECKING:
+    from workers.tracing import JobTrace
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +48,8 @@ class Job:
     prepared: list[Prepared] = field(default_factory=list)
     group: Hashable = None
     lane: str = "interactive"
+    caller: str = ""
+    share: float = 1.0
     adapter: Any = None
     refs: list[TensorRef] = field(default_factory=list)
     result_nbytes: int = 0
@@ -61,6 +66,7 @@ class Job:
     device_ns: int = 0
     copy_ns: int = 0
     batches: int = 0
+    trace: JobTrace | None = None
     state: str = "open"
 
 

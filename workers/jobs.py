@@ -37,6 +37,16 @@ class JobBook:
         with self._lock:
             return list(self._open.values())
 
+    def adapters(self) -> set[int]:
+        """Identities of the adapters that open jobs use."""
+        return {id(job.adapter) for job in self.jobs()}
+
+    def fail_all(self, adapter: object, error: PenstockError) -> None:
+        """Fail every open job of an adapter."""
+        for job in self.jobs():
+            if job.adapter is adapter:
+                self.fail(job, error)
+
     def open(self, job: Job) -> None:
         """A job begins; its cost has been admitted."""
         with self._lock:
@@ -89,14 +99,14 @@ class JobBook:
         """Replace the estimated cost of an open job by the real one."""
         with self._lock:
             if job.state == "open":
-                self._queue.settle(job.cost - cost, job.lane)
+                self._queue.correct(cost - job.cost, job.lane, job.caller)
                 job.cost = cost
 
     def _end(self, job: Job, state: str) -> bool:
         if self._open.pop((job.session, job.id), None) is None:
             return False
         job.state = state
-        self._queue.settle(job.cost, job.lane)
+        self._queue.settle(job.cost, job.lane, job.caller)
         return True
 
     def board(self, pieces: list[Piece]) -> list[Piece]:
@@ -144,5 +154,6 @@ class JobBook:
             timing,
             loose,
             outputs.rows_of(job),
+            None if job.trace is None else job.trace.record(job.queued_ns),
         )
         endpoint.post(lambda: endpoint.reply(job.session, result, output.block, inline))

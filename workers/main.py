@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ipc import logs, metrics, settings, sweep
 from ipc.arena import Arena
-from ipc.catalog import load_catalog
+from ipc.catalog import check_lists, check_lora_dirs, load_catalog
 from ipc.errors import ConfigError
 from ipc.liveness import SlotLock, SlotTaken
 from ipc.paths import prepare_run_dir
@@ -72,7 +72,9 @@ def _take_slot(config: settings.Settings, slot: int) -> SlotLock:
 
 def _serve(config: settings.Settings, slot: int, life_fd: int) -> None:
     paths = config.paths
-    catalog = load_catalog(config.catalog.dirs, config.catalog.models)
+    catalog = load_catalog(config.catalog.dirs, config.catalog.models, config.catalog.serve_all)
+    check_lists(catalog, config.catalog.preload, config.catalog.pinned)
+    check_lora_dirs(config.catalog.lora_dirs)
     for name in sweep.sweep_slot(paths, slot):
         log.info("removed %s, left by an earlier life of this slot", name)
     metrics.configure(paths, f"worker-{slot}")
@@ -84,8 +86,10 @@ def _serve(config: settings.Settings, slot: int, life_fd: int) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Imported here: torch takes a second, and a wrong configuration should be told before that.
     from workers import device as devices
+    from workers.adapters.shared import images
     from workers.runtime import Runtime
 
+    images.limit_pixels(config.limits.max_image_pixels)
     device = devices.select(config)
     families = metrics.WorkerMetrics(f"worker-{slot}")
     families.touch(catalog, device.uuid)

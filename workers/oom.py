@@ -11,6 +11,8 @@ import time
 
 import torch
 
+from ipc.metrics import WorkerMetrics
+
 MARKS = (
     "out of memory",
     "cannot allocate memory",
@@ -72,3 +74,31 @@ class TokenBudget:
         if self.tokens < self.configured and now - self._calm_since > GROW_AFTER_S:
             self.tokens = min(self.configured, self.tokens + max(1, self.configured // 4))
             self._calm_since = now
+
+
+class RecoveryCounts:
+    """Counts how batches that ran out of memory ended, under the names that dashboards of the SIE contract ask for."""
+
+    def __init__(self, metrics: WorkerMetrics) -> None:
+        self._metrics = metrics
+        self._attempted = self._lost = False
+
+    def exhausted(self, model: str, items: int) -> None:
+        """Some items of a batch did not fit: several are split, one alone is given up."""
+        metrics = self._metrics
+        metrics.oom.labels(model, metrics.worker).inc()
+        metrics.sie_oom_clears.labels(model).inc()
+        if not self._attempted:
+            self._attempted = True
+            metrics.sie_oom_attempted.labels(model).inc()
+        if items > 1:
+            metrics.sie_oom_splits.labels(model).inc()
+        else:
+            self._lost = True
+            metrics.sie_oom_terminal.labels(model).inc()
+
+    def ended(self, model: str) -> None:
+        """A batch is done; a recovery in which no item was given up succeeded."""
+        if self._attempted and not self._lost:
+            self._metrics.sie_oom_succeeded.labels(model).inc()
+        self._attempted = self._lost = False

@@ -14,7 +14,7 @@ from functools import partial
 
 from ipc.arena import Arena
 from ipc.errors import InferenceFailed, InputTooLong, PenstockError
-from ipc.messages import ItemError
+from ipc.messages import InputItem, ItemError
 from workers.adapters.base import ItemFailure, Prepared
 from workers.job import Job
 from workers.jobs import JobBook
@@ -25,6 +25,8 @@ from workers.threads import vital_thread
 log = logging.getLogger(__name__)
 
 CHUNK_ITEMS = 128
+CHUNK_IMAGES = 4
+"""Images of a chunk: a large one takes seconds, and a request that has ended goes on until the end of its chunk."""
 
 
 class Preparer:
@@ -60,6 +62,8 @@ class Preparer:
             if self._prepare(job, place):
                 # The rest of a large job lines up again, so that it holds nobody up for longer than a chunk.
                 self._jobs.put(job)
+            # NOTE: an idle thread must not keep the last job's model in memory.
+            del job
 
     def prepare_now(self, job: Job) -> None:
         """Prepare a small job in the calling thread."""
@@ -85,11 +89,14 @@ class Preparer:
             return False
         began = time.monotonic_ns()
         start, total = job.prepared_items, len(job.prepared)
-        stop = min(start + CHUNK_ITEMS, total)
+        stop = _chunk_end(job.call.items, start)
         operation = operation_of(job.call)
         failures = _store(job, start, operation.prepare(job.adapter, job.call, start, stop))
         job.prepared_items = stop
-        job.prepare_ns += time.monotonic_ns() - began
+        ended = time.monotonic_ns()
+        job.prepare_ns += ended - began
+        if job.trace is not None:
+            job.trace.prepared(began, ended)
         if stop == total:
             self._book.correct(job, sum(item.cost for item in job.prepared))
         if failures:
@@ -99,6 +106,17 @@ class Preparer:
         elif stop == total:
             self._unplaced(job)
         return stop < total
+
+
+def _chunk_end(items: Sequence[InputItem], start: int) -> int:
+    """Where the chunk that begins at `start` ends."""
+    stop, images = start, 0
+    for item in items[start : start + CHUNK_ITEMS]:
+        images += bool(item.images)
+        if images > CHUNK_IMAGES:
+            break
+        stop += 1
+    return stop
 
 
 def _store(job: Job, start: int, found: Sequence[Prepared | ItemFailure]) -> list[ItemError]:

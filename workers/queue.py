@@ -2,7 +2,8 @@
 
 The bound is a cost per lane: the larger of `queue.min_tokens` and what the device drains in `queue.max_wait_s`. A
 request is admitted while its lane is under the bound, so one large request may overshoot it, but never a second one,
-and bulk work never keeps queries out.
+and bulk work never keeps queries out. A caller with an API key is also admitted while it is below its own part of the
+bound (`ipc.shares`).
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ipc.errors import QueueFull
 from ipc.messages import LANES
 from ipc.settings import Settings
-from workers.batcher import Batcher
+from ipc.shares import Shares
+from workers.batcher import Batcher, Pace
 from workers.job import Job, Piece
 
 
@@ -44,12 +46,12 @@ class WorkQueue:
 
     def __init__(self, settings: Settings) -> None:
         self._bound = settings.queue
-        self._batcher = Batcher(int(settings.batch.starve_after_s * 1e9))
+        self._batcher = Batcher(int(settings.batch.starve_after_s * 1e9), settings.batch.turn_s)
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._backlog = threading.Condition(self._lock)
         self._backlog_tokens = 0
-        self._admitted = dict.fromkeys(LANES, 0)
+        self._admitted = {lane: Shares() for lane in LANES}
         self._closed = False
         self.rate = DrainRate()
 
@@ -61,24 +63,29 @@ class WorkQueue:
     @property
     def admitted(self) -> int:
         """Tokens admitted and not finished."""
-        return sum(self._admitted.values())
+        return sum(lane.cost for lane in self._admitted.values())
 
-    def admit(self, cost: int, lane: str = "interactive") -> None:
+    def admit(self, cost: int, lane: str = "interactive", caller: str = "", share: float = 1.0) -> None:
         """Count a request in. Raises `QueueFull` with the time until the queue has drained."""
         with self._lock:
-            waiting = self._admitted[lane]
-            if waiting >= self.limit:
+            admitted = self._admitted[lane]
+            if not admitted.allows(self.limit, caller, share):
                 wait_s = math.ceil(self.rate.seconds_for(self.admitted))
                 raise QueueFull(
-                    f"the {lane} lane of the queue holds {waiting} tokens, its bound is {self.limit}",
+                    f"the {lane} lane of the queue holds {admitted.cost} tokens, its bound is {self.limit}",
                     retry_after_s=max(1, wait_s),
                 )
-            self._admitted[lane] += cost
+            admitted.add(cost, caller, share)
 
-    def settle(self, cost: int, lane: str = "interactive") -> None:
-        """Count a request out, or correct its cost by a difference."""
+    def settle(self, cost: int, lane: str = "interactive", caller: str = "") -> None:
+        """Count a request out."""
         with self._lock:
-            self._admitted[lane] -= cost
+            self._admitted[lane].remove(cost, caller)
+
+    def correct(self, change: int, lane: str = "interactive", caller: str = "") -> None:
+        """The cost of an admitted request turned out to differ by `change`."""
+        with self._lock:
+            self._admitted[lane].correct(change, caller)
 
     def put(self, job: Job, start: int, stop: int) -> None:
         """Prepared items `start` to `stop` of an open job wait for the device from now on."""
@@ -92,10 +99,15 @@ class WorkQueue:
             if self._batcher.tokens >= self._backlog_tokens:
                 self._backlog.notify()
 
-    def take(self, max_tokens: int, max_items: int) -> list[Piece]:
+    def take(self, max_tokens: int, max_items: int, pace: Pace = lambda model: 0.0) -> list[Piece]:
         """The next batch now; empty when nothing waits."""
         with self._lock:
-            return self._batcher.take(max_tokens, max_items, time.monotonic_ns())
+            return self._batcher.take(max_tokens, max_items, time.monotonic_ns(), pace)
+
+    def overtakes(self, pieces: Sequence[Piece]) -> bool:
+        """Whether waiting work should run before `pieces`, the batch that was taken last."""
+        with self._lock:
+            return self._batcher.overtakes(pieces)
 
     def wait_work(self, other: Callable[[], bool]) -> bool:
         """Wait until something waits or `other` is true (see `nudge`); False when the queue closed."""

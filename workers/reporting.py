@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ipc.messages import LANES
+from ipc.messages import LANES, ModelStatus
 from ipc.metrics import STATES, WorkerMetrics
 from workers.device import Device, Monitor
 
@@ -24,6 +24,7 @@ class Reporter:
         self.monitor = Monitor(device)
         self._next = self._next_device = 0.0
         self._reclaimed = 0
+        self._names: set[str] = set()
 
     def tick(self, revoked: int) -> None:
         """Sample what is due; `revoked` leases were taken back since the last call."""
@@ -63,13 +64,19 @@ class Reporter:
                 self._metrics.queue_tokens.labels(status.name, lane).set(tokens)
                 self._metrics.queue_oldest.labels(status.name, lane).set(age)
             self._metrics.sie_queue_depth.labels(status.name).set(pending)
+            self._metrics.sie_request_queue.labels(status.name).set(pending)
             self._metrics.budget.labels(status.name, self._metrics.worker).set(
                 self._runtime.executor.budget.tokens
             )
 
     def models(self) -> None:
-        """States, load times and memory of all models."""
-        for status in self._runtime.models.statuses():
+        """States, load times and memory of all models; those that the catalog lost count as available."""
+        statuses = self._runtime.models.statuses()
+        names = {status.name for status in statuses}
+        lost = [ModelStatus(name, "available") for name in self._names - names]
+        self._names = names
+        self._metrics.model_budget.labels(self._metrics.worker).set(self._runtime.models.budget_bytes)
+        for status in (*statuses, *lost):
             for state in STATES:
                 self._metrics.state.labels(status.name, self._metrics.worker, state).set(
                     status.state == state

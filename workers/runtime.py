@@ -13,16 +13,16 @@ from ipc import logs
 from ipc.arena import Arena
 from ipc.catalog import Catalog
 from ipc.endpoint import Endpoint
-from ipc.errors import DeadlineExceeded, Draining, ModelLoading, ModelNotFound, ModelNotLoaded, PenstockError
+from ipc.errors import DeadlineExceeded, Draining, ModelNotLoaded, PenstockError
 from ipc.leases import LeaseTable
 from ipc.liveness import start_ticks
-from ipc.messages import LANES, VERSION, Call, Credits, Leaving, Models, ScoreCall, Submit, Welcome
+from ipc.messages import LANES, VERSION, Call, Credits, Leaving, Load, Models, ScoreCall, Submit, Welcome
 from ipc.metrics import WorkerMetrics
 from ipc.notify import Notifier
 from ipc.sessions import Session
 from ipc.settings import Settings
 from workers import device as devices
-from workers import oom, operations, outputs
+from workers import oom, operations, outputs, tracing
 from workers.executor import Executor
 from workers.job import Job
 from workers.jobs import JobBook
@@ -57,9 +57,18 @@ class Runtime:
         self.queue = WorkQueue(settings)
         self.book = JobBook(self.queue, lambda: self.endpoint)
         budget = oom.TokenBudget(devices.batch_tokens(settings, device))
-        self.executor = Executor(self.queue, self.book, arena, settings, budget, metrics)
+        self.executor = Executor(
+            self.queue, self.book, arena, settings, budget, metrics, lambda model: self.models.touch(model)
+        )
         self.models = ModelTable(
-            catalog, settings, device, lambda work: self.executor.call(work).result(), self._models_changed
+            catalog,
+            settings,
+            slot,
+            device,
+            lambda work: self.executor.call(work).result(),
+            self._models_changed,
+            self.book,
+            metrics,
         )
         self.preparer = Preparer(
             self.queue, self.book, arena, settings.worker.prepare_threads, self._prepared
@@ -108,24 +117,35 @@ class Runtime:
             self._device.threads,
             self.models.statuses(),
             self._credits(),
+            self.models.preloaded,
+            self.models.free_bytes,
         )
+
+    def load(self, message: Load) -> None:
+        """A frontend wants a model."""
+        if not self.draining:
+            self.models.load(message.model, message.explicit)
+
+    def unload(self, model: str) -> None:
+        """Somebody wants a model's memory back."""
+        self.models.unload(model)
 
     def submit(self, session: Session, message: Submit) -> None:
         """Take a request in. Raises a `PenstockError` when it cannot be taken."""
         host = self.models.find(message.model)
-        if host is None:
-            raise ModelNotFound(f"Model '{message.model}' not found")
-        if host.adapter is None:
-            if host.status.state == "loading":
-                raise ModelLoading(f"Model '{message.model}' is loading", retry_after_s=5)
+        adapter = host.adapter if host is not None else None
+        if host is None or adapter is None:
             raise ModelNotLoaded(f"Model '{message.model}' is not loaded", retry_after_s=5)
         if time.monotonic_ns() >= message.deadline_ns:
             raise DeadlineExceeded("the deadline passed on the way to the worker", retry_after_s=1)
         if self.draining:
             raise Draining("this worker is stopping", retry_after_s=1)
-        operations.check(host.adapter, message.call)
+        operations.check(adapter, message.call)
+        if message.call.lora:
+            self.models.require_lora(host.instance, message.call)
+        self.models.touch(message.model)
         lane = message.lane if message.lane in LANES else "interactive"
-        self.queue.admit(message.cost, lane)
+        self.queue.admit(message.cost, lane, message.caller, message.share)
         job = Job(
             session.key,
             session.tag,
@@ -137,11 +157,11 @@ class Runtime:
             message.solo,
             message.cost,
         )
-        job.adapter, job.group = (
-            host.adapter,
-            (message.model, operations.group_of(host.adapter, message.call)),
-        )
-        job.lane = lane
+        # Two instances of a model may serve at the same time while a changed entry takes effect.
+        group = (message.model, host.instance.serial, operations.group_of(adapter, message.call))
+        job.adapter, job.group = adapter, group
+        job.lane, job.caller, job.share = lane, message.caller, message.share
+        job.trace = tracing.begin(message.traceparent)
         count = len(message.call.items)
         job.prepared, job.open_items = [None] * count, count  # type: ignore[list-item]
         self.book.open(job)
@@ -240,7 +260,7 @@ class Runtime:
 
     def _notify(self) -> None:
         self.notifier.send(watchdog=1)
-        if not self._ready_sent and self.models.first_pass_done:
+        if not self._ready_sent and self.models.preloaded:
             loaded = sum(1 for status in self.models.statuses() if status.state == "loaded")
             status = f"{loaded}/{len(self.models.statuses())} models ready"
             self._ready_sent = self.notifier.send(ready=1, status=status)
@@ -272,12 +292,12 @@ class Runtime:
 
     def _announce_models(self) -> None:
         self._reporter.models()
-        self.endpoint.broadcast(Models(self.models.statuses()))
+        self.endpoint.broadcast(Models(self.models.statuses(), self.models.preloaded, self.models.free_bytes))
 
 
 def _is_short(call: Call) -> bool:
     """Whether preparing takes well under a millisecond."""
-    if any(item.images for item in call.items):
+    if any(item.images for item in call.items) or (isinstance(call, ScoreCall) and call.query.images):
         return False
     characters = sum(len(item.text or "") + 4 * len(item.ids or ()) for item in call.items)
     if isinstance(call, ScoreCall):

@@ -22,6 +22,8 @@ EVERY_S = 0.19
 """Two ticks of the endpoint, whose distance is a little over a tenth of a second."""
 DEVICE_EVERY_S = 0.5
 SHOWN_BATCHES = 48
+SHARE_LOOKS = 10
+"""Shares are over this many looks, some two seconds, so that long batches do not make them jump."""
 
 
 class BatchLog:
@@ -38,7 +40,7 @@ class BatchLog:
 
     def records(self) -> list[BatchRecord]:
         """Oldest first."""
-        return list(self._records.copy())
+        return list(self._records)
 
 
 class Statistics:
@@ -48,13 +50,15 @@ class Statistics:
         self._runtime, self._monitor, self._batches = runtime, monitor, batches
         self._next = self._next_device = 0.0
         self._device: tuple[int, int, int, float | None, float | None] = (0, 0, 0, None, None)
-        self._since = time.monotonic()
-        self._busy_s = self._cpu_s = 0.0
+        self._marks: deque[tuple[float, float, float]] = deque(maxlen=SHARE_LOOKS)
 
     def tick(self) -> None:
         """Send what is due."""
         endpoint, now = self._runtime.endpoint, time.monotonic()
-        if now < self._next or not any(session.watching for session in endpoint.sessions):
+        if now < self._next:
+            return
+        if not any(session.watching for session in endpoint.sessions):
+            self._marks.clear()
             return
         self._next = now + EVERY_S
         endpoint.show(self._stats(now))
@@ -90,14 +94,14 @@ class Statistics:
         return used, total, monitor.resident_bytes(), monitor.utilization(), monitor.temperature_c()
 
     def _shares(self, now: float) -> tuple[float, float]:
-        """(processor seconds per second, share of time in batches) since the last look."""
+        """(processor seconds per second, share of time in batches) over the last looks."""
         times = os.times()
-        cpu_s, busy_s = times.user + times.system, self._batches.busy_s
-        elapsed_s = max(1e-6, now - self._since)
-        shares = (cpu_s - self._cpu_s) / elapsed_s, min(1.0, (busy_s - self._busy_s) / elapsed_s)
-        first = not self._cpu_s
-        self._since, self._cpu_s, self._busy_s = now, cpu_s, busy_s
-        return (0.0, 0.0) if first else shares
+        self._marks.append((now, times.user + times.system, self._batches.busy_s))
+        began, cpu_s, busy_s = self._marks[0]
+        elapsed_s = now - began
+        if not elapsed_s:
+            return 0.0, 0.0
+        return (self._marks[-1][1] - cpu_s) / elapsed_s, min(1.0, (self._marks[-1][2] - busy_s) / elapsed_s)
 
     def _queues(self) -> list[QueueState]:
         found: dict[str, QueueState] = {}

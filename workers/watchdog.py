@@ -33,6 +33,11 @@ class Activity:
         """Something begins that may take `limit_s` seconds."""
         self._limit_s, self._since = limit_s, time.monotonic()
 
+    def renew(self) -> None:
+        """A step of what runs is done: its limit counts from now."""
+        if self._since:
+            self._since = time.monotonic()
+
     def end(self) -> None:
         """It is over."""
         self._since = 0.0

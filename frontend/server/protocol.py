@@ -33,6 +33,7 @@ from frontend.server.refusal import (
     too_many_connections,
 )
 from frontend.server.state import FrontendState
+from frontend.server.websocket import is_handshake
 
 _MAX_LINGERING = 1024
 
@@ -112,6 +113,15 @@ class PenstockProtocol(HttpToolsProtocol):
         else:
             if self._unframed_nbytes > self.limits.max_header_bytes:
                 self._reject(head_too_large(self.limits.max_header_bytes))
+
+    def _should_upgrade(self) -> bool:
+        """Take a sound WebSocket handshake, unless requests before it are still to be answered."""
+        return (
+            super()._should_upgrade()
+            and self.running is None
+            and not self.pipeline
+            and is_handshake(self.parser.get_method(), self.parser.get_http_version(), self.headers)
+        )
 
     def _parse_without_upgrade(self, rest: bytes) -> None:
         """Serve a request that offers another protocol (such as h2c) as plain HTTP/1.1 (RFC 9110, section 7.8).
@@ -198,10 +208,11 @@ class PenstockProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request has arrived completely."""
+        """The request has arrived completely; reading goes on, since only a reader sees the client go."""
         self._unframed_nbytes = 0
         if not self._offers_upgrade:
             super().on_message_complete()
+            self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         """Start the request that waits next; else send a postponed refusal, or become idle."""

@@ -10,7 +10,8 @@ adds, it lacks:
 - the header deadline for silent and half-header connections, the floor for slow bodies, the connection cap;
 - the deadline for clients that do not read their response;
 - the drain: a reload under keep-alive load loses requests, because the last answer does not say `Connection: close`;
-- `drain` in the state of the scopes, and the JSON form of the server's own errors.
+- `drain` in the state of the scopes, and the JSON form of the server's own errors;
+- WebSockets whose clients are cut off when they take nothing, and that say 1001 in a drain.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from frontend.server.drain import DRAIN
 from frontend.server.limits import ServerLimits
 from frontend.server.protocol import PenstockProtocol
 from frontend.server.serving import DrainingServer
+from frontend.server.websocket import PenstockWebSocket
 
 _OTHER_DESCRIPTORS = 512
 
@@ -40,6 +42,9 @@ class PenstockWorker(UvicornWorker):  # type: ignore[misc]
     CONFIG_KWARGS: ClassVar[dict[str, Any]] = {
         "loop": "uvloop",
         "http": PenstockProtocol,
+        "ws": PenstockWebSocket,
+        "ws_max_size": 64 * 1024,
+        "ws_per_message_deflate": False,
         "lifespan": "on",
         "server_header": False,
         "proxy_headers": False,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.conformance import extractors
 from tests.conformance.hostile import MAX_BODY_BYTES, MAX_GROWTH_BYTES, PATH, private_bytes
 from tests.conformance.models import write_catalog
 from tests.conformance.wire import FORMS
@@ -16,7 +18,8 @@ from tests.harness.server import Server, serving
 def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, int, int]]:
     """A warm server, its only frontend's pid, and that frontend's memory before the first bad request."""
     settings = {"limits.max_body_bytes": MAX_BODY_BYTES, "server.body_floor_after_s": 1.0}
-    with serving(tmp_path_factory.mktemp("hostile"), settings=settings) as server:
+    models = ("fake/echo", "fake/score")
+    with serving(tmp_path_factory.mktemp("hostile"), models, settings) as server:
         for form in FORMS:
             for _ in range(20):
                 assert form.post(server, PATH, {"items": [{"text": "warm"}]}).status == 200
@@ -39,5 +42,20 @@ def sie(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with the models of `tests.conformance.models`."""
     place = tmp_path_factory.mktemp("sie")
     names = write_catalog(place / "catalog")
+    with serving(place, names, catalog=place / "catalog") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tiny_extractors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directories of the models of `tests.conformance.extractors`."""
+    return extractors.build_all(tmp_path_factory.mktemp("extractors"))
+
+
+@pytest.fixture(scope="module")
+def extracting(tmp_path_factory: pytest.TempPathFactory, tiny_extractors: Path) -> Iterator[Server]:
+    """A server with the models of `tests.conformance.extractors`."""
+    place = tmp_path_factory.mktemp("extracting")
+    names = extractors.write_catalog(place / "catalog", tiny_extractors)
     with serving(place, names, catalog=place / "catalog") as server:
         yield server

@@ -11,6 +11,8 @@ from tests.harness.server import FAKE_CATALOG
 DIMS = 13
 """Width of `org/odd`: no whole number of bytes when packed to bits."""
 BROAD = 65536
+TERMS = 300
+"""Size of the sparse output of `org/many`, whose token vectors are `DIMS` wide."""
 LONGEST = 512
 """Tokens that the models take; the fake family counts four characters as one."""
 
@@ -32,6 +34,20 @@ ENTRIES = (
     _entry("org/odd", DIMS),
     _entry("plain", 16, dimensions=[4, 8, 16], description="an id without a slash"),
     _entry("org/broad", BROAD),
+    _entry(
+        "org/many",
+        DIMS,
+        outputs={"dense": {"dims": DIMS}, "sparse": {"dims": TERMS}, "multivector": {"dims": DIMS}},
+        loadtime={"token_dims": DIMS, "vocabulary": TERMS},
+        profiles={"fixed": {"runtime": {"muvera": {}}}, "late": {"output_types": ["multivector"]}},
+    ),
+    _entry(
+        "org/late",
+        DIMS,
+        outputs={"multivector": {"dims": DIMS}},
+        loadtime={"dims": 0, "token_dims": DIMS},
+        runtime={"muvera": {"final_projection_dim": 64}},
+    ),
     _entry("org/small", 16, loadtime={"memory_tokens": 64}),
     _entry(
         "org/profiled",

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ipc import metric_families
-from ipc.metrics import LANES, PHASES, REJECTIONS, REVOCATIONS, STATES, UNKNOWN
+from ipc.metrics import ACCESS_REFUSALS, LANES, PHASES, REJECTIONS, REVOCATIONS, STATES, UNKNOWN, UNLOADS
 from tests.harness.raw import RawClient
 from tests.harness.server import Server, alive, make_server, serving, wait_until
 
@@ -31,8 +31,10 @@ CONSTANT = {
     "penstock_gpu_utilization_ratio",
     "penstock_quarantined",
     "penstock_shm_bytes_total",
+    "penstock_traced_requests_total",
+    "sie_idle_evictions_total",
 }
-"""Families that traffic on one CPU worker leaves as they are; budget and quarantine have tests of their own."""
+"""Families that traffic on one CPU worker leaves as they are; the others have tests of their own."""
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 
 
@@ -106,7 +108,7 @@ def seen(server: Server, first: dict[Sample, float]) -> dict[str, set[float]]:
             values.setdefault(family_of(key[0]), set()).add(value - first.get(key, 0.0))
         return found
 
-    for act in (plain, refused, queued_and_left, without_memory, slow_reader, crash):
+    for act in (plain, refused, turned_away, queued_and_left, without_memory, taken_out, slow_reader, crash):
         act(server, look)
     return values
 
@@ -134,6 +136,13 @@ def refused(server: Server, look: Look) -> None:
     wait_until(lambda: moved(look, "penstock_rejected_total", reason="deadline"), what="a refusal")
 
 
+def turned_away(server: Server, look: Look) -> None:
+    """A caller from elsewhere who wants to change the server."""
+    answer = server.post("/v1/admin/load/fake/echo", {}, X_Forwarded_For="10.0.0.1")
+    assert answer.status == 403
+    wait_until(lambda: moved(look, "penstock_access_refused_total", reason="forbidden"), what="a refusal")
+
+
 def queued_and_left(server: Server, look: Look) -> None:
     """A queue with an age, of which one client leaves."""
     text = "waiting " * 200
@@ -147,9 +156,17 @@ def queued_and_left(server: Server, look: Look) -> None:
 
 
 def without_memory(server: Server, look: Look) -> None:
-    """An item that does not fit on the device."""
+    """Items that fit on the device only when they are apart, and one that does not fit at all."""
+    assert server.encode("fake/small", ["x" * 120] * 3).status == 200
+    wait_until(lambda: moved(look, "sie_oom_recoveries_succeeded_total"), what="a recovery")
     assert server.encode("fake/small", ["x" * 400]).status == 503
     wait_until(lambda: moved(look, "penstock_oom_total"), what="memory trouble")
+
+
+def taken_out(server: Server, look: Look) -> None:
+    """A model that is unloaded by hand."""
+    assert server.post("/v1/admin/unload/fake/late", {}).status == 200
+    wait_until(lambda: moved(look, "penstock_model_unloads_total", reason="admin"), what="its end")
 
 
 def slow_reader(server: Server, look: Look) -> None:
@@ -241,7 +258,18 @@ def test_clients_cannot_invent_label_values(server: Server) -> None:
         for label, value in labels:
             assert label not in allowed or value in allowed[label], (name, label, value)
     reasons = {value for _, labels in after for label, value in labels if label == "reason"}
-    known = {*REJECTIONS, *REVOCATIONS, "suspect", "bystander", "crashed", "refused", "signal-9", "hang"}
+    known = {
+        *REJECTIONS,
+        *REVOCATIONS,
+        *UNLOADS,
+        *ACCESS_REFUSALS,
+        "suspect",
+        "bystander",
+        "crashed",
+        "refused",
+        "signal-9",
+        "hang",
+    }
     assert reasons <= known
     assert server.metric("penstock_requests_total", model=UNKNOWN, code="404") >= 80
 
@@ -263,8 +291,5 @@ def test_counters_go_on_and_files_stay_bounded_over_restarts(tmp_path: Path) -> 
                 lambda seen=turn: server.metric("penstock_tokens_total", model="fake/echo") == 2 * seen,
                 what="the worker's counter",
             )
-        names = {
-            path.name.rpartition("_")[2].removesuffix(".db")
-            for path in (server.run_dir / "metrics").iterdir()
-        }
+        names = {path.stem.rpartition("_")[2] for path in (server.run_dir / "metrics").iterdir()}
         assert names <= {"frontend-0", "frontend-1", "worker-0", "supervisor"}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.conformance.models import BROAD, DIMS
+from tests.conformance.rounding import ARRAY_TYPES, reference
 from tests.conformance.wire import FORMS, JSON, MSGPACK, Form, assert_refused, unpack
 from tests.fakes.adapter import vector_of
 from tests.harness.server import Answer, Server
@@ -102,7 +103,7 @@ def test_request_and_answer_encodings_are_independent(sie: Server, sent: Form, a
     headers = {"Content-Type": sent.media_type, "Accept": asked.media_type}
     answer = sie.request("POST", PATH, sent.dump({"items": [{"id": "é", "text": "a"}]}), headers)
     found = asked.load(answer.body)
-    assert list(found) == ["model", "items", "timing"]
+    assert list(found) == ["model", "items", "timing", "usage"]
     assert found["model"] == "org/odd"
     assert found["items"][0]["id"] == "é"
     assert list(found["items"][0]) == ["id", "dense"]
@@ -120,7 +121,7 @@ def test_errors_are_json_whatever_was_asked_for(sie: Server, accept: str) -> Non
 def test_an_array_is_a_msgpack_numpy_map_byte_for_byte(sie: Server) -> None:
     answer = MSGPACK.post(sie, PATH, {"items": [{"text": "a"}]})
     expected = bytes.fromhex(
-        "83 a56d6f64656c a76f72672f6f6464"  # model: org/odd
+        "84 a56d6f64656c a76f72672f6f6464"  # model: org/odd
         "a56974656d73 91 81 a564656e7365 83"  # items: one item with one output of three fields
         "a464696d73 0d a56474797065 a7666c6f61743332"  # dims: 13, dtype: float32
         "a676616c756573 85 c4026e64 c3 c40474797065 a33c6634 c4046b696e64 c400 c4057368617065 91 0d"
@@ -130,7 +131,7 @@ def test_an_array_is_a_msgpack_numpy_map_byte_for_byte(sie: Server) -> None:
 
 
 def test_the_contracts_example_of_an_array_is_written_byte_for_byte() -> None:
-    from frontend.protocols.sie.render import array_prefix
+    from frontend.protocols.sie.arrays import array_prefix
 
     example = (
         "85 c4026e64 c3 c40474797065 a33c6634 c4046b696e64 c400 c4057368617065 91 02"
@@ -144,7 +145,7 @@ def test_the_contracts_example_of_an_array_is_written_byte_for_byte() -> None:
     ("dims", "header"), [(63, "c4fc"), (64, "c50100"), (16383, "c5fffc"), (16384, "c600010000")]
 )
 def test_the_length_of_an_array_takes_the_shortest_header(dims: int, header: str) -> None:
-    from frontend.protocols.sie.render import array_prefix
+    from frontend.protocols.sie.arrays import array_prefix
 
     assert array_prefix("<f4", (dims,)).endswith(bytes.fromhex("c40464617461" + header))
 
@@ -156,33 +157,6 @@ def test_names_are_str_and_plain_numbers_are_msgpack_floats(sie: Server) -> None
     dense = raw["items"][0]["dense"]
     assert isinstance(dense["scale"], float) and isinstance(dense["offset"], float)
     assert all(isinstance(value, float) for value in raw["timing"].values() if value is not None)
-
-
-def reference(row: np.ndarray, dtype: str) -> tuple[list[Any], str, dict[str, float]]:
-    """(values, reported dtype, extras) of one float32 row, number by number as in the contract's table."""
-    one = np.float32
-    if dtype == "int8":
-        scale = max(abs(x) for x in row)
-        return [round(one(one(x / scale) * one(127))) for x in row], "int8", {"scale": scale}
-    if dtype == "uint8":
-        low, span = min(row), one(max(row) - min(row))
-        values = [round(one(one(one(x - low) / span) * one(255))) for x in row]
-        return values, "uint8", {"scale": span, "offset": low}
-    if dtype in ("binary", "ubinary"):
-        bits = "".join("1" if x > 0 else "0" for x in row)
-        bits += "0" * (-len(bits) % 8)
-        return [int(bits[at : at + 8], 2) for at in range(0, len(bits), 8)], "binary", {}
-    return list(row.astype(dtype)), dtype, {}
-
-
-ARRAY_TYPES = {
-    "float32": "<f4",
-    "float16": "<f2",
-    "int8": "|i1",
-    "uint8": "|u1",
-    "binary": "|u1",
-    "ubinary": "|u1",
-}
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)

@@ -34,7 +34,13 @@ def test_the_models_list_has_every_model_and_every_profile(sie: Server) -> None:
     assert answer.headers["content-type"].startswith("application/json"), "Accept is ignored here"
     body = answer.json()
     assert set(body) == {"object", "data", "models"} and body["object"] == "list"
-    variants = {f"org/profiled:{name}" for name in ("byte", "wide", "heir")}
+    variants = {
+        f"{entry['id']}:{name}"
+        for entry in ENTRIES
+        for name in entry.get("profiles", {})
+        if name != "default"
+    }
+    assert "org/profiled:heir" in variants
     assert {info["name"] for info in body["models"]} == {entry["id"] for entry in ENTRIES} | variants
     assert [entry["id"] for entry in body["data"]] == [info["name"] for info in body["models"]]
     assert all(set(info) == INFO_FIELDS for info in body["models"])
@@ -152,13 +158,13 @@ def test_a_loading_model_is_waited_for_then_answered_503_and_served_once_it_is_l
     server.start()
     try:
 
-        def state() -> str:
+        def state(model: str = "fake/late") -> str:
             try:
-                return str(server.get("/v1/models/fake/late").json()["state"])
+                return str(server.get(f"/v1/models/{model}").json()["state"])
             except OSError:
                 return ""
 
-        wait_until(lambda: state() == "loading", 30, "the load")
+        wait_until(lambda: state("fake/echo") == "loaded" and state() == "loading", 30, "the load")
         assert server.get("/readyz").status == 503
         assert server.encode("fake/echo", ["a"]).status == 200, "a loaded model does not wait for another one"
         answer = server.encode("fake/late", ["a"])
@@ -286,7 +292,7 @@ def test_client_headers_without_meaning_here_are_accepted(sie: Server, value: st
 
 
 @pytest.mark.parametrize(
-    "path", ["/nope", "/v1/nope", "/v1", "/v1/encode", "/v2/models", "/v1/models2", "//"]
+    "path", ["/nope", "/v1/nope", "/v1", "/v1/encode", "/v2/models", "/v1/models2", "//nope"]
 )
 def test_an_unknown_path_is_not_found_with_a_plain_detail(sie: Server, path: str) -> None:
     for method in ("GET", "POST"):

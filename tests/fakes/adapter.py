@@ -8,8 +8,12 @@ The vector of a text is drawn from the text's hash, so an answer shows which inp
     #nan              the row is not finite
     #unpreparable     preparing raises
 
+    #lost             the item alone fails while being prepared
+
 Options: `dims`, `batch_ms` and `token_us` (time of a forward pass), `memory_tokens` (a larger batch runs out of
-memory), `load_s` (time of a load), `fail_load` (an error class to fail with).
+memory), `load_s` (time of a load), `fail_load` (an error class to fail with), `token_dims` (width of token vectors,
+0 for none; a text has one for every four characters) and `vocabulary` (size of the sparse output, 0 for none; the terms
+of a text are the places of its characters).
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import hashlib
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
@@ -38,6 +43,18 @@ def vector_of(text: str, dims: int) -> np.ndarray:
     return row / np.linalg.norm(row)
 
 
+def token_vectors_of(text: str, rows: int, dims: int) -> np.ndarray:
+    """float32 [rows, dims] token vectors that stand for `text`: its vector, turned by one value per token."""
+    vector = vector_of(text, dims)
+    return np.stack([np.roll(vector, turn) for turn in range(rows)])
+
+
+def terms_of(text: str, vocabulary: int) -> dict[int, float]:
+    """Weight by term: how often each character occurs, by its number."""
+    counts = Counter(ord(character) % vocabulary for character in text)
+    return {term: float(count) for term, count in sorted(counts.items())}
+
+
 class FakeAdapter(Adapter):
     """Vectors by hash, with time, memory and failures by command."""
 
@@ -45,8 +62,17 @@ class FakeAdapter(Adapter):
         family="fake",
         operations=("encode",),
         inputs=("text",),
-        outputs=("dense",),
-        options=("dims", "batch_ms", "token_us", "memory_tokens", "load_s", "fail_load"),
+        outputs=("dense", "sparse", "multivector"),
+        options=(
+            "dims",
+            "batch_ms",
+            "token_us",
+            "memory_tokens",
+            "load_s",
+            "fail_load",
+            "token_dims",
+            "vocabulary",
+        ),
     )
 
     def __init__(self, options: dict[str, Any], longest: int) -> None:
@@ -55,6 +81,8 @@ class FakeAdapter(Adapter):
         self._token_s = float(options.get("token_us", 0)) / 1e6
         self._memory_tokens = int(options.get("memory_tokens", 0))
         self._longest = longest
+        self._token_dims = int(options.get("token_dims", 0))
+        self._vocabulary = int(options.get("vocabulary", 0))
 
     @classmethod
     def load(cls, context: LoadContext) -> Self:
@@ -75,8 +103,9 @@ class FakeAdapter(Adapter):
 
     @property
     def dims(self) -> dict[str, int]:
-        """Width of the vectors."""
-        return {"dense": self._dims}
+        """Widths of the outputs that the options switch on."""
+        widths = {"dense": self._dims, "sparse": self._vocabulary, "multivector": self._token_dims}
+        return {name: width for name, width in widths.items() if width}
 
     @property
     def memory_bytes(self) -> int:
@@ -89,29 +118,51 @@ class FakeAdapter(Adapter):
         if any("#unpreparable" in text for text in texts):
             raise RuntimeError("fake preparing failure")
         texts = [f"{call.instruction} {text}" if call.instruction else text for text in texts]
-        costs = [len(text) // 4 + 1 for text in texts]
-        return [
-            Prepared(text, min(cost, self._longest), cost > self._longest)
-            for text, cost in zip(texts, costs, strict=True)
-        ]
+        return [self._prepared(text) for text in texts]
+
+    def _prepared(self, text: str) -> Prepared | ItemFailure:
+        if "#lost" in text:
+            return ItemFailure("INVALID_INPUT", "fake failure of one item")
+        cost = len(text) // 4 + 1
+        tokens = min(cost, self._longest)
+        return Prepared((text, tokens), tokens, cost > self._longest, tokens)
 
     def collate(self, prepared: Sequence[Prepared]) -> Any:
-        """Texts and their cost."""
+        """Texts with their tokens, and their cost."""
         return [item.payload for item in prepared], sum(item.cost for item in prepared)
 
     def encode(self, batch: Any, outputs: frozenset[str]) -> dict[str, torch.Tensor | SparseRows]:
-        """float32 [n, dims]."""
-        texts, tokens = batch
+        """The wanted outputs, each from the text alone."""
+        items, tokens = batch
+        texts = [text for text, _ in items]
+        self.run(texts, tokens)
+        found: dict[str, torch.Tensor | SparseRows] = {}
+        if "dense" in outputs:
+            rows = np.stack([vector_of(text, self._dims) for text in texts])
+            rows[["#nan" in text for text in texts], 0] = np.nan
+            found["dense"] = torch.from_numpy(rows)
+        if "multivector" in outputs:
+            vectors = [token_vectors_of(text, count, self._token_dims) for text, count in items]
+            vectors = [
+                rows * np.nan if "#nan" in text else rows
+                for (text, _), rows in zip(items, vectors, strict=True)
+            ]
+            found["multivector"] = torch.from_numpy(np.concatenate(vectors))
+        if "sparse" in outputs:
+            terms = [terms_of(text, self._vocabulary) for text in texts]
+            found["sparse"] = SparseRows(
+                [np.array(list(each), np.int32) for each in terms],
+                [np.array(list(each.values()), np.float32) for each in terms],
+            )
+        return found
+
+    def run(self, texts: Sequence[str], tokens: int) -> None:
+        """What a forward pass does beside its results: obey, need memory, take time."""
         for text in texts:
             self._obey(text)
         if self._memory_tokens and tokens > self._memory_tokens:
             raise torch.OutOfMemoryError("CUDA out of memory (fake)")
         time.sleep(self._batch_s + self._token_s * tokens)
-        rows = np.stack([vector_of(text, self._dims) for text in texts])
-        for index, text in enumerate(texts):
-            if "#nan" in text:
-                rows[index, 0] = np.nan
-        return {"dense": torch.from_numpy(rows)}
 
     @staticmethod
     def _obey(text: str) -> None:
@@ -125,13 +176,21 @@ class FakeAdapter(Adapter):
 
 
 class NoopAdapter(FakeAdapter):
-    """Zero vectors of a fixed width, made once: what the path costs without a model."""
+    """Vectors made once: what the path costs without a model."""
 
     def __init__(self, options: dict[str, Any], longest: int) -> None:
         super().__init__(options, longest)
         self._rows = torch.full((1, self._dims), 0.5).expand(4096, self._dims)
+        # Numbers with all their digits, since writing those is what JSON costs.
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randn(65536 if self._token_dims else 0, self._token_dims, generator=generator)
+        self._token_rows = torch.nn.functional.normalize(drawn, dim=-1)
 
     def encode(self, batch: Any, outputs: frozenset[str]) -> dict[str, torch.Tensor | SparseRows]:
-        """float32 [n, dims], the same for every text."""
+        """float32 rows, the same for every text."""
         time.sleep(self._batch_s) if self._batch_s else None
-        return {"dense": self._rows[: len(batch[0])]}
+        items, tokens = batch
+        found: dict[str, torch.Tensor | SparseRows] = {"dense": self._rows[: len(items)]}
+        if "multivector" in outputs:
+            found["multivector"] = self._token_rows[:tokens]
+        return {name: rows for name, rows in found.items() if name in outputs}

@@ -152,3 +152,13 @@ def test_many_disconnects_leave_nothing(server: Server) -> None:
         what="as few descriptors as before",
     )
     assert (server.frontend_pids(), server.worker_pid()) == ([frontend], worker)
+
+
+@pytest.mark.parametrize("items", [500, 560, 620])
+def test_a_client_that_leaves_behind_a_large_body_is_noticed(server: Server, items: int) -> None:
+    before = answered(server, "499")
+    with RawClient(server.port) as client:
+        client.encode(MODEL, [f"{number} {LONG_TEXT}" for number in range(items)])
+        wait_until(lambda: in_flight(server, 1), what="the request in work")
+    wait_until(lambda: answered(server, "499") == before + 1, 3, "the end of the request")
+    wait_quiet(server)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,8 +56,9 @@ def percentile(values: Sequence[float], share: float) -> float:
 class OpenLoad:
     """Encode requests for one model, one text each, over kept connections."""
 
-    def __init__(self, port: int, model: str, text: str) -> None:
+    def __init__(self, port: int, model: str, text: str, headers: Mapping[str, str] | None = None) -> None:
         self._port, self._model, self._text = port, model, text
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self._number = 0
 
@@ -71,7 +72,7 @@ class OpenLoad:
         self._number += 1
         body = json.dumps({"items": [{"text": f"{self._number:08d} {self._text}"}]}).encode()
         head = f"POST /v1/encode/{self._model} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
-        return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        return f"{head}{self._headers}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
     async def ask(self, found: Replies) -> None:
         """One request on an idle connection or a new one."""

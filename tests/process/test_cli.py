@@ -84,6 +84,17 @@ def test_check_accepts_the_shipped_settings_and_names_the_models(environment: di
     assert done.stderr == ""
 
 
+def test_a_reader_that_has_seen_enough_is_no_error(environment: dict[str, str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        command = [sys.executable, "-m", "penstock", "models", "list"]
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, stdout=closed, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -46,15 +46,16 @@ def test_the_start_up_block_is_printed_once_with_url_models_and_devices(tmp_path
         wait_until(lambda: not any(map(alive, before)), 20, "new frontends")
         wait_until(lambda: server.get("/readyz").status == 200, 20, "readiness")
         lines = server.log.splitlines()
-        block = lines[next(at for at, line in enumerate(lines) if line.startswith("Penstock ")) :][:8]
+        block = lines[next(at for at, line in enumerate(lines) if line.startswith("Penstock ")) :][:9]
         assert f"http://localhost:{server.port}" in block[1]
         assert "fake/echo: loaded on cpu" in block[2]
         assert "fake/broken: failed" in block[3]
         assert "worker 0" in block[4]
         assert "cpu, 1 threads, 32 MiB arena" in block[4]
         assert "limits" in block[5]
-        assert str(server.run_dir) in block[6]
-        assert "off" in block[7]
+        assert "no keys" in block[6]
+        assert str(server.run_dir) in block[7]
+        assert "off" in block[8]
         assert server.log.count(" is ready\n") == 1
 
 
@@ -81,7 +82,7 @@ def test_a_server_none_of_whose_models_loads_is_alive_but_not_ready(tmp_path: Pa
 
 
 def test_requests_wait_for_a_model_that_loads_and_for_one_whose_turn_has_not_come(tmp_path: Path) -> None:
-    with starting(tmp_path, ("fake/late", "fake/echo")) as server:
+    with starting(tmp_path, ("fake/late", "fake/echo"), **{"worker.load_threads": 1}) as server:
         assert server.get("/readyz").status == 503
         assert server.get("/healthz").status == 200
         wait_until(lambda: joined(server), 20, "the worker")

@@ -7,6 +7,7 @@ texts get nearly the same vector, and a test would pass on anything.
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +19,19 @@ from safetensors.torch import save_file
 
 from tests.tiny import vocabularies
 
+MODULES = (
+    "tests.tiny.models",
+    "tests.tiny.encoders",
+    "tests.tiny.extractors",
+    "tests.tiny.rerankers",
+    "tests.tiny.detectors",
+    "tests.tiny.readers",
+    "tests.tiny.towers",
+)
+"""Where builders are looked for: each module has `BUILDERS` by name."""
 SEED = 20240607
 WIDTH = 64
-_SIZES = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+SIZES = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 _QUERY = {"query": "Represent this sentence for searching relevant passages: "}
 _POOLING_FLAGS = {
     "cls": "pooling_mode_cls_token",
@@ -35,8 +46,12 @@ _POOLING_FLAGS = {
 def build(name: str, directory: Path) -> Path:
     """Write the model called `name` into `directory`, which is made, and return it."""
     directory.mkdir(parents=True, exist_ok=True)
-    BUILDERS[name](directory)
-    return directory
+    for module in MODULES:
+        builders = importlib.import_module(module).BUILDERS
+        if name in builders:
+            builders[name](directory)
+            return directory
+    raise KeyError(f"no tiny model is called {name!r}")
 
 
 def dense_mean(directory: Path) -> None:
@@ -55,9 +70,9 @@ def dense_last(directory: Path) -> None:
     """Qwen3 (causal, grouped keys and values), last token, normalised, with a query prompt."""
     size = vocabularies.byte_level(directory)
     config = transformers.Qwen3Config(
-        **_SIZES, vocab_size=size, num_key_value_heads=2, head_dim=16, max_position_embeddings=512
+        **SIZES, vocab_size=size, num_key_value_heads=2, head_dim=16, max_position_embeddings=512
     )
-    _save(transformers.Qwen3Model(config), directory)
+    save(transformers.Qwen3Model(config), directory)
     write_layout(directory, "lasttoken", prompts={"query": "Instruct: find passages\nQuery:", "document": ""})
 
 
@@ -65,14 +80,14 @@ def dense_modernbert(directory: Path) -> None:
     """ModernBERT with local and global attention layers, CLS pooling, normalised."""
     size = vocabularies.wordpiece(directory)
     config = transformers.ModernBertConfig(
-        **{**_SIZES, "num_hidden_layers": 4},
+        **{**SIZES, "num_hidden_layers": 4},
         vocab_size=size,
         local_attention=16,
         global_attn_every_n_layers=3,
         max_position_embeddings=512,
         **_special_ids(0, 2, 3),
     )
-    _save(transformers.ModernBertModel(config), directory)
+    save(transformers.ModernBertModel(config), directory)
     write_layout(directory, "cls")
 
 
@@ -80,7 +95,7 @@ def dense_xlmr(directory: Path) -> None:
     """XLM-R, whose positions start at 2, mean pooling, normalised."""
     size = vocabularies.unigram(directory)
     config = transformers.XLMRobertaConfig(
-        **_SIZES,
+        **SIZES,
         vocab_size=size,
         max_position_embeddings=258,
         type_vocab_size=1,
@@ -88,7 +103,7 @@ def dense_xlmr(directory: Path) -> None:
         bos_token_id=0,
         eos_token_id=2,
     )
-    _save(transformers.XLMRobertaModel(config), directory)
+    save(transformers.XLMRobertaModel(config), directory)
     write_layout(directory, "mean", max_length=512)
 
 
@@ -137,8 +152,8 @@ def plain_bert(directory: Path) -> None:
 def dense_mpnet(directory: Path) -> None:
     """MPNet, which bypasses transformers' attention registry, mean pooling, normalised."""
     size = vocabularies.wordpiece(directory, pad_id=1)
-    config = transformers.MPNetConfig(**_SIZES, vocab_size=size, **_special_ids(1, 2, 3))
-    _save(transformers.MPNetModel(config), directory)
+    config = transformers.MPNetConfig(**SIZES, vocab_size=size, **_special_ids(1, 2, 3))
+    save(transformers.MPNetModel(config), directory)
     write_layout(directory, "mean")
 
 
@@ -146,7 +161,7 @@ def dense_t5(directory: Path) -> None:
     """A whole T5, of which only the encoder counts; its attention has a position bias.  Mean pooling, normalised."""
     size = vocabularies.unigram(directory)
     sizes = {"d_model": WIDTH, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
-    _save(transformers.T5Model(transformers.T5Config(**sizes, vocab_size=size, pad_token_id=1)), directory)
+    save(transformers.T5Model(transformers.T5Config(**sizes, vocab_size=size, pad_token_id=1)), directory)
     write_layout(directory, "mean")
 
 
@@ -210,8 +225,8 @@ def write_json(path: Path, value: Any) -> None:
 def _bert(directory: Path, *, lower_case: bool = True) -> None:
     """A BERT with its tokenizer."""
     size = vocabularies.wordpiece(directory, lower_case=lower_case)
-    config = transformers.BertConfig(**_SIZES, vocab_size=size, max_position_embeddings=512)
-    _save(transformers.BertModel(config), directory)
+    config = transformers.BertConfig(**SIZES, vocab_size=size, max_position_embeddings=512)
+    save(transformers.BertModel(config), directory)
 
 
 def _special_ids(pad: int, cls: int, sep: int) -> dict[str, int]:
@@ -220,8 +235,13 @@ def _special_ids(pad: int, cls: int, sep: int) -> dict[str, int]:
     return {**ids, "cls_token_id": cls, "sep_token_id": sep}
 
 
-def _save(model: Any, directory: Path) -> None:
-    """Redraw the weights from the seed, words outweighing positions, and save them."""
+def save(model: Any, directory: Path) -> None:
+    """Redraw the weights and save them."""
+    redraw(model).save_pretrained(str(directory))
+
+
+def redraw(model: Any) -> Any:
+    """The model in eval mode with weights drawn from the seed, words outweighing positions."""
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
@@ -230,7 +250,7 @@ def _save(model: Any, directory: Path) -> None:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
             elif name.endswith("bias"):
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.05)
-    model.eval().save_pretrained(str(directory))
+    return model.eval()
 
 
 def _write_module(directory: Path, config: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:

@@ -14,15 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AddedToken, BertTokenizerFast, Qwen2Tokenizer, XLMRobertaTokenizer
+from transformers import AddedToken, BertTokenizerFast, CLIPTokenizer, Qwen2Tokenizer, XLMRobertaTokenizer
 
 from tests.tiny.texts import sentences
 
 _END = "<|endoftext|>"
 
 
-def wordpiece(directory: Path, *, pad_id: int = 0, lower_case: bool = True) -> int:
-    """Write a BERT tokenizer; every sixth word is left out so that it splits.  Returns the vocabulary size."""
+def wordpiece(
+    directory: Path, *, pad_id: int = 0, lower_case: bool = True, extra: tuple[str, ...] = ()
+) -> int:
+    """Write a BERT tokenizer with `extra` pieces; every sixth word is left out so that it splits.
+
+    Returns the vocabulary size.
+    """
     normalizer = normalizers.BertNormalizer(lowercase=lower_case)
     splitter = pre_tokenizers.BertPreTokenizer()
     words = _counted(
@@ -32,7 +37,7 @@ def wordpiece(directory: Path, *, pad_id: int = 0, lower_case: bool = True) -> i
     kept = [word for index, word in enumerate(words) if index % 6 != 5]
     special = ["[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     special.insert(pad_id, "[PAD]")
-    pieces = dict.fromkeys([*special, *letters, *("##" + letter for letter in letters), *kept])
+    pieces = dict.fromkeys([*special, *letters, *("##" + letter for letter in letters), *kept, *extra])
     vocabulary = {piece: index for index, piece in enumerate(pieces)}
     tokenizer = BertTokenizerFast(vocab=vocabulary, do_lower_case=lower_case, model_max_length=512)
     tokenizer.save_pretrained(str(directory))
@@ -54,15 +59,10 @@ def unigram(directory: Path) -> int:
 
 def byte_level(directory: Path) -> int:
     """Write a Qwen tokenizer that ends every text with an end marker; returns the vocabulary size."""
-    trained = Tokenizer(models.BPE())
-    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=700, show_progress=False, initial_alphabet=alphabet)
-    trained.train_from_iterator(sentences(), trainer)
-    model = json.loads(trained.to_str())["model"]
+    vocabulary, merges = byte_pairs()
     tokenizer: Any = Qwen2Tokenizer(
-        vocab=model["vocab"],
-        merges=[tuple(merge) for merge in model["merges"]],
+        vocab=vocabulary,
+        merges=merges,
         eos_token=_END,
         pad_token=_END,
         model_max_length=512,
@@ -75,6 +75,30 @@ def byte_level(directory: Path) -> int:
     )
     tokenizer.save_pretrained(str(directory))
     return len(tokenizer)
+
+
+def byte_pairs(special: tuple[str, ...] = ()) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Vocabulary, `special` pieces first, and merges of a byte-level BPE over the test sentences."""
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=list(special), show_progress=False, initial_alphabet=alphabet
+    )
+    trained.train_from_iterator(sentences(), trainer)
+    model = json.loads(trained.to_str())["model"]
+    return model["vocab"], [tuple(merge) for merge in model["merges"]]
+
+
+def clip_letters(directory: Path, limit: int) -> Any:
+    """Write a CLIP tokenizer without merges, nearly one token per letter, for texts of `limit` tokens; returns it."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = ["!", *(letter + end for end in ("", "</w>") for letter in letters)]
+    pieces += ["<|startoftext|>", "<|endoftext|>"]
+    vocabulary = {piece: at for at, piece in enumerate(dict.fromkeys(pieces))}
+    tokenizer: Any = CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=limit, pad_token="!")
+    tokenizer.save_pretrained(str(directory))
+    return tokenizer
 
 
 def _counted(words: Iterable[str]) -> dict[str, int]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ipc.messages import EncodeCall
 from workers.adapters.base import Prepared
-from workers.batcher import Batcher
+from workers.batcher import ATTENTION_NS, TURN_PARTS, Batcher
 from workers.job import Job, Piece
 
 SECOND_NS = 1_000_000_000
@@ -143,6 +143,49 @@ def test_a_caller_that_was_away_gets_no_credit_for_its_absence() -> None:
     assert shares[b"steady"] >= 0.4 * shares.total()
 
 
+def of_key(key: str, share: float, costs: Sequence[int], session: bytes = b"s") -> Job:
+    """A job that was sent with an API key."""
+    made = job(costs, caller=session)
+    made.caller, made.share = key, share
+    return made
+
+
+def shares_of_keys(pieces: Sequence[Piece]) -> Counter[str]:
+    """Tokens per API key."""
+    found: Counter[str] = Counter()
+    for piece in pieces:
+        found[piece.job.caller] += piece.prepared.cost
+    return found
+
+
+def test_keys_share_the_device_by_their_weights() -> None:
+    batcher = filled(of_key("three", 3, [10] * 400), of_key("one", 1, [5] * 800))
+    used: Counter[str] = Counter()
+    for _ in range(20):
+        used += shares_of_keys(batcher.take(100, 512, NOW_NS))
+    assert 2.9 <= used["three"] / used["one"] <= 3.1
+
+
+def test_a_key_that_calls_through_many_frontends_has_one_turn() -> None:
+    many = [of_key("many", 1, [10] * 100, session=bytes([n])) for n in range(4)]
+    batcher = filled(*many, of_key("one", 1, [10] * 100))
+    used: Counter[str] = Counter()
+    for _ in range(10):
+        used += shares_of_keys(batcher.take(100, 512, NOW_NS))
+    assert 0.9 <= used["many"] / used["one"] <= 1.1
+
+
+def test_a_key_whose_line_runs_empty_between_requests_does_not_get_more_for_it() -> None:
+    """A client that waits for each answer has nothing in line when its request runs."""
+    batcher = filled(of_key("steady", 1, [10] * 1000))
+    used: Counter[str] = Counter()
+    for _ in range(60):
+        batcher.add(of_key("waiting", 1, [30]), 0, 1)
+        while len([1 for _, _, lane in batcher.lanes() for one in lane.jobs() if one.caller == "waiting"]):
+            used += shares_of_keys(batcher.take(30, 512, NOW_NS))
+    assert 0.9 <= used["waiting"] / used["steady"] <= 1.1
+
+
 def test_interactive_work_goes_before_bulk_work() -> None:
     batcher = filled(job([10] * 50, lane="bulk"), job([10] * 5, caller=b"b"))
     batch = batcher.take(50, 512, NOW_NS)
@@ -202,3 +245,87 @@ def test_a_job_may_arrive_in_chunks() -> None:
     assert [piece.index for piece in batcher.take(100, 512, NOW_NS)] == [0, 1]
     batcher.add(chunked, 2, 6)
     assert [piece.index for piece in batcher.take(100, 512, NOW_NS)] == [2, 3, 4, 5]
+
+
+def turning(*jobs: Job) -> Batcher:
+    """A batcher whose turns last a second."""
+    batcher = Batcher(turn_s=1.0)
+    for one in jobs:
+        batcher.add(one, 0, len(one.prepared))
+    return batcher
+
+
+def ten_a_second(model: str) -> float:
+    """A pace at which a turn is 10 tokens."""
+    return 10.0
+
+
+def test_batches_of_others_last_a_turn_while_a_model_has_queries() -> None:
+    batcher = turning(job([1] * 200, group="one"), job([1] * 2, group="two", caller=b"b"))
+    sizes = {batch[0].job.group: tokens(batch) for batch in takes(batcher, 2, 100)}
+    assert sizes == {"one": 10, "two": 2}
+
+
+def test_bulk_work_lasts_a_turn_while_its_model_has_queries_and_the_queries_are_not_cut() -> None:
+    query = job([1] * 30, caller=b"b")
+    batcher = turning(job([1] * 500, lane="bulk"), query)
+    assert [tokens(batch) for batch in takes(batcher, 3, 100)] == [30, 10, 10]
+
+
+def test_batches_are_filled_again_some_time_after_the_last_query() -> None:
+    batcher = turning(job([1] * 500, lane="bulk"), job([1], caller=b"b"))
+    assert [tokens(batch) for batch in takes(batcher, 2, 100)] == [10, 10]
+    late = batcher.take(100, 512, NOW_NS + ATTENTION_NS, ten_a_second)
+    assert tokens(late) == 100
+
+
+def test_a_turn_of_a_slow_model_is_not_shorter_than_a_part_of_the_budget() -> None:
+    batcher = turning(job([1] * 500, lane="bulk"), job([1], group="other", caller=b"b"))
+    batcher.take(1600, 512, NOW_NS, ten_a_second)
+    assert tokens(batcher.take(1600, 512, NOW_NS, ten_a_second)) == 1600 // TURN_PARTS
+
+
+def takes(batcher: Batcher, count: int, max_tokens: int) -> list[list[Piece]]:
+    """The next batches."""
+    return [batcher.take(max_tokens, 512, NOW_NS, ten_a_second) for _ in range(count)]
+
+
+def test_bulk_work_does_not_ride_along_with_queries_twice_in_a_row() -> None:
+    batcher = turning(job([1] * 500, lane="bulk", age_s=3))
+    riding = []
+    for _ in range(4):
+        batcher.add(job([1] * 2, caller=b"b"), 0, 2)
+        (batch,) = takes(batcher, 1, 100)
+        assert {"interactive"} <= {piece.job.lane for piece in batch}
+        riding.append(any(piece.job.lane == "bulk" for piece in batch))
+    assert riding == [True, False, True, False]
+
+
+def test_busy_models_share_the_time_of_the_device_and_not_the_tokens() -> None:
+    batcher = filled(job([1] * 3000, group="fast"), job([1] * 3000, group="slow", caller=b"b"))
+    used: Counter[str] = Counter()
+    for _ in range(44):
+        batch = batcher.take(50, 512, NOW_NS, {"fast": 1000.0, "slow": 100.0}.__getitem__)
+        used[batch[0].job.model] += tokens(batch)
+    assert 9 <= used["fast"] / used["slow"] <= 11
+
+
+def test_a_query_overtakes_a_bulk_batch_and_one_of_a_model_that_has_used_more() -> None:
+    batcher = turning(job([1] * 50, lane="bulk"))
+    (bulk,) = takes(batcher, 1, 10)
+    assert not batcher.overtakes(bulk)
+    batcher.add(job([1], caller=b"b"), 0, 1)
+    assert batcher.overtakes(bulk)
+    batcher = turning(job([1] * 20, group="busy"))
+    busy = takes(batcher, 2, 10)[1]
+    batcher.add(job([1] * 20, group="busy"), 0, 20)
+    assert not batcher.overtakes(busy), "its own kind waits in line"
+    batcher.add(job([1], group="quiet", caller=b"b"), 0, 1)
+    assert batcher.overtakes(busy)
+
+
+def test_a_model_that_has_had_more_than_its_part_does_not_overtake() -> None:
+    batcher = turning(job([1] * 50, group="one"), job([1] * 50, group="two", caller=b"b"))
+    first, second = takes(batcher, 2, 10)
+    assert {first[0].job.group, second[0].job.group} == {"one", "two"}
+    assert not batcher.overtakes(second)

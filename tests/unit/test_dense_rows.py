@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend.protocols.sie.encode import INLINE_NBYTES, dense_rows
+from frontend.protocols.sie.outputs import INLINE_NBYTES, dense_of
 from frontend.quantize import OUTPUT_DTYPES, quantize, shorten
 from ipc.errors import LeaseRevoked
 from tests.fakes.reply import FakeReply
@@ -20,7 +20,7 @@ LARGE = np.random.default_rng(7).standard_normal((INLINE_NBYTES // DIMS // 4 + 1
 
 def converted(reply: FakeReply, dtype: str, dimensions: int | None) -> Any:
     """The rows of `reply`."""
-    return asyncio.run(dense_rows(reply, dtype, dimensions))  # type: ignore[arg-type]
+    return asyncio.run(dense_of(reply, dtype, dimensions))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rows", [SMALL, LARGE], ids=["small", "large"])
@@ -30,7 +30,7 @@ def test_rows_as_they_lie_keep_their_lease(rows: np.ndarray, dimensions: int | N
     found = converted(reply, "float32", dimensions)
     assert reply.releases == 0
     np.testing.assert_array_equal(found.quantized.values, rows)
-    assert found.dims == DIMS
+    assert found.entry(0)["dims"] == DIMS
 
 
 @pytest.mark.parametrize("rows", [SMALL, LARGE], ids=["small", "large"])
@@ -44,7 +44,7 @@ def test_converted_rows_are_right_and_need_no_lease(
     assert reply.releases == 1
     expected = quantize(rows if dimensions is None else shorten(rows, dimensions), dtype)
     np.testing.assert_array_equal(found.quantized.values, expected.values)
-    assert found.dims == (dimensions or DIMS)
+    assert found.entry(0)["dims"] == (dimensions or DIMS)
 
 
 @pytest.mark.parametrize("rows", [SMALL, LARGE], ids=["small", "large"])
@@ -58,7 +58,7 @@ def test_rows_of_a_revoked_block_are_not_used(rows: np.ndarray) -> None:
 def test_large_rows_are_converted_while_others_run() -> None:
     async def turns_beside(rows: np.ndarray) -> int:
         reply, turns = FakeReply(rows), 0
-        work = asyncio.ensure_future(dense_rows(reply, "int8", None))  # type: ignore[arg-type]
+        work = asyncio.ensure_future(dense_of(reply, "int8", None))  # type: ignore[arg-type]
         while not work.done():
             await asyncio.sleep(0)
             turns += 1

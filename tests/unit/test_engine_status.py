@@ -10,24 +10,30 @@ import pytest
 from frontend.engine import Engine
 from frontend.server.drain import Drain
 from ipc.messages import ModelStatus
+from ipc.settings import Catalog as CatalogSettings
+from ipc.settings import Settings
 
 
-def engine(*workers: ModelStatus) -> Engine:
+def engine(*workers: ModelStatus, preloaded: bool = True, preload: tuple[str, ...] = ("auto",)) -> Engine:
     """An engine over one channel per worker, whose model `m` has that status."""
-    channels = [SimpleNamespace(state="ready", responsive=True, models={"m": status}) for status in workers]
+    channels = [
+        SimpleNamespace(state="ready", responsive=True, models={"m": status}, preloaded=preloaded)
+        for status in workers
+    ]
     client: Any = SimpleNamespace(channels=channels)
     catalog: Any = {"m": None}
     nothing: Any = None
-    return Engine(nothing, catalog, client, nothing, Drain())
+    return Engine(Settings(catalog=CatalogSettings(preload=preload)), catalog, client, nothing, Drain())
 
 
 LOADED = ModelStatus("m", "loaded", dims={"dense": 8}, attempts=1)
 FIRST_LOAD = ModelStatus("m", "loading", attempts=1)
-SECOND_LOAD = ModelStatus("m", "loading", attempts=2)
-FAILED = ModelStatus("m", "failed", attempts=1)
+SECOND_LOAD = ModelStatus("m", "loading", attempts=2, error_class="OOM")
+FAILED = ModelStatus("m", "failed", attempts=1, error_class="OOM")
+AVAILABLE = ModelStatus("m", "available")
 
 
-@pytest.mark.parametrize("other", [FIRST_LOAD, SECOND_LOAD, FAILED, ModelStatus("m", "available")])
+@pytest.mark.parametrize("other", [FIRST_LOAD, SECOND_LOAD, FAILED, AVAILABLE])
 def test_a_model_that_one_worker_serves_is_loaded_whatever_the_others_do(other: ModelStatus) -> None:
     for workers in ((LOADED, other), (other, LOADED)):
         found = engine(*workers)
@@ -38,8 +44,6 @@ def test_a_model_that_one_worker_serves_is_loaded_whatever_the_others_do(other: 
 @pytest.mark.parametrize(
     ("workers", "why"),
     [
-        ((FIRST_LOAD,), "models are loading"),
-        ((ModelStatus("m", "available"),), "models are loading"),
         ((FAILED,), "no model could be loaded"),
         ((SECOND_LOAD,), "no model could be loaded"),
         ((), "no worker is up"),
@@ -47,6 +51,16 @@ def test_a_model_that_one_worker_serves_is_loaded_whatever_the_others_do(other: 
 )
 def test_readiness_says_why_not(workers: tuple[ModelStatus, ...], why: str) -> None:
     assert engine(*workers).ready() == (False, why)
+
+
+@pytest.mark.parametrize("status", [FIRST_LOAD, AVAILABLE])
+def test_a_server_that_has_not_tried_all_models_of_the_start_is_not_ready(status: ModelStatus) -> None:
+    assert engine(status, preloaded=False).ready() == (False, "models are loading")
+
+
+@pytest.mark.parametrize("status", [FIRST_LOAD, AVAILABLE, FAILED])
+def test_models_that_are_loaded_on_demand_do_not_keep_a_server_from_being_ready(status: ModelStatus) -> None:
+    assert engine(status, preload=()).ready() == (True, "ok")
 
 
 def test_a_draining_frontend_is_not_ready() -> None:

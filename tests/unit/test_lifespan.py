@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from frontend import lifespan
+from frontend.access.gate import Gate
 from frontend.engine import Engine
 from frontend.lifespan import Lifespan
 from frontend.services import Services
@@ -27,7 +28,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Lifespan:
     monkeypatch.setattr(lifespan, "WATCH_EVERY_S", 0.001)
     monkeypatch.setattr(lifespan.announce, "summary", lambda services: "ready")
     monkeypatch.setattr(Lifespan, "_report", lambda self, ready: None)
-    services = Services(load(None, {"run.dir": str(tmp_path)}), load_catalog([str(FAKE_CATALOG)]))
+    services = Services(load(None, {"run.dir": str(tmp_path)}), load_catalog([str(FAKE_CATALOG)]), Gate())
     monkeypatch.setattr(Engine, "ready", lambda self: (True, "ok"))
     services.engine = Engine(services.settings, services.catalog, None, None, services.drain)  # type: ignore[arg-type]
     return Lifespan(services)

@@ -38,6 +38,16 @@ def test_work_is_measured_in_time_and_not_in_tokens() -> None:
     assert routing.pick([slow, fast], "m", "interactive") is fast
 
 
+def test_a_worker_that_has_the_lora_goes_before_one_with_less_work_as_long_as_it_has_credit() -> None:
+    having = ModelStatus("m", "loaded", loras={"legal": "loading"})
+    idle, busy = channel(0), channel(1, having, cost=900)
+    assert routing.pick([idle, busy], "m", "interactive", lora="legal") is busy
+    assert routing.pick([idle, busy], "m", "interactive", lora="other") is idle
+    assert routing.pick([idle, busy], "m", "interactive") is idle
+    full = channel(1, having, cost=900, credits=Credits(100, 0, 1000.0))
+    assert routing.pick([idle, full], "m", "interactive", lora="legal") is idle
+
+
 def test_equal_workers_are_taken_in_the_order_of_their_slots() -> None:
     assert routing.pick([channel(2), channel(1), channel(3)], "m", "interactive").slot == 1
 
@@ -103,6 +113,8 @@ FAILED = ModelStatus(
     "m", "failed", error_class="NETWORK", error_message="no route", attempts=2, permanent=False
 )
 
+LASTING = ModelStatus("m", "failed", error_class="NOT_FOUND", attempts=1, permanent=True)
+
 
 @pytest.mark.parametrize(
     ("channels", "kind"),
@@ -111,11 +123,13 @@ FAILED = ModelStatus(
         ([channel(0, state="connecting", responsive=False)], NoReplica),
         ([channel(0, responsive=False)], NoReplica),
         ([channel(0, ModelStatus("m", "loading"))], ModelLoading),
-        ([channel(0, ModelStatus("m", "unloading"))], ModelLoading),
+        ([channel(0, ModelStatus("m", "unloading"))], ModelNotLoaded),
         ([channel(0, ModelStatus("m", "available"))], ModelLoading),
         ([channel(0, ModelStatus("other", "loaded"))], ModelNotLoaded),
         ([channel(0, FAILED)], ModelLoadFailed),
         ([channel(0, FAILED), channel(1, ModelStatus("m", "loading"))], ModelLoading),
+        ([channel(0, FAILED), channel(1, ModelStatus("m", "available"))], ModelLoading),
+        ([channel(0, LASTING), channel(1, ModelStatus("m", "available"))], ModelLoadFailed),
         ([channel(0, ModelStatus("m", "failed", error_class="DEPENDENCY"))], DependencyConflict),
     ],
 )
@@ -141,3 +155,14 @@ def test_retry_after_of_a_load_is_what_it_is_still_expected_to_take(
 ) -> None:
     loading = ModelStatus("m", "loading", load_s=load_s, progress=progress)
     assert routing.explain([channel(0, loading)], "m").retry_after_s == seconds
+
+
+def test_a_model_that_is_not_loaded_on_demand_is_not_said_to_be_loading() -> None:
+    error = routing.explain([channel(0, ModelStatus("m", "available"))], "m", on_demand=False)
+    assert isinstance(error, ModelNotLoaded)
+    assert error.retry_after_s
+
+
+def test_retry_after_of_a_model_that_was_loaded_before_is_what_its_last_load_took() -> None:
+    known = ModelStatus("m", "available", load_s=12.3)
+    assert routing.explain([channel(0, known)], "m").retry_after_s == 13

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -21,6 +22,7 @@ import torch
 from ipc.errors import InvalidInput
 from ipc.extraction import Extraction
 from ipc.messages import Call, InputItem
+from workers.adapters.shared.lora import LoraLayers
 from workers.adapters.spec import AdapterSpec
 
 
@@ -75,6 +77,8 @@ class Adapter(ABC):
     """One loaded model of one family."""
 
     spec: ClassVar[AdapterSpec]
+    loras: LoraLayers | None = None
+    """The LoRA adapters of this model, in families whose spec has `lora`."""
 
     @classmethod
     @abstractmethod
@@ -96,11 +100,20 @@ class Adapter(ABC):
     def memory_bytes(self) -> int:
         """Bytes held by weights and buffers."""
 
+    @property
+    def image_tokens(self) -> int:
+        """About how many tokens an image counts as, before it is prepared."""
+        return 1024
+
     def check(self, call: Call) -> None:
         """Raise `InvalidInput` for options, labels or inputs that this family refuses."""
-        if call.lora:
+        if call.lora and self.loras is None:
             where = call.options_field
             raise InvalidInput(f"{where}.lora, {where}.lora_id: this model has no LoRA adapters")
+
+    def using(self, lora: str) -> AbstractContextManager[None]:
+        """Within, batches run with this LoRA adapter, or with none where it is empty.  Device thread only."""
+        return self.loras.using(lora) if lora and self.loras is not None else nullcontext()
 
     def group(self, call: Call) -> Hashable:
         """What two calls must have in common to share a forward pass, beside model, operation and outputs.

@@ -16,7 +16,29 @@ if TYPE_CHECKING:
     from workers.adapters.base import Adapter
 
 ENTRY_POINT_GROUP = "penstock.adapters"
-BUILT_IN = {"dense": "workers.adapters.dense:DenseAdapter"}
+BUILT_IN = {
+    "dense": "workers.adapters.dense:DenseAdapter",
+    "bge_m3": "workers.adapters.bge_m3:BgeM3Adapter",
+    "splade": "workers.adapters.splade:SpladeAdapter",
+    "colbert": "workers.adapters.colbert:ColbertAdapter",
+    "clip": "workers.adapters.clip:ClipAdapter",
+    "siglip": "workers.adapters.siglip:SiglipAdapter",
+    "colpali": "workers.adapters.colpali:ColPaliAdapter",
+    "colqwen2": "workers.adapters.colqwen2:ColQwen2Adapter",
+    "cross_encoder": "workers.adapters.cross_encoder:CrossEncoderAdapter",
+    "qwen3_reranker": "workers.adapters.qwen3_reranker:Qwen3RerankerAdapter",
+    "detection": "workers.adapters.detection:DetectionAdapter",
+    "owlv2": "workers.adapters.owlv2:Owlv2Adapter",
+    "grounding_dino": "workers.adapters.grounding_dino:GroundingDinoAdapter",
+    "florence2": "workers.adapters.florence2:Florence2Adapter",
+    "donut": "workers.adapters.donut:DonutAdapter",
+    "document_qa": "workers.adapters.document_qa:DocumentQaAdapter",
+    "ner": "workers.adapters.ner:NerAdapter",
+    "text_classification": "workers.adapters.text_classification:TextClassificationAdapter",
+    "nli_zero_shot": "workers.adapters.nli_zero_shot:NliZeroShotAdapter",
+    "gliclass": "workers.adapters.gliclass:GliclassAdapter",
+    "gliner": "workers.adapters.gliner:GlinerAdapter",
+}
 
 
 class UnknownAdapterError(ValueError):

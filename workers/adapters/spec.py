@@ -16,6 +16,9 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
     inputs      input kinds it accepts: "text", "image", ...
     outputs     outputs it can give: "dense", "sparse", ...
     options     keys of a model's `options` that the family understands
+    per_call    those of them that are read from each call only; profiles that differ in nothing else share the weights
+    builds_alone whether a load must not overlap others (`shared.building`)
+    lora        whether LoRA adapters can be applied to its models
     """
 
     family: str
@@ -23,3 +26,6 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     options: tuple[str, ...] = ()
+    per_call: tuple[str, ...] = ()
+    builds_alone: bool = True
+    lora: bool = False

@@ -5,6 +5,7 @@
     DEPENDENCY  a package or version is missing     permanent
     OOM         not enough memory                   again after 60 s
     NETWORK     the hub cannot be reached           again after 30 s
+    FINGERPRINT the model gives other values        permanent
     UNKNOWN     anything else                       permanent
 
 Libraries wrap the real reason, so the whole chain of causes is looked at, the outermost first.
@@ -20,7 +21,7 @@ import msgspec
 
 from workers.loading.source import SourceError
 
-ErrorClass = Literal["GATED", "NOT_FOUND", "DEPENDENCY", "OOM", "NETWORK", "UNKNOWN"]
+ErrorClass = Literal["GATED", "NOT_FOUND", "DEPENDENCY", "OOM", "NETWORK", "FINGERPRINT", "UNKNOWN"]
 
 RETRY_AFTER_S: dict[str, float] = {"OOM": 60.0, "NETWORK": 30.0}
 _MOST_CHARACTERS = 300
@@ -133,6 +134,7 @@ _RULES: tuple[tuple[ErrorClass, Callable[[BaseException], bool]], ...] = (
     ("DEPENDENCY", _is_own("DEPENDENCY")),
     ("NOT_FOUND", _is_own("NOT_FOUND")),
     ("UNKNOWN", _is_own("UNKNOWN")),
+    ("FINGERPRINT", lambda error: _named(error, "FingerprintMismatch")),
     ("GATED", _is_gated),
     ("OOM", _is_out_of_memory),
     ("NOT_FOUND", _is_missing),

@@ -1,8 +1,8 @@
 """Bring the files of a model onto this machine: from the hub, from a directory, from an installed package.
 
 Each `from_*` returns a local directory that holds a config and whole safetensors weights, or raises.  Only files
-that the loaders read are downloaded: configs, tokenizers, safetensors.  Pickled weights never are, except files
-that the caller names.  `progress(phase, fraction)` hears how far the bytes have come.
+that the loaders read are downloaded: configs, tokenizers, safetensors.  Pickled weights are only where a repository
+has no others, and files that the caller names.  `progress(phase, fraction)` hears how far the bytes have come.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from workers.loading.weights import DamagedWeightsError, check_weights, weight_f
 Progress = Callable[[str, float], None]
 
 CHUNK_BYTES = 8 << 20
-_WANTED = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken", "*.safetensors")
-_UNWANTED = ("onnx/*", "openvino/*", "consolidated*", "original/*", "*.bin", "*.h5", "*.msgpack", "*.onnx")
+_DESCRIBING = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken")
+_CONFIGS = ("config.json", "modules.json", "gliner_config.json")
+_PICKLED = "pytorch_model*.bin"
+_UNWANTED = ("onnx/*", "openvino/*", "consolidated*", "original/*")
 
 
 class SourceError(Exception):
@@ -32,12 +34,35 @@ class SourceError(Exception):
         self.error_class = error_class
 
 
-def from_hub(repo: str, revision: str | None, progress: Progress, *, extra_files: Sequence[str] = ()) -> Path:
+def from_hub(
+    repo: str,
+    revision: str | None,
+    progress: Progress,
+    *,
+    extra_files: Sequence[str] = (),
+    tokenizer_repo: str | None = None,
+    cached_only: bool = False,
+) -> Path:
     """Download a repository into the hub cache, or find it there; HF_HUB_OFFLINE forbids the network.
 
-    `extra_files` names further files of the repository, such as the `.pt` heads of some families.  Raises
-    huggingface_hub's errors, which `failure.classify` knows, and SourceError for unusable files.
+    `extra_files` names further files of the repository, such as the `.pt` heads of some families; `tokenizer_repo` is
+    another repository whose configuration and tokenizer the model borrows; `cached_only` leaves the network alone.
+    Raises huggingface_hub's errors, which `failure.classify` knows, and SourceError for unusable files.
     """
+    if tokenizer_repo is not None:
+        _snapshot(tokenizer_repo, None, progress, (), cached_only)
+    wanted = ("*.safetensors", *extra_files)
+    directory = _snapshot(repo, revision, progress, wanted, cached_only)
+    if not weight_files(directory):
+        directory = _snapshot(repo, revision, progress, (*wanted, _PICKLED), cached_only)
+    progress("download", 1.0)
+    return _checked(directory)
+
+
+def _snapshot(
+    repo: str, revision: str | None, progress: Progress, wanted: Sequence[str], cached_only: bool
+) -> Path:
+    """The configuration and tokenizer files of a repository and those that match `wanted`, in the hub cache."""
     from huggingface_hub import snapshot_download
 
     class Bar(_ByteBar):
@@ -48,12 +73,12 @@ def from_hub(repo: str, revision: str | None, progress: Progress, *, extra_files
     directory = snapshot_download(
         repo,
         revision=revision,
-        allow_patterns=[*_WANTED, *extra_files],
-        ignore_patterns=[pattern for pattern in _UNWANTED if pattern not in extra_files],
+        allow_patterns=[*_DESCRIBING, *wanted],
+        ignore_patterns=list(_UNWANTED),
+        local_files_only=cached_only,
         tqdm_class=Bar,
     )
-    progress("download", 1.0)
-    return _checked(Path(directory))
+    return Path(directory)
 
 
 def from_directory(path: str | Path) -> Path:
@@ -96,7 +121,7 @@ def read_ahead(directory: Path, progress: Progress) -> int:
 
 def _checked(directory: Path) -> Path:
     """`directory`, if it has a config and whole weights."""
-    if not any((directory / name).is_file() for name in ("config.json", "modules.json")):
+    if not any((directory / name).is_file() for name in _CONFIGS):
         raise SourceError("the model directory has no config.json")
     try:
         check_weights(directory)

@@ -1,7 +1,8 @@
-"""Check and read the safetensors files of a model directory without building anything.
+"""Check the weight files of a model directory without building anything: safetensors, else plain pickled tensors.
 
 A safetensors file is 8 bytes of header length (little-endian), a JSON header with the byte range of each tensor,
-and the tensors.  So a file that was cut off, or that is no safetensors file at all, shows by its size alone.
+and the tensors.  So a file that was cut off, or that is no safetensors file at all, shows by its size alone.  Pickled
+files count only where there are no others, and only when torch reads them with `weights_only`, which runs no code.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+PICKLED = "pytorch_model*.bin"
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000
 
@@ -18,18 +20,39 @@ class DamagedWeightsError(Exception):
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """All safetensors files under `directory`, sorted."""
-    return sorted(path for path in directory.rglob("*.safetensors") if path.is_file())
+    """All safetensors files under `directory`, sorted; where there are none, its pickled weights."""
+    found = sorted(path for path in directory.rglob("*.safetensors") if path.is_file())
+    return found or sorted(path for path in directory.glob(PICKLED) if path.is_file())
+
+
+def is_plain(path: Path) -> bool:
+    """Whether a pickled file is a map of names to tensors and nothing else."""
+    import torch
+
+    for mmap in (True, False):
+        try:
+            stored = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        except Exception:
+            continue
+        return isinstance(stored, dict) and all(isinstance(value, torch.Tensor) for value in stored.values())
+    return False
 
 
 def check_weights(directory: Path) -> None:
     """Raise DamagedWeightsError unless every weight file is whole and every shard of an index is there."""
     files = weight_files(directory)
+    pickled = [path for path in files if path.suffix == ".bin"]
+    unusable = next((path.name for path in pickled if not is_plain(path)), None)
+    if unusable is not None:
+        raise DamagedWeightsError(
+            f"the model has no safetensors weights; {unusable} is damaged or holds more than tensors and is not loaded"
+        )
     if not files:
         other = sorted(path.name for pattern in ("*.bin", "*.pt", "*.h5") for path in directory.glob(pattern))
         found = f"; {other[0]} is in a format that is not loaded" if other else ""
         raise DamagedWeightsError(f"the model has no safetensors weights{found}")
-    for index in directory.rglob("*.safetensors.index.json"):
+    kind = "*.bin.index.json" if pickled else "*.safetensors.index.json"
+    for index in directory.rglob(kind):
         shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         missing = sorted(shard for shard in shards if not (index.parent / shard).is_file())
         if missing:
@@ -37,7 +60,8 @@ def check_weights(directory: Path) -> None:
                 f"{len(missing)} of {len(shards)} weight files are missing, first {missing[0]}"
             )
     for path in files:
-        _check_file(path)
+        if path not in pickled:
+            _check_file(path)
 
 
 def _check_file(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The SIE dialect: encode, models, and the OpenAI form of embeddings."""
+"""The SIE dialect: encode, score, extract, models, and embeddings and rerank in the forms of others."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 import falcon.asgi
 
 from frontend.protocols.sie import errors
+from frontend.protocols.sie.admin import AdminResource
 from frontend.protocols.sie.embeddings import EmbeddingsResource
 from frontend.protocols.sie.encode import EncodeResource
+from frontend.protocols.sie.extract import ExtractResource
 from frontend.protocols.sie.models import ModelResource, ModelsResource
-from frontend.protocols.sie.unbuilt import UnbuiltResource
+from frontend.protocols.sie.rerank import RerankResource
+from frontend.protocols.sie.score import ScoreResource
 from frontend.services import Services
 from ipc.errors import PenstockError
 
@@ -28,10 +31,15 @@ class SieProtocol:
         app.add_route("/v1/embeddings", EmbeddingsResource(services))
         app.add_route("/v1/models", ModelsResource(services))
         app.add_route("/v1/models/{model:path}", ModelResource(services))
-        for route in ("/v1/score/{model:path}", "/v1/extract/{model:path}"):
-            app.add_route(route, UnbuiltResource(services))
+        app.add_route("/v1/score/{model:path}", ScoreResource(services))
+        app.add_route("/v1/rerank", RerankResource(services))
+        app.add_route("/v1/extract/{model:path}", ExtractResource(services))
+
+        if services.settings.server.admin:
+            app.add_route("/v1/admin/load/{model:path}", AdminResource(services, load=True))
+            app.add_route("/v1/admin/unload/{model:path}", AdminResource(services, load=False))
 
     def render_error(self, error: PenstockError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
         """(status, JSON body, headers) of an error on `path`."""
-        render = errors.render_openai if path == "/v1/embeddings" else errors.render
+        render = errors.render_openai if path in ("/v1/embeddings", "/v1/rerank") else errors.render
         return render(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from frontend.muvera import Muvera, read_settings
 from frontend.protocols.sie.options import Resolved, typed
 from frontend.protocols.sie.schemas import EncodeParams
 from frontend.quantize import OUTPUT_DTYPES
@@ -17,16 +18,24 @@ WHERE = "params.options"
 
 @dataclass(frozen=True, slots=True)
 class EncodePlan:
-    """What to run, on which entry, and how to render it."""
+    """What to run, on which entry, and how to render it.
+
+    `outputs` are those to show, which differ from the call's where `muvera` makes dense vectors of token vectors;
+    `sparse_dims` is the size of the vocabulary, None when nobody knows it.
+    """
 
     model: str
     call: EncodeCall
+    outputs: list[str]
     output_dtype: str
     dimensions: int | None
+    muvera: Muvera | None = None
+    sparse_dims: int | None = None
 
 
-def _outputs(resolved: Resolved, params: EncodeParams) -> list[str]:
+def _outputs(resolved: Resolved, params: EncodeParams, muvera: Muvera | None) -> list[str]:
     entry = resolved.entry
+    made = ("dense",) if muvera is not None else ()
     from_options = typed(resolved.options, "output_types", list, "array of str", WHERE)
     where = f"{WHERE}.output_types" if from_options else "params.output_types"
     named = resolved.explicit and "default" in entry.profiles
@@ -35,7 +44,7 @@ def _outputs(resolved: Resolved, params: EncodeParams) -> list[str]:
     for name in chosen:
         if name not in ENCODE_OUTPUTS:
             raise InvalidInput(f"{where}: {str(name)[:64]!r} is not one of {', '.join(ENCODE_OUTPUTS)}")
-        if name not in entry.outputs:
+        if name not in entry.outputs and name not in made:
             known = ", ".join(entry.encode_outputs)
             raise InvalidInput(f"{where}: model '{entry.id}' has no {name} output, only {known}")
     return list(dict.fromkeys(chosen))
@@ -67,13 +76,19 @@ def plan_encode(
     items: list[InputItem], resolved: Resolved, params: EncodeParams, dims: dict[str, int]
 ) -> EncodePlan:
     """The call and its rendering; `dims` are the widths of the loaded model's outputs."""
-    options = resolved.options
-    if options.get("muvera") is not None:
-        raise InvalidInput(f"{WHERE}.muvera: not offered by this build")
+    options, entry = resolved.options, resolved.entry
+    muvera = _muvera(options.get("muvera"), entry, dims)
+    outputs = _outputs(resolved, params, muvera)
+    if "dense" not in outputs:
+        muvera = None
     dimensions = typed(options, "dimensions", int, "int", WHERE)
+    width = dims.get("dense", 0) if muvera is None else muvera.width(dims["multivector"])
+    computed = outputs if muvera is None else [name for name in outputs if name != "dense"]
+    if muvera is not None and "multivector" not in computed:
+        computed = [*computed, "multivector"]
     call = EncodeCall(
         items,
-        _outputs(resolved, params),
+        computed,
         resolved.instruction,
         bool(options.get("is_query")),
         options,
@@ -81,8 +96,20 @@ def plan_encode(
         resolved.lora,
     )
     return EncodePlan(
-        model=resolved.entry.id,
+        model=entry.id,
         call=call,
+        outputs=outputs,
         output_dtype=_dtype(params, options),
-        dimensions=check_dimensions(dimensions, resolved.entry, dims.get("dense", 0), f"{WHERE}.dimensions"),
+        dimensions=check_dimensions(dimensions, entry, width, f"{WHERE}.dimensions"),
+        muvera=muvera,
+        sparse_dims=entry.outputs["sparse"].dims or dims.get("sparse") if "sparse" in outputs else None,
     )
+
+
+def _muvera(value: Any, entry: ModelEntry, dims: dict[str, int]) -> Muvera | None:
+    """Settings of MUVERA where it is asked for. Raises `InvalidInput` when the model has no token vectors."""
+    where = f"{WHERE}.muvera"
+    settings = read_settings(value, dims.get("multivector", 1), where)
+    if settings is not None and not ("multivector" in entry.outputs and "multivector" in dims):
+        raise InvalidInput(f"{where}: model '{entry.id}' has no multivector output to make dense vectors of")
+    return settings

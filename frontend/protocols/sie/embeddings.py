@@ -13,8 +13,10 @@ from falcon.asgi import Request, Response
 from frontend.disconnect import until_disconnect
 from frontend.protocols.sie import render
 from frontend.protocols.sie.convert import check_dimensions
-from frontend.protocols.sie.encode import dense_rows, time_headers
+from frontend.protocols.sie.flow import time_headers
 from frontend.protocols.sie.items import check_count, check_texts
+from frontend.protocols.sie.options import resolve
+from frontend.protocols.sie.outputs import dense_of
 from frontend.protocols.sie.schemas import EmbeddingsRequest, read
 from frontend.responding import send_parts
 from frontend.sending import Part
@@ -90,7 +92,14 @@ class EmbeddingsResource:
         check_dimensions(request.dimensions, entry, status.dims.get("dense", 0), "dimensions")
         lengths = [len(item.text) if item.text is not None else 4 * len(item.ids or ()) for item in inputs]
         cost = engine.cost_of(lengths, status)
-        return await engine.run(context, entry.id, EncodeCall(inputs, ["dense"]), cost, req.scope), inputs
+        found = resolve(
+            entry, None, None, self._services.catalog, len(inputs), self._services.settings.limits
+        )
+        is_query = bool(found.options.get("is_query"))
+        call = EncodeCall(
+            inputs, ["dense"], found.instruction, is_query, found.options, found.overflow, found.lora
+        )
+        return await engine.run(context, entry.id, call, cost, req.scope), inputs
 
 
 def _usage(inputs: list[InputItem], tokens: list[int]) -> int:
@@ -101,7 +110,7 @@ def _usage(inputs: list[InputItem], tokens: list[int]) -> int:
 
 
 async def _render(reply: Reply, request: EmbeddingsRequest, used: int) -> list[Part]:
-    rows = (await dense_rows(reply, "float32", request.dimensions)).quantized.values
+    rows = (await dense_of(reply, "float32", request.dimensions)).quantized.values
 
     def entry_at(index: int) -> dict[str, Any]:
         vector = rows[index]

@@ -11,6 +11,8 @@ from typing import Any
 from ipc.errors import PenstockError
 
 _TABLE: dict[str, tuple[int, str]] = {
+    "UNAUTHENTICATED": (401, "UNAUTHORIZED"),
+    "RATE_LIMITED": (429, "RATE_LIMIT"),
     "INPUT_TOO_LONG": (400, "INPUT_TOO_LONG"),
     "BODY_TOO_LARGE": (413, "INPUT_TOO_LONG"),
     "MODEL_LOADING": (503, "MODEL_NOT_LOADED"),
@@ -29,11 +31,15 @@ _HEADER_CODES = {
 }
 _DEFAULT_RETRY_S = {"RESOURCE_EXHAUSTED": 5.0, "QUEUE_FULL": 1.0, "MODEL_NOT_LOADED": 5.0}
 _OPENAI = {
+    "UNAUTHORIZED": ("invalid_api_key", "invalid_request_error"),
+    "FORBIDDEN": ("insufficient_permissions", "invalid_request_error"),
+    "RATE_LIMIT": ("rate_limit_exceeded", "requests"),
     "MODEL_NOT_FOUND": ("model_not_found", "invalid_request_error"),
     "INVALID_INPUT": ("invalid_input", "invalid_request_error"),
     "INPUT_TOO_LONG": ("invalid_input", "invalid_request_error"),
     "MODEL_NOT_LOADED": ("model_not_available", "server_error"),
     "MODEL_LOAD_FAILED": ("model_not_available", "server_error"),
+    "LORA_LOADING": ("model_not_available", "server_error"),
     "QUEUE_FULL": ("server_overloaded", "server_error"),
     "RESOURCE_EXHAUSTED": ("server_overloaded", "server_error"),
     "INFERENCE_ERROR": ("inference_error", "server_error"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from frontend.media import check_image
 from frontend.protocols.sie.schemas import Item
 from ipc.catalog import ModelEntry
 from ipc.errors import InvalidInput
@@ -27,12 +28,12 @@ def check_texts(texts: Sequence[str], where: str, limits: Limits) -> None:
             raise InvalidInput(f"{where.format(index)}: NUL character at offset {text.index(chr(0))}")
 
 
-def check_instruction(instruction: str, items: int, limits: Limits) -> None:
-    """Raise `InvalidInput` for an instruction that is too long alone, or together with the items it stands before."""
-    check_texts([instruction], "params.instruction", limits)
-    if items * len(instruction) > limits.max_body_bytes:
+def check_shared(text: str, where: str, items: int, limits: Limits) -> None:
+    """Raise `InvalidInput` for a text that is too long alone, or together with the items it stands before."""
+    check_texts([text], where, limits)
+    if items * len(text) > limits.max_body_bytes:
         raise InvalidInput(
-            f"params.instruction: {len(instruction)} characters before {items} items, "
+            f"{where}: {len(text)} characters before {items} items, "
             f"the limit is {limits.max_body_bytes} in all (limits.max_body_bytes)"
         )
 
@@ -58,7 +59,26 @@ def input_of(item: Item, where: str, entry: ModelEntry, limits: Limits) -> Input
     for name in MEDIA:
         if getattr(item, name) is not None and name.rstrip("s") not in entry.inputs:
             raise InvalidInput(f"{where}.{name}: model '{entry.id}' takes {', '.join(entry.inputs)} only")
-    if item.text is None:
-        raise InvalidInput(f"{where}.text: missing")
-    check_texts([item.text], f"{where}.text", limits)
-    return InputItem(item.text)
+    images = _images(item, where, limits)
+    if not images and (item.text is None or "text" not in entry.inputs):
+        needed = " or ".join(f"{where}.{'images' if kind == 'image' else kind}" for kind in entry.inputs)
+        raise InvalidInput(f"{needed}: missing")
+    if item.text is not None:
+        check_texts([item.text], f"{where}.text", limits)
+    return InputItem(item.text, None, images, item.metadata)
+
+
+def _images(item: Item, where: str, limits: Limits) -> list[bytes]:
+    found = []
+    for index, image in enumerate(item.images or ()):
+        place = f"{where}.images[{index}]"
+        if index >= limits.max_images:
+            raise InvalidInput(
+                f"{where}.images: {len(item.images or ())} given, the limit is {limits.max_images} "
+                "(limits.max_images)"
+            )
+        if image.data is None:
+            raise InvalidInput(f"{place}.data: missing")
+        check_image(image.data, f"{place}.data", limits)
+        found.append(image.data)
+    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from frontend.protocols.sie.items import check_instruction
+from frontend.protocols.sie.items import check_shared
 from ipc.catalog import Catalog, ModelEntry
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
@@ -60,8 +60,10 @@ def resolve(
     if instruction is None:
         instruction = typed(options, "instruction", str, "str", where)
     if instruction is not None:
-        check_instruction(instruction, items, limits)
-    return Resolved(entry, explicit, options, instruction, _overflow(options, where), _lora(options, where))
+        check_shared(instruction, where.removesuffix("options") + "instruction", items, limits)
+    return Resolved(
+        entry, explicit, options, instruction, _overflow(options, where), _lora(request, entry.runtime, where)
+    )
 
 
 def _choose(
@@ -86,9 +88,11 @@ def _overflow(options: dict[str, Any], where: str) -> str:
     return OVERFLOW_POLICIES[policy or "default"]
 
 
-def _lora(options: dict[str, Any], where: str) -> str:
-    for name in ("lora", "lora_id"):
-        found = typed(options, name, str, "str", where)
-        if found is not None:
-            return str(found)
+def _lora(request: dict[str, Any], runtime: dict[str, Any], where: str) -> str:
+    """The request's LoRA adapter under either name, else the profile's."""
+    for options in (request, runtime):
+        for name in ("lora", "lora_id"):
+            found = typed(options, name, str, "str", where)
+            if found is not None:
+                return str(found)
     return ""

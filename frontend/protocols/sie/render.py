@@ -1,134 +1,138 @@
 """Encode results on the wire: msgpack with raw arrays, or JSON.
 
-In msgpack an array is the msgpack-numpy map with bin keys; everything but its data is constant for a dtype and shape,
-so it is built once and the raw bytes follow from where they lie. JSON is orjson over the arrays. Both are written in
-chunks of items, so that a large answer does not hold up the event loop.
+msgpack is written as bytes and views on the arrays, in chunks of items that other requests run between. JSON is orjson
+over the arrays, a bounded piece at a time; a large answer is written in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import msgpack
 import numpy as np
 import orjson
 
-from frontend.quantize import Quantized
+from frontend.protocols.sie.arrays import array_header, map_header, packed
+from frontend.protocols.sie.outputs import INLINE_NBYTES, Output
 from frontend.sending import Part
 
 JSON_CHUNK_NBYTES = 256 << 10
 MSGPACK_CHUNK_ITEMS = 256
-_packer = msgpack.Packer()
+SMALL_ARRAY_NBYTES = 512
+"""In large bodies arrays up to this size are copied, since a view of its own would cost more; in small ones all are."""
+
+_ID, _ERROR = packed("id"), packed("error")
 
 
-@lru_cache(maxsize=256)
-def array_prefix(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """All bytes of the msgpack-numpy map before its data, the bin header included."""
-    packer = msgpack.Packer(autoreset=False)
-    packer.pack_map_header(5)
-    for key, value in (
-        (b"nd", True),
-        (b"type", np.dtype(dtype).str),
-        (b"kind", b""),
-        (b"shape", list(shape)),
-    ):
-        packer.pack(key)
-        packer.pack(value)
-    packer.pack(b"data")
-    packed: bytes = packer.bytes()
-    return packed + _bin_header(int(np.prod(shape)) * np.dtype(dtype).itemsize)
+@dataclass(slots=True)
+class Answer:
+    """What an encode answer says: items in order, by their outputs or their error, and what belongs to all of them.
+
+    `usage` holds the tokens of each item and the indices of those that were cut.
+    """
+
+    model: str
+    ids: Sequence[str | None]
+    outputs: Sequence[Output]
+    errors: dict[int, dict[str, str]]
+    usage: dict[str, list[int]]
+
+    def item(self, index: int) -> dict[str, Any]:
+        """One item: its id if it has one, then its outputs or its error."""
+        name = self.ids[index]
+        item: dict[str, Any] = {} if name is None else {"id": name}
+        if index in self.errors:
+            item["error"] = self.errors[index]
+        else:
+            for output in self.outputs:
+                item[output.name] = output.entry(index)
+        return item
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(output.nbytes for output in self.outputs)
 
 
-def _bin_header(nbytes: int) -> bytes:
-    if nbytes < 1 << 8:
-        return b"\xc4" + nbytes.to_bytes(1, "big")
-    if nbytes < 1 << 16:
-        return b"\xc5" + nbytes.to_bytes(2, "big")
-    return b"\xc6" + nbytes.to_bytes(4, "big")
-
-
-class DenseRows:
-    """Dense vectors of all items in their output dtype, with what is said beside them."""
-
-    def __init__(self, quantized: Quantized, dims: int) -> None:
-        self.quantized, self.dims = quantized, dims
-        self.head = {"dims": dims, "dtype": quantized.dtype}
-
-    def extras(self, index: int) -> dict[str, float]:
-        """Scale and offset of one row, where the dtype has them."""
-        found = (("scale", self.quantized.scale), ("offset", self.quantized.offset))
-        return {name: float(values[index]) for name, values in found if values is not None}
-
-
-async def msgpack_parts(
-    model: str,
-    ids: Sequence[str | None],
-    rows: DenseRows,
-    errors: dict[int, dict[str, str]],
-    timing: Callable[[], dict[str, Any]],
-) -> list[Part]:
-    """The body as a list of bytes and views on the rows; `timing` is called at the end."""
-    values = rows.quantized.values
-    flat = memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
-    width = values.shape[1] * values.itemsize
-    prefix = array_prefix(values.dtype.str, values.shape[1:])
-    key = _packer.pack("dense")
-    fixed = b"".join(_packer.pack(part) for pair in rows.head.items() for part in pair) + _packer.pack(
-        "values"
-    )
-    parts: list[Part] = [
-        b"\x83"
-        + _packer.pack("model")
-        + _packer.pack(model)
-        + _packer.pack("items")
-        + _packer.pack_array_header(len(ids))
-    ]
-    for index, name in enumerate(ids):
+async def msgpack_parts(answer: Answer, timing: Callable[[], dict[str, Any]]) -> list[Part]:
+    """The body as a list of bytes and views on the arrays; `timing` is called at the end."""
+    parts: list[Part] = []
+    copied_nbytes = INLINE_NBYTES if answer.nbytes <= INLINE_NBYTES else SMALL_ARRAY_NBYTES
+    keyed = [(packed(output.name), output) for output in answer.outputs]
+    head = (map_header(4), packed("model"), packed(answer.model), packed("items"))
+    written = bytearray(b"".join(head) + array_header(len(answer.ids)))
+    for index in range(len(answer.ids)):
         if index and not index % MSGPACK_CHUNK_ITEMS:
             await asyncio.sleep(0)
-        named = b"" if name is None else _packer.pack("id") + _packer.pack(name)
-        head = bytes([0x81 + (name is not None)]) + named
-        if index in errors:
-            parts.append(head + _packer.pack("error") + _packer.pack(errors[index]))
+        name, error = answer.ids[index], answer.errors.get(index)
+        entries = (name is not None) + (1 if error is not None else len(answer.outputs))
+        written += map_header(entries)
+        if name is not None:
+            written += _ID + packed(name)
+        if error is not None:
+            written += _ERROR + packed(error)
             continue
-        extras = rows.extras(index)
-        parts.append(head + key + bytes([0x83 + len(extras)]) + fixed + prefix)
-        parts.append(flat[index * width : (index + 1) * width])
-        if extras:
-            parts.append(b"".join(_packer.pack(part) for pair in extras.items() for part in pair))
-    parts.append(_packer.pack("timing") + _packer.pack(timing()))
+        for key, output in keyed:
+            written += key
+            written = output.write(parts, written, index, copied_nbytes)
+    written += packed("timing") + packed(timing()) + packed("usage") + packed(answer.usage)
+    parts.append(bytes(written))
     return parts
 
 
-async def json_parts(
-    model: str,
-    ids: Sequence[str | None],
-    rows: DenseRows,
-    errors: dict[int, dict[str, str]],
-    timing: Callable[[], dict[str, Any]],
-) -> list[Part]:
+async def json_parts(answer: Answer, timing: Callable[[], dict[str, Any]]) -> list[Part]:
     """The body as a list of bytes; `timing` is called at the end."""
-    values = rows.quantized.values
-    widened = values.dtype == np.float16
-
-    def item_at(index: int) -> dict[str, Any]:
-        item: dict[str, Any] = {} if ids[index] is None else {"id": ids[index]}
-        if index in errors:
-            item["error"] = errors[index]
-        else:
-            row = values[index].astype(np.float64) if widened else values[index]
-            item["dense"] = {**rows.head, "values": row, **rows.extras(index)}
-        return item
-
-    items = await json_array(len(ids), values.shape[1] * values.itemsize, item_at)
+    if answer.nbytes > INLINE_NBYTES:
+        items = await asyncio.to_thread(lambda: list(_json_items(answer)))
+    else:
+        items = list(_json_items(answer))
     return [
-        b'{"model":' + orjson.dumps(model) + b',"items":',
+        b'{"model":' + orjson.dumps(answer.model) + b',"items":[',
         *items,
-        b',"timing":' + orjson.dumps(timing()) + b"}",
+        b'],"timing":' + orjson.dumps(timing()) + b',"usage":' + orjson.dumps(answer.usage) + b"}",
     ]
+
+
+def _json_items(answer: Answer) -> Iterator[bytes]:
+    """The items between the brackets; several small ones at once, a large one in pieces."""
+    count = len(answer.ids)
+    each = answer.nbytes // max(1, count)
+    if each > JSON_CHUNK_NBYTES:
+        for index in range(count):
+            yield b"," if index else b""
+            yield from _json_value(answer.item(index))
+        return
+    per_chunk = max(1, JSON_CHUNK_NBYTES // max(1, each))
+    for start in range(0, count, per_chunk):
+        items = [_widened(answer.item(index)) for index in range(start, min(start + per_chunk, count))]
+        yield (b"," if start else b"") + _json(items)[1:-1]
+
+
+def _json_value(value: Any) -> Iterator[bytes]:
+    """A value in pieces of bounded size: maps by entry, large arrays by rows."""
+    if isinstance(value, dict):
+        for at, (name, inner) in enumerate(value.items()):
+            yield (b"," if at else b"{") + orjson.dumps(name) + b":"
+            yield from _json_value(inner)
+        yield b"}" if value else b"{}"
+    elif isinstance(value, np.ndarray) and value.nbytes > JSON_CHUNK_NBYTES:
+        per_chunk = max(1, JSON_CHUNK_NBYTES * len(value) // value.nbytes)
+        for start in range(0, len(value), per_chunk):
+            yield (b"," if start else b"[") + _json(_widened(value[start : start + per_chunk]))[1:-1]
+        yield b"]"
+    else:
+        yield _json(_widened(value))
+
+
+def _widened(value: Any) -> Any:
+    """float16 arrays as float64, which is how they are printed; anything else as it is."""
+    if isinstance(value, np.ndarray):
+        return value.astype(np.float64) if value.dtype == np.float16 else value
+    if isinstance(value, dict):
+        return {name: _widened(inner) for name, inner in value.items()}
+    return value
 
 
 async def json_array(count: int, entry_nbytes: int, entry_at: Callable[[int], Any]) -> list[bytes]:
@@ -145,5 +149,5 @@ async def json_array(count: int, entry_nbytes: int, entry_at: Callable[[int], An
     return parts
 
 
-def _json(entries: list[Any]) -> bytes:
-    return orjson.dumps(entries, option=orjson.OPT_SERIALIZE_NUMPY)
+def _json(value: Any) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -6,6 +6,7 @@ fields are skipped like any other value.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -15,6 +16,15 @@ from frontend.values import check_values
 from ipc.settings import Limits
 
 Text = str | None
+Keys = tuple[Sequence[Key], Sequence[tuple[Key, int]]]
+
+
+class Body(msgspec.Struct):
+    """A whole request."""
+
+    def keys(self) -> Keys:
+        """Names of fields that may occur once, and others with how often they may, for `refuse_repeated`."""
+        raise NotImplementedError
 
 
 class Media(msgspec.Struct):
@@ -45,14 +55,30 @@ class EncodeParams(msgspec.Struct):
     options: dict[str, Any] | None = None
 
 
-class EncodeRequest(msgspec.Struct):
+class AdminRequest(Body):
+    """Body of POST /v1/admin/load and /v1/admin/unload."""
+
+    wait: bool | None = None
+
+    def keys(self) -> Keys:
+        """The one field."""
+        return (Key("wait"),), ()
+
+
+class EncodeRequest(Body):
     """Body of POST /v1/encode."""
 
     items: list[Item]
     params: EncodeParams | None = None
 
+    def keys(self) -> Keys:
+        """Names of fields, as `Body.keys`."""
+        ids, texts = _counts(self.items)
+        once = _ENCODE_KEYS if self.params is None else _ENCODE_KEYS + _PARAMS_KEYS
+        return once, ((_ID, ids), (_TEXT, texts))
 
-class EmbeddingsRequest(msgspec.Struct):
+
+class EmbeddingsRequest(Body):
     """Body of POST /v1/embeddings, in the OpenAI form."""
 
     model: str
@@ -68,13 +94,74 @@ class EmbeddingsRequest(msgspec.Struct):
     dimensions: int | None = None
     user: Text = None
 
+    def keys(self) -> Keys:
+        """Names of fields, as `Body.keys`."""
+        return _EMBEDDINGS_KEYS, ()
 
-B = TypeVar("B")
+
+class ScoreRequest(Body):
+    """Body of POST /v1/score: everything at top level."""
+
+    query: Item
+    items: list[Item]
+    instruction: Text = None
+    options: dict[str, Any] | None = None
+
+    def keys(self) -> Keys:
+        """Names of fields, as `Body.keys`."""
+        ids, texts = _counts((self.query, *self.items))
+        return _SCORE_KEYS, ((_ID, ids), (_TEXT, texts))
+
+
+class ExtractParams(msgspec.Struct):
+    """Parameters of an extract request."""
+
+    labels: list[str] | None = None
+    output_schema: dict[str, Any] | None = None
+    instruction: Text = None
+    options: dict[str, Any] | None = None
+
+
+class ExtractRequest(Body):
+    """Body of POST /v1/extract."""
+
+    items: list[Item]
+    params: ExtractParams | None = None
+
+    def keys(self) -> Keys:
+        """Names of fields, as `Body.keys`."""
+        ids, texts = _counts(self.items)
+        once = _ENCODE_KEYS if self.params is None else _ENCODE_KEYS + _EXTRACT_KEYS
+        return once, ((_ID, ids), (_TEXT, texts))
+
+
+class RerankRequest(Body):
+    """Body of POST /v1/rerank, in the form of Cohere and Jina."""
+
+    model: str
+    query: str
+    documents: list[str | dict[str, Any]]
+    top_n: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    return_documents: bool | None = None
+
+    def keys(self) -> Keys:
+        """Names of fields, as `Body.keys`."""
+        return _RERANK_KEYS, ((_TEXT, sum(isinstance(document, dict) for document in self.documents)),)
+
+
+B = TypeVar("B", bound=Body)
 _ID, _TEXT = Key("id"), Key("text")
 _ENCODE_KEYS = (Key("items"), Key("params"))
 _PARAMS_KEYS = tuple(
     map(Key, ("output_types", "output_dtype", "instruction", "options", "profile", "dimensions", "is_query"))
 )
+_EXTRACT_KEYS = tuple(
+    map(Key, ("labels", "output_schema", "instruction", "options", "profile", "threshold", "overflow_policy"))
+)
+_SCORE_KEYS = tuple(
+    map(Key, ("query", "items", "instruction", "options", "profile", "score_mode", "score_weights"))
+)
+_RERANK_KEYS = tuple(map(Key, ("model", "query", "documents", "top_n", "return_documents")))
 _EMBEDDINGS_KEYS = tuple(map(Key, ("model", "input", "encoding_format", "dimensions")))
 
 
@@ -84,17 +171,14 @@ def read(body: bytes, content_type: str | None, kind: type[B], limits: Limits) -
     binary = "application/msgpack" in lowered or "application/x-msgpack" in lowered
     check_values(body, binary, limits.max_items)
     decoded = decode(body, kind, binary=binary)
-    if isinstance(decoded, EncodeRequest):
-        _refuse_repeated_in_encode(body, decoded, binary)
-    else:
-        refuse_repeated(body, _EMBEDDINGS_KEYS, binary=binary)
+    refuse_repeated(body, *decoded.keys(), binary=binary)
     return decoded
 
 
-def _refuse_repeated_in_encode(body: bytes, request: EncodeRequest, binary: bool) -> None:
-    once = _ENCODE_KEYS if request.params is None else _ENCODE_KEYS + _PARAMS_KEYS
+def _counts(items: Iterable[Item]) -> tuple[int, int]:
+    """How many ids and texts `items` have."""
     ids = texts = 0
-    for item in request.items:
+    for item in items:
         ids += item.id is not None
         texts += item.text is not None
-    refuse_repeated(body, once, ((_ID, ids), (_TEXT, texts)), binary=binary)
+    return ids, texts

@@ -52,7 +52,8 @@ def packed_attention(
         )
     causal = _causal(module, is_causal)
     reach = int(sliding_window) - 1 if sliding_window else None
-    if packed_kernel is not None:
+    # NOTE: the kernel attends to whole sequences; batches with unseen tokens take the masked way.
+    if packed_kernel is not None and packed_layout.seen is None:
         return packed_kernel(query, key, value, packed_layout, scaling, causal, reach), None
     return attend_runs(query, key, value, packed_layout, scaling, causal, reach), None
 

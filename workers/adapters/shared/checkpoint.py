@@ -1,4 +1,4 @@
-"""Load a transformers model from a local directory: safetensors only, explicit dtype, nothing left random.
+"""Load a transformers model from a local directory: explicit dtype, no pickled code, nothing left random.
 
 transformers fills weights that a checkpoint lacks with random numbers and only warns.  Here that is an error, except
 for the pooler, which no family of ours reads.
@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING, AutoConfig, AutoModel, AutoModelForTextEncoding
 from transformers.utils import logging as transformers_logging
+
+from workers.adapters.shared.building import BUILDING
+from workers.loading.weights import PICKLED, is_plain
 
 # Arguments of from_pretrained that a stored file may not set.
 _OURS = frozenset(
@@ -32,26 +35,35 @@ def load_transformer(
     trust_remote_code: bool = False,
     config_arguments: Mapping[str, Any] | None = None,
     model_arguments: Mapping[str, Any] | None = None,
+    factory: Any = None,
 ) -> Any:
-    """The encoder model of `directory`, in eval mode on `device`, with torch's SDPA where the model offers it.
+    """The model of `directory`, in eval mode on `device`, with torch's SDPA where the model offers it.
 
-    Of T5 and its kin only the encoder is loaded.  Raises CheckpointError for missing weights or weights in
+    `factory` is a model class or one of transformers' Auto classes that adds a head; without it the bare encoder is
+    loaded, of T5 and its kin only the encoder half.  Raises CheckpointError for missing weights or weights in
     another format than safetensors, OSError for missing files, ImportError for missing packages.
     """
-    if not any(directory.glob("*.safetensors")):
+    safe = any(directory.glob("*.safetensors"))
+    if not safe and not any(is_plain(path) for path in directory.glob(PICKLED)):
         raise CheckpointError("the checkpoint has no safetensors weights; other formats are not loaded")
     transformers_logging.disable_progress_bar()
     trust = {"local_files_only": True, "trust_remote_code": trust_remote_code}
-    config = AutoConfig.from_pretrained(str(directory), **{**(config_arguments or {}), **trust})
-    factory = AutoModelForTextEncoding if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING else AutoModel
+    described = {**(config_arguments or {}), **trust}
+    config = AutoConfig.from_pretrained(str(directory), **described)
+    if factory is None:
+        encodes_text = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
+        factory = AutoModelForTextEncoding if encodes_text else AutoModel
     extra = {name: value for name, value in (model_arguments or {}).items() if name not in _OURS}
-    arguments = {**extra, **trust, "config": config, "dtype": dtype, "use_safetensors": True}
+    arguments = {**extra, **trust, "config": config, "dtype": dtype, "use_safetensors": safe}
     try:
         model, report = _load(factory, directory, arguments, "sdpa")
     except ValueError as error:
         if "scaled_dot_product_attention" not in str(error):
             raise
-        model, report = _load(factory, directory, arguments, "eager")
+        # NOTE: its parts choose for themselves, from a config that the first attempt has not marked: in Grounding DINO
+        # the text tower offers SDPA, and its mask would be misread by "eager".
+        arguments["config"] = AutoConfig.from_pretrained(str(directory), **described)
+        model, report = _load(factory, directory, arguments, None)
     missing = sorted(name for name in report["missing_keys"] if "pooler." not in name)
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
@@ -62,12 +74,13 @@ def load_transformer(
 
 
 def _load(
-    factory: Any, directory: Path, arguments: Mapping[str, Any], attention: str
+    factory: Any, directory: Path, arguments: Mapping[str, Any], attention: str | None
 ) -> tuple[Any, dict[str, Any]]:
-    """The model and transformers' loading report."""
-    loaded: tuple[Any, dict[str, Any]] = factory.from_pretrained(
-        str(directory), attn_implementation=attention, output_loading_info=True, **arguments
-    )
+    """The model and transformers' loading report; `attention` None leaves the choice to each part."""
+    with BUILDING:
+        loaded: tuple[Any, dict[str, Any]] = factory.from_pretrained(
+            str(directory), attn_implementation=attention, output_loading_info=True, **arguments
+        )
     return loaded
 
 

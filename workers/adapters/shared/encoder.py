@@ -66,13 +66,20 @@ class TextEncoder:
     def _padded_rows(self, batch: PackedBatch) -> torch.Tensor:
         """The row as rectangles of similar lengths, padded on the right, one forward each."""
         parts = []
-        for start, lens in _rectangles(batch):
-            sizes = torch.tensor(lens, device=self.device)
-            mask = torch.arange(lens[0], device=self.device) < sizes[:, None]
+        done = 0
+        for start, lens in rectangles(batch):
+            places = torch.arange(lens[0], device=self.device)
+            mask = places < torch.tensor(lens, device=self.device)[:, None]
             stop = start + sum(lens)
             ids = torch.full(mask.shape, self._pad_id, device=self.device)
             ids[mask] = batch.ids[0, start:stop]
-            arguments = {"input_ids": ids, "attention_mask": mask.long()}
+            attended = (
+                mask
+                if batch.layout.seen is None
+                else places < batch.layout.seen[done : done + len(lens), None]
+            )
+            done += len(lens)
+            arguments = {"input_ids": ids, "attention_mask": attended.long()}
             if batch.types is not None:
                 types = torch.zeros_like(ids)
                 types[mask] = batch.types[0, start:stop]
@@ -130,7 +137,7 @@ class TextEncoder:
         return sequences
 
 
-def _rectangles(batch: PackedBatch) -> Iterator[tuple[int, list[int]]]:
+def rectangles(batch: PackedBatch) -> Iterator[tuple[int, list[int]]]:
     """Cut a row, sorted longest first, into (first token, lengths) of sequences to pad together."""
     start = 0
     lens: list[int] = []

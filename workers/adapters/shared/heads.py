@@ -32,7 +32,7 @@ class Dense(nn.Module):
         super().__init__()
         inner, outer = int(config["in_features"]), int(config["out_features"])
         self.linear = nn.Linear(inner, outer, bias=bool(config.get("bias", True)))
-        self.activation = _activation(
+        self.activation = stored_activation(
             str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
         )
         self._residual = bool(config.get("use_residual", False))
@@ -79,7 +79,7 @@ def load_head(kind: str, directory: Path, config: Mapping[str, Any]) -> nn.Modul
     return head.float()
 
 
-def _activation(name: str) -> nn.Module:
+def stored_activation(name: str) -> nn.Module:
     """The torch.nn activation stored under its dotted name; raises ValueError for anything else."""
     found = getattr(nn, name.rpartition(".")[2], None)
     if not name.startswith("torch.nn.") or not (isinstance(found, type) and issubclass(found, nn.Module)):

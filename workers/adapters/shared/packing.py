@@ -25,11 +25,13 @@ class TokenSequence:
     ids    int64 [tokens]
     types  int64 [tokens] segment ids, or None where all are 0
     skip   leading tokens that pooling leaves out (prompts of models that pool without them)
+    seen   leading tokens that attention sees, or None for all; the others get vectors but give none to anybody
     """
 
     ids: Int64Array
     types: Int64Array | None = None
     skip: int = 0
+    seen: int | None = None
 
 
 class Run(NamedTuple):
@@ -48,7 +50,9 @@ class Layout:
     first, last  int64 [N], index of each sequence's first and last token
     max_len      longest sequence, tokens
     runs         the sequences again, grouped by equal length
-    masks        scratch space of attention: windowed masks of this batch by their shape
+    seen         int64 [N] leading tokens of each sequence that attention sees, or None where all are
+    partial      first tokens of the runs that hold such sequences
+    masks        scratch space of attention: masks of this batch by their shape or place
     """
 
     cu_seq_lens: torch.Tensor
@@ -56,6 +60,8 @@ class Layout:
     last: torch.Tensor
     max_len: int
     runs: tuple[Run, ...]
+    seen: torch.Tensor | None = None
+    partial: frozenset[int] = frozenset()
     masks: dict[Any, torch.Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> Self:
@@ -65,6 +71,7 @@ class Layout:
             cu_seq_lens=self.cu_seq_lens.to(device, non_blocking=True),
             first=self.first.to(device, non_blocking=True),
             last=self.last.to(device, non_blocking=True),
+            seen=None if self.seen is None else self.seen.to(device, non_blocking=True),
             masks={},
         )
 
@@ -118,6 +125,7 @@ def pack(sequences: Sequence[TokenSequence], *, position_offset: int = 0, pin: b
     positions = np.arange(ends[-1], dtype=np.int64) - np.repeat(starts - position_offset, lens)
     restore = np.empty_like(order)
     restore[order] = np.arange(order.size)
+    runs, seen = _runs(lens, starts), _seen(chosen)
 
     def tensor(array: npt.NDArray[Any]) -> torch.Tensor:
         made = torch.from_numpy(array)
@@ -134,7 +142,9 @@ def pack(sequences: Sequence[TokenSequence], *, position_offset: int = 0, pin: b
             first=tensor(starts),
             last=tensor(ends - 1),
             max_len=int(lens[0]),
-            runs=_runs(lens, starts),
+            runs=runs,
+            seen=_optional(tensor, seen),
+            partial=_partial(runs, lens, seen),
         ),
     )
 
@@ -156,6 +166,25 @@ def _skips(chosen: Sequence[TokenSequence]) -> Int64Array | None:
     """Skipped tokens per sequence, or None where nothing is skipped."""
     skips = np.fromiter((sequence.skip for sequence in chosen), dtype=np.int64, count=len(chosen))
     return skips if skips.any() else None
+
+
+def _seen(chosen: Sequence[TokenSequence]) -> Int64Array | None:
+    """Tokens that attention sees per sequence, or None where it sees all of all."""
+    if all(sequence.seen is None for sequence in chosen):
+        return None
+    return np.array([len(one.ids) if one.seen is None else one.seen for one in chosen], dtype=np.int64)
+
+
+def _partial(runs: Sequence[Run], lens: Int64Array, seen: Int64Array | None) -> frozenset[int]:
+    """First tokens of the runs in which attention does not see everything."""
+    if seen is None:
+        return frozenset()
+    hidden, at, found = seen < lens, 0, set()
+    for run in runs:
+        if hidden[at : at + run.rows].any():
+            found.add(run.start)
+        at += run.rows
+    return frozenset(found)
 
 
 def _runs(lens: Int64Array, starts: Int64Array) -> tuple[Run, ...]:

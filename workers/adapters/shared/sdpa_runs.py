@@ -1,7 +1,8 @@
 """Attention within the sequences of a packed row by scaled_dot_product_attention, on any device and dtype.
 
 Sequences of equal length are neighbours, so each run of them is one rectangular call.  With a sliding window the
-call goes by blocks of queries, and each block meets only the keys that its windows reach.
+call goes by blocks of queries, and each block meets only the keys that its windows reach.  Runs with tokens that
+attention does not see (short queries filled up with mask tokens) get a mask.
 """
 
 from __future__ import annotations
@@ -32,19 +33,24 @@ def attend_runs(
     gqa = key.shape[1] != heads
     out = query.new_empty((1, tokens, heads, value.shape[-1]))
     row = out[0]
+    first = 0
     for start, count, length in layout.runs:
         stop = start + count * length
         q, k, v = (
             states[0, :, start:stop].unflatten(1, (count, length)).transpose(0, 1)
             for states in (query, key, value)
         )
-        if reach is None or length <= reach + 1:
+        if start in layout.partial:
+            mask = _partial_mask(layout, start, (first, count, length), causal, reach)
+            found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=gqa)
+        elif reach is None or length <= reach + 1:
             found = F.scaled_dot_product_attention(
                 q, k, v, is_causal=causal and length > 1, scale=scaling, enable_gqa=gqa
             )
         else:
             found = _attend_windows(q, k, v, layout, scaling, causal, reach)
         row[start:stop].view(count, length, heads, -1).copy_(found.transpose(1, 2))
+        first += count
     return out
 
 
@@ -75,6 +81,25 @@ def _attend_windows(
             )
         )
     return torch.cat(blocks, dim=2)
+
+
+def _partial_mask(
+    layout: Layout, start: int, run: tuple[int, int, int], causal: bool, reach: int | None
+) -> torch.Tensor:
+    """Boolean [count, 1, queries, keys] of a run with unseen tokens: keys that are seen and in reach."""
+    mask = layout.masks.get((start, reach))
+    if mask is None:
+        first, count, length = run
+        assert layout.seen is not None
+        at = torch.arange(length, device=layout.seen.device)
+        visible = at < layout.seen[first : first + count, None]
+        distance = at[:, None] - at[None]
+        near = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
+        if reach is not None:
+            near &= distance.abs() <= reach
+        mask = visible[:, None, None] & near
+        layout.masks[start, reach] = mask
+    return mask
 
 
 def _window_mask(

@@ -11,8 +11,8 @@ decoders, normalised.  Modules that are not known here are refused by name rathe
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ _POOLING_FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _HEADS = frozenset({"Dense", "LayerNorm", "Normalize"})
+_KINDS = _HEADS | {"Transformer", "Pooling", "Dropout"}
+_PACKAGES = ("sentence_transformers", "pylate")
 
 
 class UnsupportedLayoutError(ValueError):
@@ -71,10 +73,9 @@ class ModelLayout:
 
 def read_layout(directory: Path) -> ModelLayout:
     """The layout of `directory`; raises UnsupportedLayoutError naming what cannot be run."""
-    stored = directory / "modules.json"
-    if not stored.is_file():
+    modules = read_modules(directory, _KINDS)
+    if not modules:
         return ModelLayout(transformer=directory)
-    modules = [_module(directory, entry) for entry in json.loads(stored.read_text(encoding="utf-8"))]
     kinds = [module.kind for module in modules]
     if kinds[:1] != ["Transformer"] or kinds.count("Transformer") != 1 or kinds.count("Pooling") != 1:
         raise UnsupportedLayoutError(
@@ -82,29 +83,46 @@ def read_layout(directory: Path) -> ModelLayout:
         )
     at = kinds.index("Pooling")
     pooling = modules[at].config
-    prompts = _read_json(directory / "config_sentence_transformers.json")
-    return ModelLayout(
-        **_transformer_settings(modules[0].directory),
+    return replace(
+        read_transformer(directory, modules[0].directory),
         token_modules=_heads(modules[1:at], "token_embeddings"),
         pooling=_pooling_modes(pooling),
         include_prompt=bool(pooling.get("include_prompt", True)),
         vector_modules=_heads(modules[at + 1 :], "sentence_embedding"),
-        prompts={name: text for name, text in (prompts.get("prompts") or {}).items() if text is not None},
-        default_prompt_name=prompts.get("default_prompt_name"),
     )
 
 
-def _module(directory: Path, entry: Mapping[str, Any]) -> ModuleConfig:
+def read_transformer(directory: Path, transformer: Path, task: str = "feature-extraction") -> ModelLayout:
+    """The layout of the transformer in `transformer`, a part of the model in `directory`, with the model's prompts.
+
+    Raises UnsupportedLayoutError when it was stored for another task.
+    """
+    stored = read_json(directory / "config_sentence_transformers.json")
+    return ModelLayout(
+        **_transformer_settings(transformer, task),
+        prompts={name: text for name, text in (stored.get("prompts") or {}).items() if text is not None},
+        default_prompt_name=stored.get("default_prompt_name"),
+    )
+
+
+def read_modules(directory: Path, kinds: Collection[str]) -> list[ModuleConfig]:
+    """What modules.json lists, none without it; raises UnsupportedLayoutError for a kind outside `kinds`."""
+    stored = directory / "modules.json"
+    if not stored.is_file():
+        return []
+    return [_module(directory, entry, kinds) for entry in json.loads(stored.read_text(encoding="utf-8"))]
+
+
+def _module(directory: Path, entry: Mapping[str, Any], kinds: Collection[str]) -> ModuleConfig:
     """One entry of modules.json.  The class name is the type's last word in the old and in the new spelling."""
     dotted = str(entry["type"])
     kind = dotted.rpartition(".")[2]
-    known = kind in _HEADS or kind in ("Transformer", "Pooling", "Dropout")
-    if not dotted.startswith("sentence_transformers.") or not known:
+    if dotted.partition(".")[0] not in _PACKAGES or kind not in kinds:
         raise UnsupportedLayoutError(f"unsupported module {dotted!r} in modules.json")
     place = (directory / str(entry.get("path", ""))).resolve()
     if not place.is_relative_to(directory.resolve()):
         raise UnsupportedLayoutError(f"module path {entry['path']!r} leaves the model directory")
-    config = {} if kind == "Transformer" else _read_json(place / "config.json")
+    config = {} if kind == "Transformer" else read_json(place / "config.json")
     return ModuleConfig(kind, place, config)
 
 
@@ -119,12 +137,12 @@ def _heads(modules: list[ModuleConfig], reads: str) -> tuple[ModuleConfig, ...]:
     return heads
 
 
-def _transformer_settings(directory: Path) -> dict[str, Any]:
+def _transformer_settings(directory: Path, wanted_task: str) -> dict[str, Any]:
     """ModelLayout's fields about the transformer, from the first settings file that is there."""
     found = next((directory / name for name in _TRANSFORMER_CONFIGS if (directory / name).is_file()), None)
-    config = _read_json(found) if found else {}
-    task = config.get("transformer_task", "feature-extraction")
-    if task != "feature-extraction":
+    config = read_json(found) if found else {}
+    task = config.get("transformer_task", wanted_task)
+    if task != wanted_task:
         raise UnsupportedLayoutError(f"unsupported transformer task {task!r}")
 
     def arguments(new: str, old: str) -> dict[str, Any]:
@@ -151,7 +169,7 @@ def _pooling_modes(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)) or ("mean",)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """The object stored at `path`, or an empty one where there is no such file."""
     if not path.is_file():
         return {}

@@ -7,8 +7,9 @@ Tokenizers without a Rust object are called under a lock.
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from tokenizers import normalizers
 from transformers import AutoTokenizer
 
 from ipc.errors import InvalidInput
+from workers.adapters.shared.windows import Frame, Part, Windows, fit
 
 # transformers marks "no limit stored" with a huge number.
 _NO_LIMIT = 10**9
@@ -74,6 +76,16 @@ class TextTokenizer:
         """Ids of all special tokens."""
         return frozenset(self._tokenizer.all_special_ids)
 
+    def marker_ids(self, *roles: str) -> frozenset[int]:
+        """Ids of the special tokens in these roles ("cls", "mask", ...), as far as the tokenizer has them."""
+        found = (getattr(self._tokenizer, f"{role}_token_id", None) for role in roles)
+        return frozenset(int(marker) for marker in found if marker is not None)
+
+    def id_of(self, token: str) -> int | None:
+        """The id of exactly this token, or None where the vocabulary lacks it."""
+        found = self._tokenizer.get_vocab().get(token)
+        return None if found is None else int(found)
+
     @property
     def pad_id(self) -> int:
         """The id for padding; 0 where the tokenizer has none (padding is masked anyway)."""
@@ -97,6 +109,47 @@ class TextTokenizer:
             ids = encoding.ids or [self._filler]
             found.append(Tokens(ids, kept, bool(encoding.overflowing)))
         return found
+
+    def windows(
+        self, texts: Sequence[str], overflow: str = "truncate", max_length: int | None = None
+    ) -> list[Windows]:
+        """Tokenize `texts` and fit each into `max_length` tokens (None: the set length); see `windows.fit`."""
+        if max_length is None:
+            max_length = self._max_length
+            if overflow in ("truncate", "error"):
+                return [Windows([Part(ids, types)], cut) for ids, types, cut in self.encode(texts)]
+        return [fit(parts, overflow, max_length, self.frame) for parts in self._parts(texts)]
+
+    @functools.cached_property
+    def frame(self) -> Frame:
+        """Special tokens before and after a text."""
+        if self._backend is not None:
+            bare = self._backend.encode("a", add_special_tokens=False).ids
+            framed = self._backend.encode("a").ids
+        else:
+            with self._lock:
+                bare = self._tokenizer("a", add_special_tokens=False)["input_ids"]
+                framed = self._tokenizer("a")["input_ids"]
+        before = next(at for at in range(len(framed) + 1) if framed[at : at + len(bare)] == bare)
+        return Frame(before, len(framed) - before - len(bare))
+
+    def _parts(self, texts: Sequence[str]) -> Iterator[list[Part]]:
+        """Each text whole, as consecutive parts."""
+        if self._backend is None:
+            for text in texts:
+                with self._lock:
+                    yield [Part(list(self._tokenizer(text)["input_ids"]) or [self._filler], None)]
+            return
+        backwards = (self._backend.truncation or {}).get("direction") == "left"
+        for encoding in self._backend.encode_batch_fast(list(texts)):
+            parts = [
+                Part(
+                    one.ids or [self._filler],
+                    one.type_ids if self._uses_types and any(one.type_ids) else None,
+                )
+                for one in (encoding, *encoding.overflowing)
+            ]
+            yield parts[::-1] if backwards else parts
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens.  Raises InvalidInput for an id that the vocabulary lacks."""

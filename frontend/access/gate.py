@@ -1,0 +1,137 @@
+"""Lets a request in or not, by its head alone: the key, its scope, its rate.
+
+| | no key | wrong key | scope missing | rate used up |
+|---|---|---|---|---|
+| open paths | in | in | in | in |
+| admin paths | 401 | 403 | 403 | 429 |
+| all others | 401 | 401 | 403 | 429 |
+
+Without a keys file everybody is let in, but admin paths answer only to callers on this machine that did not come
+through a proxy or a web page.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from frontend.access import credentials, keyfile, keys, rules
+from frontend.access.rates import RateMeter
+from ipc.errors import AccessRefused, Forbidden, RateLimited, Unauthenticated
+from ipc.settings import Server
+
+SCOPE_KEY = "penstock.access"
+_NOBODY_DIGEST = keys.digest("")
+_ONLY_LOCAL = "without API keys this path answers only to callers on the server's own machine"
+_FROM_ELSEWHERE = frozenset((b"forwarded", b"x-forwarded-for", b"x-real-ip", b"origin"))
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Who was let in. Without a key all fields are as here; `caller` is the public id of the key."""
+
+    name: str = ""
+    caller: str = ""
+    share: float = 1.0
+    admin: bool = False
+
+
+ANONYMOUS = Grant()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Who calls, as far as that is known, and why he is refused, if he is."""
+
+    grant: Grant = ANONYMOUS
+    refusal: AccessRefused | None = None
+
+
+class Gate:
+    """The keys of a server and the rules for its paths."""
+
+    def __init__(self, entries: tuple[keyfile.KeyEntry, ...] = (), open_metrics: bool = True) -> None:
+        self.entries, self.open_metrics = entries, open_metrics
+        self.meter = RateMeter(len(entries))
+        self._by_id = {entry.id: (number, entry) for number, entry in enumerate(entries)}
+
+    @classmethod
+    def of(cls, server: Server) -> Gate:
+        """The gate that the settings name. Raises `ConfigError` when the keys file is wrong."""
+        entries = keyfile.read(Path(server.keys_file)) if server.keys_file else ()
+        return cls(entries, server.open_metrics)
+
+    @property
+    def closed(self) -> bool:
+        """Whether keys are needed at all."""
+        return bool(self.entries)
+
+    def check(self, scope: dict[str, Any]) -> Grant:
+        """Who calls, for an ASGI scope of HTTP or a WebSocket. Raises an `AccessRefused`. Counts against the rate."""
+        outcome = self._decide(scope)
+        if outcome.refusal is not None:
+            raise outcome.refusal
+        return outcome.grant
+
+    def admit(self, scope: dict[str, Any]) -> bool:
+        """Check a scope once and keep the outcome in it for `outcome_of`; returns whether it was let in."""
+        outcome = scope[SCOPE_KEY] = self._decide(scope)
+        return outcome.refusal is None
+
+    def _decide(self, scope: dict[str, Any]) -> Outcome:
+        need = rules.need_of(scope["path"], self.open_metrics)
+        if not self.closed:
+            if need == "admin" and not _is_local(scope):
+                return Outcome(refusal=Forbidden(_ONLY_LOCAL))
+            return Outcome()
+        if not need:
+            return Outcome()
+        try:
+            number, entry = self._find(credentials.presented(scope))
+        except Unauthenticated as error:
+            wrong = need == "admin" and error.presented
+            return Outcome(refusal=Forbidden(error.message) if wrong else error)
+        return Outcome(
+            Grant(entry.name, entry.id, entry.share, need == "admin"), self._limit(number, entry, need)
+        )
+
+    def _find(self, key: str) -> tuple[int, keyfile.KeyEntry]:
+        if not key:
+            raise Unauthenticated("an API key is needed: send the header 'Authorization: Bearer KEY'")
+        found = self._by_id.get(keys.id_of(key) or "")
+        # NOTE: an unknown id is compared as well, so that the time does not tell which ids exist.
+        known = found[1].digest if found else _NOBODY_DIGEST
+        if not hmac.compare_digest(keys.digest(key), known) or found is None:
+            raise Unauthenticated("the key that was sent is not valid", presented=True)
+        return found
+
+    def _limit(self, number: int, entry: keyfile.KeyEntry, need: str) -> AccessRefused | None:
+        if need not in entry.scopes:
+            return Forbidden(f"this key lacks the scope '{need}'")
+        if entry.requests_per_s:
+            try:
+                self.meter.spend(number, entry.requests_per_s, entry.allowed_burst)
+            except RateLimited as error:
+                return error
+        return None
+
+
+def outcome_of(scope: dict[str, Any]) -> Outcome:
+    """What `Gate.admit` found; a scope that it never saw is refused."""
+    return scope.get(SCOPE_KEY) or Outcome(refusal=Unauthenticated("the request was not checked"))
+
+
+def _is_local(scope: dict[str, Any]) -> bool:
+    """Whether the client is on this machine itself: a loopback address or a Unix socket, and no trace of a relay."""
+    if any(name in _FROM_ELSEWHERE for name, _ in scope["headers"]):
+        return False
+    client = scope.get("client")
+    if not client or not client[0]:
+        return True
+    try:
+        return ipaddress.ip_address(client[0]).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,160 @@
+"""The OpenAPI 3.1 document of a table of operations.
+
+1. All structs that the table names become components, by msgspec; what they refer to follows.
+2. Every operation gets its parameters, its bodies by `$ref` in each media type, its statuses and their headers.
+3. Headers and parameters that recur are components too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from frontend.openapi.operation import JSON, TEXT, Operation
+
+REF = "#/components/{kind}/{name}"
+MODEL = {
+    "name": "model",
+    "in": "path",
+    "required": True,
+    "description": "Name of a model, or `name:profile`. It is the rest of the path, slashes included.",
+    "schema": {"type": "string", "minLength": 1},
+}
+HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "X-Request-ID": ("Id of the request: the one sent, or a new one.", {"type": "string"}),
+    "X-Trace-ID": (
+        "Trace id: that of the `traceparent` sent, or a new one.",
+        {"type": "string", "pattern": "^[0-9a-f]{32}$"},
+    ),
+    "X-SIE-Server-Version": ("Version of the contract, for clients that compare.", {"type": "string"}),
+    "X-SIE-Error-Code": ("Code of the error.", {"type": "string"}),
+    "Retry-After": ("Seconds after which the request may be sent again.", {"type": "integer", "minimum": 1}),
+    "WWW-Authenticate": ("Which kind of key is wanted.", {"type": "string"}),
+    "X-Total-Time": ("Milliseconds since the body was decoded.", {"type": "number"}),
+    "X-Queue-Time": ("Milliseconds in the queue.", {"type": "number"}),
+    "X-Tokenization-Time": ("Milliseconds of preparing.", {"type": "number"}),
+    "X-Inference-Time": ("Milliseconds on the device.", {"type": "number"}),
+    "X-Postprocessing-Time": (
+        "Milliseconds after the device; absent when there were none.",
+        {"type": "number"},
+    ),
+}
+COMMON_HEADERS = ("X-Request-ID", "X-Trace-ID", "X-SIE-Server-Version")
+TIME_HEADERS = ("X-Total-Time", "X-Queue-Time", "X-Tokenization-Time", "X-Inference-Time")
+SOMETIMES = frozenset({"X-Postprocessing-Time"})
+WITH_RETRY = frozenset({429, 503, 504})
+
+
+def document(operations: Iterable[Operation], version: str) -> dict[str, Any]:
+    """The whole document; `version` is that of this build."""
+    table = list(operations)
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in table:
+        paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Penstock",
+            "version": version,
+            "description": "Inference over HTTP: embeddings, scores and extraction. `/ws/status` is a WebSocket and "
+            "not described here.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "tags": [{"name": tag} for tag in dict.fromkeys(operation.tag for operation in table)],
+        "paths": paths,
+        "components": {
+            "schemas": _schemas(table),
+            "headers": {
+                name: {"description": text, "required": name not in SOMETIMES, "schema": schema}
+                for name, (text, schema) in HEADERS.items()
+            },
+            "parameters": {"model": MODEL},
+            "securitySchemes": {
+                "key": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "An API key, when the server has keys.",
+                }
+            },
+        },
+    }
+
+
+def _schemas(table: list[Operation]) -> dict[str, Any]:
+    structs = dict.fromkeys(
+        struct
+        for operation in table
+        for struct in (operation.body, operation.answer, *operation.errors.values())
+        if struct is not None
+    )
+    _, found = msgspec.json.schema_components(structs, ref_template=REF.format(kind="schemas", name="{name}"))
+    return dict(sorted(found.items()))
+
+
+def _operation(operation: Operation) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "tags": [operation.tag],
+        "security": [{}, {"key": []}] if operation.closed else [],
+    }
+    parameters: list[dict[str, Any]] = [_ref("parameters", "model")] if "{model}" in operation.path else []
+    parameters += [
+        {"name": one.name, "in": one.place, "description": one.text, "schema": one.schema}
+        for one in operation.parameters
+    ]
+    if parameters:
+        made["parameters"] = parameters
+    if operation.body is not None:
+        content: dict[str, Any] = {media: {"schema": _struct(operation.body)} for media in operation.accepts}
+        if operation.example is not None:
+            content[operation.accepts[0]]["example"] = operation.example
+        made["requestBody"] = {"required": operation.body_required, "content": content}
+    made["responses"] = _responses(operation)
+    return made
+
+
+def _responses(operation: Operation) -> dict[str, Any]:
+    timed = (*TIME_HEADERS, *SOMETIMES) if operation.timed else ()
+    made = {"200": _response(operation.answer_text, operation.answer, operation.media, timed)}
+    for status, text in operation.also.items():
+        made[str(status)] = _response(text, operation.answer, operation.media, ())
+    for status, struct in operation.errors.items():
+        text = f"{HTTPStatus(status).phrase}."
+        media = (TEXT if struct is None else JSON,)
+        made[str(status)] = _response(text, struct, media, _error_headers(status, struct))
+    return dict(sorted(made.items()))
+
+
+def _error_headers(status: int, struct: type[msgspec.Struct] | None) -> tuple[str, ...]:
+    if struct is None:
+        return ()
+    retry = ("Retry-After",) if status in WITH_RETRY else ()
+    asked = ("WWW-Authenticate",) if status == 401 else ()
+    return ("X-SIE-Error-Code", *retry, *asked)
+
+
+def _response(
+    text: str, struct: type[msgspec.Struct] | None, media: tuple[str, ...], headers: tuple[str, ...]
+) -> dict[str, Any]:
+    return {
+        "description": text,
+        "headers": {name: _ref("headers", name) for name in (*COMMON_HEADERS, *headers)},
+        "content": {kind: {"schema": _any_of(kind) if struct is None else _struct(struct)} for kind in media},
+    }
+
+
+def _any_of(media: str) -> dict[str, Any]:
+    return {"type": "object" if media == JSON else "string"}
+
+
+def _ref(kind: str, name: str) -> dict[str, str]:
+    return {"$ref": REF.format(kind=kind, name=name)}
+
+
+def _struct(struct: type[msgspec.Struct]) -> dict[str, str]:
+    return _ref("schemas", struct.__name__)

@@ -1,0 +1,63 @@
+"""One row of the table of operations, from which the document is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+JSON = "application/json"
+MSGPACK = "application/msgpack"
+TEXT = "text/plain"
+HTML = "text/html"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A query parameter or a header of a request; `schema` is JSON Schema."""
+
+    name: str
+    place: Literal["query", "header"]
+    text: str
+    schema: dict[str, Any] = field(default_factory=lambda: {"type": "string"})
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method on one path.
+
+    `{model}` in a path is a model's name and may hold slashes. `body` is the struct of requests and `answer` that of
+    answers (None: text), both written in each of `media`. `errors` maps further statuses to the struct of their body
+    (None: text). `timed` answers carry the timing headers.
+    """
+
+    method: Literal["get", "post"]
+    path: str
+    summary: str
+    tag: str
+    body: type[msgspec.Struct] | None = None
+    body_required: bool = True
+    answer: type[msgspec.Struct] | None = None
+    answer_text: str = "Success."
+    media: tuple[str, ...] = (JSON,)
+    request_media: tuple[str, ...] = ()
+    errors: dict[int, type[msgspec.Struct] | None] = field(default_factory=dict)
+    also: dict[int, str] = field(default_factory=dict)
+    """Further statuses that are no errors and have the body of `answer`, or none."""
+    parameters: tuple[Parameter, ...] = ()
+    timed: bool = False
+    example: dict[str, Any] | None = None
+    closed: bool = True
+    """Whether a key is needed when the server has keys."""
+
+    @property
+    def name(self) -> str:
+        """Stable id: `post_v1_encode_model`."""
+        words = [word.strip("{}") for word in self.path.split("/") if word]
+        return "_".join([self.method, *(word.replace(".", "_") for word in words or ["root"])])
+
+    @property
+    def accepts(self) -> tuple[str, ...]:
+        """Media types of requests."""
+        return self.request_media or self.media

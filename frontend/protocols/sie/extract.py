@@ -1,0 +1,147 @@
+"""POST /v1/extract/{model}: entities, relations, classes and objects found in items, in JSON or msgpack.
+
+A worker writes what it found in each item as one msgpack map, which goes into a msgpack answer as it is. All six keys
+are always there; an item that failed alone has them empty beside its `error`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgpack
+import msgspec
+import numpy as np
+import orjson
+
+from frontend.context import RequestContext
+from frontend.protocols.sie.flow import InferenceResource, characters_of
+from frontend.protocols.sie.items import check_count, inputs_of
+from frontend.protocols.sie.labels import check_labels, check_schema
+from frontend.protocols.sie.options import resolve
+from frontend.protocols.sie.schemas import ExtractParams, ExtractRequest
+from frontend.sending import Part
+from ipc import extraction
+from ipc.catalog import ModelEntry
+from ipc.client import Reply
+from ipc.extraction import Extraction
+from ipc.messages import ExtractCall, InputItem, ModelStatus
+
+INLINE_NBYTES = 256 << 10
+"""Findings up to this size are written on the event loop, larger ones in a thread."""
+_EMPTY = extraction.pack(Extraction())
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks for, as workers take it."""
+
+    items: list[InputItem]
+    labels: list[str]
+    output_schema: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractPlan:
+    """What to run and on which entry."""
+
+    model: str
+    call: ExtractCall
+
+
+class ExtractResource(InferenceResource[ExtractRequest, ExtractPlan]):
+    """Findings of any family that gives them."""
+
+    operation: ClassVar[str] = "extract"
+    capability: ClassVar[str] = "json"
+    body = ExtractRequest
+
+    def check(self, request: ExtractRequest, entry: ModelEntry) -> Asked:
+        """Items, labels and schema. Raises `InvalidInput` that names the field."""
+        limits, params = self.services.settings.limits, request.params or ExtractParams()
+        check_count(len(request.items), "items", limits)
+        labels, schema = check_labels(params.labels, limits), check_schema(params.output_schema)
+        return Asked(inputs_of(request.items, entry, limits), labels, schema)
+
+    def plan(
+        self, request: ExtractRequest, entry: ModelEntry, inputs: Asked, status: ModelStatus
+    ) -> ExtractPlan:
+        """The call with the options of the request."""
+        limits, params = self.services.settings.limits, request.params or ExtractParams()
+        catalog, count = self.services.catalog, len(inputs.items)
+        found = resolve(entry, params.options, params.instruction, catalog, count, limits)
+        call = ExtractCall(
+            inputs.items,
+            inputs.labels,
+            inputs.output_schema,
+            found.instruction,
+            found.options,
+            found.overflow,
+            found.lora,
+        )
+        return ExtractPlan(found.entry.id, call)
+
+    def characters(self, plan: ExtractPlan) -> list[int]:
+        """Characters per item; most families read the labels with each of them."""
+        labels = sum(len(label) + 4 for label in plan.call.labels)
+        return [labels + characters for characters in characters_of(plan.call)]
+
+    async def render(
+        self, reply: Reply, plan: ExtractPlan, request: ExtractRequest, context: RequestContext, json: bool
+    ) -> Sequence[Part]:
+        """The body in one piece. It holds no view on the result, so the lease ends here."""
+        findings = reply.tensors()["extraction"]
+        write = _json if json else _msgpack
+        if findings.nbytes <= INLINE_NBYTES:
+            body = write(context.model, request, reply, findings)
+        else:
+            body = await asyncio.to_thread(write, context.model, request, reply, findings)
+        reply.check()
+        reply.release()
+        return [body]
+
+
+def _found(
+    request: ExtractRequest, reply: Reply, findings: np.ndarray
+) -> Iterator[tuple[str, memoryview, dict[str, str] | None]]:
+    """(id, msgpack of what was found, error) of each item."""
+    errors = {error.index: {"code": error.code, "message": error.message} for error in reply.errors}
+    view, at = findings.data, 0
+    for index, (item, size) in enumerate(zip(request.items, reply.rows("extraction"), strict=True)):
+        name = f"item-{index}" if item.id is None else item.id
+        error = errors.get(index)
+        yield name, view[at : at + size] if error is None else memoryview(_EMPTY), error
+        at += size
+
+
+def _usage(reply: Reply) -> dict[str, list[int]]:
+    return {"tokens": reply.tokens, "truncated": reply.truncated}
+
+
+def _msgpack(model: str, request: ExtractRequest, reply: Reply, findings: np.ndarray) -> bytes:
+    """The whole body; a finding is a map of five, to which `id` and maybe `error` are added in front."""
+    pack = msgpack.Packer().pack
+    fields = _EMPTY[0] & 0x0F
+    parts: list[bytes | memoryview] = [
+        b"\x83" + pack("model") + pack(model) + pack("items"),
+        msgpack.Packer().pack_array_header(len(request.items)),
+    ]
+    for name, found, error in _found(request, reply, findings):
+        failed = b"" if error is None else pack("error") + pack(error)
+        parts.append(bytes([0x80 | fields + 1 + (error is not None)]) + pack("id") + pack(name) + failed)
+        parts.append(found[1:])
+    parts.append(pack("usage") + pack(_usage(reply)))
+    return b"".join(parts)
+
+
+def _json(model: str, request: ExtractRequest, reply: Reply, findings: np.ndarray) -> bytes:
+    """The whole body, keys in the order of the contract."""
+    items: list[bytes] = []
+    for name, found, error in _found(request, reply, findings):
+        rest = msgspec.json.encode(extraction.unpack(found))[1:-1]
+        failed = b"" if error is None else b',"error":' + orjson.dumps(error)
+        items.append(b'{"id":' + orjson.dumps(name) + b"," + rest + failed + b"}")
+    head = b'{"model":' + orjson.dumps(model) + b',"items":['
+    return head + b",".join(items) + b'],"usage":' + orjson.dumps(_usage(reply)) + b"}"

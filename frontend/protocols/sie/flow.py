@@ -1,0 +1,181 @@
+"""The way of every inference request of this contract, and the headers that all of them answer with.
+
+1. Read and validate the body; its time starts then.
+2. Find the model and refuse what it does not offer, before anything is loaded.
+3. Wait until it is loaded, plan the call from the request's options, and run it; all of it ends with the client.
+4. Render the result and send it. The lease on it ends with the last byte, or with an error.
+
+A route is one subclass of `InferenceResource`, which says how to check, plan and render.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import falcon
+from falcon.asgi import Request, Response
+
+from frontend.context import RequestContext
+from frontend.disconnect import until_disconnect
+from frontend.protocols.sie.schemas import Body, read
+from frontend.responding import send_parts
+from frontend.sending import Part
+from frontend.services import Services
+from ipc.catalog import ModelEntry
+from ipc.client import Reply
+from ipc.errors import InvalidInput
+from ipc.messages import Call, ModelStatus, ScoreCall
+
+
+class Plan(Protocol):
+    """What to run and on which entry; routes add what rendering needs."""
+
+    @property
+    def model(self) -> str:
+        """Catalog id, of a profile's variant where one was chosen."""
+
+    @property
+    def call(self) -> Call:
+        """What the worker is asked to do."""
+
+
+R = TypeVar("R", bound=Body)
+P = TypeVar("P", bound=Plan)
+
+
+def wants_json(accept: str | None) -> bool:
+    """Whether the response is JSON: JSON is named and msgpack is not; q-values and order do not matter."""
+    lowered = (accept or "").lower()
+    return (
+        "application/json" in lowered
+        and "application/msgpack" not in lowered
+        and "application/x-msgpack" not in lowered
+    )
+
+
+def media_type(json: bool) -> str:
+    """Content-Type of an answer."""
+    return falcon.MEDIA_JSON if json else falcon.MEDIA_MSGPACK
+
+
+def postprocessing_ms(phases: dict[str, float]) -> float:
+    """What follows the forward pass: results into shared memory or a frame, then conversion and rendering here."""
+    return phases.get("copy", 0.0) + phases.get("encode", 0.0)
+
+
+def time_headers(resp: Response, context: RequestContext) -> None:
+    """The timing headers of a successful answer, in milliseconds."""
+    phases = context.phases
+    for header, phase in (
+        ("X-Queue-Time", "queue"),
+        ("X-Tokenization-Time", "tokenize"),
+        ("X-Inference-Time", "device"),
+    ):
+        resp.set_header(header, f"{phases.get(phase, 0.0):.2f}")
+    after = postprocessing_ms(phases)
+    if after > 0:
+        resp.set_header("X-Postprocessing-Time", f"{after:.2f}")
+    phases["total"] = (time.perf_counter() - context.started) * 1e3
+    resp.set_header("X-Total-Time", f"{phases['total']:.2f}")
+
+
+def timing_of(context: RequestContext) -> dict[str, float | None]:
+    """The timing block of a body, in milliseconds."""
+    phases = context.phases
+    return {
+        "total_ms": (time.perf_counter() - context.started) * 1e3,
+        "queue_ms": phases.get("queue", 0.0),
+        "tokenization_ms": phases.get("tokenize", 0.0),
+        "inference_ms": phases.get("device", 0.0),
+        "postprocessing_ms": postprocessing_ms(phases) or None,
+    }
+
+
+def characters_of(call: Call) -> list[int]:
+    """Characters that each item of a call puts before the model, for the estimate of its cost."""
+    before = len(call.instruction or "")
+    if isinstance(call, ScoreCall):
+        before += len(call.query.text or "")
+    return [before + len(item.text or "") for item in call.items]
+
+
+def images_of(call: Call) -> int:
+    """Items of a call that are images, its query included."""
+    count = sum(1 for item in call.items if item.images)
+    return count + (isinstance(call, ScoreCall) and bool(call.query.images))
+
+
+class InferenceResource(ABC, Generic[R, P]):
+    """One POST route over the engine; subclasses say what is special about it.
+
+    `operation` names it in metrics and logs, `body` is the struct of its requests, `capability` the output that a
+    model must list to be asked at all (empty: decided in `plan`), `always_json` whether both bodies are JSON
+    whatever the headers say.
+    """
+
+    operation: ClassVar[str]
+    body: type[R]
+    capability: ClassVar[str] = ""
+    always_json: ClassVar[bool] = False
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+
+    async def on_post(self, req: Request, resp: Response, model: str = "") -> None:
+        """One request; without `model` in the path the body names it."""
+        services, context = self.services, req.context.penstock
+        context.model, context.operation = model, self.operation
+        sent = "application/json" if self.always_json else req.content_type
+        async with services.bodies.hold(req, context.deadline_ns) as body:
+            request = read(body, sent, self.body, services.settings.limits)
+            del body
+            context.started = time.perf_counter()
+            context.model = model or getattr(request, "model", "")
+            reply, plan = await until_disconnect(self._run(req, request), req.scope)
+            try:
+                began = time.perf_counter()
+                json = self.always_json or wants_json(req.get_header("Accept"))
+                parts = await self.render(reply, plan, request, context, json)
+                context.phases.setdefault("encode", (time.perf_counter() - began) * 1e3)
+                resp.content_type = media_type(json)
+                time_headers(resp, context)
+                send_parts(resp, parts, reply, services)
+            except BaseException:
+                reply.release()
+                raise
+
+    async def _run(self, req: Request, request: R) -> tuple[Reply, P]:
+        """The result, and how to render it."""
+        engine, context = self.services.engine, req.context.penstock
+        entry = engine.find(context.model)
+        if self.capability and self.capability not in entry.outputs:
+            raise InvalidInput(f"model '{entry.id}' does not support {self.operation}")
+        inputs = self.check(request, entry)
+        status = await engine.ensure_loaded(entry.id, context.deadline_ns)
+        plan = self.plan(request, entry, inputs, status)
+        if plan.model != entry.id:
+            status = await engine.ensure_loaded(plan.model, context.deadline_ns)
+        cost = engine.cost_of(self.characters(plan), status, images_of(plan.call))
+        reply = await engine.run(context, plan.model, plan.call, cost, req.scope)
+        return reply, plan
+
+    def characters(self, plan: P) -> list[int]:
+        """Characters per item, for the estimate of the cost."""
+        return characters_of(plan.call)
+
+    @abstractmethod
+    def check(self, request: R, entry: ModelEntry) -> Any:
+        """The inputs as workers take them. Raises `InvalidInput` for what this model cannot take; nothing is loaded."""
+
+    @abstractmethod
+    def plan(self, request: R, entry: ModelEntry, inputs: Any, status: ModelStatus) -> P:
+        """The call, from what `check` returned and the request's options; `status` is that of the loaded model."""
+
+    @abstractmethod
+    async def render(
+        self, reply: Reply, plan: P, request: R, context: RequestContext, json: bool
+    ) -> Sequence[Part]:
+        """The body of the answer. May end the lease early, after `reply.check()`, once it holds no views."""

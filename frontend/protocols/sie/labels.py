@@ -1,0 +1,53 @@
+"""What an extract request asks to look for: labels and a schema, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ipc.errors import InvalidInput
+from ipc.settings import Limits
+
+LONGEST_LABEL = 500
+"""Characters of one label."""
+LARGEST_SCHEMA = 64 << 10
+"""Bytes of an output schema as msgpack."""
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufffe\uffff]")
+
+
+def check_labels(labels: Sequence[str] | None, limits: Limits) -> list[str]:
+    """The labels in the caller's order. Raises `InvalidInput` that names the label which cannot be used."""
+    given = list(labels or ())
+    if len(given) > limits.max_labels:
+        raise InvalidInput(
+            f"params.labels: {len(given)} given, the limit is {limits.max_labels} (limits.max_labels)"
+        )
+    places: dict[str, int] = {}
+    for index, label in enumerate(given):
+        where = f"params.labels[{index}]"
+        if not label.strip():
+            raise InvalidInput(f"{where}: may not be empty")
+        if len(label) > LONGEST_LABEL:
+            raise InvalidInput(f"{where}: {len(label)} characters, the limit is {LONGEST_LABEL}")
+        control = _CONTROL.search(label)
+        if control is not None:
+            raise InvalidInput(f"{where}: control character at offset {control.start()}")
+        if label in places:
+            raise InvalidInput(f"{where}: the same label as params.labels[{places[label]}]")
+        places[label] = index
+    return given
+
+
+def check_schema(schema: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The output schema; what it may hold is the family's to say. Raises `InvalidInput` for one that is too large."""
+    if schema is not None:
+        try:
+            nbytes = len(msgspec.msgpack.encode(schema))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidInput("params.output_schema: holds a value that JSON does not have") from error
+        if nbytes > LARGEST_SCHEMA:
+            raise InvalidInput(f"params.output_schema: {nbytes} bytes, the limit is {LARGEST_SCHEMA}")
+    return schema

@@ -1,0 +1,202 @@
+"""The outputs of an encode reply in their output dtype, item by item.
+
+float32 vectors stay views on the worker's memory. Everything else is a private copy, made in a thread when it is large;
+once no view is left, the lease ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, Protocol
+
+import numpy as np
+
+from frontend import muvera
+from frontend.protocols.sie.arrays import append_map, array_prefix, map_header, packed
+from frontend.protocols.sie.convert import EncodePlan
+from frontend.quantize import Quantized, quantize, shorten
+from frontend.sending import Part
+from ipc.client import Reply
+
+INLINE_NBYTES = 1 << 20
+"""Results up to this size are converted and rendered on the event loop, larger ones in a thread."""
+
+
+class Output(Protocol):
+    """One output of all items; `name` is its key in an item."""
+
+    name: str
+    nbytes: int
+
+    def entry(self, index: int) -> dict[str, Any]:
+        """The fields of one item, in the contract's order; arrays as numpy arrays."""
+
+    def write(self, parts: list[Part], written: bytearray, index: int, copied_nbytes: int) -> bytearray:
+        """The same as msgpack; see `arrays.append_map`."""
+
+
+class Dense:
+    """One vector per item."""
+
+    name = "dense"
+
+    def __init__(self, quantized: Quantized, dims: int) -> None:
+        values = quantized.values
+        self.quantized, self.nbytes = quantized, values.nbytes
+        self._head = {"dims": dims, "dtype": quantized.dtype}
+        self._scales = list(_scales(quantized))
+        self._row_nbytes = values[:1].nbytes
+        self._prefix: bytes | None = None
+        self._flat: memoryview | None = None
+
+    def write(self, parts: list[Part], written: bytearray, index: int, copied_nbytes: int) -> bytearray:
+        """The fields of one item as msgpack."""
+        if self._prefix is None or self._flat is None:
+            # PERF: all rows have the same bytes before their values, and many items have little else.
+            values = np.ascontiguousarray(self.quantized.values)
+            head = b"".join(packed(part) for pair in self._head.items() for part in pair) + packed("values")
+            prefix = array_prefix(values.dtype.str, values.shape[1:])
+            self._prefix = map_header(3 + len(self._scales)) + head + prefix
+            self._flat = memoryview(values.reshape(-1).view(np.uint8).data)
+        written += self._prefix
+        row = self._flat[index * self._row_nbytes : (index + 1) * self._row_nbytes]
+        if self._row_nbytes <= copied_nbytes:
+            written += row
+        else:
+            parts += (bytes(written), row)
+            written = bytearray()
+        for name, values in self._scales:
+            written += packed(name) + packed(float(values[index]))
+        return written
+
+    def entry(self, index: int) -> dict[str, Any]:
+        """dims, dtype, values [d], and scale and offset as floats where the dtype has them."""
+        found = {**self._head, "values": self.quantized.values[index]}
+        for name, values in self._scales:
+            found[name] = float(values[index])
+        return found
+
+
+class _Mapped:
+    """An output that is written field by field."""
+
+    def entry(self, index: int) -> dict[str, Any]:
+        """The fields of one item."""
+        raise NotImplementedError
+
+    def write(self, parts: list[Part], written: bytearray, index: int, copied_nbytes: int) -> bytearray:
+        """The fields of one item as msgpack."""
+        return append_map(parts, written, self.entry(index), copied_nbytes)
+
+
+class Multivector(_Mapped):
+    """As many vectors per item as it has tokens."""
+
+    name = "multivector"
+
+    def __init__(self, quantized: Quantized, dims: int, rows: Sequence[int]) -> None:
+        self.quantized, self.nbytes = quantized, quantized.values.nbytes
+        self._dims, self._starts = dims, [0, *accumulate(rows)]
+
+    def entry(self, index: int) -> dict[str, Any]:
+        """token_dims, num_tokens, dtype, values [n, d], and scale and offset [n] where the dtype has them."""
+        start, stop = self._starts[index], self._starts[index + 1]
+        found = {
+            "token_dims": self._dims,
+            "num_tokens": stop - start,
+            "dtype": self.quantized.dtype,
+            "values": self.quantized.values[start:stop],
+        }
+        for name, values in _scales(self.quantized):
+            found[name] = values[start:stop]
+        return found
+
+
+class Sparse(_Mapped):
+    """Terms and their weights; `dims` is the size of the vocabulary, as far as it is known."""
+
+    name = "sparse"
+
+    def __init__(
+        self, indices: np.ndarray, values: np.ndarray, rows: Sequence[int], dims: int | None
+    ) -> None:
+        self._indices, self._values = indices, values
+        self._starts, self.nbytes = [0, *accumulate(rows)], indices.nbytes + values.nbytes
+        self._head = {"dims": dims, "dtype": values.dtype.name}
+
+    def entry(self, index: int) -> dict[str, Any]:
+        """dims, dtype, indices int32 [k], values [k]."""
+        terms = slice(self._starts[index], self._starts[index + 1])
+        return {**self._head, "indices": self._indices[terms], "values": self._values[terms]}
+
+
+def _scales(quantized: Quantized) -> Iterable[tuple[str, np.ndarray]]:
+    found = (("scale", quantized.scale), ("offset", quantized.offset))
+    return ((name, values) for name, values in found if values is not None)
+
+
+async def dense_of(reply: Reply, dtype: str, dimensions: int | None) -> Dense:
+    """The dense vectors, cut to `dimensions` and in `dtype`; when that made copies of them, the lease has ended."""
+    values = reply.tensors()["dense"]
+    converts = dtype != "float32" or dimensions is not None
+    if converts and values.nbytes > INLINE_NBYTES:
+        dense = await asyncio.to_thread(_dense, values, dtype, dimensions)
+    else:
+        dense = _dense(values, dtype, dimensions)
+    if dense.quantized.values is not values:
+        reply.check()
+        reply.release()
+    return dense
+
+
+async def outputs_of(reply: Reply, plan: EncodePlan) -> list[Output]:
+    """The outputs that `plan` wants, in the contract's order; the lease ends when none of them lies in it."""
+    tensors = reply.tensors()
+    nbytes = sum(values.nbytes for values in tensors.values())
+    converts = plan.muvera is not None or plan.output_dtype != "float32" or plan.dimensions is not None
+    if converts and (nbytes > INLINE_NBYTES or plan.muvera is not None):
+        found = await asyncio.to_thread(_convert, tensors, reply, plan)
+    else:
+        found = _convert(tensors, reply, plan)
+    originals = {id(values) for values in tensors.values()}
+    if not any(
+        isinstance(one, Dense | Multivector) and id(one.quantized.values) in originals for one in found
+    ):
+        reply.check()
+        reply.release()
+    return found
+
+
+def _convert(tensors: dict[str, np.ndarray], reply: Reply, plan: EncodePlan) -> list[Output]:
+    found: list[Output] = []
+    if "dense" in plan.outputs:
+        dense = tensors["dense"] if plan.muvera is None else _fixed_width(tensors, reply, plan)
+        found.append(_dense(dense, plan.output_dtype, plan.dimensions))
+    if "sparse" in plan.outputs:
+        values = tensors["sparse.values"]
+        if plan.output_dtype == "float16":
+            values = values.astype(np.float16)
+        rows = reply.rows("sparse.indices")
+        found.append(Sparse(tensors["sparse.indices"], values, rows, plan.sparse_dims))
+    if "multivector" in plan.outputs:
+        values = tensors["multivector"]
+        quantized = quantize(values, plan.output_dtype)
+        found.append(Multivector(quantized, values.shape[1], reply.rows("multivector")))
+    return found
+
+
+def _dense(values: np.ndarray, dtype: str, dimensions: int | None) -> Dense:
+    cut = values if dimensions is None else shorten(values, dimensions)
+    return Dense(quantize(cut, dtype), cut.shape[1])
+
+
+def _fixed_width(tensors: dict[str, np.ndarray], reply: Reply, plan: EncodePlan) -> np.ndarray:
+    """One vector per item from its token vectors."""
+    assert plan.muvera is not None
+    starts = [0, *accumulate(reply.rows("multivector"))]
+    values = tensors["multivector"]
+    spans = pairwise(starts)
+    is_query = plan.call.is_query
+    return np.stack([muvera.vector_of(values[a:b], plan.muvera, is_query=is_query) for a, b in spans])

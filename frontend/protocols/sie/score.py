@@ -1,0 +1,138 @@
+"""POST /v1/score/{model}: how well each item answers the query, best first."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgpack
+import numpy as np
+import orjson
+
+from frontend.context import RequestContext
+from frontend.protocols.sie.flow import InferenceResource
+from frontend.protocols.sie.items import check_count, check_shared, input_of, inputs_of
+from frontend.protocols.sie.options import Resolved, resolve
+from frontend.protocols.sie.schemas import Body, ScoreRequest
+from frontend.sending import Part
+from ipc.catalog import ModelEntry
+from ipc.client import Reply
+from ipc.errors import from_code
+from ipc.messages import InputItem, ModelStatus, ScoreCall
+
+INLINE_ENTRIES = 512
+"""Answers with more entries than this are written in a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """A query and the items to score against it, as workers take them."""
+
+    query: InputItem
+    items: list[InputItem]
+
+
+@dataclass(frozen=True, slots=True)
+class ScorePlan:
+    """What to run and on which entry."""
+
+    model: str
+    call: ScoreCall
+
+
+R = TypeVar("R", bound=Body)
+
+
+class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
+    """What score and rerank share: pairs in, one score per pair out, all or nothing."""
+
+    capability = "score"
+
+    def plan(self, request: R, entry: ModelEntry, inputs: Pairs, status: ModelStatus) -> ScorePlan:
+        """The call with the options of the request."""
+        found = self.resolve(request, entry, len(inputs.items))
+        call = ScoreCall(
+            inputs.items, inputs.query, found.instruction, found.options, found.overflow, found.lora
+        )
+        return ScorePlan(found.entry.id, call)
+
+    @abstractmethod
+    def resolve(self, request: R, entry: ModelEntry, items: int) -> Resolved:
+        """The options that hold for a request over `items` items."""
+
+    async def render(
+        self, reply: Reply, plan: ScorePlan, request: R, context: RequestContext, json: bool
+    ) -> Sequence[Part]:
+        """The answer in one piece; one failed item fails the request."""
+        if reply.errors:
+            raise from_code(reply.errors[0].code, reply.errors[0].message)
+        scores = np.array(reply.tensors()["score"])
+        reply.check()
+        reply.release()
+        if len(scores) <= INLINE_ENTRIES:
+            return [self._write(request, context, scores, reply, json)]
+        return [await asyncio.to_thread(self._write, request, context, scores, reply, json)]
+
+    def _write(
+        self, request: R, context: RequestContext, scores: np.ndarray, reply: Reply, json: bool
+    ) -> bytes:
+        return dump(self.answer(request, context, scores, reply), json)
+
+    @abstractmethod
+    def answer(self, request: R, context: RequestContext, scores: np.ndarray, reply: Reply) -> dict[str, Any]:
+        """The body; `scores` is float32 [items] in request order, the lease of `reply` has ended."""
+
+
+def ranking(scores: np.ndarray) -> list[tuple[int, float]]:
+    """(input index, score), best first; ties keep the order of the input."""
+    order = np.argsort(-scores, kind="stable")
+    return list(zip(order.tolist(), scores[order].astype(np.float64).tolist(), strict=True))
+
+
+def dump(body: dict[str, Any], json: bool) -> bytes:
+    """`body` as JSON or msgpack."""
+    if json:
+        return orjson.dumps(body)
+    packed: bytes = msgpack.packb(body)
+    return packed
+
+
+class ScoreResource(ScoringResource[ScoreRequest]):
+    """The SIE form, in JSON or msgpack."""
+
+    operation = "score"
+    body = ScoreRequest
+
+    def check(self, request: ScoreRequest, entry: ModelEntry) -> Pairs:
+        """Query and items. Raises `InvalidInput` that names the field."""
+        limits = self.services.settings.limits
+        check_count(len(request.items), "items", limits)
+        query = input_of(request.query, "query", entry, limits)
+        check_shared(query.text or "", "query.text", len(request.items), limits)
+        return Pairs(query, inputs_of(request.items, entry, limits))
+
+    def resolve(self, request: ScoreRequest, entry: ModelEntry, items: int) -> Resolved:
+        """Options and instruction stand at top level."""
+        limits = self.services.settings.limits
+        return resolve(
+            entry, request.options, request.instruction, self.services.catalog, items, limits, "options"
+        )
+
+    def answer(
+        self, request: ScoreRequest, context: RequestContext, scores: np.ndarray, reply: Reply
+    ) -> dict[str, Any]:
+        """`model`, `query_id`, the ranked `scores`, and what each pair took by input index."""
+        names = [f"item-{index}" if item.id is None else item.id for index, item in enumerate(request.items)]
+        entries = [
+            {"item_id": names[index], "score": score, "rank": rank}
+            for rank, (index, score) in enumerate(ranking(scores))
+        ]
+        return {
+            "model": context.model,
+            "query_id": request.query.id,
+            "scores": entries,
+            "usage": {"tokens": reply.tokens, "truncated": reply.truncated},
+        }

@@ -1,0 +1,47 @@
+"""Notices that the files of the catalog changed: one look a second, and a change counts once it has settled.
+
+1. A look is the set of all `*.yaml` files below the catalog's directories with their size and time.
+2. A look that differs from the one before only starts the waiting; an editor may still be writing.
+3. Two equal looks that differ from what was read last mean that the catalog is to be read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from ipc.paths import asset
+
+EVERY_S = 1.0
+Files = frozenset[tuple[str, int, int, int]]
+
+
+def look(dirs: Iterable[str]) -> Files:
+    """(path, size, time in nanoseconds, inode) of every catalog file; what vanishes meanwhile is left out."""
+    roots = [Path(d) for d in dirs] or [asset("config/models")]
+    return frozenset(found for root in roots for path in root.rglob("*.yaml") if (found := _facts(path)))
+
+
+def _facts(path: Path) -> tuple[str, int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return str(path), found.st_size, found.st_mtime_ns, found.st_ino
+
+
+class CatalogWatch:
+    """Looks at the files of one catalog; `read` is what they were when the catalog was read."""
+
+    def __init__(self, dirs: Iterable[str], read: Files | None = None) -> None:
+        self._dirs = tuple(dirs)
+        self._read = self._last = look(self._dirs) if read is None else read
+
+    def changed(self) -> bool:
+        """Whether the files differ from those read last and have settled; says so once for each change."""
+        now = look(self._dirs)
+        settled, self._last = now == self._last, now
+        if not settled or now == self._read:
+            return False
+        self._read = now
+        return True

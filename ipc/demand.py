@@ -1,0 +1,143 @@
+"""A frontend's asking for models: who should load what, by `ipc.placement`, and the explicit loads and unloads.
+
+1. `want` is called for every request whose model no worker has; the worker that placement names is asked at most once
+   a second.
+2. `tick` looks at all models: one that keeps its workers busy, or that has fewer workers than its entry asks for, gets
+   another one.
+3. `load` and `unload` are what an operator asks for by name; they wait until the workers say that it is done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from ipc import placement, routing
+from ipc.channel import Channel
+from ipc.errors import ModelNotFound, NoReplica
+from ipc.messages import ModelStatus
+from ipc.placement import View
+
+ASK_EVERY_S = 1.0
+TICK_EVERY_S = 0.5
+
+
+class Demand:
+    """Asks the workers of this frontend's channels."""
+
+    def __init__(self, channels: Callable[[], Sequence[Channel]], on_demand: bool) -> None:
+        self._channels, self._on_demand = channels, on_demand
+        self._asked: dict[tuple[int, str], float] = {}
+        self._busy = placement.BusyWatch()
+        self._next_tick = 0.0
+        self.replicas: Callable[[str], int] = lambda model: 1
+        """Workers that a model should have, by its name."""
+        self.known: Callable[[str], bool] = lambda model: True
+        """Whether the catalog has a model (still)."""
+
+    def want(self, model: str) -> None:
+        """A request waits for a model that nobody has. Raises `ModelNotFound` when the catalog has lost it."""
+        if not self.known(model):
+            raise ModelNotFound(f"Model '{model}' not found")
+        if self._on_demand:
+            self._ask(placement.cold(self._views(model)), model)
+
+    def tick(self) -> None:
+        """Look after busy models and replicas; called ten times a second, does something twice a second."""
+        now = time.monotonic()
+        if now < self._next_tick or not self._on_demand:
+            return
+        self._next_tick = now + TICK_EVERY_S
+        up = self._up()
+        if len(up) < 2:
+            return
+        for model in sorted(
+            {name for c in up for name, status in c.models.items() if status.state == "loaded"}
+        ):
+            views = self._views(model)
+            slot = placement.lacking(views, self.replicas(model))
+            self._ask(self._busy.another(model, views, now) if slot is None else slot, model)
+
+    def _up(self) -> list[Channel]:
+        return [channel for channel in self._channels() if channel.responsive]
+
+    def _ask(self, slot: int | None, model: str) -> None:
+        now = time.monotonic()
+        if slot is None or now - self._asked.get((slot, model), -ASK_EVERY_S) < ASK_EVERY_S:
+            return
+        for channel in self._channels():
+            if channel.slot == slot and channel.load(model):
+                self._asked[slot, model] = now
+
+    def _views(self, model: str) -> list[View]:
+        return [_view(channel, model) for channel in self._up() if model in channel.models]
+
+    async def load(
+        self, model: str, wait: bool, until: Callable[[Callable[[], bool]], Awaitable[None]]
+    ) -> str:
+        """Load a model although its last load may have failed; returns its state, `loading` only unless `wait`.
+
+        `until(done)` waits for changes until `done()` is true. Raises what keeps the model from being loaded.
+        """
+        up = self._up()
+        having = [c for c in up if c.models.get(model, _NOTHING).state in placement.PRESENT]
+        views = [view._replace(state="available") for view in self._views(model)]
+        slot = having[0].slot if having else placement.cold(views)
+        channel = next((c for c in up if c.slot == slot), None)
+        if channel is None:
+            raise NoReplica("no worker is up that knows this model", retry_after_s=2)
+        attempts = channel.models[model].attempts
+        if not having:
+            channel.load(model, explicit=True)
+
+        def status() -> ModelStatus:
+            if channel.state != "ready":
+                raise NoReplica("the worker that loaded the model is gone", retry_after_s=2)
+            return channel.models.get(model, _NOTHING)
+
+        def done() -> bool:
+            found = status()
+            begun = found.state == "loaded" or (found.state == "loading" and not wait)
+            return begun or (found.state == "failed" and found.attempts > attempts)
+
+        await until(done)
+        if status().state == "failed":
+            raise routing.explain([channel], model)
+        return status().state
+
+    async def unload(
+        self, model: str, wait: bool, until: Callable[[Callable[[], bool]], Awaitable[None]]
+    ) -> str:
+        """Unload a model from every worker; returns `available`, or `unloading` unless `wait`."""
+        having = [c for c in self._up() if c.models.get(model, _NOTHING).state in _HELD]
+        attempts = {c.slot: c.models[model].attempts for c in having}
+        for channel in having:
+            channel.unload(model)
+
+        def gone(channel: Channel) -> bool:
+            found = channel.models.get(model, _NOTHING)
+            ended = channel.state != "ready" or found.state not in _HELD
+            return (
+                ended or found.attempts > attempts[channel.slot] or (not wait and found.state == "unloading")
+            )
+
+        await until(lambda: all(gone(channel) for channel in having))
+        states = {c.models.get(model, _NOTHING).state for c in having}
+        return "unloading" if "unloading" in states else "available"
+
+
+_NOTHING = ModelStatus("", "available")
+_HELD = (*placement.PRESENT, "unloading")
+
+
+def _view(channel: Channel, model: str) -> View:
+    status = channel.models[model]
+    rate = max(channel.credits.rate, 1.0)
+    return View(
+        channel.slot,
+        status.state,
+        channel.free_bytes,
+        max(channel.credits.queued, channel.cost) / rate,
+        channel.cost_of(model) / channel.cost if channel.cost else 0.0,
+        status.memory_bytes,
+    )

@@ -1,0 +1,69 @@
+"""`penstock models list | show | pull | verify` and `penstock verify`: the catalog on the command line.
+
+All models of the catalog directories are meant here, served or not.  Exit codes: 0 fine, 1 what was asked for could
+not be had, 2 and 3 as for the other commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ipc.catalog import ENCODE_OUTPUTS, Catalog, read_entries
+from ipc.errors import ConfigError, PenstockError
+from ipc.settings import Settings
+from penstock.verification import command as verification
+
+OUTPUTS = (*ENCODE_OUTPUTS, "score", "json")
+AddFlags = Callable[[argparse.ArgumentParser], None]
+
+
+def add_parsers(commands: Any, add_flags: AddFlags) -> None:
+    """Add `models ...` and `verify` to the commands; `add_flags` adds what all commands understand."""
+    models = commands.add_parser("models", help="list, show, pull or verify models of the catalog")
+    actions = models.add_subparsers(dest="action", required=True, metavar="ACTION")
+    listing = actions.add_parser("list", help="all models of the catalog in a table")
+    listing.add_argument("--family", help="only this family, for example dense")
+    listing.add_argument("--output", choices=OUTPUTS, help="only models that give this output")
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    showing = actions.add_parser("show", help="everything that the catalog says of one model")
+    showing.add_argument("model", metavar="MODEL")
+    showing.add_argument("--json", action="store_true", help="print JSON")
+    pull = actions.add_parser("pull", help="download models from the hub")
+    pull.add_argument("model", metavar="MODEL", nargs="+")
+    verify = actions.add_parser("verify", help="compare a model's results with a reference library")
+    alone = commands.add_parser("verify", help="the same as `models verify`")
+    for parser in (verify, alone):
+        verification.add_arguments(parser)
+    for parser in (listing, showing, pull, verify, alone):
+        add_flags(parser)
+
+
+def run(options: argparse.Namespace, config: Settings) -> int:
+    """Run one of the actions; returns the exit code."""
+    action = getattr(options, "action", "verify")
+    try:
+        return _run(action, options, config)
+    except ConfigError:
+        raise
+    except PenstockError as error:
+        print(f"penstock: {error.message}", file=sys.stderr)
+    except ImportError as error:
+        print(f"penstock: {action} needs the extra penstock[worker]: {error}", file=sys.stderr)
+    return 1
+
+
+def _run(action: str, options: argparse.Namespace, config: Settings) -> int:
+    # NOTE: imported here, since machines that only route have none of the packages that workers need.
+    from penstock import listing, pulling
+
+    catalog = Catalog(read_entries(config.catalog.dirs).values())
+    if action == "list":
+        return listing.print_list(config, options)
+    if action == "show":
+        return listing.print_one(catalog.find(options.model), as_json=options.json)
+    if action == "pull":
+        return max(pulling.pull(catalog.find(name)) for name in options.model)
+    return verification.run(catalog.find(options.model), config, as_json=options.json)

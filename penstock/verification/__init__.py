@@ -1,0 +1,1 @@
+"""Compare what our adapters give with what the reference library of a family gives, on texts made for it."""

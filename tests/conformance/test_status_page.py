@@ -1,0 +1,178 @@
+"""The page at `/`: what it answers to whom, and in a real browser that its numbers move and nothing of it breaks.
+
+With PENSTOCK_SCREENSHOTS naming a directory, pictures of the page under load are put there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from frontend.access import keys
+from tests.harness.browser import Page, browser_page
+from tests.harness.load import Load
+from tests.harness.server import Server, make_server, serving
+
+MODEL = "fake/echo"
+LOOKS = [
+    (name, width, height, scheme)
+    for name, width, height in (("wide", 1440, 1200), ("narrow", 390, 1700))
+    for scheme in ("light", "dark")
+]
+EVIL = "<img src=x onerror=document.title='broken'>"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two frontends and one worker; the browser's stream may reach either."""
+    with serving(tmp_path_factory.mktemp("page"), settings={"server.frontends": 2}) as started:
+        yield started
+
+
+@pytest.mark.parametrize("accept", ["", "*/*", "application/json", "text/plain"])
+def test_who_does_not_ask_for_html_gets_ok(server: Server, accept: str) -> None:
+    answer = server.request("GET", "/", headers={"Accept": accept} if accept else {})
+    assert (answer.status, answer.body) == (200, b"OK")
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert answer.headers["vary"] == "Accept"
+
+
+def test_a_browser_gets_one_page_that_may_load_and_run_nothing_else(server: Server) -> None:
+    browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    answer = server.request("GET", "/", headers=browser)
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    page = answer.body.decode()
+    assert "http://" not in page.replace("http://www.w3.org/", "")
+    assert "https://" not in page
+    assert "innerHTML" not in page
+    again = server.request("GET", "/", headers={**browser, "If-None-Match": answer.headers["etag"]})
+    assert (again.status, again.body) == (304, b"")
+    assert server.request("HEAD", "/", headers=browser).body == b""
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    """A tab of a browser that has written nothing to its console at the end."""
+    with browser_page(tmp_path) as opened:
+        yield opened
+        assert opened.console == []
+
+
+def open_live(page: Page, server: Server) -> None:
+    """Open the page and wait for its first frame."""
+    page.open(f"{server.url}/")
+    page.until("document.getElementById('live-text').textContent === 'live'")
+
+
+def keep_picture(page: Page, name: str) -> None:
+    """Keep a picture of the window where PENSTOCK_SCREENSHOTS says, if it does."""
+    folder = os.environ.get("PENSTOCK_SCREENSHOTS")
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        page.picture(Path(folder) / f"{name}.png")
+
+
+def test_the_numbers_move_under_load_and_every_look_fits_its_window(server: Server, page: Page) -> None:
+    page.look(1440, 1200, "light")
+    open_live(page, server)
+    with Load(server.port, clients=3):
+        page.until("parseFloat(document.querySelector('#tile-requests .value').innerText) > 1")
+        page.until("parseFloat(document.querySelector('#tile-tokens .value').innerText) > 1")
+        page.until("document.querySelectorAll('#requests .request:not([hidden])').length > 5")
+        first = page.text("#requests .when")
+        page.until(f"document.querySelector('#requests .when').innerText !== {json.dumps(first)}")
+        assert page.text("#models td.model-name") == MODEL
+        page.until("parseFloat(document.querySelector('[data-label=\"p50\"]').innerText) > 0")
+        page.until("document.querySelector('.device .spark .line').hasAttribute('d')")
+        answer = server.post(f"/v1/encode/{MODEL}", {"items": []}, X_Request_ID="page-error-1")
+        assert answer.status == 400
+        page.until("document.getElementById('errors').innerText.includes('page-error-1')")
+        for name, width, height, scheme in LOOKS:
+            page.look(width, height, scheme)
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+            keep_picture(page, f"status-{name}-{scheme}")
+    assert page.text("#readiness") == "Ready"
+    assert set(page.requests) == {f"{server.url}/"}, "the page asked for something else"
+
+
+def test_the_colours_follow_the_system(server: Server, page: Page) -> None:
+    background = "getComputedStyle(document.body).backgroundColor"
+    page.look(1440, 900, "light")
+    open_live(page, server)
+    light = page.evaluate(background)
+    page.look(1440, 900, "dark")
+    assert page.evaluate(background) != light
+
+
+def test_names_that_clients_send_are_shown_as_text(server: Server, page: Page) -> None:
+    page.look(1440, 900, "dark")
+    open_live(page, server)
+    server.post(
+        "/v1/encode/" + EVIL.replace(" ", "%20").replace("<", "%3C").replace(">", "%3E"), {"items": []}
+    )
+    page.until("document.getElementById('errors').innerText.includes('onerror')")
+    assert page.evaluate("document.querySelectorAll('img').length") == 0
+    assert page.evaluate("document.title") == "Ready · Penstock"
+
+
+def test_the_example_works_as_it_is_shown(server: Server, page: Page) -> None:
+    open_live(page, server)
+    shown = "document.getElementById('example').textContent"
+    page.until(f"{shown}.startsWith('curl')")
+    command = page.evaluate(shown)
+    address, body = command.split("'")[1], command.split("-d ")[1].strip("'")
+    assert address.startswith(server.url)
+    assert server.post(address.removeprefix(server.url), json.loads(body)).status == 200
+
+
+def test_the_page_comes_back_by_itself_after_the_server_was_away(tmp_path: Path) -> None:
+    server = make_server(tmp_path)
+    server.start()
+    try:
+        server.wait_ready()
+        with browser_page(tmp_path) as page:
+            open_live(page, server)
+            server.stop()
+            page.until("!document.getElementById('notice').hidden")
+            assert page.text("#readiness") == "Disconnected"
+            assert "Next try in" in page.text("#notice-text")
+            server.start()
+            server.wait_ready()
+            page.until("document.getElementById('live-text').textContent === 'live'", 40)
+            assert page.evaluate("document.getElementById('notice').hidden")
+        server.stop()
+        server.assert_nothing_left()
+    finally:
+        server.kill_everything()
+
+
+def test_with_keys_the_page_asks_for_one_and_sends_it_to_its_server_only(tmp_path: Path) -> None:
+    key = keys.fresh()
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps([{"name": "viewer", "hash": keys.hashed(key), "scopes": ["infer"]}]))
+    file.chmod(0o600)
+    enter = "document.getElementById('key').value = {}, document.getElementById('key-form').requestSubmit()"
+    with (
+        serving(tmp_path, settings={"server.keys_file": file}) as server,
+        browser_page(tmp_path) as page,
+    ):
+        page.open(f"{server.url}/")
+        page.until("!document.getElementById('key-form').hidden")
+        assert page.evaluate("document.getElementById('main').hidden")
+        page.evaluate(enter.format(json.dumps(keys.fresh())))
+        page.until("document.getElementById('key-note').innerText.includes('not valid')")
+        page.evaluate(enter.format(json.dumps(key)))
+        page.until("document.getElementById('live-text').textContent === 'live'")
+        assert page.evaluate("document.getElementById('key-form').hidden")
+        page.until("document.getElementById('example').textContent.includes('$PENSTOCK_KEY')")
+        assert key not in server.log
+        assert key not in page.evaluate("document.documentElement.outerHTML")

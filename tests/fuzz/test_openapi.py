@@ -1,0 +1,84 @@
+"""schemathesis against a running server: no answer is an error of the server, and every answer is in the schema."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from frontend.openapi.routes import operations
+from tests.fakes.kinds import write_kinds
+from tests.harness.server import ROOT, serving
+
+OPERATIONS = ("encode", "score", "extract", "embeddings", "rerank")
+LEAST_SUCCESSES = 10
+"""Answers 200 that each operation must have given, or its schema of success was hardly tried."""
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+)
+PHASES = ("examples", "coverage", "fuzzing")
+EXAMPLES = 150
+LIMIT_S = 300
+"""The admin routes are left out: a load of a model that cannot be loaded is answered 502, and that is right."""
+
+
+def examples() -> dict[str, str]:
+    """Models that the examples of the document name, and the kind of fake that answers for them.
+
+    Some phases send the examples as they are, so without these models their requests would end with 404.
+    """
+    kinds = {"/v1/embeddings": "plain", "/v1/rerank": "ranker"}
+    named = {one.path: one.example["model"] for one in operations() if one.example and "model" in one.example}
+    return {model: kinds[path] for path, model in named.items()}
+
+
+@pytest.mark.fuzz
+@pytest.mark.timeout(LIMIT_S + 120)
+def test_no_request_gives_a_server_error_or_an_answer_that_the_schema_does_not_know(tmp_path: Path) -> None:
+    names = write_kinds(tmp_path / "catalog", examples())
+    with serving(tmp_path, names, catalog=tmp_path / "catalog") as server:
+        command = [str(Path(sys.executable).with_name("schemathesis")), "run", f"{server.url}/openapi.json"]
+        command += [
+            "--checks",
+            ",".join(CHECKS),
+            "--phases",
+            ",".join(PHASES),
+            "--seed",
+            "1",
+            "--workers",
+            "2",
+        ]
+        command += [
+            "--max-examples",
+            str(EXAMPLES),
+            "--warnings",
+            "off",
+            "--exclude-path-regex",
+            "^/v1/admin/",
+            "--no-color",
+            "--continue-on-failure",
+        ]
+        environment = {**os.environ, "SCHEMATHESIS_HOOKS": "tests.fuzz.hooks", "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
+        succeeded = {
+            name: server.metric("penstock_requests_total", operation=name, code="200") for name in OPERATIONS
+        }
+        assert min(succeeded.values()) >= LEAST_SUCCESSES, succeeded
+        print(succeeded, done.stdout[-300:])
+        assert server.encode("plain", ["still here"]).status == 200

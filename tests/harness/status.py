@@ -1,0 +1,58 @@
+"""Viewers of a server's status stream."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from websockets.sync.client import ClientConnection, connect
+
+from tests.harness.server import Server, wait_until
+
+Frame = dict[str, Any]
+
+
+@contextlib.contextmanager
+def watching(server: Server, **options: Any) -> Iterator[ClientConnection]:
+    """An open status stream."""
+    address = f"ws://127.0.0.1:{server.port}/ws/status"
+    with connect(address, compression=None, proxy=None, max_size=16 << 20, **options) as socket:
+        yield socket
+
+
+def next_frame(socket: ClientConnection) -> Frame:
+    """The next frame."""
+    text = socket.recv(10)
+    assert isinstance(text, str), "frames are text messages"
+    return dict(json.loads(text))
+
+
+def frame_when(
+    socket: ClientConnection, condition: Callable[[Frame], Any], timeout_s: float = 15, what: str = "a frame"
+) -> Frame:
+    """The first frame for which `condition` holds."""
+    found: list[Frame] = []
+
+    def look() -> bool:
+        found[:] = [next_frame(socket)]
+        return bool(condition(found[0]))
+
+    wait_until(look, timeout_s, what)
+    return found[0]
+
+
+@contextlib.contextmanager
+def only_frontend(server: Server, pid: int) -> Iterator[None]:
+    """Every other frontend is stopped meanwhile, so that `pid` answers."""
+    others = [other for other in server.frontend_pids() if other != pid]
+    for other in others:
+        os.kill(other, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for other in others:
+            os.kill(other, signal.SIGCONT)

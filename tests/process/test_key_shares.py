@@ -1,0 +1,76 @@
+"""R22: callers with keys take turns by their shares, and a flood by one of them harms only itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from tests.harness.keys import bearer, write_keys
+from tests.harness.open_load import OpenLoad, Replies, percentile
+from tests.harness.quiet import wait_quiet
+from tests.harness.server import Server, serving
+
+MODEL = "fake/slow"
+SHARE_S = 2.5
+SHORT = "short"
+LONG = "some longer text " * 15
+"""With its number 264 characters: 67 tokens, 7 ms of the fake device beside the 20 ms of each batch."""
+BATCH_S = 0.047
+"""Four of the long texts."""
+
+
+def load(server: Server, key: str, text: str) -> OpenLoad:
+    """Load that calls with a key."""
+    return OpenLoad(server.port, MODEL, text, bearer(key))
+
+
+def test_a_key_with_three_times_the_share_gets_three_times_the_throughput(tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys.json", {"three": {"share": 3}, "one": {}})
+    settings = {"server.keys_file": tmp_path / "keys.json", "server.frontends": 2, "batch.max_items": 8}
+
+    async def measure(server: Server) -> dict[str, float]:
+        loads = {name: load(server, key, SHORT) for name, key in keys.items()}
+        began = time.monotonic() + 0.5
+        found = await asyncio.gather(*(one.closed(24, 0.5 + SHARE_S) for one in loads.values()))
+        for one in loads.values():
+            await one.close()
+        assert not any(replies.broken for replies in found)
+        return {
+            name: replies.rate(began, began + SHARE_S) for name, replies in zip(loads, found, strict=True)
+        }
+
+    with serving(tmp_path, models=(MODEL,), settings=settings) as server:
+        rates = asyncio.run(measure(server))
+        assert 2.5 <= rates["three"] / rates["one"] <= 3.5, rates
+
+
+def test_a_flood_by_one_key_neither_refuses_nor_delays_another(tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys.json", {"flood": {}, "quiet": {}})
+    settings = {
+        "server.keys_file": tmp_path / "keys.json",
+        "batch.max_items": 4,
+        "queue.min_tokens": 1024,
+        "queue.max_wait_s": 2.0,
+    }
+
+    async def measure(server: Server) -> tuple[Replies, Replies]:
+        flood, quiet = load(server, keys["flood"], LONG), load(server, keys["quiet"], LONG)
+        flooding = asyncio.create_task(flood.open(400, 4.0))
+        await asyncio.sleep(1.0)
+        asked = await quiet.closed(1, 2.5)
+        flooded = await flooding
+        await flood.close()
+        await quiet.close()
+        return flooded, asked
+
+    with serving(tmp_path, models=(MODEL,), settings=settings) as server:
+        flooded, asked = asyncio.run(measure(server))
+        assert flooded.of(503), "the flood must fill the queue"
+        assert {reply.code for reply in flooded.of(503)} == {"QUEUE_FULL"}
+        assert len(asked.replies) >= 10
+        assert len(asked.of(200)) == len(asked.replies), "the quiet caller was refused"
+        waits_s = [reply.took_s for reply in asked.replies]
+        # The batch on the device, the one formed ahead, its own; and as much again for a busy machine.
+        assert percentile(waits_s, 0.99) <= 6 * BATCH_S, sorted(waits_s)[-5:]
+        wait_quiet(server)

@@ -1,0 +1,54 @@
+"""The start-up block: a line for what was loaded at the start, one line for the rest, and a request to paste."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from types import SimpleNamespace
+from typing import Any
+
+from frontend import announce
+from ipc.messages import ModelStatus
+from ipc.settings import Settings
+
+
+def block(states: dict[str, str], *, closed: bool = False) -> list[str]:
+    """The lines for models in these states."""
+    entry = SimpleNamespace(outputs=("dense",), inputs=("text",))
+    services: Any = SimpleNamespace(
+        settings=Settings(),
+        catalog=dict.fromkeys(states, entry),
+        engine=SimpleNamespace(status=lambda name: ModelStatus(name, states[name], "cpu")),
+        client=SimpleNamespace(channels=[]),
+        access=SimpleNamespace(closed=closed, entries=[1]),
+    )
+    return announce.block(services).splitlines()
+
+
+def test_models_that_wait_to_be_asked_for_share_one_line() -> None:
+    lines = block({"org/one": "loaded", "org/two": "available", "org/three": "available"})
+    assert "  model      org/one: loaded on cpu" in lines
+    assert "  models     2 more in the catalog, loaded when asked for: see /v1/models" in lines
+    assert not any("org/two" in line for line in lines)
+
+
+def test_a_long_list_of_loaded_models_is_cut() -> None:
+    lines = block({f"org/{number}": "loaded" for number in range(announce.MOST_MODELS + 3)})
+    assert sum(line.startswith("  model  ") for line in lines) == announce.MOST_MODELS
+    assert any(line.startswith("  models     3 more in the catalog") for line in lines)
+
+
+def test_the_request_to_paste_is_whole_and_asks_a_loaded_model() -> None:
+    [line] = [line for line in block({"org/a": "failed", "org/b": "loaded"}) if line.startswith("  try")]
+    words = shlex.split(line)
+    assert words[:3] == ["try", "curl", "http://localhost:8080/v1/embeddings"]
+    assert json.loads(words[-1]) == {"model": "org/b", "input": "hello"}
+
+
+def test_with_keys_the_request_to_paste_has_a_place_for_one() -> None:
+    [line] = [line for line in block({"org/b": "loaded"}, closed=True) if line.startswith("  try")]
+    assert "Authorization: Bearer KEY" in shlex.split(line)
+
+
+def test_without_a_loaded_model_there_is_nothing_to_paste() -> None:
+    assert not any(line.startswith("  try") for line in block({"org/b": "available"}))

@@ -1,0 +1,265 @@
+"""Which LoRA adapters a model holds, who makes room, and what is remembered of a load that failed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from ipc import settings
+from ipc.catalog import DirectorySource, ModelEntry
+from ipc.errors import InferenceFailed, InvalidInput, LoraLoading, PenstockError
+from ipc.messages import EncodeCall
+from tests.fakes.adapter import FakeAdapter
+from tests.harness.server import wait_until
+from workers.adapters.shared.lora import FittedLora, LoraLayers
+from workers.lifecycle import loras
+from workers.lifecycle.crashes import LoadMarks
+from workers.lifecycle.instance import Instance
+from workers.lifecycle.loras import LoraLoader
+from workers.lifecycle.shelf import Shelf
+from workers.loading.failure import RETRY_AFTER_S
+
+ENTRY = ModelEntry("org/m", DirectorySource("/weights"))
+
+
+class Layers(LoraLayers):
+    """Adapters without weights; `fit` does what a test says."""
+
+    def __init__(self, fit: Callable[[str], FittedLora]) -> None:
+        self._fit = fit
+        self.removed: list[str] = []
+
+    def fit(self, directory: Path) -> FittedLora:
+        """What the test says for this name."""
+        return self._fit(directory.name)
+
+    def install(self, name: str, lora: FittedLora) -> None:
+        """Nothing."""
+
+    def remove(self, name: str, lora: FittedLora) -> None:
+        """Remember the name."""
+        self.removed.append(name)
+
+    def traced(self, name: str) -> Any:
+        """No layers to look at."""
+        return threading.Lock()
+
+
+class Worker:
+    """A loader over one loaded model with a directory of adapters; `jobs` are the open requests."""
+
+    def __init__(self, root: Path, most: int, fit: Callable[[str], FittedLora]) -> None:
+        self.root = root / "loras"
+        self.adapter, self.layers = FakeAdapter({}, 512), Layers(fit)
+        self.adapter.loras = self.layers
+        self.jobs: list[Any] = []
+        shelf: Any = SimpleNamespace(lock=threading.Condition(threading.RLock()), announce=lambda: None)
+        flags = {
+            "catalog.lora_dirs": str(self.root),
+            "worker.max_loras": str(most),
+            "run.dir": str(root),
+        }
+        self.settings = settings.load(flags=flags, environ={})
+        book: Any = SimpleNamespace(jobs=lambda: self.jobs)
+        self.loader = LoraLoader(cast("Shelf", shelf), self.settings, 0, lambda work: work(), book)
+        self.instance = Instance([ENTRY])
+        self.instance.begin(demanded=True)
+        self.instance.succeed(self.adapter, 1000, 1.0, 1.0)
+
+    def add(self, name: str, content: str = "{}") -> None:
+        """Files of an adapter."""
+        (self.root / name).mkdir(parents=True, exist_ok=True)
+        for file in ("adapter_config.json", "adapter_model.safetensors"):
+            (self.root / name / file).write_text(content)
+
+    def require(self, name: str) -> None:
+        """As for a request."""
+        self.loader.require(self.instance, EncodeCall([], ["dense"], lora=name))
+
+    def settled(self, name: str) -> PenstockError | None:
+        """The answer once nothing is loading any more."""
+
+        def attempt() -> tuple[PenstockError | None] | None:
+            try:
+                self.require(name)
+            except LoraLoading:
+                return None
+            except PenstockError as error:
+                return (error,)
+            return (None,)
+
+        found: tuple[PenstockError | None] = wait_until(attempt, 10, f"an outcome of {name}")
+        return found[0]
+
+
+def ten_bytes(name: str) -> FittedLora:
+    """An adapter that counts as ten bytes."""
+    return Ten({})
+
+
+class Ten(FittedLora):
+    """Ten bytes."""
+
+    @property
+    def nbytes(self) -> int:
+        """Ten."""
+        return 10
+
+
+def test_the_first_request_begins_one_load_and_memory_is_counted(tmp_path: Path) -> None:
+    gate, fitted = threading.Event(), []
+
+    def fit(name: str) -> FittedLora:
+        fitted.append(name)
+        gate.wait(10)
+        return Ten({})
+
+    worker = Worker(tmp_path, 2, fit)
+    worker.add("a")
+    for _ in range(3):
+        with pytest.raises(LoraLoading) as caught:
+            worker.require("a")
+        assert caught.value.retry_after_s == 1
+    assert worker.instance.status(ENTRY, "cpu").loras == {"a": "loading"}
+    gate.set()
+    assert worker.settled("a") is None
+    assert (fitted, worker.instance.memory_bytes) == (["a"], 1010)
+    assert worker.instance.status(ENTRY, "cpu").loras == {"a": "loaded"}
+    with pytest.raises(InvalidInput, match=r"params\.options\.lora"):
+        worker.require("b")
+
+
+def test_the_one_used_longest_ago_leaves_unless_an_open_request_needs_it(tmp_path: Path) -> None:
+    worker = Worker(tmp_path, 2, ten_bytes)
+    for name in "abcd":
+        worker.add(name)
+    for name in "aba":
+        assert worker.settled(name) is None
+    assert worker.settled("c") is None
+    assert set(worker.instance.loras) == {"a", "c"} and worker.layers.removed == ["b"]
+    worker.jobs = [SimpleNamespace(adapter=worker.adapter, call=SimpleNamespace(lora="a"))]
+    assert worker.settled("d") is None
+    assert set(worker.instance.loras) == {"a", "d"}, "c was used later than a, but a is in use"
+    assert worker.instance.memory_bytes == 1020
+
+
+def test_without_a_place_nothing_begins_until_one_is_free(tmp_path: Path) -> None:
+    worker = Worker(tmp_path, 1, ten_bytes)
+    for name in "ab":
+        worker.add(name)
+    assert worker.settled("a") is None
+    worker.jobs = [SimpleNamespace(adapter=worker.adapter, call=SimpleNamespace(lora="a"))]
+    for _ in range(3):
+        with pytest.raises(LoraLoading):
+            worker.require("b")
+    assert set(worker.instance.loras) == {"a"}
+    worker.jobs = [SimpleNamespace(adapter=FakeAdapter({}, 512), call=SimpleNamespace(lora="a"))]
+    assert worker.settled("b") is None, "an open request of another model does not count"
+
+
+def test_under_load_on_all_of_them_turns_end_so_that_another_one_comes_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loras, "TURN_S", 0.05)
+    worker = Worker(tmp_path, 2, ten_bytes)
+    for name in "abc":
+        worker.add(name)
+    for name in "ab":
+        assert worker.settled(name) is None
+    worker.jobs = [SimpleNamespace(adapter=worker.adapter, call=SimpleNamespace(lora=name)) for name in "ab"]
+
+    def told_to_leave() -> bool:
+        with pytest.raises(LoraLoading):
+            worker.require("c")
+        return worker.instance.loras["a"].state == "leaving"
+
+    wait_until(told_to_leave, 10, "the end of the first one's turn")
+    assert worker.instance.loras["b"].state == "loaded", "one at a time"
+    with pytest.raises(LoraLoading):
+        worker.require("a")
+    worker.jobs = worker.jobs[1:]
+    assert worker.settled("c") is None
+    assert set(worker.instance.loras) == {"b", "c"}
+
+
+def test_a_place_that_nobody_comes_for_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loras, "TURN_S", 0.05)
+    worker = Worker(tmp_path, 1, ten_bytes)
+    worker.add("a")
+    assert worker.settled("a") is None
+    worker.instance.loras["a"].move("leaving", time.monotonic())
+    with pytest.raises(LoraLoading):
+        worker.require("a")
+    assert worker.settled("a") is None
+    assert worker.instance.loras["a"].state == "loaded"
+
+
+def test_a_failure_is_answered_at_once_until_the_files_change(tmp_path: Path) -> None:
+    tried = []
+
+    def fit(name: str) -> FittedLora:
+        tried.append(name)
+        if len(tried) == 1:
+            raise ValueError("no such layer")
+        return Ten({})
+
+    worker = Worker(tmp_path, 1, fit)
+    worker.add("a")
+    for _ in range(3):
+        error = worker.settled("a")
+        assert isinstance(error, InferenceFailed) and error.message == "LoRA load failed: no such layer"
+    assert len(tried) == 1 and worker.instance.status(ENTRY, "cpu").loras == {}
+    worker.add("a", content="{} ")
+    assert worker.settled("a") is None
+
+
+def test_lack_of_memory_is_tried_again_when_its_time_has_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RETRY_AFTER_S, "OOM", 0.05)
+    tried = []
+
+    def fit(name: str) -> FittedLora:
+        tried.append(time.monotonic())
+        if len(tried) == 1:
+            raise MemoryError
+        return Ten({})
+
+    worker = Worker(tmp_path, 1, fit)
+    worker.add("a")
+    assert isinstance(worker.settled("a"), InferenceFailed)
+    wait_until(lambda: worker.settled("a") is None, 10, "the second attempt")
+    assert tried[1] - tried[0] >= 0.05
+
+
+def test_a_model_that_is_unloaded_meanwhile_forgets_its_adapters(tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    def fit(name: str) -> FittedLora:
+        gate.wait(10)
+        return Ten({})
+
+    worker = Worker(tmp_path, 1, fit)
+    worker.add("a")
+    with pytest.raises(LoraLoading):
+        worker.require("a")
+    worker.instance.drain("idle", 0.0)
+    worker.instance.rest()
+    gate.set()
+    wait_until(lambda: worker.loader._running == 0, 10, "the end of the load")
+    assert worker.instance.loras == {} and worker.instance.memory_bytes == 0
+
+
+def test_an_adapter_that_killed_the_process_twice_is_left_alone(tmp_path: Path) -> None:
+    for _ in range(2):
+        LoadMarks(tmp_path / "loading-loras", 0).begin("org/m a")
+    worker = Worker(tmp_path, 1, ten_bytes)
+    worker.add("a")
+    error = worker.settled("a")
+    assert isinstance(error, InferenceFailed) and "died twice" in error.message

@@ -1,0 +1,113 @@
+"""The OpenAPI document: valid, complete, by reference, and the same from every place it can be had from."""
+
+from __future__ import annotations
+
+import json
+import re
+from http import HTTPStatus
+from typing import Any
+
+import falcon.inspect
+import msgspec
+import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator, validate
+
+from frontend import app
+from frontend.openapi.routes import operations, schema
+from ipc import settings
+from penstock import cli
+
+DOCUMENT: dict[str, Any] = json.loads(schema())
+REQUIRED = {
+    "/", "/healthz", "/readyz", "/metrics", "/v1/encode/{model}", "/v1/score/{model}", "/v1/models",
+    "/v1/extract/{model}", "/v1/models/{model}", "/v1/embeddings", "/v1/rerank",
+}  # fmt: skip
+UNDOCUMENTED = {"/ws/status": "a WebSocket", "/redoc": "the same page as /docs"}
+REFS = {
+    "/v1/encode/{model}": "EncodeRequest",
+    "/v1/score/{model}": "ScoreRequest",
+    "/v1/extract/{model}": "ExtractRequest",
+    "/v1/embeddings": "EmbeddingsRequest",
+    "/v1/rerank": "RerankRequest",
+}
+
+
+def described() -> dict[tuple[str, str], dict[str, Any]]:
+    """Operations of the document by method and path."""
+    return {(m, path): one for path, methods in DOCUMENT["paths"].items() for m, one in methods.items()}
+
+
+def resolved(node: dict[str, Any]) -> dict[str, Any]:
+    """What a node stands for."""
+    while "$ref" in node:
+        found: Any = DOCUMENT
+        for key in node["$ref"].removeprefix("#/").split("/"):
+            found = found[key]
+        node = found
+    return node
+
+
+def test_the_document_is_valid_openapi() -> None:
+    validate(DOCUMENT, cls=OpenAPIV31SpecValidator)
+    assert DOCUMENT["info"]["title"] == "Penstock"
+    assert set(DOCUMENT["paths"]) >= REQUIRED
+
+
+def test_every_route_of_the_application_is_described_and_nothing_else() -> None:
+    built = app.create(settings.Settings())
+    served = {
+        (method.method.lower(), route.path.replace(":path}", "}"))
+        for route in falcon.inspect.inspect_app(built._app).routes
+        for method in route.methods
+        if not method.internal and method.method not in ("HEAD", "OPTIONS")
+    }
+    assert {path for _, path in served} >= set(UNDOCUMENTED)
+    assert {entry for entry in served if entry[1] not in UNDOCUMENTED} == set(described())
+
+
+@pytest.mark.parametrize("path", REFS)
+def test_request_bodies_are_references_in_each_media_type(path: str) -> None:
+    content = described()["post", path]["requestBody"]["content"]
+    both = path.endswith("{model}")
+    assert set(content) == {"application/json", "application/msgpack"} if both else {"application/json"}
+    assert {entry["schema"]["$ref"] for entry in content.values()} == {f"#/components/schemas/{REFS[path]}"}
+
+
+def test_examples_are_what_the_server_takes() -> None:
+    for operation in operations():
+        if operation.body is not None and operation.example is not None:
+            msgspec.json.decode(json.dumps(operation.example), type=operation.body)
+
+
+def test_answers_have_their_statuses_headers_and_bodies() -> None:
+    for (method, path), operation in described().items():
+        assert "200" in operation["responses"], path
+        for status, answer in operation["responses"].items():
+            HTTPStatus(int(status))
+            headers = set(answer["headers"])
+            assert headers >= {"X-Request-ID", "X-Trace-ID", "X-SIE-Server-Version"}
+            json_error = int(status) >= 400 and "application/json" in answer["content"]
+            assert ("X-SIE-Error-Code" in headers) == json_error, (method, path, status)
+            assert ("Retry-After" in headers) == (json_error and status in ("429", "503", "504"))
+            assert ("X-Total-Time" in headers) == (method == "post" and path in REFS and status == "200")
+            for entry in answer["content"].values():
+                assert resolved(entry["schema"])
+    names = [operation["operationId"] for operation in described().values()]
+    assert len(names) == len(set(names))
+
+
+def test_every_component_is_used() -> None:
+    text = json.dumps(DOCUMENT)
+    for kind in ("schemas", "headers", "parameters"):
+        for name in DOCUMENT["components"][kind]:
+            assert f'"#/components/{kind}/{name}"' in text, name
+
+
+def test_the_command_line_prints_the_same_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["openapi"]) == 0
+    assert json.loads(capsys.readouterr().out) == DOCUMENT
+
+
+def test_descriptions_are_sentences() -> None:
+    for operation in described().values():
+        assert re.fullmatch(r"[A-Z`].*[.]", operation["summary"])

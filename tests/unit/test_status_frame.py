@@ -1,0 +1,124 @@
+"""A frame of a server with GPUs, built from what channels know and what requests left behind."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frontend.access.gate import Gate
+from frontend.services import Services
+from frontend.status.devices import WorkerView, fill, threshold_pct
+from frontend.status.frame import View, build
+from frontend.status.traffic import Traffic, TrafficReader, latencies
+from ipc.catalog import load_catalog
+from ipc.messages import BatchRecord, Credits, ModelStatus, QueueState, Stats
+from ipc.metric_files import Totals
+from ipc.paths import RunPaths, prepare_run_dir
+from ipc.recent import Recent, RecentWriter, ring_path
+from ipc.settings import load
+from tests.harness.server import FAKE_CATALOG
+
+GIB = 1 << 30
+MODELS = ("fake/echo", "fake/large", "fake/late")
+
+
+def stats(admitted: int = 0, **fields: Any) -> Stats:
+    now = time.monotonic_ns()
+    plain: dict[str, Any] = {
+        "memory_used": 20 * GIB,
+        "memory_total": 140 * GIB,
+        "resident": GIB,
+        "cpu": 1.5,
+        "busy": 0.9,
+        "utilization": 0.734,
+        "temperature_c": 61.0,
+        "budget": 1000,
+        "admitted": admitted,
+        "bound": 5000,
+        "arena_used": 0,
+        "arena_total": GIB,
+        "leases": 0,
+        "queues": [QueueState("fake/echo", 7, 700, 0.25)],
+        "batches": [BatchRecord(now, 0.02, "fake/echo", 8, 600, 1000)],
+    }
+    return Stats(**plain | fields)
+
+
+def worker(slot: int, told: Stats | None, *models: ModelStatus) -> WorkerView:
+    named = {model.name: model for model in models}
+    return WorkerView(slot, "ready", "NVIDIA H200", 1, named, Credits(1, 0, 100.0), told)
+
+
+def frame_of(*workers: WorkerView, **flags: str) -> dict[str, Any]:
+    catalog = load_catalog([str(FAKE_CATALOG)], MODELS)
+    services = Services(load(None, flags), catalog, Gate())
+    seen = Traffic(Totals(), [], [], latencies([], time.time()))
+    return build(services, View(workers, True, "ok"), seen)
+
+
+def test_every_gpu_is_listed_under_the_number_of_its_worker_with_both_spellings() -> None:
+    gpus = frame_of(worker(0, stats()), worker(1, None), worker(2, stats(utilization=None)))["gpus"]
+    assert [gpu["device"] for gpu in gpus] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert [gpu["index"] for gpu in gpus] == [0, 1, 2]
+    assert gpus[0]["gpu_type"] == "h200"
+    assert gpus[0]["utilization_percent"] == gpus[0]["utilization_pct"] == 73.4
+    assert (gpus[0]["memory_used_bytes"], gpus[0]["memory_total_bytes"]) == (20 * GIB, 140 * GIB)
+    assert gpus[0]["temperature_c"] == 61
+    assert gpus[1]["memory_total_bytes"] == 0, "this one has not told anything yet"
+    assert gpus[2]["utilization_pct"] == 0
+
+
+def test_a_model_is_shown_with_all_its_devices_by_memory() -> None:
+    large = ModelStatus("fake/large", "loaded", memory_bytes=3 * GIB, dims={"dense": 7})
+    echo = ModelStatus("fake/echo", "loaded", memory_bytes=GIB)
+    frame = frame_of(
+        worker(0, stats(), ModelStatus("fake/large", "loading"), echo), worker(1, stats(), large, echo)
+    )
+    assert [model["name"] for model in frame["models"]] == ["fake/large", "fake/echo", "fake/late"]
+    first, second, third = frame["models"]
+    assert (first["state"], first["device"], first["devices"]) == ("loaded", "cuda:1", ["cuda:1"])
+    assert (second["memory_bytes"], second["devices"]) == (2 * GIB, ["cuda:0", "cuda:1"])
+    assert second["queue_depth"] == second["queue_pending_items"] == 14
+    assert second["adaptive_batching"]["fill_ratio"] == 0.6
+    assert (third["state"], third["device"]) == ("available", None)
+    assert frame["loaded_models"] == ["fake/large", "fake/echo"]
+
+
+def test_a_server_is_saturated_when_every_worker_is() -> None:
+    full, free = worker(0, stats(5000)), worker(1, stats(4999))
+    assert frame_of(full)["saturated"] is True
+    assert frame_of(full, free)["saturated"] is False
+    assert frame_of()["saturated"] is False
+
+
+@pytest.mark.parametrize(
+    ("budget", "total", "expected"),
+    [(0, 140 * GIB, 85.0), (70 * GIB, 140 * GIB, 50.0), (GIB, 0, 85.0), (9, 3, 100.0)],
+)
+def test_the_memory_threshold_follows_the_budget(budget: int, total: int, expected: float) -> None:
+    assert threshold_pct(budget, total) == expected
+
+
+def test_batch_fill_counts_recent_batches_only() -> None:
+    now = time.monotonic_ns()
+    old = BatchRecord(now - 60_000_000_000, 0.1, "a", 1, 1000, 1000)
+    assert fill([old], now) is None
+    assert fill([old, BatchRecord(now, 0.1, "a", 1, 250, 1000)], now) == 0.25
+    assert fill([BatchRecord(now, 0.1, "a", 1, 250, 1000)], now, "b") is None
+    assert fill([BatchRecord(now, 0.1, "a", 1, 4000, 1000)], now) == 1.0, "one long item may overshoot"
+
+
+def test_latencies_are_those_of_recent_good_answers(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run", "test")
+    prepare_run_dir(paths)
+    ring, now = RecentWriter(ring_path(paths, "frontend-0")), time.time()
+    for number in range(100):
+        ring.add(Recent(now, str(number), "", "sie", "encode", "a", 200, "", {"total": float(number + 1)}))
+    ring.add(Recent(now, "bad", "", "sie", "encode", "a", 500, "INFERENCE_ERROR", {"total": 9000.0}))
+    ring.add(Recent(now - 3600, "old", "", "sie", "encode", "a", 200, "", {"total": 9000.0}))
+    found = TrafficReader(paths).read()
+    assert found.latencies[""] == found.latencies["a"] == {"p50_ms": 50.5, "p99_ms": 99.01, "requests": 100}
+    assert [record.request_id for record in found.errors] == ["bad"]

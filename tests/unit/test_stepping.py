@@ -1,0 +1,104 @@
+"""Long computations step by step: the watchdog's limit holds for a step, and what nobody waits for is dropped."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ipc.extraction import Extraction
+from ipc.messages import ExtractCall, InputItem
+from tests.tiny.models import build
+from tests.tiny.pictures import encoded, picture
+from workers import stepping
+from workers.adapters.base import Adapter, ItemFailure, LoadContext, Prepared
+from workers.adapters.registry import resolve
+from workers.job import Piece
+from workers.watchdog import Activity
+
+
+def piece(state: str = "open", left_s: float = 60.0) -> Any:
+    """What the steps look at of a piece."""
+    deadline_ns = time.monotonic_ns() + int(left_s * 1e9)
+    return SimpleNamespace(job=SimpleNamespace(state=state, deadline_ns=deadline_ns))
+
+
+def test_each_step_starts_the_limit_anew() -> None:
+    activity = Activity()
+    activity.begin(0.0)
+    until = time.monotonic() + 1
+    while not activity.overdue():
+        assert time.monotonic() < until
+    activity.begin(60.0)
+    before = activity._since
+    with stepping.running(activity, []):
+        stepping.current().step()
+    assert activity._since >= before and not activity.overdue()
+    activity.end()
+    with stepping.running(activity, []):
+        stepping.current().step()
+    assert not activity.busy, "a step does not begin anything"
+
+
+def test_an_item_is_abandoned_when_its_job_ended_or_its_deadline_passed() -> None:
+    pieces = [piece(), piece("cancelled"), piece(left_s=-1.0)]
+    with stepping.running(Activity(), pieces):
+        assert [stepping.current().abandoned(at) for at in range(3)] == [False, True, True]
+    assert not stepping.current().abandoned(1), "outside of a batch nothing is abandoned"
+
+
+@pytest.fixture(scope="module")
+def donut(tmp_path_factory: pytest.TempPathFactory) -> Adapter:
+    """A tiny Donut."""
+    directory: Path = build("donut", tmp_path_factory.mktemp("stepping") / "donut")
+    context = LoadContext(
+        directory, "tiny", torch.device("cpu"), torch.float32, None, {}, lambda phase, fraction: None
+    )
+    return resolve("donut").load(context)
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_writing_goes_on_for_those_who_wait_and_ends_for_the_others(donut: Adapter, beams: int) -> None:
+    items = [InputItem(images=[encoded(picture(number))]) for number in (1, 2, 3)]
+    options = {"task": "<s_cord-v2>", "max_new_tokens": 30, "num_beams": beams}
+    prepared = _prepared(donut, ExtractCall(items, options=options))
+    alone = donut.extract(donut.collate(prepared))
+    pieces: list[Piece] = [piece(), piece("cancelled"), piece()]
+    with stepping.running(Activity(), pieces):
+        found = donut.extract(donut.collate(prepared))
+    assert isinstance(found[1], ItemFailure) and isinstance(alone[1], Extraction)
+    assert [found[0], found[2]] == [alone[0], alone[2]]
+
+
+def test_a_batch_that_nobody_waits_for_ends_at_the_next_token(
+    donut: Adapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = [InputItem(images=[encoded(picture(number))]) for number in (1, 2)]
+    prepared = _prepared(donut, ExtractCall(items, options={"task": "<s_cord-v2>", "max_new_tokens": 100}))
+    steps = []
+    monkeypatch.setattr(stepping.Steps, "step", lambda self: steps.append(1))
+    with stepping.running(Activity(), [piece("cancelled"), piece("failed")]):
+        found = donut.extract(donut.collate(prepared))
+    assert len(steps) == 1
+    assert all(isinstance(one, ItemFailure) for one in found)
+
+
+def test_scores_that_are_no_numbers_fail_their_item(donut: Adapter) -> None:
+    items = [InputItem(images=[encoded(picture(number))]) for number in (1, 2)]
+    prepared = _prepared(donut, ExtractCall(items, options={"task": "<s_cord-v2>", "max_new_tokens": 4}))
+    whole = donut.extract(donut.collate(prepared))
+    prepared[0].payload.pixels[:] = float("nan")
+    found = donut.extract(donut.collate(prepared))
+    assert isinstance(found[0], ItemFailure) and found[0].code == "INFERENCE_ERROR"
+    assert found[1] == whole[1]
+
+
+def _prepared(adapter: Adapter, call: ExtractCall) -> list[Prepared]:
+    """All items, which must be sound."""
+    adapter.check(call)
+    found = adapter.prepare(call.items, call)
+    return [item for item in found if isinstance(item, Prepared)]

@@ -1,0 +1,115 @@
+"""docs/errors.md: every error that a client can get, from the error tree and the contract's form of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from inspect import getdoc
+
+from frontend.protocols.sie.errors import render as sie_form
+from frontend.protocols.sie.errors import render_openai
+from frontend.server import refusal
+from ipc import errors
+from ipc.errors import PenstockError
+
+UNSEEN = (errors.Cancelled, errors.ConfigError, errors.ProtocolError)
+"""The caller has gone, the server does not start, or the error stays between our own processes."""
+
+_HEAD = """# Errors
+
+Made by `make docs` from `ipc/errors.py`, `frontend/protocols/sie/errors.py` and `frontend/server/refusal.py`.
+
+Every error is JSON, whatever `Accept` says: `{"detail": {"code": "...", "message": "..."}}`. The message names the
+field, its value and the limit, and never holds a path, an address or a stack. The header `X-SIE-Error-Code` repeats the
+code.
+
+```
+curl -si localhost:8080/v1/encode/nobody/knows -H 'Content-Type: application/json' -d '{"items": [{"text": "hi"}]}'
+```
+
+```python
+import httpx
+
+answer = httpx.post("http://localhost:8080/v1/encode/nobody/knows", json={"items": [{"text": "hi"}]})
+print(answer.status_code, answer.json()["detail"]["code"], answer.headers["X-Request-ID"])
+```
+
+- **Try again** when the answer has `Retry-After`: whole seconds, at least 1. The table shows what is said when nothing
+  better is known; a full queue says what its drain rate promises, a load what it is still expected to take.
+- **Every answer** has `X-Request-ID`; the log and the [status page](status.md) know the error by it.
+- `/v1/embeddings` and `/v1/rerank` add `error` {`message`, `type`, `param`, `code`} and `message`, as OpenAI clients
+  expect; the columns on the right are `error.code` and `error.type`.
+- An unknown path is 404 `{"detail": "Not Found"}`, a wrong method 405 `{"detail": "Method Not Allowed"}`: only there
+  `detail` is a text.
+- A single item that fails has `error` {`code`, `message`} in the answer, see [sie.md](sie.md). The request fails only
+  when all its items do, with the first one's code.
+
+## From the routes
+
+| `detail.code` | HTTP | Retry-After | when | `error.code` | `error.type` |
+|---|---|---|---|---|---|
+"""
+_BETWEEN = """
+A code that stands more than once has more than one cause. Where the header differs from the body, the header is named
+in brackets: clients of the SIE contract retry `MODEL_LOADING` and follow the header.
+
+Further fields of `detail`:
+
+| code | fields |
+|---|---|
+| MODEL_LOAD_FAILED | `error_class` ([lifecycle.md](lifecycle.md)), `attempts`, `permanent` |
+| DEPENDENCY_CONFLICT | `compatible_bundles` |
+| INPUT_TOO_LONG with 400 | `model` |
+| QUEUE_FULL of a server that stops | `reason`: `draining`; beside `detail` stands `error`: `Service shutting down` |
+
+## From the server itself
+
+Before any route has seen the request. The connection is closed afterwards; ids in the request's headers are not read.
+
+| `detail.code` | HTTP | Retry-After | message |
+|---|---|---|---|
+"""
+_REFUSALS = (
+    refusal.malformed("malformed HTTP request"),
+    refusal.head_too_large(64 << 10),
+    refusal.too_slow(100, 1024),
+    refusal.too_many_connections(10000),
+    refusal.draining(),
+)
+
+
+def render() -> str:
+    """The whole page."""
+    routes = sorted(map(_row, public_errors()))
+    rows = [f"| {' | '.join(cells)} |" for _, *cells in routes]
+    own = [f"| {one.code} | {one.status} | {one.retry_after_s or '-'} | {one.message} |" for one in _REFUSALS]
+    return _HEAD + "\n".join(rows) + "\n" + _BETWEEN + "\n".join(own) + "\n"
+
+
+def public_errors(kind: type[PenstockError] = PenstockError) -> Iterator[type[PenstockError]]:
+    """The errors below and with `kind` that a client can get; classes without a code of their own only group others."""
+    if "code" in vars(kind) and kind not in UNSEEN:
+        yield kind
+    for child in kind.__subclasses__():
+        yield from public_errors(child)
+
+
+def _row(kind: type[PenstockError]) -> tuple[int, str, str, str, str, str, str]:
+    """Cells of one error, behind the status, by which rows are sorted."""
+    error = kind("")
+    status, body, headers = sie_form(error)
+    openai = render_openai(error)[1]["error"]
+    code, header = body["detail"]["code"], headers["X-SIE-Error-Code"]
+    shown = code if header == code else f"{code} ({header})"
+    # A docstring says to clients what happened; behind "; `" it speaks of the class's own fields.
+    when = " ".join((getdoc(kind) or "").split("\n\n")[0].split()).partition("; `")[0]
+    if kind is PenstockError:
+        when = "A bug; the log has the request id"
+    return (
+        status,
+        shown,
+        str(status),
+        headers.get("Retry-After", "-"),
+        when.rstrip("."),
+        openai["code"],
+        openai["type"],
+    )

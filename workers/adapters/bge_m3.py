@@ -1,0 +1,187 @@
+"""BGE-M3: dense, sparse and token vectors from one forward pass (arXiv 2402.03216, FlagEmbedding's `M3Embedder`).
+
+dense        the first token's vector, normalised
+sparse       relu of a linear layer per token; the largest weight per token id; special tokens have none
+multivector  a linear layer over every token but the first, each vector normalised
+
+A score compares two texts by one of these outputs, or by the weighted mean of all three (FlagEmbedding's
+`compute_score`): the dot product, the dot product over shared tokens, or MaxSim over the number of query vectors.
+
+The two heads lie beside the transformer's weights as `sparse_linear.pt` and `colbert_linear.pt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ipc.messages import Call, EncodeCall, InputItem, ScoreCall
+from workers.adapters.base import ItemFailure, LoadContext, Prepared, SparseRows
+from workers.adapters.shared.checkpoint import CheckpointError
+from workers.adapters.shared.late_interaction import max_sim
+from workers.adapters.shared.options import OptionReader
+from workers.adapters.shared.packing import Int64Array, PackedBatch
+from workers.adapters.shared.pairing import PairBatch, PairedAdapter
+from workers.adapters.shared.sentence_transformers_layout import read_layout
+from workers.adapters.shared.sparse import Float32Array, max_per_id, paired_dots
+from workers.adapters.shared.text_model import TextAdapter, TextBatch, TextModel, mean_of_windows
+from workers.adapters.shared.windows import Part
+from workers.adapters.spec import AdapterSpec
+
+COMPARISONS = ("dense", "sparse", "colbert")
+"""What a score can be made of, in the order of its weights."""
+
+
+class BgeM3Adapter(PairedAdapter, TextAdapter):
+    """An XLM-R encoder with three heads."""
+
+    spec: ClassVar[AdapterSpec] = AdapterSpec(
+        family="bge_m3",
+        operations=("encode", "score"),
+        inputs=("text",),
+        outputs=("dense", "sparse", "multivector", "score"),
+        options=("score_mode", "score_weights"),
+        lora=True,
+    )
+    score_options = ("score_mode", "score_weights")
+
+    def __init__(self, text: TextModel, sparse: nn.Linear, tokens: nn.Linear) -> None:
+        """Put the parts together; `sparse` is in fp32, `tokens` in the transformer's dtype."""
+        super().__init__(text, sparse, tokens)
+        self._sparse, self._tokens = sparse, tokens
+        config = text.encoder.model.config
+        self._width = int(config.hidden_size)
+        self._dropped = np.zeros(int(config.vocab_size), dtype=bool)
+        self._dropped[sorted(text.tokenizer.marker_ids("cls", "eos", "pad", "unk"))] = True
+
+    @classmethod
+    def load(cls, context: LoadContext) -> BgeM3Adapter:
+        """Load transformer and heads; raises CheckpointError where a head is missing or does not fit."""
+        text = TextModel.load(context, read_layout(context.directory))
+        device, dtype = context.device, context.dtype
+        sparse = _read_head(context.directory / "sparse_linear.pt").to(device)
+        tokens = _read_head(context.directory / "colbert_linear.pt").to(device, dtype)
+        return cls(text, sparse, tokens)
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Widths; of the sparse output the size of the vocabulary."""
+        return {
+            "dense": self._width,
+            "sparse": len(self._dropped),
+            "multivector": self._tokens.out_features,
+        }
+
+    def check(self, call: Call) -> None:
+        """Refuse a score mode or weights that do not exist."""
+        super().check(call)
+        if isinstance(call, ScoreCall):
+            _weights_of(call)
+
+    def extra_of(self, call: ScoreCall) -> Float32Array:
+        """Weights of the three comparisons, float32 [3]."""
+        return _weights_of(call)
+
+    def sides(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
+        """Tokenize; every token but the first gives a token vector."""
+        is_query = isinstance(call, EncodeCall) and call.is_query
+        found = self._text.payloads(items, call.instruction, is_query, call.overflow, _all_but_first)
+        return [payload.prepared(truncated) for payload, truncated in found]
+
+    @torch.inference_mode()
+    def encode(self, batch: TextBatch, outputs: frozenset[str]) -> dict[str, torch.Tensor | SparseRows]:
+        """The wanted heads over one forward pass."""
+        assert batch.packed is not None
+        packed, rows = self._text.run(batch.packed)
+        results: dict[str, torch.Tensor | SparseRows] = {}
+        if "dense" in outputs:
+            results["dense"] = self.dense_vectors(batch, packed, rows)
+        if "multivector" in outputs:
+            results["multivector"] = self.token_vectors(batch, rows)
+        if "sparse" in outputs:
+            results["sparse"] = self.sparse_vectors(batch, rows)
+        return results
+
+    @torch.inference_mode()
+    def score(self, batch: PairBatch) -> torch.Tensor:
+        """fp32 [pairs] on the device; what no pair of the batch asks for is not computed."""
+        sides, queries = batch.sides, len(batch.query_rows)
+        packed, rows = self._text.run(sides.packed)
+        weights = torch.from_numpy(np.stack(batch.extras))
+        dense, sparse, tokens = weights.to(rows.device).unbind(dim=1)
+        wanted = weights.any(dim=0).tolist()
+        scores = torch.zeros(len(batch.owners), device=rows.device)
+        if wanted[0]:
+            vectors = self.dense_vectors(sides, packed, rows)
+            asked = vectors.index_select(0, torch.from_numpy(batch.owners).to(rows.device))
+            scores += dense * (asked * vectors[queries:]).sum(dim=1)
+        if wanted[1]:
+            found = self.sparse_vectors(sides, rows)
+            asking = SparseRows(found.indices[:queries], found.values[:queries])
+            asked_of = SparseRows(found.indices[queries:], found.values[queries:])
+            dots = paired_dots(asking, asked_of, batch.owners, len(self._dropped))
+            scores += sparse * torch.from_numpy(dots).to(rows.device)
+        if wanted[2]:
+            counts = torch.from_numpy(batch.query_rows[batch.owners]).to(rows.device)
+            scores += tokens * max_sim(self.token_vectors(sides, rows), batch) / counts.clamp(min=1)
+        return batch.given_order(scores)
+
+    def dense_vectors(self, batch: TextBatch, packed: PackedBatch, rows: torch.Tensor) -> torch.Tensor:
+        """fp32 [items, width] from the token vectors of a batch; `packed` lies on their device."""
+        first = rows.index_select(0, packed.layout.first.index_select(0, packed.restore)).float()
+        return F.normalize(mean_of_windows(first, batch), dim=-1)
+
+    def token_vectors(self, batch: TextBatch, rows: torch.Tensor) -> torch.Tensor:
+        """fp32 [R, width]: the normalised token vectors of a batch, item after item."""
+        return F.normalize(self._tokens(self._text.picked(batch, rows)).float(), dim=-1)
+
+    def sparse_vectors(self, batch: TextBatch, rows: torch.Tensor) -> SparseRows:
+        """Weights per token id of every item, on the host; windows of one item share their maximum."""
+        assert batch.packed is not None
+        weights = torch.relu(self._sparse(rows.float())).squeeze(-1).cpu().numpy()
+        layout, restore = batch.packed.layout, batch.packed.restore.numpy()
+        given = np.empty_like(restore)
+        given[restore] = np.arange(len(restore))
+        owners = given if batch.owners is None else batch.owners[given]
+        lengths = (layout.last - layout.first + 1).numpy()
+        ids = batch.packed.ids[0].numpy()
+        return max_per_id(ids, weights, np.repeat(owners, lengths), len(batch.payloads), self._dropped)
+
+
+def _weights_of(call: ScoreCall) -> Float32Array:
+    """Weights of dense, sparse and colbert in a call's score, together 1.
+
+    Raises `InvalidInput` for an unknown mode and for weights that are negative, not numbers, or all 0.
+    """
+    options = OptionReader(call)
+    mode = options.choice("score_mode", "dense", (*COMPARISONS, "hybrid"))
+    given = options.numbers("score_weights", COMPARISONS)
+    if mode != "hybrid":
+        given = {mode: 1.0}
+    elif given is None:
+        given = dict.fromkeys(COMPARISONS, 1.0)
+    weights = np.array([given.get(name, 0.0) for name in COMPARISONS])
+    return (weights / weights.sum()).astype(np.float32)
+
+
+def _all_but_first(part: Part) -> Int64Array:
+    return np.arange(1, len(part.ids))
+
+
+def _read_head(path: Path) -> nn.Linear:
+    """A linear layer stored as {"weight", "bias"} tensors; nothing but tensors is read from the file."""
+    if not path.is_file():
+        raise CheckpointError(f"the checkpoint lacks {path.name}")
+    stored = torch.load(path, map_location="cpu", weights_only=True)
+    if set(stored) != {"weight", "bias"}:
+        raise CheckpointError(f"{path.name} holds {sorted(stored)}, not a weight and a bias")
+    outer, inner = stored["weight"].shape
+    head = nn.Linear(inner, outer)
+    head.load_state_dict(stored)
+    return head.float().eval().requires_grad_(False)

@@ -1,0 +1,21 @@
+"""CLIP: dense vectors of texts and images in one space."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from workers.adapters.shared.two_towers import TwoTowersAdapter
+from workers.adapters.spec import AdapterSpec
+
+
+class ClipAdapter(TwoTowersAdapter):
+    """Contrastive language-image pretraining: texts are padded to the longest of a batch and end with a marker."""
+
+    pads_to_limit = False
+    spec: ClassVar[AdapterSpec] = AdapterSpec(
+        family="clip",
+        operations=("encode",),
+        inputs=("text", "image"),
+        outputs=("dense",),
+        options=("normalize", "text_template"),
+    )

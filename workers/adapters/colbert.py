@@ -1,0 +1,177 @@
+"""ColBERT: one normalised vector per token, compared by late interaction (arXiv 2004.12832, 2112.01488).
+
+1. A marker token (or text) after the first special token says whether a text is a query or a document.
+2. Queries are filled up to their length with mask tokens, which get vectors but are usually not attended to.
+3. Documents give no vectors for punctuation.
+4. The transformer's token vectors go through the projection and are normalised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ipc.errors import InvalidInput
+from ipc.messages import Call, EncodeCall, InputItem
+from workers.adapters.base import ItemFailure, LoadContext, Prepared, SparseRows
+from workers.adapters.shared.heads import load_head
+from workers.adapters.shared.late_interaction import LateInteraction
+from workers.adapters.shared.late_layout import LateLayout, read_late_layout, stanford_projection
+from workers.adapters.shared.packing import Int64Array
+from workers.adapters.shared.text_model import TextAdapter, TextBatch, TextModel, TextPayload, sequence_of
+from workers.adapters.shared.windows import Part
+from workers.adapters.spec import AdapterSpec
+
+
+class ColbertAdapter(LateInteraction, TextAdapter):
+    """A transformer, a projection, and the rules about markers, expansion and punctuation."""
+
+    spec: ClassVar[AdapterSpec] = AdapterSpec(
+        family="colbert",
+        operations=("encode", "score"),
+        inputs=("text",),
+        outputs=("multivector", "score"),
+        options=(
+            "query_prefix",
+            "document_prefix",
+            "query_length",
+            "document_length",
+            "query_expansion",
+            "attend_to_expansion",
+            "skip_punctuation",
+        ),
+        lora=True,
+    )
+
+    def __init__(self, text: TextModel, layout: LateLayout, projection: nn.Module) -> None:
+        """Put the parts together; `projection` maps fp32 token vectors to the output's width."""
+        super().__init__(text, projection)
+        self._layout, self._projection = layout, projection
+        tokenizer = text.tokenizer
+        unknown = tokenizer.marker_ids("unk")
+        skipped = {number for word in layout.skip_words if (number := tokenizer.id_of(word)) is not None}
+        self._skipped = np.array(sorted(skipped - unknown), dtype=np.int64)
+        self._markers = tuple(
+            _marker(text, prefix) for prefix in (layout.document_prefix, layout.query_prefix)
+        )
+        fillers = tokenizer.marker_ids("mask") or tokenizer.marker_ids("eos")
+        self._filler = min(fillers, default=tokenizer.pad_id)
+        self._width = self._proof_width()
+
+    @classmethod
+    def load(cls, context: LoadContext) -> ColbertAdapter:
+        """Load layout, transformer and projection; progress phases are "tokenizer", "weights" and "proof"."""
+        layout = read_late_layout(context.directory, context.options)
+        longest = max(layout.document_length or 0, layout.query_length or 0)
+        stored = layout.model.max_sequence_length or 0
+        text = TextModel.load(
+            context, replace(layout.model, max_sequence_length=max(longest, stored) or None)
+        )
+        if layout.heads:
+            parts = [load_head(head.kind, head.directory, head.config) for head in layout.heads]
+            projection: nn.Module = nn.Sequential(*parts)
+        else:
+            weight = stanford_projection(context.directory)
+            projection = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+            projection.load_state_dict({"weight": weight})
+        adapter = cls(text, layout, projection.float().to(context.device).eval().requires_grad_(False))
+        context.progress("proof", 1.0)
+        return adapter
+
+    @property
+    def max_sequence_length(self) -> int:
+        """Longest document in tokens, marker and special tokens included."""
+        return self._length(is_query=False)
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Width of one token's vector."""
+        return {"multivector": self._width}
+
+    def check(self, call: Call) -> None:
+        """Queries have a fixed length, so they cannot be split."""
+        super().check(call)
+        if call.overflow == "chunk" and isinstance(call, EncodeCall) and call.is_query:
+            raise InvalidInput(
+                f"{call.options_field}.overflow_policy: queries of this model cannot be split, only documents"
+            )
+
+    def sides(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
+        """Tokenize as queries or documents."""
+        is_query = isinstance(call, EncodeCall) and call.is_query
+        found = self.late_payloads(items, call.instruction, is_query, call.overflow)
+        return [payload.prepared(truncated) for payload, truncated in found]
+
+    def late_payloads(
+        self, items: Sequence[InputItem], instruction: str | None, is_query: bool, overflow: str
+    ) -> Iterator[tuple[TextPayload, bool]]:
+        """Each item as a payload of a query or a document, and whether it was cut."""
+        layout, tokenizer = self._layout, self._text.tokenizer
+        marker, prefix = self._markers[is_query]
+        before = prefix + self._text.prompts.affixes(instruction, is_query).before
+        texts = [before + self._text.text_of(item) for item in items]
+        length = self._length(is_query)
+        for parts, truncated in tokenizer.windows(texts, overflow, length - (marker is not None)):
+            marked = [part if marker is None else self._marked(part, marker) for part in parts]
+            if is_query and layout.expansion:
+                yield self._expanded(marked[0], length), truncated
+                continue
+            picks = tuple(np.arange(len(p.ids)) if is_query else self._scored(p) for p in marked)
+            yield TextPayload(tuple(map(sequence_of, marked)), picks), truncated
+
+    def _length(self, is_query: bool) -> int:
+        """Longest query or document in tokens."""
+        stored = self._layout.query_length if is_query else self._layout.document_length
+        return min(stored or self._text.limit, self._text.limit)
+
+    def _marked(self, part: Part, marker: int) -> Part:
+        """The marker behind the special tokens that begin the text."""
+        at = self._text.tokenizer.frame.before
+        types = part.types and [*part.types[:at], 0, *part.types[at:]]
+        return Part([*part.ids[:at], marker, *part.ids[at:]], types)
+
+    def _expanded(self, part: Part, length: int) -> TextPayload:
+        """A query filled up to `length`; every token of it gives a vector."""
+        missing = length - len(part.ids)
+        types = part.types and [*part.types, *([0] * missing)]
+        sequence = sequence_of(Part([*part.ids, *([self._filler] * missing)], types))
+        seen = None if self._layout.attend_to_expansion or not missing else len(part.ids)
+        return TextPayload((replace(sequence, seen=seen),), (np.arange(length),))
+
+    def _scored(self, part: Part) -> Int64Array:
+        """Places of the tokens of a document that give vectors."""
+        return np.flatnonzero(~np.isin(part.ids, self._skipped))
+
+    def encode(self, batch: TextBatch, outputs: frozenset[str]) -> dict[str, torch.Tensor | SparseRows]:
+        """{"multivector": fp32 [R, dims]}."""
+        return {"multivector": self.token_vectors(batch)}
+
+    @torch.inference_mode()
+    def token_vectors(self, batch: TextBatch) -> torch.Tensor:
+        """fp32 [R, dims]: the normalised token vectors of a batch, item after item."""
+        assert batch.packed is not None
+        rows = self._text.run(batch.packed)[1]
+        return F.normalize(self._projection(self._text.picked(batch, rows).float()), dim=-1)
+
+    def _proof_width(self) -> int:
+        """Encode an empty query; raises RuntimeError for values that are not finite."""
+        [(payload, _)] = self.late_payloads([InputItem("")], None, True, "truncate")
+        vectors = self.token_vectors(self._text.collate([payload]))
+        if not bool(torch.isfinite(vectors).all()):
+            raise RuntimeError("the model's first vectors are not finite")
+        return vectors.shape[1]
+
+
+def _marker(text: TextModel, prefix: str) -> tuple[int | None, str]:
+    """(marker token, text after it): a prefix is one token where the vocabulary has it, else plain text."""
+    for token in (prefix, prefix.strip(), prefix.split(" ", 1)[0]):
+        number = text.tokenizer.id_of(token) if token else None
+        if number is not None:
+            return number, prefix[len(token) :].lstrip() if len(prefix.strip()) > len(token) else ""
+    return None, prefix

@@ -1,0 +1,114 @@
+"""Cross-encoders: a classifier with one label reads query and document as one sequence; its logit is the score.
+
+Serves ...ForSequenceClassification checkpoints, as transformers or sentence-transformers' CrossEncoder saves them.
+
+1. `prepare` joins the query with each document; a pair that is too long loses tokens of its longer half first.
+2. `score` runs the pairs as one packed row and puts the logit through the model's activation: by
+   sentence-transformers' rule (6.2, `cross_encoder/model.py`) the stored one, else a sigmoid.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ipc.messages import Call, InputItem, ScoreCall
+from workers.adapters.base import ItemFailure, LoadContext, Prepared
+from workers.adapters.shared.classification import SequenceClassifier, load_classifier
+from workers.adapters.shared.heads import stored_activation
+from workers.adapters.shared.packing import PackedBatch
+from workers.adapters.shared.pairs import PairTokenizer
+from workers.adapters.shared.scoring import ScoreAdapter, activated, activation, texts_of
+from workers.adapters.spec import AdapterSpec
+
+log = logging.getLogger(__name__)
+
+
+class CrossEncoderAdapter(ScoreAdapter):
+    """A sequence classifier with one label over pairs."""
+
+    spec: ClassVar[AdapterSpec] = AdapterSpec(
+        family="cross_encoder",
+        operations=("score",),
+        inputs=("text",),
+        outputs=("score",),
+        options=("activation",),
+    )
+
+    def __init__(self, classifier: SequenceClassifier, pairs: PairTokenizer, function: nn.Module) -> None:
+        """Put the parts together; `function` turns logits into scores."""
+        self._classifier, self._pairs, self._function = classifier, pairs, function
+
+    @classmethod
+    def load(cls, context: LoadContext) -> CrossEncoderAdapter:
+        """Load tokenizer and weights; progress phases are "tokenizer" and "weights".
+
+        Raises ValueError for a classifier with more than one label.
+        """
+        classifier, tokenizer, limit = load_classifier(context, SequenceClassifier)
+        labels = len(classifier.labels)
+        if labels != 1:
+            raise ValueError(f"a cross-encoder that scores has one label, this model has {labels}")
+        chosen = str(context.options.get("activation", "auto"))
+        function = (
+            _stored_activation(context.directory, classifier.config)
+            if chosen == "auto"
+            else activation(chosen)
+        )
+        return cls(classifier, PairTokenizer(tokenizer, limit, "longest_first"), function)
+
+    @property
+    def max_sequence_length(self) -> int:
+        """Longest pair in tokens, special tokens included."""
+        return self._pairs.limit
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held by weights and buffers."""
+        return self._classifier.memory_bytes
+
+    @property
+    def packed(self) -> bool:
+        """Whether batches run without padding."""
+        return self._classifier.packed
+
+    def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
+        """Tokenize the query once and join it with each document; an instruction goes before the query."""
+        asked = call.query if isinstance(call, ScoreCall) else InputItem("")
+        [query] = texts_of([asked], "query.text")
+        if call.instruction:
+            query = f"{call.instruction} {query}"
+        first, *documents = self._pairs.halves([query, *texts_of(items, "items[{}].text")])
+        pairs = [self._pairs.join(first, document) for document in documents]
+        return [Prepared(pair.sequence, len(pair.sequence.ids), pair.truncated) for pair in pairs]
+
+    def collate(self, prepared: Sequence[Prepared]) -> PackedBatch:
+        """One packed batch of host tensors."""
+        return self._classifier.pack([item.payload for item in prepared])
+
+    @torch.inference_mode()
+    def score(self, batch: PackedBatch) -> torch.Tensor:
+        """fp32 [pairs] on the device."""
+        return activated(self._classifier.logits(batch)[:, 0], self._function)
+
+
+def _stored_activation(directory: Path, config: Any) -> nn.Module:
+    """The activation that the checkpoint names, or a sigmoid; the code of others than torch is not run."""
+    path = directory / "config_sentence_transformers.json"
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    in_config = getattr(config, "sentence_transformers", None) or {}
+    name = (
+        stored.get("activation_fn")
+        or in_config.get("activation_fn")
+        or getattr(config, "sbert_ce_default_activation_function", None)
+    )
+    if name is not None and not str(name).startswith("torch."):
+        log.warning("the stored activation %s is not one of torch; a sigmoid is used", name)
+        name = None
+    return nn.Sigmoid() if name is None else stored_activation(str(name))

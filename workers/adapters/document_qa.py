@@ -1,0 +1,219 @@
+"""Answers to a question about a page, as a span of its words: LayoutLMv3, and LayoutLM, which reads no picture.
+
+The caller brings the words of the page and their boxes (from any OCR) in the item's metadata. A page with more words
+than the model reads is cut, or read in overlapping windows ("chunk"). Spans are scored as transformers'
+document-question-answering pipeline does; of spans over the same words the best one counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+
+from ipc.errors import InputTooLong, InvalidInput
+from ipc.extraction import Entity, Extraction
+from ipc.messages import Call, ExtractCall, InputItem
+from workers.adapters.base import ItemFailure, LoadContext, Prepared
+from workers.adapters.shared.extracting import NOT_FINITE, place_of
+from workers.adapters.shared.image_extracting import (
+    ImageExtractAdapter,
+    Size,
+    patches,
+    pixel_box,
+    refuse_endless,
+    size_of,
+)
+from workers.adapters.shared.options import OptionReader
+from workers.adapters.shared.page_words import PageReader, Window, Words, words_of
+from workers.adapters.spec import AdapterSpec
+
+KINDS = ("layoutlm", "layoutlmv3")
+_TOGETHER = 32
+"""Windows in one forward pass."""
+_CANDIDATES = 256
+"""Spans of tokens looked at for each answer; several may cover the same words."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What a request asks, and which answers it wants."""
+
+    text: str
+    top_k: int
+    max_answer_tokens: int
+    threshold: float
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """One item: its pixel values (None: not read), size, words, windows, and question."""
+
+    pixels: np.ndarray | None
+    size: Size
+    words: Words
+    windows: list[Window]
+    question: _Question
+
+
+class DocumentQaAdapter(ImageExtractAdapter):
+    """An extractive question-answering head over words, places and (LayoutLMv3) the picture."""
+
+    spec: ClassVar[AdapterSpec] = AdapterSpec(
+        family="document_qa",
+        operations=("extract",),
+        inputs=("image",),
+        outputs=("json",),
+        options=("top_k", "max_answer_tokens", "threshold"),
+    )
+    overflows = ("truncate", "chunk", "error")
+    model_class = "AutoModelForDocumentQuestionAnswering"
+
+    def __init__(self, model: Any, processor: Any, longest: int | None = None) -> None:
+        """Take over a loaded model and its processor; windows have at most `longest` tokens.
+
+        Raises ValueError for another kind of model.
+        """
+        super().__init__(model, processor)
+        config = model.config
+        if config.model_type not in KINDS:
+            raise ValueError(f"{config.model_type} is not supported, only {', '.join(KINDS)}")
+        self._sees = config.model_type == "layoutlmv3"
+        tokenizer = processor.tokenizer if self._sees else processor
+        # Both kinds keep positions in the manner of RoBERTa where their vocabulary pads with 1.
+        positions = int(config.max_position_embeddings) - (
+            config.pad_token_id + 1 if config.pad_token_id else 0
+        )
+        self._limit = min(positions, int(tokenizer.model_max_length), longest or positions)
+        self._reader = PageReader(tokenizer, self._limit, placed=self._sees)
+
+    @classmethod
+    def build(cls, model: Any, processor: Any, context: LoadContext) -> Self:
+        """With the length that the catalog states."""
+        return cls(model, processor, context.max_sequence_length)
+
+    @property
+    def max_sequence_length(self) -> int:
+        """Longest window in tokens: the question and the words of the page."""
+        return self._limit
+
+    def wanted_of(self, call: ExtractCall) -> _Question:
+        """The question and its options. Raises `InputTooLong` for a question that leaves little room for the page."""
+        options, question = OptionReader(call), call.instruction or ""
+        if not question.strip():
+            raise InvalidInput("params.instruction: this model needs a question")
+        refuse_endless(question, self._limit)
+        tokens, most = self._reader.question_length(question), self._limit // 2
+        if tokens > most:
+            raise InputTooLong(
+                f"params.instruction: {tokens} tokens, this model reads questions of up to {most}"
+            )
+        return _Question(
+            question,
+            options.whole("top_k", 1, 1, 50),
+            options.whole("max_answer_tokens", 15, 1, self._limit),
+            options.number("threshold", 0.0),
+            call.overflow == "chunk",
+        )
+
+    def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
+        """Decode pages and lay out their words. Raises `InvalidInput` for words or boxes that cannot be used."""
+        for item in items:
+            words_of(item, f"items[{place_of(item, call)}].metadata")
+        return super().prepare(items, call)
+
+    def prepared(self, image: Any, item: InputItem, wanted: Any) -> Prepared | ItemFailure:
+        """Windows over the words, and pixel values float32 [3, h, w] where the model sees."""
+        size = size_of(image)
+        words = words_of(item, "metadata").on_page(size)
+        windows = self._reader.windows(wanted.text, words, size)
+        cut = len(windows) > 1 and not wanted.whole
+        kept = windows[:1] if cut else windows
+        pixels = None
+        if self._sees:
+            found = self._processor.image_processor(images=image, return_tensors="np")
+            pixels = np.asarray(found["pixel_values"][0], np.float32)
+        each = 0 if pixels is None else patches(pixels)
+        cost = sum(len(window.ids) + each for window in kept)
+        return Prepared(_Page(pixels, size, words, kept, wanted), cost, cut)
+
+    def collate(self, prepared: Sequence[Prepared]) -> list[_Page]:
+        """The pages as they are; their windows are padded where they run together."""
+        return [item.payload for item in prepared]
+
+    @torch.inference_mode()
+    def extract(self, batch: list[_Page]) -> list[Extraction | ItemFailure]:
+        """The likeliest answers to each page's question, the best first."""
+        pairs = [(page, window) for page in batch for window in page.windows]
+        logits = [
+            one for at in range(0, len(pairs), _TOGETHER) for one in self._logits(pairs[at : at + _TOGETHER])
+        ]
+        found: list[Extraction | ItemFailure] = []
+        rest = iter(logits)
+        for page in batch:
+            own = [next(rest) for _ in page.windows]
+            finite = all(np.isfinite(one).all() for one in own)
+            found.append(Extraction(entities=_answers(page, own)) if finite else NOT_FINITE)
+        return found
+
+    def _logits(self, pairs: Sequence[tuple[_Page, Window]]) -> list[np.ndarray]:
+        """float32 [2, t], of starts and ends, for the tokens of each window."""
+        longest = max(len(window.ids) for _, window in pairs)
+        ids = np.full((len(pairs), longest), self._reader.pad_id, np.int64)
+        mask, types = np.zeros_like(ids), np.zeros_like(ids)
+        boxes = np.zeros((*ids.shape, 4), np.int64)
+        for row, (_, window) in enumerate(pairs):
+            count = len(window.ids)
+            ids[row, :count], mask[row, :count] = window.ids, 1
+            types[row, :count], boxes[row, :count] = window.types, window.boxes
+        inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types, "bbox": boxes}
+        if self._sees:
+            inputs["pixel_values"] = np.stack([page.pixels for page, _ in pairs if page.pixels is not None])
+        output = self._model(**{name: self.on_device(array) for name, array in inputs.items()})
+        both = torch.stack([output.start_logits, output.end_logits], dim=1).float().cpu().numpy()
+        return [both[row, :, : len(window.ids)] for row, (_, window) in enumerate(pairs)]
+
+
+def _answers(page: _Page, logits: Sequence[np.ndarray]) -> list[Entity]:
+    """The best spans of words over all windows."""
+    best: dict[tuple[int, int], float] = {}
+    for window, both in zip(page.windows, logits, strict=True):
+        for span, score in _spans(window, both, page.question):
+            best[span] = max(score, best.get(span, 0.0))
+    ranked = sorted(best.items(), key=lambda pair: -pair[1])[: page.question.top_k]
+    return [
+        Entity(page.words.text(*span), "answer", score, bbox=pixel_box(page.words.around(*span), page.size))
+        for span, score in ranked
+        if score >= page.question.threshold
+    ]
+
+
+def _spans(window: Window, both: np.ndarray, question: _Question) -> list[tuple[tuple[int, int], float]]:
+    """(first word, last word) with the score of its best span of tokens, the best `top_k` of them.
+
+    The first token takes part in the softmax, where the model may put what is no answer at all, but answers nothing.
+    """
+    allowed = window.words >= 0
+    if not allowed.any():
+        return []
+    allowed[0] = True
+    masked = np.where(allowed, both, -np.inf)
+    chances = np.exp(masked - masked.max(axis=1, keepdims=True))
+    chances /= chances.sum(axis=1, keepdims=True)
+    chances[:, 0] = 0.0
+    outer = np.tril(np.triu(np.outer(*chances)), question.max_answer_tokens - 1)
+    most = min(outer.size, _CANDIDATES * question.top_k)
+    flat = outer.ravel()
+    likeliest = np.argpartition(-flat, most - 1)[:most]
+    found: dict[tuple[int, int], float] = {}
+    for at in likeliest[np.argsort(-flat[likeliest], kind="stable")].tolist():
+        start, end = divmod(at, len(window.ids))
+        score = float(flat[at])
+        if score <= 0.0 or len(found) >= question.top_k:
+            break
+        found.setdefault((int(window.words[start]), int(window.words[end])), score)
+    return list(found.items())

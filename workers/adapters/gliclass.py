@@ -1,0 +1,213 @@
+"""Zero-shot classes by GLiClass: all labels go before the text, and one forward pass scores each of them.
+
+The prompt and the model are those of the library (`gliclass` 0.1.21, uni-encoder). What happens to a text that does not
+fit beside its labels is the caller's to say (`options.overflow_policy`): "default" and "error" refuse it with
+`InputTooLong`, "truncate_text" cuts the end of the text and keeps the labels whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from ipc.errors import InputTooLong, InvalidInput
+from ipc.extraction import Extraction
+from ipc.messages import Call, ExtractCall, InputItem
+from workers.adapters.base import ItemFailure, LoadContext, Prepared
+from workers.adapters.shared.building import BUILDING
+from workers.adapters.shared.checkpoint import CheckpointError, position_limit
+from workers.adapters.shared.encoder import rectangles
+from workers.adapters.shared.extracting import NOT_FINITE, ExtractAdapter, place_of, ranked, text_of
+from workers.adapters.shared.extras import require
+from workers.adapters.shared.options import OptionReader
+from workers.adapters.shared.packing import PackedBatch, TokenSequence, pack
+from workers.adapters.shared.precision import parameter_bytes
+from workers.adapters.shared.tokenizing import as_ids
+from workers.adapters.spec import AdapterSpec
+
+EXTRA = "gliclass"
+LABEL, SEPARATOR = "<<LABEL>>", "<<SEP>>"
+KINDS = ("single-label", "multi-label")
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a request asks of its items."""
+
+    labels: Sequence[str]
+    kind: str
+    threshold: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """One tokenized item."""
+
+    sequence: TokenSequence
+    wanted: _Wanted
+
+
+class GliclassAdapter(ExtractAdapter):
+    """One GLiClass with a single encoder for labels and text."""
+
+    spec: ClassVar[AdapterSpec] = AdapterSpec(
+        family="gliclass",
+        operations=("extract",),
+        inputs=("text",),
+        outputs=("json",),
+        options=("classification_type", "threshold"),
+    )
+    labels = "required"
+
+    def __init__(self, model: Any, tokenizer: Any, context: LoadContext) -> None:
+        """Take over a library model (eval mode, on its device). Raises ValueError for a slow tokenizer."""
+        if not tokenizer.is_fast:
+            raise ValueError("the tokenizer of this model is not a fast one")
+        self._model, self._name = model, context.model_id
+        self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._pad_id = int(tokenizer.pad_token_id or 0)
+        self._kind = str(context.options.get("classification_type") or KINDS[1])
+        self._prompt_first = bool(model.config.prompt_first)
+        # NOTE: the library pools without a mask, which only the first token does not notice.
+        self._ragged = model.config.pooling_strategy == "first"
+        positions = position_limit(model.model.encoder_model)
+        known = [limit for limit in (context.max_sequence_length, positions) if limit is not None]
+        self._limit = min(known) if known else 512
+
+    @classmethod
+    def load(cls, context: LoadContext) -> GliclassAdapter:
+        """Load with the library. Raises ImportError that names the extra, ValueError for other architectures."""
+        library = require("gliclass", EXTRA)
+        tokenizer = AutoTokenizer.from_pretrained(str(context.directory), local_files_only=True)
+        context.progress("tokenizer", 1.0)
+        transformers_logging.disable_progress_bar()
+        with BUILDING:
+            model, report = library.GLiClassModel.from_pretrained(
+                str(context.directory),
+                dtype=context.dtype,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+        if model.config.architecture_type != "uni-encoder":
+            raise ValueError(f"GLiClass models of type {model.config.architecture_type!r} are not supported")
+        missing = sorted(name for name in report["missing_keys"] if "pooler." not in name)
+        if missing:
+            raise CheckpointError(f"the checkpoint lacks weights: {', '.join(missing[:3])} and others")
+        context.progress("weights", 1.0)
+        return cls(model.to(context.device).eval().requires_grad_(False), tokenizer, context)
+
+    @property
+    def max_sequence_length(self) -> int:
+        """Longest sequence in tokens, labels and special tokens included."""
+        return self._limit
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held by weights and buffers."""
+        return parameter_bytes(self._model)
+
+    def check_options(self, call: ExtractCall) -> None:
+        """Refuse options of wrong type or range, and labels that hold the model's own markers."""
+        for label in self._wanted(call).labels:
+            if LABEL in label or SEPARATOR in label:
+                raise InvalidInput(
+                    f"params.labels: {label[:64]!r} holds a mark that parts labels in this model"
+                )
+
+    def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
+        """Tokenize labels and text together; raises `InputTooLong` for a text that may not be cut."""
+        wanted = self._wanted(call)
+        prompt = "".join(LABEL + label for label in wanted.labels) + SEPARATOR
+        overhead = len(self._backend.encode(prompt).ids)
+        cuts = call.options.get("overflow_policy") == "truncate_text"
+        # NOTE: a mark inside a text would count as one more label.
+        texts = [
+            text_of(item).replace(LABEL, "<< LABEL >>").replace(SEPARATOR, "<< SEP >>") for item in items
+        ]
+        whole = [prompt + text if self._prompt_first else text + prompt for text in texts]
+        prepared: list[Prepared | ItemFailure] = []
+        for item, encoding in zip(items, self._backend.encode_batch_fast(whole), strict=True):
+            ids = encoding.ids
+            budget, excess = self._limit - overhead, len(ids) - self._limit
+            truncated = excess > 0 and cuts and budget > 0
+            if truncated:
+                ids = self._cut(ids, excess, len(ids) - overhead)
+            elif excess > 0 or budget <= 0:
+                raise self._too_long(place_of(item, call), len(ids), overhead)
+            prepared.append(Prepared(_Text(TokenSequence(as_ids(ids)), wanted), len(ids), truncated))
+        return prepared
+
+    def collate(self, prepared: Sequence[Prepared]) -> tuple[list[_Wanted], PackedBatch]:
+        """What is wanted of each item, and the sequences sorted by length."""
+        texts: list[_Text] = [item.payload for item in prepared]
+        return [text.wanted for text in texts], pack([text.sequence for text in texts])
+
+    def extract(self, batch: tuple[list[_Wanted], PackedBatch]) -> list[Extraction | ItemFailure]:
+        """The labels of each item, the likeliest first."""
+        wanted, packed = batch
+        logits = self._logits(packed.to(self._model.device), [len(one.labels) for one in wanted])
+        return [self._classes(row, one) for row, one in zip(logits, wanted, strict=True)]
+
+    def _classes(self, logits: torch.Tensor, wanted: _Wanted) -> Extraction | ItemFailure:
+        """The classes of one item from fp32 [labels]."""
+        if not bool(torch.isfinite(logits).all()):
+            return NOT_FINITE
+        single = wanted.kind == KINDS[0]
+        scores = torch.softmax(logits, dim=-1) if single else torch.sigmoid(logits)
+        return Extraction(classifications=ranked(wanted.labels, scores.tolist(), wanted.threshold))
+
+    @torch.inference_mode()
+    def _logits(self, batch: PackedBatch, labels: Sequence[int]) -> list[torch.Tensor]:
+        """fp32 [labels of the item] of each item, on the host, in the order given."""
+        rows: list[torch.Tensor] = []
+        counts = [0] * len(labels)
+        for given, packed in enumerate(batch.restore.tolist()):
+            counts[packed] = labels[given]
+        for start, lens in self._rectangles(batch):
+            mask = torch.arange(lens[0], device=batch.ids.device) < torch.tensor(
+                lens, device=batch.ids.device
+            ).unsqueeze(1)
+            ids = torch.full(mask.shape, self._pad_id, device=batch.ids.device)
+            ids[mask] = batch.ids[0, start : start + sum(lens)]
+            most = max(counts[len(rows) : len(rows) + len(lens)])
+            output = self._model(input_ids=ids, attention_mask=mask.long(), max_num_classes=most)
+            rows.extend(output.logits.float().cpu())
+        return [rows[packed][: labels[given]] for given, packed in enumerate(batch.restore.tolist())]
+
+    def _rectangles(self, batch: PackedBatch) -> list[tuple[int, list[int]]]:
+        """(first token, lengths) of the sequences to run together."""
+        if self._ragged:
+            return list(rectangles(batch))
+        return [(run.start, [run.length] * run.rows) for run in batch.layout.runs]
+
+    def _cut(self, ids: list[int], excess: int, text_tokens: int) -> list[int]:
+        """`ids` without the last `excess` of their text tokens."""
+        bare = self._backend.encode("").ids
+        before, after = (1, len(bare) - 1) if bare else (0, 0)
+        end = len(ids) - after if self._prompt_first else before + text_tokens
+        return [*ids[: end - excess], *ids[end:]]
+
+    def _too_long(self, index: int, total: int, overhead: int) -> InputTooLong:
+        parts = f"(text={total - overhead}, label_prompt={overhead})"
+        return InputTooLong(
+            f"Item {index}: observed {total} tokens {parts} exceeds context cap {self._limit} for {self._name}",
+            model=self._name,
+        )
+
+    def _wanted(self, call: Call) -> _Wanted:
+        """What the call asks for; raises `InvalidInput` for an option that cannot be used."""
+        options = OptionReader(call)
+        return _Wanted(
+            call.labels if isinstance(call, ExtractCall) else [],
+            options.choice("classification_type", self._kind, KINDS),
+            options.number("threshold", 0.0),
+        )

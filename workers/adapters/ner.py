@@ -1,0 +1,246 @@
+"""Named entities by token classification, grouped and placed as transformers' pipeline does it.
+
+1. `prepare` tokenizes with places; a text that is too long is cut, or read in overlapping windows ("chunk").
+2. `extract` classifies every token, groups tokens of one kind (`aggregation_strategy`) and merges windows.
+
+The rules are those of `transformers/pipelines/token_classification.py` (5.23); entities lose blanks at their ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from ipc.errors import InvalidInput
+from ipc.extraction import Entity, Extraction
+from ipc.messages import Call, ExtractCall, InputItem
+from workers.adapters.base import ItemFailure, LoadContext, Prepared
+from workers.adapters.shared.classification import TokenClassifier, in_parts, load_classifier
+from workers.adapters.shared.extracting import NOT_FINITE, ClassifierAdapter, text_of
+from workers.adapters.shared.offsets import OffsetTokenizer, Window
+from workers.adapters.shared.options import OptionReader
+from workers.adapters.shared.packing import PackedBatch
+from workers.adapters.spec import AdapterSpec
+
+STRATEGIES = ("simple", "none", "first", "average", "max")
+OUTSIDE = "O"
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a request wants of its entities."""
+
+    strategy: str
+    threshold: float
+    labels: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """One item: its text, its windows, and what is wanted."""
+
+    text: str
+    windows: list[Window]
+    wanted: _Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Items with their windows laid out in packed rows."""
+
+    texts: list[_Text]
+    rows: list[PackedBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A token, a word or an entity: its label's number or name, score and place."""
+
+    label: str
+    score: float
+    start: int
+    end: int
+
+
+class NerAdapter(ClassifierAdapter):
+    """A token classifier and the grouping of its tags."""
+
+    spec: ClassVar[AdapterSpec] = AdapterSpec(
+        family="ner",
+        operations=("extract",),
+        inputs=("text",),
+        outputs=("json",),
+        options=("aggregation_strategy", "threshold"),
+    )
+    labels = "own"
+    overflows = ("truncate", "truncate_left", "chunk", "error")
+
+    def __init__(self, classifier: TokenClassifier, tokenizer: OffsetTokenizer, limit: int) -> None:
+        """Put the parts together; `limit` is the longest sequence in tokens."""
+        super().__init__(classifier, limit)
+        self._classifier, self._tokenizer = classifier, tokenizer
+        self._tags = classifier.labels
+        kinds = [_kind(tag) for tag in self._tags if tag != OUTSIDE]
+        self._own = tuple(dict.fromkeys([*kinds, *(tag for tag in self._tags if tag != OUTSIDE)]))
+
+    @classmethod
+    def load(cls, context: LoadContext) -> NerAdapter:
+        """Load tokenizer and weights; progress phases are "tokenizer" and "weights"."""
+        classifier, tokenizer, limit = load_classifier(context, TokenClassifier)
+        return cls(classifier, OffsetTokenizer(tokenizer, limit), limit)
+
+    @property
+    def own_labels(self) -> Sequence[str]:
+        """Kinds of entities, and the tags themselves (`B-PER`) for `aggregation_strategy` "none"."""
+        return self._own
+
+    def check_options(self, call: ExtractCall) -> None:
+        """Refuse options of wrong type or range, and windows without grouping."""
+        if _wanted(call).strategy == "none" and call.overflow == "chunk":
+            raise InvalidInput(
+                "params.options.overflow_policy: chunk needs an aggregation_strategy other than none"
+            )
+
+    def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
+        """Tokenize with places."""
+        wanted, texts = _wanted(call), [text_of(item) for item in items]
+        return [
+            Prepared(_Text(text, windows, wanted), sum(len(w.sequence.ids) for w in windows), cut)
+            for text, (windows, cut) in zip(texts, self._tokenizer.windows(texts, call.overflow), strict=True)
+        ]
+
+    def collate(self, prepared: Sequence[Prepared]) -> _Batch:
+        """All windows of all items in packed rows."""
+        texts = [item.payload for item in prepared]
+        sequences = [window.sequence for text in texts for window in text.windows]
+        return _Batch(texts, [self._classifier.pack(part) for part in in_parts(sequences)])
+
+    def extract(self, batch: _Batch) -> list[Extraction | ItemFailure]:
+        """The entities of each item, by place."""
+        scores = (one for row in batch.rows for one in self._scores(row))
+        found: list[Extraction | ItemFailure] = []
+        for text in batch.texts:
+            read = [next(scores) for _ in text.windows]
+            if not all(np.isfinite(one).all() for one in read):
+                found.append(NOT_FINITE)
+                continue
+            spans = [
+                self._entities(window, one, text.wanted.strategy)
+                for window, one in zip(text.windows, read, strict=True)
+            ]
+            chosen = spans[0] if len(spans) == 1 else _merge([span for one in spans for span in one])
+            found.append(Extraction(entities=_rendered(text, chosen)))
+        return found
+
+    def _scores(self, row: PackedBatch) -> Iterator[np.ndarray]:
+        """float32 [tokens, labels] probabilities of each sequence, in the order given."""
+        scores = torch.softmax(self._classifier.logits(row), dim=-1).cpu().numpy()
+        first, last = row.layout.first.tolist(), row.layout.last.tolist()
+        for place in row.restore.tolist():
+            yield scores[first[place] : last[place] + 1]
+
+    def _entities(self, window: Window, scores: np.ndarray, strategy: str) -> list[_Span]:
+        """The entities of one window."""
+        if not len(window.kept):
+            return []
+        units = _units(window, scores[window.kept], strategy)
+        spans = [
+            (at, _Span(self._tags[label], score, start, end))
+            for at, (label, score, start, end) in enumerate(units)
+            if self._tags[label] != OUTSIDE
+        ]
+        return [span for _, span in spans] if strategy == "none" else _grouped(spans)
+
+
+def _wanted(call: Call) -> _Wanted:
+    options = OptionReader(call)
+    labels = call.labels if isinstance(call, ExtractCall) else ()
+    return _Wanted(
+        options.choice("aggregation_strategy", "simple", STRATEGIES),
+        options.number("threshold", 0.0),
+        frozenset(labels),
+    )
+
+
+def _units(window: Window, scores: np.ndarray, strategy: str) -> Iterator[tuple[int, float, int, int]]:
+    """(label, score, start, end) of each token, or of each word where the strategy goes by words."""
+    starts, ends = window.places[:, 0], window.places[:, 1]
+    if strategy in ("first", "average", "max"):
+        inner = window.inner.copy()
+        inner[0] = False
+        first = np.flatnonzero(~inner)
+        last = np.append(first[1:], len(inner))
+        scores = _word_scores(scores, first, last, strategy)
+        starts, ends = starts[first], ends[last - 1]
+    labels = scores.argmax(axis=1)
+    best = scores[np.arange(len(labels)), labels]
+    return zip(labels.tolist(), best.tolist(), starts.tolist(), ends.tolist(), strict=True)
+
+
+def _word_scores(scores: np.ndarray, first: np.ndarray, last: np.ndarray, strategy: str) -> np.ndarray:
+    """float32 [words, labels] from the scores of their tokens, which are `first` up to `last`."""
+    if strategy == "first":
+        return scores[first]
+    if strategy == "average":
+        sums: np.ndarray = np.add.reduceat(scores, first, axis=0)
+        return sums / (last - first)[:, None]
+    best = scores.max(axis=1)
+    chosen = [start + int(best[start:stop].argmax()) for start, stop in zip(first, last, strict=True)]
+    return scores[chosen]
+
+
+def _grouped(spans: list[tuple[int, _Span]]) -> list[_Span]:
+    """Neighbours of one kind as one entity, unless the later one begins anew ("B-"); scores are averaged."""
+    groups: list[list[_Span]] = []
+    before = -2
+    for at, span in spans:
+        joins = at == before + 1 and not span.label.startswith("B-")
+        if joins and _tag(span.label) == _tag(groups[-1][-1].label):
+            groups[-1].append(span)
+        else:
+            groups.append([span])
+        before = at
+    return [
+        _Span(
+            _kind(group[0].label), float(np.mean([one.score for one in group])), group[0].start, group[-1].end
+        )
+        for group in groups
+    ]
+
+
+def _tag(label: str) -> str:
+    """A label without its B- or I-."""
+    return label[2:] if label.startswith(("B-", "I-")) else label
+
+
+def _kind(label: str) -> str:
+    """The name under which a group is reported."""
+    return label.split("-", 1)[-1]
+
+
+def _merge(spans: list[_Span]) -> list[_Span]:
+    """Of entities that overlap (seen in two windows) the longer one, then the surer one."""
+    merged: list[_Span] = []
+    for span in sorted(spans, key=lambda one: one.start):
+        if not merged or span.start >= merged[-1].end:
+            merged.append(span)
+        elif (span.end - span.start, span.score) > (merged[-1].end - merged[-1].start, merged[-1].score):
+            merged[-1] = span
+    return merged
+
+
+def _rendered(text: _Text, spans: list[_Span]) -> list[Entity]:
+    """Entities that are sure enough and asked for."""
+    found = []
+    for span in spans:
+        wanted = not text.wanted.labels or span.label in text.wanted.labels
+        piece = text.text[span.start : span.end]
+        bare = piece.strip()
+        if wanted and span.score >= text.wanted.threshold and bare:
+            start = span.start + len(piece) - len(piece.lstrip())
+            found.append(Entity(bare, span.label, span.score, start, start + len(bare)))
+    return found

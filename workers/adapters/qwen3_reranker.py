@@ -1,0 +1,226 @@
+"""Rerankers that are language models: asked whether a document answers a query, they say yes or no.
+
+The score is the probability of "yes" against "no" as the next token, by the form of the Qwen3-Reranker model cards;
+templates and the two words can be set, so models of the same make with other words fit too.
+
+1. `prepare` fills the template. The prefix and suffix around it are never cut; a pair that is too long loses the end of
+   its document, and a query that takes more than half of the room loses its own end first.
+2. `score` runs the pairs as one packed row and compares the last token's vector with the two words' rows of the output
+   matrix; no other logits are computed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ipc.messages import Call, InputItem, ScoreCall
+from workers.adapters.base import ItemFailure, LoadContext, Prepared
+from workers.adapters.shared.checkpoint import load_transformer
+from workers.adapters.shared.encoder import TextEncoder
+from workers.adapters.shared.linears import lay_out_linears
+from workers.adapters.shared.options import OptionReader
+from workers.adapters.shared.packing import Int64Array, PackedBatch, TokenSequence
+from workers.adapters.shared.pairs import PairTokenizer
+from workers.adapters.shared.precision import parameter_bytes
+from workers.adapters.shared.scoring import ScoreAdapter, activated, activation, texts_of
+from workers.adapters.shared.tokenizing import as_ids
+from workers.adapters.spec import AdapterSpec
+
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+PREFIX = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+TEMPLATE = "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {text}"
+_FIELDS = re.compile(r"(\{instruction\}|\{query\}|\{text\})")
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """What stands around query and document. Raises ValueError for a template without {query} or without {text}."""
+
+    template: str = TEMPLATE
+    prefix: str = PREFIX
+    suffix: str = SUFFIX
+
+    def __post_init__(self) -> None:
+        for field in ("{query}", "{text}"):
+            if self.template.count(field) != 1:
+                raise ValueError(f"pair_template needs {field} once: {self.template!r}")
+
+    def fill(self, instruction: str, query: str, text: str) -> str:
+        """The pair as text; braces inside the values mean nothing."""
+        values = {"{instruction}": instruction, "{query}": query, "{text}": text}
+        return "".join(values.get(part, part) for part in _FIELDS.split(self.template))
+
+
+class Qwen3RerankerAdapter(ScoreAdapter):
+    """A causal language model of which two output rows are used."""
+
+    spec: ClassVar[AdapterSpec] = AdapterSpec(
+        family="qwen3_reranker",
+        operations=("score",),
+        inputs=("text",),
+        outputs=("score",),
+        options=(
+            "positive_token",
+            "negative_token",
+            "pair_template",
+            "prefix",
+            "suffix",
+            "activation",
+            "default_instruction",
+        ),
+    )
+
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        pairs: PairTokenizer,
+        answers: nn.Linear,
+        wording: Wording,
+        function: nn.Module,
+    ) -> None:
+        """Put the parts together; `answers`, fp32 [2, width], holds the rows of the positive and the negative word.
+
+        Raises ValueError when prefix and suffix leave no room for a pair.
+        """
+        self._encoder, self._pairs, self._answers = encoder, pairs, answers
+        self._wording, self._function = wording, function
+        prefix, suffix = (as_ids(half.ids) for half in pairs.halves([wording.prefix, wording.suffix]))
+        self._prefix, self._suffix = prefix, suffix
+        self._room = pairs.limit - len(prefix) - len(suffix)
+        if self._room < 2:
+            raise ValueError(
+                f"prefix and suffix take {len(prefix) + len(suffix)} tokens of the {pairs.limit} of this model"
+            )
+
+    @classmethod
+    def load(cls, context: LoadContext) -> Qwen3RerankerAdapter:
+        """Load tokenizer and weights; progress phases are "tokenizer" and "weights".
+
+        Raises ValueError for templates or answers that do not fit the model.
+        """
+        options = context.options
+        trust = {"local_files_only": True, "trust_remote_code": context.trust_remote_code}
+        tokenizer = AutoTokenizer.from_pretrained(str(context.directory), **trust)
+        context.progress("tokenizer", 1.0)
+        model = load_transformer(
+            context.directory,
+            device=context.device,
+            dtype=context.dtype,
+            trust_remote_code=context.trust_remote_code,
+            factory=AutoModelForCausalLM,
+        )
+        words = [str(options.get("positive_token", "yes")), str(options.get("negative_token", "no"))]
+        answers = _rows_of(model, tokenizer, words)
+        backbone = model.base_model
+        del model
+        context.progress("weights", 1.0)
+        if context.device.type == "cpu":
+            lay_out_linears(backbone)
+        special_ids, pad_id = frozenset(tokenizer.all_special_ids), int(tokenizer.pad_token_id or 0)
+        encoder = TextEncoder(backbone, special_ids=special_ids, pad_id=pad_id)
+        known = (context.max_sequence_length, tokenizer.model_max_length, encoder.position_limit)
+        limit = min(int(length) for length in known if length)
+        return cls(
+            encoder,
+            PairTokenizer(tokenizer, limit, "longest_first"),
+            answers,
+            _wording(options),
+            activation(str(options.get("activation", "sigmoid"))),
+        )
+
+    @property
+    def max_sequence_length(self) -> int:
+        """Longest pair in tokens, with everything around it."""
+        return self._pairs.limit
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held by weights and buffers."""
+        return parameter_bytes(self._encoder.model, self._answers)
+
+    @property
+    def packed(self) -> bool:
+        """Whether batches run without padding."""
+        return self._encoder.packed
+
+    def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
+        """Fill the template for each document, tokenize, and fit it into the model's length."""
+        asked = call.query if isinstance(call, ScoreCall) else InputItem("")
+        [query] = texts_of([asked], "query.text")
+        default = OptionReader(call).text("default_instruction", INSTRUCTION)
+        instruction = call.instruction or default
+        texts = texts_of(items, "items[{}].text")
+        filled = [self._wording.fill(instruction, query, text) for text in texts]
+        found = [half.ids for half in self._pairs.halves(filled)]
+        long = [at for at, ids in enumerate(found) if len(ids) > self._room]
+        if long:
+            kept = self._kept(query)
+            if len(kept) < len(query):
+                shorter = [self._wording.fill(instruction, kept, texts[at]) for at in long]
+                for at, half in zip(long, self._pairs.halves(shorter), strict=True):
+                    found[at] = half.ids
+        cut = frozenset(long)
+        return [self._prepared(ids, at in cut) for at, ids in enumerate(found)]
+
+    def _prepared(self, ids: list[int], truncated: bool) -> Prepared:
+        whole: Int64Array = np.concatenate((self._prefix, as_ids(ids[: self._room]), self._suffix))
+        return Prepared(TokenSequence(whole), len(whole), truncated)
+
+    def _kept(self, query: str) -> str:
+        """The part of a query that its pairs keep when they are too long: half of the room at most."""
+        [half] = self._pairs.halves([query])
+        most = self._room // 2
+        return query if len(half.ids) <= most else query[: half.offsets[most - 1][1]]
+
+    def collate(self, prepared: Sequence[Prepared]) -> PackedBatch:
+        """One packed batch of host tensors."""
+        return self._encoder.pack([item.payload for item in prepared])
+
+    @torch.inference_mode()
+    def score(self, batch: PackedBatch) -> torch.Tensor:
+        """fp32 [pairs] on the device."""
+        batch = batch.to(self._encoder.device)
+        rows = self._encoder.token_rows(batch)
+        last = rows.index_select(0, batch.layout.last.index_select(0, batch.restore))
+        logits = self._answers(last.float())
+        return activated(logits[:, 0] - logits[:, 1], self._function)
+
+
+def _rows_of(model: Any, tokenizer: Any, words: Sequence[str]) -> nn.Linear:
+    """The output matrix of `model` cut to the rows of `words`, in fp32.
+
+    Raises ValueError for a word that is no single token.
+    """
+    numbers = []
+    for word in words:
+        ids = tokenizer.encode(word, add_special_tokens=False)
+        if len(ids) != 1:
+            raise ValueError(f"{word!r} is not one token of this model but {len(ids)}")
+        numbers.append(ids[0])
+    whole = model.get_output_embeddings()
+    rows = nn.Linear(whole.in_features, len(words), bias=whole.bias is not None, device=whole.weight.device)
+    rows.weight.data = whole.weight.data[numbers].float()
+    if whole.bias is not None:
+        rows.bias.data = whole.bias.data[numbers].float()
+    return rows.eval().requires_grad_(False)
+
+
+def _wording(options: Mapping[str, Any]) -> Wording:
+    """The catalog's templates over the model card's."""
+    return Wording(
+        str(options.get("pair_template", TEMPLATE)),
+        str(options.get("prefix", PREFIX)),
+        str(options.get("suffix", SUFFIX)),
+    )

@@ -1,0 +1,160 @@
+"""What the families share that find something in a picture: load, decode, refuse what no processor should be given.
+
+Processors scale short sides up or pad to squares, so a picture of one pixel by fifty thousand would grow to gigabytes;
+such strips fail alone. Boxes are [x, y, width, height] in whole pixels of the picture as it is seen upright.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple, Self
+
+import torch
+
+from ipc.errors import InputTooLong, InvalidInput
+from ipc.messages import Call, ExtractCall, InputItem
+from workers.adapters.base import ItemFailure, LoadContext, Prepared
+from workers.adapters.shared.checkpoint import load_transformer
+from workers.adapters.shared.extracting import ExtractAdapter
+from workers.adapters.shared.images import first_image, require_vision
+from workers.adapters.shared.precision import parameter_bytes
+
+log = logging.getLogger(__name__)
+
+MOST_ASPECT = 20
+"""The longer side of a picture is at most so many times the shorter one."""
+_PATCH_PIXELS = 256
+CHARACTERS_PER_TOKEN = 40
+
+
+class Size(NamedTuple):
+    """Height and width of a picture in pixels, in the order that processors want."""
+
+    height: int
+    width: int
+
+
+class ImageExtractAdapter(ExtractAdapter):
+    """Base of the families that read the first image of an item.
+
+    model_class      transformers class of the model
+    processor_class  transformers class of what prepares its inputs
+    """
+
+    model_class: ClassVar[str]
+    processor_class: ClassVar[str] = "AutoProcessor"
+
+    def __init__(self, model: Any, processor: Any) -> None:
+        """Take over a loaded model and its processor."""
+        self._model, self._processor = model, processor
+
+    @classmethod
+    def load(cls, context: LoadContext) -> Self:
+        """Load processor and weights; progress phases are "processor" and "weights".
+
+        Raises ImportError that names what is missing: the extra `vision`, or a package that the checkpoint wants.
+        """
+        require_vision()
+        import transformers
+
+        processor = getattr(transformers, cls.processor_class).from_pretrained(
+            str(context.directory), trust_remote_code=context.trust_remote_code, local_files_only=True
+        )
+        context.progress("processor", 1.0)
+        model = load_transformer(
+            context.directory,
+            device=context.device,
+            dtype=context.dtype,
+            trust_remote_code=context.trust_remote_code,
+            factory=getattr(transformers, cls.model_class),
+        )
+        context.progress("weights", 1.0)
+        return cls.build(model, processor, context)
+
+    @classmethod
+    def build(cls, model: Any, processor: Any, context: LoadContext) -> Self:
+        """The adapter around a loaded model; for families that want to know more of the context."""
+        return cls(model, processor)
+
+    @property
+    def max_sequence_length(self) -> int:
+        """Pictures have no length in tokens."""
+        return 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held by weights and buffers."""
+        return parameter_bytes(self._model)
+
+    @abstractmethod
+    def wanted_of(self, call: ExtractCall) -> Any:
+        """What a call asks for, read once for all its items. Raises `InvalidInput` that names field and limit."""
+
+    @abstractmethod
+    def prepared(self, image: Any, item: InputItem, wanted: Any) -> Prepared | ItemFailure:
+        """One decoded picture (PIL, RGB, upright) ready for the device."""
+
+    def check_options(self, call: ExtractCall) -> None:
+        """Read the options once."""
+        self.wanted_of(call)
+
+    def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
+        """Decode and process the first image of each item."""
+        if not isinstance(call, ExtractCall):
+            raise InvalidInput("this model does not support anything but extract")
+        wanted = self.wanted_of(call)
+        return [self._one(item, wanted) for item in items]
+
+    def _one(self, item: InputItem, wanted: Any) -> Prepared | ItemFailure:
+        if not item.images:
+            return ItemFailure("INVALID_INPUT", "images: missing")
+        image = first_image(item)
+        if isinstance(image, ItemFailure):
+            return image
+        if max(image.size) > MOST_ASPECT * min(image.size):
+            sides = f"{image.width} x {image.height} pixels"
+            return ItemFailure(
+                "INVALID_INPUT", f"images[0]: {sides}, one side may be {MOST_ASPECT} times the other at most"
+            )
+        try:
+            return self.prepared(image, item, wanted)
+        except (ValueError, TypeError, OverflowError) as error:
+            log.warning("a picture of %s pixels could not be processed", image.size, exc_info=error)
+            return ItemFailure("INVALID_INPUT", "images[0]: this model's processor cannot use this picture")
+
+    def on_device(self, array: Any) -> torch.Tensor:
+        """A host array on the model's device, in its precision if it holds fractions."""
+        tensor = torch.from_numpy(array)
+        return tensor.to(self._model.device, self._model.dtype if tensor.is_floating_point() else None)
+
+
+def refuse_endless(text: str | None, longest: int) -> None:
+    """Raise `InputTooLong` for an instruction far beyond `longest` tokens, before any time goes into counting them."""
+    most = CHARACTERS_PER_TOKEN * longest
+    if text is not None and len(text) > most:
+        raise InputTooLong(f"params.instruction: {len(text)} characters, this model reads {most} at most")
+
+
+def size_of(image: Any) -> Size:
+    """Size of a PIL image."""
+    return Size(image.height, image.width)
+
+
+def patches(pixel_values: Any) -> int:
+    """What a picture [3, h, w] costs, in tokens."""
+    return max(1, pixel_values.shape[-1] * pixel_values.shape[-2] // _PATCH_PIXELS)
+
+
+def pixel_box(corners: Sequence[float], size: Size) -> list[int]:
+    """[x, y, width, height] in whole pixels, inside an image of `size`, of (left, top, right, bottom)."""
+    left, right = (min(max(round(x), 0), size.width) for x in (corners[0], corners[2]))
+    top, bottom = (min(max(round(y), 0), size.height) for y in (corners[1], corners[3]))
+    return [left, top, max(0, right - left), max(0, bottom - top)]
+
+
+def around(points: Sequence[float], size: Size) -> list[int]:
+    """The box around points given as x, y, x, y, ..."""
+    across, down = points[0::2], points[1::2]
+    return pixel_box((min(across), min(down), max(across), max(down)), size)

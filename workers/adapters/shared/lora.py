@@ -1,0 +1,146 @@
+"""LoRA adapters over the linear layers of a loaded model: any number stay beside each other, one is active per batch.
+
+The layers of the model keep their weights, whatever layout these have. A layer that some adapter changes gets a hook
+that adds scale * B A x of the active one to what the layer gave; without an active one it adds nothing.
+
+1. `fit` finds the layers that an adapter names and brings its weights to the device, on a loading thread.
+2. `install` and `remove` change the hooks, between batches on the device thread.
+3. `using` makes one of them active for a batch; `traced` tells besides which of its layers took part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from workers.adapters.shared.linears import LaidOutLinear
+from workers.adapters.shared.peft_layout import LayerShape, LayerWeights, Lora, UnsupportedLora
+
+_WITHOUT_EFFECT = "pooler."
+"""Layers that no family here reads, so that it does not matter whether they run."""
+
+
+class _Delta(NamedTuple):
+    """`down` [r, inputs] and `up` [outputs, r] in the layer's dtype on its device; the scale is in `up`."""
+
+    down: torch.Tensor
+    up: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FittedLora:
+    """An adapter ready to be installed: what to add by the path of each layer in the model."""
+
+    deltas: dict[str, _Delta]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights."""
+        return sum(tensor.nbytes for delta in self.deltas.values() for tensor in delta)
+
+
+class LoraLayers:
+    """The adapters of one model. All but `fit` belong to the device thread."""
+
+    def __init__(self, model: Any) -> None:
+        """`model` is the one whose layers adapters name by path."""
+        self._model = model
+        self._prefix = f"{getattr(model, 'base_model_prefix', '')}."
+        self._installed: dict[str, FittedLora] = {}
+        self._hooks: dict[str, RemovableHandle] = {}
+        self._active: dict[str, _Delta] = {}
+        self._seen: set[str] | None = None
+
+    def fit(self, directory: Path) -> FittedLora:
+        """Read an adapter in PEFT's layout. Raises `UnsupportedLora` where it does not fit this model."""
+        lora = Lora(directory)
+        layers = {path: self._layer(path) for path in lora.paths}
+        for path, (_, layer) in layers.items():
+            lora.check(path, LayerShape(layer.in_features, layer.out_features))
+        weights = lora.read()
+        return FittedLora({name: _fitted(weights[path], layer) for path, (name, layer) in layers.items()})
+
+    def _layer(self, path: str) -> tuple[str, nn.Linear | LaidOutLinear]:
+        """A layer and its path here; the adapter may have been trained on the model with or without a head."""
+        for name in (path, path.removeprefix(self._prefix), f"{self._prefix}{path}"):
+            try:
+                layer = self._model.get_submodule(name)
+            except AttributeError:
+                continue
+            if not isinstance(layer, nn.Linear | LaidOutLinear):
+                raise UnsupportedLora(
+                    f"{path}: is a {type(layer).__name__}, only linear layers are supported"
+                )
+            return name, layer
+        raise UnsupportedLora(f"{path}: the model has no such layer")
+
+    def install(self, name: str, lora: FittedLora) -> None:
+        """Have this adapter under `name`, in the place of what was there."""
+        self._installed[name] = lora
+        self._hook()
+
+    def remove(self, name: str, lora: FittedLora) -> None:
+        """Forget this adapter, unless another one has its name meanwhile."""
+        if self._installed.get(name) is lora:
+            del self._installed[name]
+            self._hook()
+
+    def _hook(self) -> None:
+        """Hooks on all layers that some adapter changes, and on no other."""
+        wanted = {path for lora in self._installed.values() for path in lora.deltas}
+        for path in self._hooks.keys() - wanted:
+            self._hooks.pop(path).remove()
+        for path in wanted - self._hooks.keys():
+            layer = self._model.get_submodule(path)
+            self._hooks[path] = layer.register_forward_hook(self._adding(path))
+
+    def _adding(self, path: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...], torch.Tensor], None]:
+        def add(_: nn.Module, given: tuple[torch.Tensor, ...], result: torch.Tensor) -> None:
+            delta = self._active.get(path)
+            if delta is not None:
+                # A linear layer's result is a tensor of its own, so it may be changed in place.
+                result += F.linear(F.linear(given[0], delta.down), delta.up)
+                if self._seen is not None:
+                    self._seen.add(path)
+
+        return add
+
+    @contextlib.contextmanager
+    def using(self, name: str) -> Iterator[None]:
+        """The adapter `name` is active within. Raises KeyError when it is not installed."""
+        self._active = self._installed[name].deltas
+        try:
+            yield
+        finally:
+            self._active = {}
+
+    @contextlib.contextmanager
+    def traced(self, name: str) -> Iterator[None]:
+        """As `using`. Raises `UnsupportedLora` at the end when one of its layers took no part in what ran within."""
+        self._seen = set()
+        try:
+            with self.using(name):
+                yield
+            idle = sorted(self._installed[name].deltas.keys() - self._seen)
+        finally:
+            self._seen = None
+        missed = [path for path in idle if _WITHOUT_EFFECT not in path]
+        if missed:
+            raise UnsupportedLora(f"{missed[0]}: the model does not run this layer by itself")
+
+
+@torch.inference_mode()
+def _fitted(weights: LayerWeights, layer: nn.Linear | LaidOutLinear) -> _Delta:
+    # The weight of a laid-out layer has no data, and its bias is where it runs.
+    weight = layer.weight
+    device = torch.device("cpu") if weight.device.type == "meta" else weight.device
+    up = weights.up.float() * weights.scale
+    return _Delta(weights.down.to(device, weight.dtype), up.to(device, weight.dtype))

@@ -1,0 +1,154 @@
+"""Read the options of a call: typed, ranged, and refused by name where they do not fit.
+
+A name that another family understands is refused, since a caller who sends it expects something of it; a name that
+nobody knows is ignored, as the contract asks for unknown fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from ipc.errors import InvalidInput
+from ipc.messages import Call
+
+_SHOWN = 64
+_MOST = 1_000_000
+
+EXTRACT_OPTIONS = frozenset(
+    {
+        "adjacency_threshold",
+        "aggregation_strategy",
+        "box_threshold",
+        "classification_type",
+        "flat_ner",
+        "function_to_apply",
+        "hypothesis_template",
+        "label_template",
+        "max_answer_tokens",
+        "max_new_tokens",
+        "merge_adjacent_entities",
+        "multi_label",
+        "num_beams",
+        "relation_threshold",
+        "relations",
+        "score_threshold",
+        "task",
+        "text_threshold",
+        "threshold",
+        "top_k",
+    }
+)
+"""Options that some extract family understands."""
+
+SCORE_OPTIONS = frozenset({"score_mode", "score_weights"})
+"""Options that some score family understands."""
+
+
+class OptionReader:
+    """The options of one call; every method raises `InvalidInput` that names field, value and limit."""
+
+    def __init__(self, call: Call) -> None:
+        self._options = call.options
+        self._where = call.options_field
+
+    def number(self, name: str, default: float, low: float = 0.0, high: float = 1.0) -> float:
+        """A number within `low`..`high`."""
+        value = self._options.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong(name, "a number", value)
+        if not low <= value <= high:
+            raise self.refused(name, value, f"is outside {low:g}..{high:g}")
+        return float(value)
+
+    def whole(self, name: str, default: int, low: int, high: int) -> int:
+        """A whole number within `low`..`high`."""
+        value = self._options.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._wrong(name, "int", value)
+        if not low <= value <= high:
+            raise self.refused(name, value, f"is outside {low}..{high}")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self._options.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self._wrong(name, "bool", value)
+        return value
+
+    def choice(self, name: str, default: str, values: Sequence[str]) -> str:
+        """One of `values`."""
+        value = self.text(name, default)
+        if value not in values:
+            raise self.refused(name, value, f"is not one of {', '.join(values)}")
+        return value
+
+    def text(self, name: str, default: str, longest: int = 1000) -> str:
+        """A text of at most `longest` characters."""
+        value = self._options.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self._wrong(name, "str", value)
+        if len(value) > longest:
+            raise InvalidInput(
+                f"{self._where}.{name}: {len(value)} characters, the limit for this option is {longest}"
+            )
+        return value
+
+    def texts(self, name: str, most: int, longest: int) -> list[str]:
+        """Different texts of 1 to `longest` characters, at most `most`; none when absent."""
+        value = self._options.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise self._wrong(name, "array of str", value)
+        if len(value) > most:
+            raise InvalidInput(f"{self._where}.{name}: {len(value)} given, the limit is {most}")
+        for at, text in enumerate(value):
+            if not isinstance(text, str):
+                raise self._wrong(f"{name}[{at}]", "str", text)
+            if not text.strip() or len(text) > longest:
+                raise self.refused(f"{name}[{at}]", text, f"must have 1 to {longest} characters")
+        if len(set(value)) != len(value):
+            raise InvalidInput(f"{self._where}.{name}: a text occurs twice")
+        return value
+
+    def numbers(self, name: str, names: Sequence[str]) -> dict[str, float] | None:
+        """A map from some of `names` to numbers from 0 to a million, not all 0; None when absent."""
+        value = self._options.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self._wrong(name, "object", value)
+        for key, number in value.items():
+            if key not in names:
+                raise self.refused(name, key, f"is not one of {', '.join(names)}")
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                raise self._wrong(f"{name}.{key}", "a number", number)
+            if not 0 <= number <= _MOST:
+                raise self.refused(f"{name}.{key}", number, f"is outside 0..{_MOST}")
+        if not any(value.values()):
+            raise InvalidInput(f"{self._where}.{name}: at least one weight must be above 0")
+        return {key: float(number) for key, number in value.items()}
+
+    def refuse_foreign(self, known: Collection[str], foreign: Collection[str] = EXTRACT_OPTIONS) -> None:
+        """Refuse options of `foreign` that are not among the `known` ones of this family."""
+        for name, value in self._options.items():
+            if name in foreign and name not in known and value is not None:
+                offered = f"only {', '.join(sorted(known))}" if known else "none"
+                raise InvalidInput(f"{self._where}.{name}: not an option of this model, which has {offered}")
+
+    def _wrong(self, name: str, expected: str, value: Any) -> InvalidInput:
+        return InvalidInput(f"{self._where}.{name}: expected {expected}, got {type(value).__name__}")
+
+    def refused(self, name: str, value: object, reason: str) -> InvalidInput:
+        """The error of an option whose value cannot be used; for the caller to raise."""
+        return InvalidInput(f"{self._where}.{name}: {str(value)[:_SHOWN]!r} {reason}")

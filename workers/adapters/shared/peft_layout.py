@@ -1,0 +1,211 @@
+"""Read a LoRA adapter in PEFT's layout (arXiv 2106.09685): `adapter_config.json` and `adapter_model.safetensors`.
+
+A target layer with weight W gives W x + scale * B A x. The scale is lora_alpha / r, or lora_alpha / sqrt(r) with
+`use_rslora`; `rank_pattern` and `alpha_pattern` give single layers a rank or alpha of their own. Whatever would change
+the result in another way is refused by name, so that no adapter is applied in part.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+FILES = (CONFIG, WEIGHTS)
+
+_MOST_CONFIG_BYTES = 1 << 20
+_PREFIX = "base_model.model."
+_TENSOR = re.compile(r"base_model\.model\.(?P<path>.+)\.lora_(?P<side>[AB])\.weight")
+_REFUSED = (
+    "alora_invocation_tokens",
+    "arrow_config",
+    "corda_config",
+    "fan_in_fan_out",
+    "kasa_config",
+    "layer_replication",
+    "loftq_config",
+    "lora_bias",
+    "megatron_config",
+    "modules_to_save",
+    "monteclora_config",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_bdlora",
+    "use_dora",
+    "use_qalora",
+    "velora_config",
+)
+"""Fields that must be absent, false or empty."""
+_PLAIN_STARTS = (True, False, "gaussian", "orthogonal", "eva")
+"""Values of `init_lora_weights` that are known to leave the weights of the base as they were."""
+
+Positive = Annotated[int, msgspec.Meta(gt=0)]
+Number = float | int
+
+
+class UnsupportedLora(ValueError):
+    """The files are no LoRA adapter, or one that cannot be applied as it was trained; the message names the field."""
+
+
+class _Config(msgspec.Struct, frozen=True):
+    """The fields of `adapter_config.json` that decide how weights are applied."""
+
+    peft_type: str
+    r: Positive = 8
+    lora_alpha: Number = 8
+    target_modules: str | list[str] | None = None
+    rank_pattern: dict[str, Positive] = {}
+    alpha_pattern: dict[str, Number] = {}
+    use_rslora: bool = False
+    bias: str = "none"
+    init_lora_weights: bool | str | None = True
+
+
+class LayerShape(NamedTuple):
+    """Width of a layer's rows before and after it."""
+
+    inputs: int
+    outputs: int
+
+
+class LayerWeights(NamedTuple):
+    """`down` [r, inputs] and `up` [outputs, r] in the stored float type, and what their product is multiplied with."""
+
+    down: torch.Tensor
+    up: torch.Tensor
+    scale: float
+
+
+class Lora:
+    """The layers of one adapter, by their path in the model it was trained on; `read` reads the weights."""
+
+    def __init__(self, directory: Path) -> None:
+        """Read the config and the names and shapes of the weights. Raises `UnsupportedLora`, FileNotFoundError."""
+        self._path = directory / WEIGHTS
+        self._config = _read_config(directory / CONFIG)
+        try:
+            with safe_open(self._path, "pt") as file:
+                names = list(file.keys())
+                self._shapes = {name: list(file.get_slice(name).get_shape()) for name in names}
+        except SafetensorError as error:
+            raise UnsupportedLora(f"{WEIGHTS} is no whole safetensors file: {error}") from error
+        self._sides = _pairs(names)
+        for path in self._sides:
+            _check_target(self._config.target_modules, path)
+
+    @property
+    def paths(self) -> list[str]:
+        """Paths of the layers, sorted."""
+        return sorted(self._sides)
+
+    def check(self, path: str, layer: LayerShape) -> None:
+        """Raise `UnsupportedLora` unless the weights of a layer have its rank and fit a layer of this shape."""
+        down, up = (self._shapes[name] for name in self._sides[path])
+        rank = self._rank(path)
+        if down != [rank, layer.inputs] or up != [layer.outputs, rank]:
+            raise UnsupportedLora(
+                f"{path}: weights of shape {down} and {up} do not fit rank {rank} and a layer of "
+                f"{layer.inputs} inputs and {layer.outputs} outputs"
+            )
+        if rank > max(layer):
+            raise UnsupportedLora(f"{path}: rank {rank} is above the layer's width of {max(layer)}")
+
+    def read(self) -> dict[str, LayerWeights]:
+        """All weights on the CPU. Raises `UnsupportedLora` for values that are no finite floats."""
+        found = {}
+        with safe_open(self._path, "pt") as file:
+            for path, sides in self._sides.items():
+                down, up = (_floats(file.get_tensor(name), name) for name in sides)
+                found[path] = LayerWeights(down, up, self._scale(path))
+        return found
+
+    def _rank(self, path: str) -> int:
+        return int(_of_pattern(self._config.rank_pattern, path, self._config.r))
+
+    def _scale(self, path: str) -> float:
+        rank = self._rank(path)
+        alpha = float(_of_pattern(self._config.alpha_pattern, path, self._config.lora_alpha))
+        return alpha / (math.sqrt(rank) if self._config.use_rslora else rank)
+
+
+def _read_config(path: Path) -> _Config:
+    if path.stat().st_size > _MOST_CONFIG_BYTES:
+        raise UnsupportedLora(f"{CONFIG} is larger than {_MOST_CONFIG_BYTES} bytes")
+    try:
+        fields: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        config = msgspec.convert(
+            {name: value for name, value in fields.items() if value is not None}, _Config
+        )
+    except msgspec.DecodeError as error:
+        raise UnsupportedLora(f"{CONFIG}: {error}") from error
+    if config.peft_type != "LORA":
+        raise UnsupportedLora(f"{CONFIG}: peft_type is {config.peft_type[:64]!r}, only LORA is supported")
+    if config.bias != "none":
+        raise UnsupportedLora(f"{CONFIG}: bias is {config.bias[:64]!r}, only none is supported")
+    refused = [name for name in _REFUSED if fields.get(name)]
+    if refused:
+        raise UnsupportedLora(f"{CONFIG}: {', '.join(refused)} is not supported")
+    if config.init_lora_weights not in _PLAIN_STARTS:
+        raise UnsupportedLora(f"{CONFIG}: init_lora_weights {config.init_lora_weights!r} is not supported")
+    return config
+
+
+def _pairs(names: list[str]) -> dict[str, tuple[str, str]]:
+    """Names of both weights by layer path. Raises `UnsupportedLora` for any other tensor."""
+    sides: dict[str, dict[str, str]] = {}
+    for name in names:
+        found = _TENSOR.fullmatch(name)
+        if found is None:
+            raise UnsupportedLora(
+                f"{WEIGHTS}: {name.removeprefix(_PREFIX)[:200]!r} is no LoRA weight of a linear layer"
+            )
+        sides.setdefault(found["path"], {})[found["side"]] = name
+    for path, both in sides.items():
+        if len(both) != 2:
+            raise UnsupportedLora(f"{path}: one of its two weights is missing")
+    if not sides:
+        raise UnsupportedLora(f"{WEIGHTS} has no LoRA weights")
+    return {path: (both["A"], both["B"]) for path, both in sides.items()}
+
+
+def _check_target(targets: str | list[str] | None, path: str) -> None:
+    """Raise `UnsupportedLora` for a layer that `target_modules` does not name."""
+    if targets is None or targets == "all-linear":
+        return
+    if isinstance(targets, str):
+        named = _pattern(targets, "target_modules").fullmatch(path) is not None
+    else:
+        named = any(path == target or path.endswith(f".{target}") for target in targets)
+    if not named:
+        raise UnsupportedLora(f"{path}: has weights, but target_modules does not name it")
+
+
+def _of_pattern(patterns: Mapping[str, Number], path: str, default: Number) -> Number:
+    """The value of the first pattern that matches the whole path or its end, as PEFT looks it up."""
+    for pattern, value in patterns.items():
+        if _pattern(rf"(.*\.)?({pattern})$", "rank_pattern, alpha_pattern").match(path):
+            return value
+    return default
+
+
+def _pattern(text: str, field: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise UnsupportedLora(
+            f"{CONFIG}: {field}: {text[:200]!r} is no regular expression: {error}"
+        ) from error
+
+
+def _floats(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
+        raise UnsupportedLora(f"{name.removeprefix(_PREFIX)}: holds values that are no finite floats")
+    return tensor

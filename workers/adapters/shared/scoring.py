@@ -1,0 +1,59 @@
+"""Base of the families that read query and document together and give nothing but a score."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from ipc.errors import InvalidInput
+from ipc.messages import Call, InputItem
+from workers.adapters.base import Adapter
+from workers.adapters.shared.options import EXTRACT_OPTIONS, SCORE_OPTIONS, OptionReader
+
+OVERFLOWS = ("truncate", "error")
+
+
+class ScoreAdapter(Adapter):
+    """A model without vectors; `request_options` are those of its options that a request may carry."""
+
+    request_options: ClassVar[Collection[str]] = ()
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """No vectors."""
+        return {}
+
+    def check(self, call: Call) -> None:
+        """Refuse LoRA, overflow policies that cannot cut a pair, and options of other families."""
+        super().check(call)
+        if call.overflow not in OVERFLOWS:
+            raise InvalidInput(
+                f"{call.options_field}.overflow_policy: this model takes default, truncate_text and error only, "
+                f"not {call.overflow}"
+            )
+        OptionReader(call).refuse_foreign(self.request_options, EXTRACT_OPTIONS | SCORE_OPTIONS)
+
+
+def texts_of(items: Sequence[InputItem], where: str) -> list[str]:
+    """The texts of `items`. Raises `InvalidInput` for one without text; `where` is its JSON path with {}."""
+    for index, item in enumerate(items):
+        if item.text is None:
+            raise InvalidInput(f"{where.format(index)}: missing")
+    return [item.text for item in items if item.text is not None]
+
+
+def activation(name: str) -> nn.Module:
+    """Sigmoid or identity by the catalog's name. Raises ValueError for another word."""
+    known: dict[str, type[nn.Module]] = {"sigmoid": nn.Sigmoid, "identity": nn.Identity}
+    if name not in known:
+        raise ValueError(f"unknown activation {name!r}: use {', '.join(known)}")
+    return known[name]()
+
+
+def activated(logits: torch.Tensor, function: nn.Module) -> torch.Tensor:
+    """fp32 scores of fp32 logits."""
+    scores: torch.Tensor = function(logits.float())
+    return scores

@@ -1,0 +1,240 @@
+"""What families over a text transformer share: loading, prompts, tokenizing, and batches without padding.
+
+1. `TextModel.load` reads tokenizer and weights, and proves the packed way of running them.
+2. `payloads` puts the prompt around each text, tokenizes, and fits it into the model's length as one or more windows.
+3. `collate` packs the windows of a batch into one row and notes which item each window belongs to, and which token
+   vectors of the row an item gives back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ipc.messages import InputItem
+from workers.adapters.base import Adapter, LoadContext, Prepared
+from workers.adapters.shared.checkpoint import load_transformer
+from workers.adapters.shared.encoder import TextEncoder
+from workers.adapters.shared.linears import lay_out_linears
+from workers.adapters.shared.lora import LoraLayers
+from workers.adapters.shared.packing import Int64Array, PackedBatch, TokenSequence
+from workers.adapters.shared.precision import parameter_bytes
+from workers.adapters.shared.prompting import Prompts
+from workers.adapters.shared.sentence_transformers_layout import ModelLayout
+from workers.adapters.shared.tokenizing import TextTokenizer, as_ids
+from workers.adapters.shared.windows import Part
+
+
+@dataclass(frozen=True, slots=True)
+class TextPayload:
+    """One item ready for the device.
+
+    windows  its token sequences: one, several for a text that was split, none where no inference is needed
+    picks    per window the places of the tokens whose vectors the item gives back, or None for none
+    extra    what a family applies to this item alone
+    """
+
+    windows: tuple[TokenSequence, ...]
+    picks: tuple[Int64Array, ...] | None = None
+    extra: Any = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all windows."""
+        return sum(len(window.ids) for window in self.windows)
+
+    def prepared(self, truncated: bool, cost: int | None = None) -> Prepared:
+        """This payload as the executor takes it; `cost` is the token count unless it is given."""
+        rows = 1 if self.picks is None else sum(map(len, self.picks))
+        return Prepared(self, self.tokens if cost is None else cost, truncated, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TextBatch:
+    """Payloads laid into one row.  Tensors lie on the host until `TextModel.token_rows` copies them.
+
+    packed  all windows, or None where no item has any
+    owners  int64 [windows], the item of each window in the order given; None where every item has one
+    picks   int64 [rows], places in the row of the token vectors to give back, item after item
+    """
+
+    payloads: Sequence[TextPayload]
+    packed: PackedBatch | None
+    owners: Int64Array | None
+    picks: torch.Tensor | None
+
+
+@dataclass(slots=True)
+class TextModel:
+    """A transformer over texts with its tokenizer and prompts; `limit` is the longest sequence in tokens."""
+
+    encoder: TextEncoder
+    tokenizer: TextTokenizer
+    prompts: Prompts
+    limit: int
+    include_prompt: bool = True
+
+    @classmethod
+    def load(
+        cls,
+        context: LoadContext,
+        layout: ModelLayout,
+        *,
+        load: Callable[..., Any] = load_transformer,
+        backbone_of: Callable[[Any], Any] = lambda model: model,
+    ) -> TextModel:
+        """Load from a layout; progress phases are "tokenizer" and "weights".
+
+        `load` gives the model with the arguments of `load_transformer`, `backbone_of` the part of it that makes the
+        token vectors.
+        """
+        tokenizer = TextTokenizer.load(
+            layout.transformer,
+            lower_case=layout.lower_case,
+            trust_remote_code=context.trust_remote_code,
+            arguments=layout.tokenizer_arguments,
+        )
+        context.progress("tokenizer", 1.0)
+        model = load(
+            layout.transformer,
+            device=context.device,
+            dtype=context.dtype,
+            trust_remote_code=context.trust_remote_code,
+            config_arguments=layout.config_arguments,
+            model_arguments=layout.model_arguments,
+        )
+        context.progress("weights", 1.0)
+        if context.device.type == "cpu":
+            lay_out_linears(model)
+        encoder = TextEncoder(backbone_of(model), special_ids=tokenizer.special_ids, pad_id=tokenizer.pad_id)
+        limit = _length_limit(
+            context.max_sequence_length or layout.max_sequence_length or tokenizer.stored_max_length,
+            encoder.position_limit,
+        )
+        tokenizer.limit(limit)
+        return cls(encoder, tokenizer, _prompts(layout, context.options), limit, layout.include_prompt)
+
+    def text_of(self, item: InputItem) -> str:
+        """The item's text; ids are turned back into text without their special tokens.
+
+        Raises ValueError for an item with neither.
+        """
+        if item.text is not None:
+            return item.text
+        if item.ids is None:
+            raise ValueError("an item needs text or token ids")
+        return self.tokenizer.decode(item.ids)
+
+    def payloads(
+        self,
+        items: Sequence[InputItem],
+        instruction: str | None,
+        is_query: bool,
+        overflow: str,
+        pick: Callable[[Part], Int64Array] | None = None,
+        extra: Any = None,
+    ) -> Iterator[tuple[TextPayload, bool]]:
+        """Each item with its prompt as a payload, and whether it was cut; `pick` chooses tokens of a window."""
+        before, after = self.prompts.affixes(instruction, is_query)
+        texts = [f"{before}{self.text_of(item)}{after}" for item in items]
+        skip = 0 if self.include_prompt or not before else self.tokenizer.prefix_length(before)
+        for parts, truncated in self.tokenizer.windows(texts, overflow):
+            windows = tuple(sequence_of(part, skip if at == 0 else 0) for at, part in enumerate(parts))
+            picks = None if pick is None else tuple(map(pick, parts))
+            yield TextPayload(windows, picks, extra), truncated
+
+    def collate(self, payloads: Sequence[TextPayload]) -> TextBatch:
+        """One batch on the host, in page-locked memory for CUDA.  Thread-safe."""
+        windows = [window for payload in payloads for window in payload.windows]
+        if not windows:
+            return TextBatch(payloads, None, np.empty(0, np.int64), None)
+        packed = self.encoder.pack(windows)
+        counts = [len(payload.windows) for payload in payloads]
+        owners = np.repeat(np.arange(len(payloads)), counts) if set(counts) != {1} else None
+        starts = packed.layout.first.numpy()[packed.restore.numpy()]
+        chosen = [pick for payload in payloads for pick in payload.picks or ()]
+        if len(chosen) != len(windows):
+            return TextBatch(payloads, packed, owners, None)
+        places = np.concatenate([start + pick for start, pick in zip(starts, chosen, strict=True)])
+        picks = torch.from_numpy(places)
+        return TextBatch(
+            payloads, packed, owners, picks.pin_memory() if self.encoder.device.type == "cuda" else picks
+        )
+
+    def run(self, packed: PackedBatch) -> tuple[PackedBatch, torch.Tensor]:
+        """The batch on the device and its token vectors [T, width] in the model's dtype.  Device thread only."""
+        moved = packed.to(self.encoder.device)
+        return moved, self.encoder.token_rows(moved)
+
+    def picked(self, batch: TextBatch, rows: torch.Tensor) -> torch.Tensor:
+        """The token vectors [R, width] that the items of a batch give back, item after item."""
+        assert batch.picks is not None
+        return rows.index_select(0, batch.picks.to(rows.device, non_blocking=True))
+
+
+class TextAdapter(Adapter):
+    """Base of the families over one `TextModel`; `_heads` are the layers after it, counted as memory."""
+
+    def __init__(
+        self, text: TextModel, *heads: torch.nn.Module, whole: torch.nn.Module | None = None
+    ) -> None:
+        """Take over the loaded parts; `whole` is the model that LoRA adapters are for, where that is not `text`'s."""
+        self._text, self._heads = text, heads
+        self.loras = LoraLayers(whole or text.encoder.model) if self.spec.lora else None
+
+    @property
+    def max_sequence_length(self) -> int:
+        """Longest sequence in tokens, special tokens included."""
+        return self._text.limit
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held by weights and buffers."""
+        return parameter_bytes(self._text.encoder.model, *self._heads)
+
+    @property
+    def packed(self) -> bool:
+        """Whether batches run without padding."""
+        return self._text.encoder.packed
+
+    def collate(self, prepared: Sequence[Prepared]) -> TextBatch:
+        """One packed batch of host tensors."""
+        return self._text.collate([item.payload for item in prepared])
+
+
+def sequence_of(part: Part, skip: int = 0) -> TokenSequence:
+    """A window as arrays."""
+    return TokenSequence(as_ids(part.ids), None if part.types is None else as_ids(part.types), skip)
+
+
+def mean_of_windows(vectors: torch.Tensor, batch: TextBatch) -> torch.Tensor:
+    """[windows, width] to [items, width]: the mean of each item's windows, weighted by their tokens."""
+    if batch.owners is None:
+        return vectors
+    tokens = [len(window.ids) for payload in batch.payloads for window in payload.windows]
+    weights = torch.tensor(tokens, dtype=vectors.dtype, device=vectors.device)[:, None]
+    owners = torch.from_numpy(batch.owners).to(vectors.device)
+    sums = vectors.new_zeros(len(batch.payloads), vectors.shape[1]).index_add_(0, owners, vectors * weights)
+    totals = vectors.new_zeros(len(batch.payloads), 1).index_add_(0, owners, weights)
+    return sums / totals
+
+
+def _prompts(layout: ModelLayout, options: Mapping[str, Any]) -> Prompts:
+    """The stored prompts with the catalog's laid over them."""
+    return Prompts(
+        named={**layout.prompts, **options.get("prompts", {})},
+        default_name=layout.default_prompt_name,
+        query_template=options.get("query_template"),
+        document_template=options.get("document_template"),
+        default_instruction=options.get("default_instruction"),
+    )
+
+
+def _length_limit(wanted: int | None, positions: int | None) -> int:
+    """The longest sequence, clipped to the model's positions; 512 tokens where nothing says anything."""
+    known = [limit for limit in (wanted, positions) if limit is not None]
+    return min(known) if known else 512

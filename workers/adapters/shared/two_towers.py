@@ -1,0 +1,154 @@
+"""Text and image towers that meet in one space: an item is a text or an image, its vector is dense.
+
+1. `prepare` tokenizes texts and turns images into pixel values, in any mix; an item with an image is an image.
+2. `collate` stacks the images of a batch and pads its texts.
+3. `encode` runs each tower once and puts the rows back in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from ipc.errors import InvalidInput
+from ipc.messages import Call, InputItem
+from workers.adapters.base import ItemFailure, LoadContext, Prepared, SparseRows
+from workers.adapters.shared.checkpoint import load_transformer, position_limit
+from workers.adapters.shared.images import from_first_image, load_image_processor
+from workers.adapters.shared.tokenizing import TextTokenizer
+from workers.adapters.shared.visual_encoder import VisualEncoder
+
+
+@dataclass(frozen=True, slots=True)
+class TowersBatch:
+    """Host tensors of one batch, and where in it the texts and the images stand."""
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    pixel_values: torch.Tensor
+    texts: list[int]
+    images: list[int]
+
+
+class TwoTowersAdapter(VisualEncoder):
+    """A contrastive model with a text and an image tower; families say how they pad their texts."""
+
+    pads_to_limit: ClassVar[bool]
+
+    def __init__(
+        self, model: Any, tokenizer: TextTokenizer, processor: Any, limit: int, normalize: bool
+    ) -> None:
+        """Take over a loaded model with `get_text_features` and `get_image_features`; `limit` is in tokens."""
+        super().__init__(model, limit)
+        self._tokenizer, self._processor, self._normalize = tokenizer, processor, normalize
+        tokenizer.limit(limit)
+        vision = model.config.vision_config
+        self._image_cost = (vision.image_size // vision.patch_size) ** 2
+        self._width = self._vectors(self.collate([self._prepare_text(InputItem(""), "{text}")])).shape[1]
+
+    @classmethod
+    def load(cls, context: LoadContext) -> Self:
+        """Load tokenizer, image processor and weights; progress phases are "tokenizer", "weights" and "proof"."""
+        processor = load_image_processor(context.directory, trust_remote_code=context.trust_remote_code)
+        tokenizer = TextTokenizer.load(context.directory, trust_remote_code=context.trust_remote_code)
+        context.progress("tokenizer", 1.0)
+        model = load_transformer(
+            context.directory,
+            device=context.device,
+            dtype=context.dtype,
+            trust_remote_code=context.trust_remote_code,
+        )
+        context.progress("weights", 1.0)
+        known = [
+            length
+            for length in (context.max_sequence_length, position_limit(model.text_model))
+            if length is not None
+        ]
+        adapter = cls(model, tokenizer, processor, min(known), bool(context.options.get("normalize", True)))
+        context.progress("proof", 1.0)
+        return adapter
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Width of the space that texts and images share."""
+        return {"dense": self._width}
+
+    @property
+    def image_tokens(self) -> int:
+        """Patches of an image."""
+        return self._image_cost
+
+    def check(self, call: Call) -> None:
+        """Refuse what the base refuses, and a template without a place for the text."""
+        super().check(call)
+        template = call.options.get("text_template")
+        if template is not None and (not isinstance(template, str) or template.count("{text}") != 1):
+            raise InvalidInput(f"{call.options_field}.text_template: a text that holds {{text}} once")
+
+    def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
+        """Pixel values of items with an image, token ids of the others."""
+        template = call.options.get("text_template") or "{text}"
+        return [
+            self._prepare_image(item) if item.images else self._prepare_text(item, template) for item in items
+        ]
+
+    def _prepare_image(self, item: InputItem) -> Prepared | ItemFailure:
+        return from_first_image(item, lambda image: Prepared(self._pixels(image), self._image_cost))
+
+    def _pixels(self, image: Any) -> np.ndarray:
+        """float32 [3, height, width]."""
+        return np.asarray(self._processor(images=image, return_tensors="np")["pixel_values"][0], np.float32)
+
+    def _prepare_text(self, item: InputItem, template: str) -> Prepared:
+        text = self._tokenizer.decode(item.ids) if item.text is None and item.ids else item.text or ""
+        ids, _, truncated = self._tokenizer.encode([template.replace("{text}", text)])[0]
+        return Prepared(np.asarray(ids), len(ids), truncated)
+
+    def collate(self, prepared: Sequence[Prepared]) -> TowersBatch:
+        """Padded texts and stacked images."""
+        texts = [at for at, item in enumerate(prepared) if item.payload.ndim == 1]
+        images = [at for at, item in enumerate(prepared) if item.payload.ndim == 3]
+        longest = max((len(prepared[at].payload) for at in texts), default=0)
+        input_ids = np.full(
+            (len(texts), self._limit if self.pads_to_limit else longest), self._tokenizer.pad_id, np.int64
+        )
+        mask = np.zeros_like(input_ids)
+        for row, at in enumerate(texts):
+            ids = prepared[at].payload
+            input_ids[row, : len(ids)] = ids
+            mask[row, : len(ids)] = 1
+        pixels = np.stack([prepared[at].payload for at in images]) if images else np.empty(0, np.float32)
+        return TowersBatch(
+            torch.from_numpy(input_ids), torch.from_numpy(mask), torch.from_numpy(pixels), texts, images
+        )
+
+    def encode(self, batch: TowersBatch, outputs: frozenset[str]) -> dict[str, torch.Tensor | SparseRows]:
+        """{"dense": fp32 [n, dims]} on the device."""
+        return {"dense": self._vectors(batch)}
+
+    @torch.inference_mode()
+    def _vectors(self, batch: TowersBatch) -> torch.Tensor:
+        device, found = self._model.device, []
+        if batch.texts:
+            mask = None if self.pads_to_limit else batch.attention_mask.to(device)
+            found.append(
+                self._model.get_text_features(input_ids=batch.input_ids.to(device), attention_mask=mask)
+            )
+        if batch.images:
+            pixels = batch.pixel_values.to(device, self._model.dtype)
+            found.append(self._model.get_image_features(pixel_values=pixels))
+        rows = torch.cat([_pooled(features).float() for features in found])
+        order = torch.tensor(batch.texts + batch.images, device=device).argsort()
+        rows = rows.index_select(0, order)
+        return F.normalize(rows, dim=-1) if self._normalize else rows
+
+
+def _pooled(features: Any) -> torch.Tensor:
+    """The projected vectors [n, dims]; transformers wraps them into an output object since 5.0."""
+    pooled: torch.Tensor = features if isinstance(features, torch.Tensor) else features.pooler_output
+    return pooled

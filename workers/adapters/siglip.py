@@ -1,0 +1,31 @@
+"""SigLIP: dense vectors of texts and images in one space."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+from workers.adapters.base import LoadContext
+from workers.adapters.shared.extras import require
+from workers.adapters.shared.two_towers import TwoTowersAdapter
+from workers.adapters.spec import AdapterSpec
+
+
+class SiglipAdapter(TwoTowersAdapter):
+    """Texts are padded to the model's full length, as in training, and the padding is attended."""
+
+    pads_to_limit = True
+    spec: ClassVar[AdapterSpec] = AdapterSpec(
+        family="siglip",
+        operations=("encode",),
+        inputs=("text", "image"),
+        outputs=("dense",),
+        options=("normalize", "text_template"),
+    )
+
+    @classmethod
+    def load(cls, context: LoadContext) -> Self:
+        """As the base. Raises ImportError that names the extra when the tokenizer needs a package that is missing."""
+        if (context.directory / "spiece.model").exists():
+            require("sentencepiece", "siglip")
+            require("google.protobuf", "siglip", package="protobuf")
+        return super().load(context)

@@ -1,0 +1,168 @@
+"""SPLADE: one weight per term of the vocabulary, from the head of a masked language model (arXiv 2109.10086).
+
+A term's weight is log(1 + relu(largest logit of it over the text)). Reads the sentence-transformers layout of sparse
+encoders and plain ...ForMaskedLM checkpoints. Models whose queries need no inference (`query_encoding: idf`) look the
+weights of a query's tokens up in `idf.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from transformers import AutoModelForMaskedLM
+
+from ipc.messages import Call, EncodeCall, InputItem
+from workers.adapters.base import ItemFailure, LoadContext, Prepared, SparseRows
+from workers.adapters.shared.checkpoint import CheckpointError, load_transformer
+from workers.adapters.shared.masked_lm import Head, head_of, largest_logits
+from workers.adapters.shared.options import OptionReader
+from workers.adapters.shared.sentence_transformers_layout import (
+    ModelLayout,
+    UnsupportedLayoutError,
+    read_json,
+    read_modules,
+    read_transformer,
+)
+from workers.adapters.shared.sparse import nonzero_terms, strongest
+from workers.adapters.shared.text_model import TextAdapter, TextBatch, TextModel, TextPayload
+from workers.adapters.spec import AdapterSpec
+
+_ACTIVATIONS = ("relu", "log1p_relu")
+_NO_LIMIT = 1 << 30
+
+
+class _Extra(NamedTuple):
+    """What applies to one item: how many terms it keeps, and its vector where that needs no inference."""
+
+    max_terms: int
+    looked_up: tuple[np.ndarray, np.ndarray] | None = None
+
+
+class SpladeAdapter(TextAdapter):
+    """A masked language model, its maximum over the text, and a logarithm."""
+
+    spec: ClassVar[AdapterSpec] = AdapterSpec(
+        family="splade",
+        operations=("encode",),
+        inputs=("text",),
+        outputs=("sparse",),
+        options=("query_encoding", "activation_function", "pooling_strategy", "max_terms"),
+        lora=True,
+    )
+
+    def __init__(
+        self, text: TextModel, model: Any, head: Head, activation: str, idf: np.ndarray | None
+    ) -> None:
+        """Put the parts together; `idf` is fp32 [vocabulary] where queries are looked up."""
+        super().__init__(text, model, whole=model)
+        self._head, self._activation, self._idf = head, activation, idf
+        self._vocabulary = int(model.config.vocab_size)
+
+    @classmethod
+    def load(cls, context: LoadContext) -> SpladeAdapter:
+        """Load tokenizer, transformer and head; raises UnsupportedLayoutError for another pooling or activation."""
+        layout, stored = _read_layout(context.directory)
+        settings = {**stored, **context.options}
+        activation = str(settings.get("activation_function") or "relu")
+        strategy = str(settings.get("pooling_strategy") or "max")
+        if activation not in _ACTIVATIONS or strategy != "max":
+            raise UnsupportedLayoutError(f"unsupported SPLADE pooling {strategy!r} with {activation!r}")
+        parts: list[Any] = []
+
+        def load(directory: Path, **arguments: Any) -> Any:
+            model = load_transformer(directory, factory=AutoModelForMaskedLM, **arguments)
+            parts.extend((model, head_of(model)))
+            return model
+
+        text = TextModel.load(context, layout, load=load, backbone_of=lambda model: model.base_model)
+        model, head = parts
+        idf = None
+        if context.options.get("query_encoding", "model") == "idf":
+            idf = _read_idf(context.directory / "idf.json", text, int(model.config.vocab_size))
+        return cls(text, model, head, activation, idf)
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Size of the vocabulary."""
+        return {"sparse": self._vocabulary}
+
+    def check(self, call: Call) -> None:
+        """Refuse a `max_terms` that is no positive number."""
+        super().check(call)
+        _max_terms(call)
+
+    def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
+        """Tokenize; a query of a model that looks queries up is finished here."""
+        is_query = isinstance(call, EncodeCall) and call.is_query
+        extra = _Extra(_max_terms(call))
+        found = self._text.payloads(items, call.instruction, is_query, call.overflow, extra=extra)
+        if is_query and self._idf is not None:
+            return [self._looked_up(payload, truncated) for payload, truncated in found]
+        return [payload.prepared(truncated) for payload, truncated in found]
+
+    def _looked_up(self, payload: TextPayload, truncated: bool) -> Prepared:
+        assert self._idf is not None
+        ids = np.unique(np.concatenate([window.ids for window in payload.windows]))
+        ids = ids[self._idf[ids] > 0]
+        extra = payload.extra._replace(looked_up=(ids.astype(np.int32), self._idf[ids]))
+        return TextPayload((), None, extra).prepared(truncated, payload.tokens)
+
+    @torch.inference_mode()
+    def encode(self, batch: TextBatch, outputs: frozenset[str]) -> dict[str, torch.Tensor | SparseRows]:
+        """{"sparse": terms and weights of each item}."""
+        items = len(batch.payloads)
+        found = SparseRows([np.empty(0, np.int32)] * items, [np.empty(0, np.float32)] * items)
+        if batch.packed is not None:
+            found = nonzero_terms(self._weights(batch))
+        for at, payload in enumerate(batch.payloads):
+            indices, values = payload.extra.looked_up or (found.indices[at], found.values[at])
+            found.indices[at], found.values[at] = strongest(indices, values, payload.extra.max_terms)
+        return {"sparse": found}
+
+    def _weights(self, batch: TextBatch) -> torch.Tensor:
+        """fp32 [items, vocabulary]; of a text in several windows the largest of each term."""
+        assert batch.packed is not None
+        packed, rows = self._text.run(batch.packed)
+        logits = largest_logits(self._head, rows, packed.layout).index_select(0, packed.restore)
+        weights = torch.log1p(torch.relu(logits))
+        if self._activation == "log1p_relu":
+            weights = torch.log1p(weights)
+        if batch.owners is None:
+            return weights
+        owners = torch.from_numpy(batch.owners).to(weights.device)[:, None].expand_as(weights)
+        blank = weights.new_zeros(len(batch.payloads), weights.shape[1])
+        return blank.scatter_reduce_(0, owners, weights, "amax")
+
+
+def _max_terms(call: Call) -> int:
+    return OptionReader(call).whole("max_terms", _NO_LIMIT, 1, _NO_LIMIT)
+
+
+def _read_layout(directory: Path) -> tuple[ModelLayout, dict[str, Any]]:
+    """Where the transformer lies, and the stored settings of the pooling."""
+    modules = read_modules(directory, ("Transformer", "MLMTransformer", "SpladePooling", "Router"))
+    found = {module.kind.removeprefix("MLM"): module for module in modules}
+    transformer = found["Transformer"].directory if "Transformer" in found else directory
+    pooling = dict(found["SpladePooling"].config) if "SpladePooling" in found else {}
+    within = directory / "document_0_MLMTransformer"
+    if "Router" in found and (within / "config.json").is_file():
+        transformer = within
+        pooling = read_json(directory / "document_1_SpladePooling" / "config.json")
+    return read_transformer(directory, transformer, "fill-mask"), pooling
+
+
+def _read_idf(path: Path, text: TextModel, vocabulary: int) -> np.ndarray:
+    """fp32 [vocabulary] weights by token id from a map of token to weight.  Raises CheckpointError without it."""
+    if not path.is_file():
+        raise CheckpointError(f"queries are looked up in {path.name}, which the model lacks")
+    weights = np.zeros(vocabulary, dtype=np.float32)
+    for token, weight in json.loads(path.read_text(encoding="utf-8")).items():
+        number = text.tokenizer.id_of(token)
+        if number is not None:
+            weights[number] = weight
+    return weights

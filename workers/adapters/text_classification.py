@@ -1,0 +1,125 @@
+"""Classes of a whole text by a sequence classifier's own labels, as transformers' pipeline scores them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ipc.extraction import Classification, Extraction
+from ipc.messages import Call, ExtractCall, InputItem
+from workers.adapters.base import ItemFailure, LoadContext, Prepared
+from workers.adapters.shared.classification import SequenceClassifier, load_classifier
+from workers.adapters.shared.extracting import NOT_FINITE, ClassifierAdapter, ranked, text_of
+from workers.adapters.shared.offsets import OffsetTokenizer
+from workers.adapters.shared.options import OptionReader
+from workers.adapters.shared.packing import PackedBatch, TokenSequence
+from workers.adapters.spec import AdapterSpec
+
+FUNCTIONS = ("auto", "sigmoid", "softmax", "none")
+MOST_LABELS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a request wants of the scores; `top_k` 0 is all."""
+
+    function: str
+    threshold: float
+    top_k: int
+    labels: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """One tokenized item."""
+
+    sequence: TokenSequence
+    wanted: _Wanted
+
+
+class TextClassificationAdapter(ClassifierAdapter):
+    """A sequence classifier with labels of its own."""
+
+    spec: ClassVar[AdapterSpec] = AdapterSpec(
+        family="text_classification",
+        operations=("extract",),
+        inputs=("text",),
+        outputs=("json",),
+        options=("function_to_apply", "threshold", "top_k"),
+    )
+    labels = "own"
+    overflows = ("truncate", "truncate_left", "error")
+
+    def __init__(self, classifier: SequenceClassifier, tokenizer: OffsetTokenizer, limit: int) -> None:
+        """Put the parts together; `limit` is the longest sequence in tokens."""
+        super().__init__(classifier, limit)
+        self._classifier, self._tokenizer = classifier, tokenizer
+        self._own = classifier.labels
+
+    @classmethod
+    def load(cls, context: LoadContext) -> TextClassificationAdapter:
+        """Load tokenizer and weights; progress phases are "tokenizer" and "weights"."""
+        classifier, tokenizer, limit = load_classifier(context, SequenceClassifier)
+        return cls(classifier, OffsetTokenizer(tokenizer, limit), limit)
+
+    @property
+    def own_labels(self) -> Sequence[str]:
+        """The model's classes."""
+        return self._own
+
+    def check_options(self, call: ExtractCall) -> None:
+        """Refuse options of wrong type or range."""
+        _wanted(call)
+
+    def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
+        """Tokenize."""
+        wanted, texts = _wanted(call), [text_of(item) for item in items]
+        return [
+            Prepared(_Text(window.sequence, wanted), len(window.sequence.ids), cut)
+            for [window], cut in self._tokenizer.windows(texts, call.overflow)
+        ]
+
+    def collate(self, prepared: Sequence[Prepared]) -> tuple[list[_Wanted], PackedBatch]:
+        """What is wanted of each item, and one packed batch."""
+        texts: list[_Text] = [item.payload for item in prepared]
+        return [text.wanted for text in texts], self._classifier.pack([text.sequence for text in texts])
+
+    def extract(self, batch: tuple[list[_Wanted], PackedBatch]) -> list[Extraction | ItemFailure]:
+        """The classes of each item, the likeliest first."""
+        wanted, packed = batch
+        logits = self._classifier.logits(packed).cpu()
+        finite = torch.isfinite(logits).all(dim=1).tolist()
+        return [
+            Extraction(classifications=self._classes(row, one)) if fine else NOT_FINITE
+            for row, one, fine in zip(logits, wanted, finite, strict=True)
+        ]
+
+    def _classes(self, logits: torch.Tensor, wanted: _Wanted) -> list[Classification]:
+        """The classes of one row of logits."""
+        function = self._function() if wanted.function == "auto" else wanted.function
+        if function != "none":
+            logits = torch.sigmoid(logits) if function == "sigmoid" else torch.softmax(logits, dim=-1)
+        classes = ranked(self._own, logits.tolist(), wanted.threshold if function != "none" else None)
+        chosen = [one for one in classes if not wanted.labels or one.label in wanted.labels]
+        return chosen[: wanted.top_k or None]
+
+    def _function(self) -> str:
+        """How the model's own configuration wants its logits read (pipelines/text_classification.py)."""
+        config = self._classifier.config
+        if config.problem_type == "regression":
+            return "none"
+        multiple = config.problem_type == "multi_label_classification" or config.num_labels == 1
+        return "sigmoid" if multiple else "softmax"
+
+
+def _wanted(call: Call) -> _Wanted:
+    options = OptionReader(call)
+    return _Wanted(
+        options.choice("function_to_apply", "auto", FUNCTIONS),
+        options.number("threshold", 0.0),
+        options.whole("top_k", 0, 1, MOST_LABELS),
+        frozenset(call.labels if isinstance(call, ExtractCall) else ()),
+    )

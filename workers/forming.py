@@ -1,0 +1,79 @@
+"""Batches as the device thread gets them: taken from the queue, boarded and collated, one of them ahead of its time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from workers.batcher import Pace
+from workers.job import Piece
+from workers.jobs import JobBook
+from workers.queue import WorkQueue
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Pieces of one group, collated for the adapter (None: collating failed and is tried again piecewise)."""
+
+    pieces: list[Piece]
+    collated: Any
+    tokens: int
+    overtaken: bool = False
+
+
+def collate(pieces: list[Piece]) -> Any:
+    """What the adapter makes of these pieces."""
+    return pieces[0].job.adapter.collate([piece.prepared for piece in pieces])
+
+
+class Former:
+    """Forms batches for one device. `next` is the device thread's, `form_ahead` that of the thread beside it."""
+
+    def __init__(
+        self,
+        queue: WorkQueue,
+        book: JobBook,
+        max_tokens: Callable[[], int],
+        max_items: int,
+        pace: Pace,
+    ) -> None:
+        self._queue, self._book = queue, book
+        self._max_tokens, self._max_items, self._pace = max_tokens, max_items, pace
+        self._lock = threading.Lock()
+        self._ahead: Batch | None = None
+
+    @property
+    def ahead(self) -> bool:
+        """Whether a batch was formed ahead."""
+        return self._ahead is not None
+
+    def form_ahead(self) -> None:
+        """Form the batch after the one that runs."""
+        with self._lock:
+            if self._ahead is None:
+                self._ahead = self._form()
+
+    def next(self) -> Batch | None:
+        """The batch formed ahead, or one formed now; a query that came meanwhile passes the former, once."""
+        with self._lock:
+            ahead = self._ahead
+            if ahead is None:
+                return self._form()
+            if not ahead.overtaken and self._queue.overtakes(ahead.pieces):
+                ahead.overtaken = True
+                if (batch := self._form()) is not None:
+                    return batch
+            self._ahead = None
+            return ahead
+
+    def _form(self) -> Batch | None:
+        pieces = self._book.board(self._queue.take(self._max_tokens(), self._max_items, self._pace))
+        if not pieces:
+            return None
+        try:
+            collated = collate(pieces)
+        except Exception:
+            collated = None
+        return Batch(pieces, collated, sum(piece.prepared.cost for piece in pieces))

@@ -1,0 +1,111 @@
+"""Whether a model still gives what it gave when it was loaded here first.
+
+The first load of a model writes the first values of its canned inferences into a file; later loads compare. The file
+is named by what the values depend on: the weight files (name, size, time), the catalog entry, precision, kind of device
+and the versions of the libraries. So new weights get a new fingerprint, and the same files that give other values are a
+fault: of the memory, the disk or the driver. A catalog entry may state the values itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from ipc.catalog import ModelEntry
+from workers.loading.weights import weight_files
+
+log = logging.getLogger(__name__)
+
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+"""Largest distance, as a part of the length of the expected values."""
+
+
+class FingerprintMismatch(Exception):
+    """A model gives other values than before or than its catalog entry states."""
+
+
+def distance(expected: Sequence[float], found: Sequence[float]) -> float:
+    """Euclidean distance over the length of `expected`; infinite when they differ in number."""
+    if len(expected) != len(found):
+        return math.inf
+    length = math.sqrt(sum(value * value for value in expected))
+    return math.dist(expected, found) / max(length, 1e-6)
+
+
+def check(entry: ModelEntry, found: Sequence[float], dtype: torch.dtype, path: Path) -> None:
+    """Compare with the catalog entry and with the file at `path`, which is written when there is none.
+
+    Raises `FingerprintMismatch`.
+    """
+    if entry.fingerprint:
+        _compare(entry.fingerprint, found[: len(entry.fingerprint)], dtype, "its catalog entry states")
+    stored = _read(path)
+    if stored is not None:
+        _compare(stored, found, dtype, "the same files gave before")
+    else:
+        _write(path, found)
+
+
+def _compare(expected: Sequence[float], found: Sequence[float], dtype: torch.dtype, who: str) -> None:
+    apart, limit = distance(expected, found), TOLERANCE.get(dtype, 1e-1)
+    if not apart <= limit:
+        raise FingerprintMismatch(
+            f"the canned inference differs from what {who}: distance {apart:.3g}, the limit is {limit:g}"
+        )
+
+
+def path_of(root: Path, entry: ModelEntry, directory: Path, dtype: torch.dtype, device: torch.device) -> Path:
+    """The file of a model's fingerprint under `root`."""
+    files = [_facts(path, directory) for path in weight_files(directory)]
+    facts = (files, _relevant(entry), str(dtype), device.type, _versions())
+    digest = hashlib.blake2b(msgspec.json.encode(facts, order="deterministic"), digest_size=16).hexdigest()
+    return root / "fingerprints" / f"{digest}.json"
+
+
+def _facts(path: Path, directory: Path) -> tuple[str, int, int]:
+    found = path.stat()
+    return str(path.relative_to(directory)), found.st_size, found.st_mtime_ns
+
+
+def _relevant(entry: ModelEntry) -> tuple[Any, ...]:
+    return (entry.id, entry.adapter, entry.max_sequence_length, entry.runtime, entry.loadtime, entry.proof)
+
+
+def _versions() -> list[str]:
+    found = []
+    for name in ("torch", "transformers", "penstock"):
+        try:
+            found.append(version(name))
+        except PackageNotFoundError:
+            found.append("")
+    return found
+
+
+def _read(path: Path) -> list[float] | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[float])
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        log.warning("the fingerprint %s cannot be read and is written anew: %s", path.name, error)
+        return None
+
+
+def _write(path: Path, values: Sequence[float]) -> None:
+    """Write in one step; without room for it the model is served all the same."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_bytes(msgspec.json.encode(list(values)))
+        draft.replace(path)
+    except OSError as error:
+        log.warning("the fingerprint %s cannot be kept: %s", path.name, error)

@@ -1,0 +1,257 @@
+"""The thread that keeps the models of a worker as they should be, and the threads that load.
+
+1. It begins what is due, `worker.load_threads` at a time, each in a thread of its own.
+2. It ends drains: the memory is given back once no request uses the model, or when `worker.unload_drain_s` is over.
+3. Once a second it tries again what failed for a while, unloads what is idle or too much, and follows the files of the
+   catalog.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ipc.catalog import Catalog, load_catalog
+from ipc.catalog_watch import EVERY_S, CatalogWatch, Files
+from ipc.errors import ConfigError, ModelNotLoaded
+from ipc.metrics import WorkerMetrics
+from ipc.settings import Settings
+from workers.device import Device
+from workers.jobs import JobBook
+from workers.lifecycle import memory
+from workers.lifecycle.crashes import LoadMarks
+from workers.lifecycle.instance import Instance
+from workers.lifecycle.loading import LoadAbandoned, Loaded, Loader, NoRoom
+from workers.lifecycle.loras import LoraLoader
+from workers.lifecycle.shelf import Shelf
+from workers.loading import failure
+from workers.threads import vital_thread
+
+log = logging.getLogger(__name__)
+
+DRAIN_LOOK_S = 0.02
+
+
+class Keeper:
+    """Owns the keeper's thread and the loading threads of one worker."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        settings: Settings,
+        slot: int,
+        files: Files,
+        device: Device,
+        run: Callable[[Callable[[], Any]], Any],
+        book: JobBook,
+        metrics: WorkerMetrics,
+    ) -> None:
+        """`files` are those of the catalog; `run` executes a function on the device thread."""
+        self._shelf, self._settings, self._device = shelf, settings, device
+        self._book, self._metrics = book, metrics
+        self._loader = Loader(settings, device, run)
+        self.loras = LoraLoader(shelf, settings, slot, run, book)
+        self._marks = LoadMarks(settings.paths.root / "loading", slot)
+        self._watch = CatalogWatch(settings.catalog.dirs, files) if settings.catalog.watch else None
+        self._loading = 0
+        self._next_look = 0.0
+        self._closed = False
+        self._thread = vital_thread("keeper", self._keep)
+
+    def start(self) -> None:
+        """Begin with what is due."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Begin nothing more; loads that run end soon."""
+        with self._shelf.lock:
+            self._closed = True
+            for instance in self._shelf.instances():
+                instance.abandoned = True
+            self._shelf.lock.notify_all()
+
+    def _keep(self) -> None:
+        while not self._closed:
+            self._finish_drains()
+            self._look()
+            with self._shelf.lock:
+                self._start_loads()
+                draining = any(instance.state == "unloading" for instance in self._shelf.instances())
+                if not self._closed:
+                    self._shelf.lock.wait(DRAIN_LOOK_S if draining else EVERY_S)
+
+    def _start_loads(self) -> None:
+        most = 1 if self._marks.suspects else self._settings.worker.load_threads
+        while self._loading < most and (instance := self._shelf.next_due()) is not None:
+            verdict = self._marks.verdict(instance.name)
+            if verdict is not None:
+                log.error("model %s is not loaded: %s", instance.name, verdict.message)
+                self._shelf.end(instance, partial(instance.fail, verdict, time.monotonic()))
+                continue
+            self._loading += 1
+            # PERF: a thread of its own, whose OpenMP team ends with it: idle teams would make the device thread's team
+            # sleep between its steps.
+            vital_thread(f"load-{instance.name}", partial(self._load, instance)).start()
+
+    def _load(self, instance: Instance) -> None:
+        """One load, in a thread of its own."""
+        began = time.monotonic()
+        self._marks.begin(instance.name)
+        failed: failure.LoadFailure | None = None
+        try:
+            loaded = self._loader.load(instance, self._room, self._shelf.progressed)
+            self.loras.load_first(instance, loaded.adapter)
+        except (LoadAbandoned, NoRoom) as reason:
+            log.info("model %s is not loaded: %s", instance.name, reason)
+        except Exception as error:
+            failed = failure.classify(error)
+            text = "model %s failed to load: %s: %s"
+            unknown = failed.error_class == "UNKNOWN"
+            log.warning(text, instance.name, failed.error_class, failed.message, exc_info=unknown)
+        else:
+            self._loaded(instance, loaded, time.monotonic() - began)
+            return
+        # NOTE: only here, after the exception with all that its frames held is gone, memory can be given back.
+        memory.give_back()
+        self._not_loaded(instance, failed)
+
+    def _loaded(self, instance: Instance, loaded: Loaded, seconds: float) -> None:
+        log.info("model %s loaded on %s in %.1f s", instance.name, self._device.name, seconds)
+        self._metrics.loads.labels(instance.name, self._metrics.worker, "loaded").inc()
+        with self._shelf.lock:
+            self._settle(instance)
+            how = partial(instance.succeed, loaded.adapter, loaded.memory_bytes, seconds, time.monotonic())
+            self._shelf.end(instance, how)
+            if instance.abandoned and not self._closed:
+                self._shelf.begin_unload(instance, "admin")
+
+    def _not_loaded(self, instance: Instance, failed: failure.LoadFailure | None) -> None:
+        with self._shelf.lock:
+            self._settle(instance)
+            if failed is None:
+                self._shelf.end(instance, instance.rest)
+                return
+            self._metrics.loads.labels(instance.name, self._metrics.worker, "failed").inc()
+            if failed.error_class == "OOM" and not (instance.relieved or instance.abandoned):
+                instance.relieved = True
+                if self._shelf.evict(1, "oom", last_may_go=True):
+                    self._shelf.again(instance)
+                    return
+            self._shelf.end(instance, partial(instance.fail, failed, time.monotonic()))
+
+    def _settle(self, instance: Instance) -> None:
+        self._marks.end(instance.name)
+        self._loading -= 1
+
+    def _room(self, instance: Instance, nbytes: int) -> None:
+        """Wait until the budget has room for a load, and make it; see `Loader.load`."""
+        shelf = self._shelf
+        with shelf.lock:
+            instance.reserved_bytes = nbytes
+            while not (self._closed or instance.abandoned):
+                leaving = any(other.state == "unloading" for other in shelf.instances())
+                excess = shelf.used_bytes() - shelf.budget.nbytes
+                if excess <= 0 and not (instance.relieved and leaving):
+                    return
+                if not leaving:
+                    if not instance.demanded and not shelf.is_pinned(instance):
+                        raise NoRoom("it does not fit beside the others and no request has asked for it")
+                    if not shelf.evict(excess, "memory", last_may_go=self._last_may_go(instance)):
+                        return
+                shelf.lock.wait(EVERY_S)
+        raise LoadAbandoned("nobody wants it any more")
+
+    def _last_may_go(self, instance: Instance) -> bool:
+        """The last loaded model gives way when there would not be enough memory at all, or when another one comes."""
+        coming = (i for i in self._shelf.instances() if i is not instance and i.state == "loading")
+        return self._shelf.used_bytes() > self._shelf.budget.total_nbytes or any(
+            i.reserved_bytes for i in coming
+        )
+
+    def _finish_drains(self) -> None:
+        """Give back what nobody uses any more, and fail what is left when the time is up."""
+        now, done = time.monotonic(), []
+        with self._shelf.lock:
+            busy = self._book.adapters()
+            for instance in self._shelf.instances():
+                if instance.state != "unloading":
+                    continue
+                if id(instance.adapter) in busy and now < instance.drained_by:
+                    continue
+                self._book.fail_all(
+                    instance.adapter, ModelNotLoaded("the model was unloaded", retry_after_s=1)
+                )
+                instance.adapter = None
+                done.append(instance)
+        if not done:
+            return
+        memory.give_back()
+        with self._shelf.lock:
+            for instance in done:
+                log.info("model %s is unloaded", instance.name)
+                self._shelf.end(instance, instance.rest)
+
+    def _look(self) -> None:
+        """Once a second: what to try again, what is idle, memory, files."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + EVERY_S
+        with self._shelf.lock:
+            self._try_again(now)
+            self._unload_idle(now)
+            self._relieve()
+        if self._watch is not None and self._watch.changed():
+            self._read_catalog()
+
+    def _try_again(self, now: float) -> None:
+        """Failures whose time has come: models of the start are loaded again, others when somebody asks."""
+        for instance in self._shelf.instances():
+            if instance.state == "failed" and instance.retry_at is not None and now >= instance.retry_at:
+                if self._shelf.is_preloaded(instance) or self._shelf.is_pinned(instance):
+                    self._shelf.enqueue(instance, demanded=False)
+                else:
+                    self._shelf.end(instance, instance.rest)
+
+    def _unload_idle(self, now: float) -> None:
+        limit_s = self._settings.worker.idle_unload_s
+        if not limit_s:
+            return
+        unused = [r for r in self._shelf.residents() if not (r.pinned or r.busy)]
+        idle = {resident.serial for resident in unused if now - resident.last_used > limit_s}
+        for instance in self._shelf.instances():
+            if instance.serial in idle:
+                self._shelf.begin_unload(instance, "idle")
+
+    def _relieve(self) -> None:
+        """Over the budget, or (when it is not set by hand) over its share of the device: the oldest one goes."""
+        if any(instance.state in ("loading", "unloading") for instance in self._shelf.instances()):
+            return
+        by_hand = self._settings.worker.memory_budget_bytes > 0
+        excess = self._shelf.used_bytes() - self._shelf.budget.nbytes
+        if excess > 0 or (not by_hand and memory.device_share(self._device) > memory.SHARE):
+            self._shelf.evict(max(1, excess), "memory")
+
+    def _read_catalog(self) -> None:
+        chosen = self._settings.catalog
+        try:
+            catalog = load_catalog(chosen.dirs, chosen.models, chosen.serve_all, vanished_ok=True)
+        except ConfigError as error:
+            log.error("the changed catalog is refused, the old one stays: %s", error.message)
+            return
+        log.info("the catalog changed: it has %d models now", len(catalog))
+        self.apply(catalog)
+
+    def apply(self, catalog: Catalog) -> None:
+        """Serve this catalog: new models become available, removed and changed ones are unloaded.
+
+        A changed model that is loaded at the start is loaded again at once, any other when somebody asks.
+        """
+        with self._shelf.lock:
+            for instance in self._shelf.take(catalog):
+                if instance.state == "available" and self._shelf.is_preloaded(instance):
+                    self._shelf.enqueue(instance, demanded=False)
+            self._shelf.announce()

@@ -1,0 +1,140 @@
+"""One load: the files, room for them, the adapter, the proof on the device, the memory it took."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ipc.catalog import DirectorySource, HubSource, ModelEntry
+from ipc.settings import Settings
+from workers.adapters.base import Adapter, LoadContext
+from workers.adapters.registry import resolve
+from workers.adapters.shared.building import BUILDING
+from workers.adapters.shared.precision import resolve_dtype
+from workers.device import Device
+from workers.lifecycle import fingerprint, memory
+from workers.lifecycle.instance import Instance
+from workers.lifecycle.proof import prove
+from workers.loading import source
+
+log = logging.getLogger(__name__)
+
+REPORT_EVERY_S = 1.0
+BYTES_PER_S = 500e6
+"""How fast weights come, for an estimate before the first load."""
+_PHASES = {"download": (0.0, 0.4), "read": (0.4, 0.2), "tokenizer": (0.6, 0.0), "weights": (0.6, 0.3)}
+
+
+class LoadAbandoned(Exception):
+    """Nobody wants this model any more; the load ended before its end."""
+
+
+class NoRoom(Exception):
+    """The model does not fit beside the others, and is not worth an eviction: no request has asked for it."""
+
+
+class Progress:
+    """Receives (phase, fraction) from a load, logs it once a second and notes it in the instance."""
+
+    def __init__(self, instance: Instance, changed: Callable[[], None]) -> None:
+        self._instance, self._changed = instance, changed
+        self._last = 0.0
+
+    def __call__(self, phase: str, fraction: float) -> None:
+        """Report that `phase` is `fraction` (0 to 1) done. Raises `LoadAbandoned` when nobody wants the model."""
+        if self._instance.abandoned:
+            raise LoadAbandoned(self._instance.name)
+        start, share = _PHASES.get(phase, (0.9, 0.1))
+        self._instance.progress = max(self._instance.progress, start + share * fraction)
+        now = time.monotonic()
+        if now - self._last < REPORT_EVERY_S:
+            return
+        self._last = now
+        log.info("loading %s: %s %3.0f %%", self._instance.name, phase, fraction * 100)
+        self._changed()
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A proven adapter and what it takes."""
+
+    adapter: Adapter
+    memory_bytes: int
+
+
+class Loader:
+    """Loads instances; any number of threads may do so at the same time."""
+
+    def __init__(self, settings: Settings, device: Device, run: Callable[[Callable[[], Any]], Any]) -> None:
+        """`run` executes a function on the device thread."""
+        self._settings, self._device, self._run = settings, device, run
+        self._meter = memory.Meter(device, run)
+
+    def load(
+        self, instance: Instance, room: Callable[[Instance, int], None], changed: Callable[[], None]
+    ) -> Loaded:
+        """Load the weights; `room(instance, nbytes)` returns when there is as much memory, or raises `NoRoom`.
+
+        Raises whatever went wrong, for `workers.loading.failure` to classify.
+        """
+        entry, progress = instance.entry, Progress(instance, changed)
+        directory = fetch(entry, progress)
+        nbytes = memory.estimate(directory)
+        instance.load_s = instance.load_s or 1.0 + nbytes / BYTES_PER_S
+        room(instance, instance.known_bytes or nbytes)
+        began = self._meter.begin()
+        try:
+            dtype = self._dtype(entry)
+            adapter = self._build(entry, directory, dtype, progress)
+            values = self._run(lambda: prove(adapter, entry))
+            path = fingerprint.path_of(self._settings.state_root, entry, directory, dtype, self._device.torch)
+            fingerprint.check(entry, values, dtype, path)
+        except BaseException:
+            self._meter.abort()
+            raise
+        return Loaded(adapter, self._meter.end(began, adapter))
+
+    def _dtype(self, entry: ModelEntry) -> torch.dtype:
+        return resolve_dtype(entry.precision or self._settings.worker.precision, self._device.torch)
+
+    def _build(self, entry: ModelEntry, directory: Path, dtype: torch.dtype, progress: Progress) -> Adapter:
+        context = LoadContext(
+            directory=directory,
+            model_id=entry.id,
+            device=self._device.torch,
+            dtype=dtype,
+            max_sequence_length=entry.max_sequence_length,
+            options={**entry.runtime, **entry.loadtime},
+            progress=progress,
+            trust_remote_code=self._settings.worker.trust_remote_code,
+        )
+        with BUILDING:
+            family = resolve(entry.adapter)
+        with BUILDING if family.spec.builds_alone else nullcontext():
+            return family.load(context)
+
+
+def fetch(entry: ModelEntry, progress: Callable[[str, float], None]) -> Path:
+    """Local directory of a model's files, whatever its source; its weights have been read once."""
+    where = entry.source
+    if isinstance(where, HubSource):
+        directory = source.from_hub(
+            where.repo,
+            where.revision,
+            progress,
+            extra_files=where.files,
+            tokenizer_repo=where.tokenizer_repo,
+        )
+    elif isinstance(where, DirectorySource):
+        directory = source.from_directory(where.path)
+    else:
+        directory = source.from_package(where.package, where.path)
+    source.read_ahead(directory, progress)
+    return directory

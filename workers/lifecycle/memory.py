@@ -1,0 +1,110 @@
+"""How much memory the weights of models may take on this worker, and how much a load really took.
+
+On CUDA a load is measured by the allocator: what it has given out after the load, less what before, both looked at on
+the device thread, where no batch runs then. Loads that overlap cannot be told apart and count what the adapter says.
+On CPU the parameters and buffers count.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ipc.settings import Settings
+from workers.adapters.base import Adapter
+from workers.device import Device
+from workers.loading.weights import weight_files
+
+SHARE = 0.85
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """`nbytes` is what models should keep to, `total_nbytes` what there is."""
+
+    nbytes: int
+    total_nbytes: int
+
+
+def budget_of(settings: Settings, device: Device) -> Budget:
+    """The budget by `worker.memory_budget_bytes`, or the share of the device or of the memory free now."""
+    if device.torch.type == "cuda":
+        total = int(torch.cuda.get_device_properties(device.torch).total_memory)
+    else:
+        total = available_bytes() // settings.worker_count
+    return Budget(settings.worker.memory_budget_bytes or int(total * SHARE), total)
+
+
+def available_bytes() -> int:
+    """Memory of this host that can be had without swapping, within the limit of its control group."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(fields["MemAvailable"].split()[0]) << 10
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        used = int((_CGROUP / "memory.current").read_text())
+    except OSError:
+        return free
+    return free if limit == "max" else min(free, max(0, int(limit) - used))
+
+
+def estimate(directory: Path) -> int:
+    """Bytes of the weight files, which is what a load will take, more or less."""
+    return sum(path.stat().st_size for path in weight_files(directory))
+
+
+def device_share(device: Device) -> float:
+    """Part of the device's memory that is in use, blocks that the allocator only keeps not counted; 0 on CPU."""
+    if device.torch.type != "cuda":
+        return 0.0
+    free, total = torch.cuda.mem_get_info(device.torch)
+    kept = torch.cuda.memory_reserved(device.torch) - torch.cuda.memory_allocated(device.torch)
+    return (total - free - kept) / total
+
+
+class Meter:
+    """Measures loads; `run` executes a function on the device thread."""
+
+    def __init__(self, device: Device, run: Callable[[Callable[[], Any]], Any]) -> None:
+        self._device, self._run = device, run
+        self._begun = self._running = 0
+
+    def begin(self) -> tuple[int, int]:
+        """A load begins; hand the result to `end`."""
+        self._begun += 1
+        self._running += 1
+        return self._begun if self._running == 1 else 0, self._allocated()
+
+    def abort(self) -> None:
+        """The load ended without a model."""
+        self._running -= 1
+
+    def end(self, began: tuple[int, int], adapter: Adapter) -> int:
+        """Bytes that the load has taken."""
+        alone = began[0] == self._begun and self._running == 1
+        self._running -= 1
+        if self._device.torch.type != "cuda":
+            return adapter.memory_bytes
+        return max(adapter.memory_bytes, self._allocated() - began[1]) if alone else adapter.memory_bytes
+
+    def _allocated(self) -> int:
+        if self._device.torch.type != "cuda":
+            return 0
+        return int(self._run(lambda: torch.cuda.memory_allocated(self._device.torch)))
+
+
+def give_back() -> None:
+    """Return what a dropped model held to the device and to the system."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    # NOTE: glibc keeps what small blocks were freed from; without this every load and unload leaves a little behind.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -1,0 +1,193 @@
+"""All models of one worker and their states, under one lock.
+
+The shelf knows what is due, what is held and what may go. It starts no thread and loads nothing: `lifecycle.keeper`
+does. Methods that say so want the lock (`Shelf.lock`) to be held; `find` and `touch` take none, since they are called
+for every request and every batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ipc.catalog import ALL, Catalog, ModelEntry, preloaded_names
+from ipc.metrics import WorkerMetrics
+from ipc.settings import Settings
+from workers.adapters.base import Adapter
+from workers.jobs import JobBook
+from workers.lifecycle import eviction, sharing
+from workers.lifecycle.instance import Instance
+from workers.lifecycle.memory import Budget
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Host:
+    """One model of the catalog and the instance that serves it."""
+
+    entry: ModelEntry
+    instance: Instance
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The adapter, when the model takes requests."""
+        return self.instance.adapter if self.instance.state == "loaded" else None
+
+
+class Shelf:
+    """States of all models; `changed` is told of every new one, and `progressed` may be called to tell of more."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        budget: Budget,
+        book: JobBook,
+        metrics: WorkerMetrics,
+        changed: Callable[[], None],
+    ) -> None:
+        self._settings, self._book, self._metrics, self.progressed = settings, book, metrics, changed
+        self.budget = budget
+        self.lock = threading.Condition(threading.RLock())
+        self.hosts: dict[str, Host] = {}
+        self.untried: set[int] = set()
+        """Serials of the instances that the start waits for."""
+        self._by_facts: dict[bytes, Instance] = {}
+        self._leaving: list[Instance] = []
+        self._due: deque[Instance] = deque()
+        self._due_later: deque[Instance] = deque()
+        self._preloaded: set[int] = set()
+
+    def find(self, name: str) -> Host | None:
+        """The host of a model name."""
+        return self.hosts.get(name)
+
+    def touch(self, name: str) -> None:
+        """The model was used just now."""
+        host = self.hosts.get(name)
+        if host is not None:
+            host.instance.last_used = time.monotonic()
+
+    def instances(self) -> list[Instance]:
+        """All of them, those that no model names any more and that still hold something included."""
+        return [*list(self._by_facts.values()), *list(self._leaving)]
+
+    def used_bytes(self) -> int:
+        """Memory that is held or reserved."""
+        return sum(instance.held_bytes for instance in self.instances())
+
+    def is_preloaded(self, instance: Instance) -> bool:
+        """Whether the settings want it loaded at the start."""
+        return instance.serial in self._preloaded
+
+    def is_pinned(self, instance: Instance) -> bool:
+        """Whether it is never unloaded by itself."""
+        pinned = self._settings.catalog.pinned
+        names = {entry.id for entry in instance.entries}
+        return ALL in pinned or any(name in pinned or name.partition(":")[0] in pinned for name in names)
+
+    # What follows wants the lock.
+
+    def take(self, catalog: Catalog) -> list[Instance]:
+        """Serve this catalog from now on; returns the new instances of models that were served by others before."""
+        known, self._by_facts = self._by_facts, {}
+        hosts: dict[str, Host] = {}
+        for facts, entries in sharing.groups(catalog).items():
+            instance = self._by_facts[facts] = known.pop(facts) if facts in known else Instance(entries)
+            instance.entries = entries
+            hosts.update({entry.id: Host(entry, instance) for entry in entries})
+        before, self.hosts = self.hosts, {name: hosts[name] for name in catalog}
+        chosen = self._settings.catalog
+        names = preloaded_names(catalog, chosen.preload, chosen.models, chosen.serve_all)
+        self._preloaded = {self.hosts[name].instance.serial for name in names}
+        for instance in known.values():
+            self._retire(instance)
+        replaced = [
+            host.instance
+            for name, host in self.hosts.items()
+            if name in before and before[name].instance is not host.instance
+        ]
+        return list(dict.fromkeys(replaced))
+
+    def _retire(self, instance: Instance) -> None:
+        if instance.state in ("loading", "loaded", "unloading"):
+            self._leaving.append(instance)
+        if instance.state == "loading":
+            self.abandon(instance)
+        elif instance.state == "loaded":
+            self.begin_unload(instance, "catalog")
+
+    def announce(self) -> None:
+        """States changed."""
+        self.progressed()
+        self.lock.notify_all()
+
+    def enqueue(self, instance: Instance, demanded: bool) -> None:
+        """A load is due."""
+        instance.begin(demanded)
+        (self._due if demanded else self._due_later).append(instance)
+        self.announce()
+
+    def again(self, instance: Instance) -> None:
+        """A load that has begun is to begin anew, before all others."""
+        self._due.appendleft(instance)
+        self.announce()
+
+    def next_due(self) -> Instance | None:
+        """The next load to begin: what requests wait for, then what only the start asked for."""
+        line = self._due or self._due_later
+        return line.popleft() if line else None
+
+    def promote(self, instance: Instance) -> None:
+        """A load that only the start asked for is wanted now."""
+        instance.demanded, instance.abandoned = True, False
+        if instance in self._due_later:
+            self._due_later.remove(instance)
+            self._due.append(instance)
+        self.lock.notify_all()
+
+    def abandon(self, instance: Instance) -> None:
+        """Nobody wants this load any more; it ends here, or soon when it runs."""
+        instance.abandoned = True
+        for line in (self._due, self._due_later):
+            if instance in line:
+                line.remove(instance)
+                self.end(instance, instance.rest)
+
+    def end(self, instance: Instance, how: Callable[[], None]) -> None:
+        """A load or an unloading has ended; `how` is the change of the instance's state."""
+        how()
+        self.untried.discard(instance.serial)
+        if instance in self._leaving and instance.state != "loaded":
+            self._leaving.remove(instance)
+        self.announce()
+
+    def begin_unload(self, instance: Instance, reason: str) -> None:
+        """Nothing new is taken; the memory goes when all is finished. Reasons: admin, catalog, idle, memory, oom."""
+        log.info("unloading %s (%s)", instance.name, reason)
+        instance.drain(reason, time.monotonic() + self._settings.worker.unload_drain_s)
+        self._metrics.unloads.labels(instance.name, self._metrics.worker, reason).inc()
+        if reason == "idle":
+            self._metrics.sie_idle_evictions.labels(instance.name).inc()
+        self.announce()
+
+    def residents(self) -> list[eviction.Resident]:
+        """What is loaded, for a decision about who goes."""
+        busy = self._book.adapters()
+        return [
+            eviction.Resident(i.serial, i.memory_bytes, i.last_used, self.is_pinned(i), id(i.adapter) in busy)
+            for i in self.instances()
+            if i.state == "loaded"
+        ]
+
+    def evict(self, excess_bytes: int, reason: str, *, last_may_go: bool = False) -> bool:
+        """Begin to unload enough models to free so much, or as many as may go; whether there was one."""
+        chosen = eviction.victims(self.residents(), excess_bytes, last_may_go=last_may_go)
+        by_serial = {instance.serial: instance for instance in self.instances()}
+        for resident in chosen:
+            self.begin_unload(by_serial[resident.serial], reason)
+        return bool(chosen)
