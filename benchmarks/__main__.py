@@ -9,7 +9,19 @@ import sys
 from benchmarks import report
 from benchmarks.options import parser
 
-NAMES = ("transfer", "frontend", "response", "scale", "latency", "encode")
+NAMES = (
+    "transfer",
+    "frontend",
+    "response",
+    "multivector",
+    "outputs",
+    "scale",
+    "latency",
+    "fairness",
+    "cycles",
+    "encode",
+    "score",
+)
 
 
 def main() -> None:

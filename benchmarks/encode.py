@@ -187,7 +187,7 @@ def main() -> None:
     options.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="peers and OpenVINO run on cpu only"
     )
-    options.add_argument("--rounds", type=int, help="default 2, or 5 with --full")
+    options.add_argument("--rounds", type=int, help="default 1, or 5 with --full")
     options.add_argument(
         "--texts", type=int, help="default 256, or 1024 with --full; eight times as many on cuda"
     )
@@ -200,7 +200,7 @@ def main() -> None:
     plan = Plan(
         device=chosen.device,
         threads=chosen.threads,
-        rounds=chosen.rounds or (5 if chosen.full else 2),
+        rounds=chosen.rounds or (5 if chosen.full else 1),
         texts=chosen.texts or texts,
         lone=200 if chosen.full else 60,
         precisions=chosen.precisions,

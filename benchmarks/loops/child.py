@@ -119,6 +119,11 @@ def setting(name: str) -> str:
     return os.environ[f"BENCHMARK_{name}"]
 
 
+def read_questions() -> list[tuple[str, list[str]]]:
+    """Queries, each with its documents."""
+    return [(query, documents) for query, documents in json.loads(Path(setting("TEXTS")).read_text())]
+
+
 def read_texts() -> list[str]:
     """The texts to embed."""
     texts: list[str] = json.loads(Path(setting("TEXTS")).read_text())

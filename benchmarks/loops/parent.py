@@ -14,7 +14,13 @@ from typing import Any
 from benchmarks.peers.environments import ROOT, ensure
 from benchmarks.peers.servers import MODEL_DIR
 
-MODULES = {"torch": "torch_loop", "sentence-transformers": "sentence_loop", "openvino": "openvino_loop"}
+MODULES = {
+    "torch": "torch_loop",
+    "sentence-transformers": "sentence_loop",
+    "openvino": "openvino_loop",
+    "adapter": "score_loop",
+    "CrossEncoder": "cross_encoder_loop",
+}
 
 QUIET = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
@@ -24,10 +30,19 @@ class LoopFailed(RuntimeError):
 
 
 class LoopProcess:
-    """One engine (torch, sentence-transformers, openvino) with its loops over `texts`; `device` is cpu or cuda."""
+    """One engine (a key of `MODULES`) with its loops over `texts`, on cpu or cuda.
+
+    `texts` are whatever the engine's loop reads: texts, or queries with their documents.
+    """
 
     def __init__(
-        self, engine: str, texts: Sequence[str], threads: int, precision: str, device: str = "cpu"
+        self,
+        engine: str,
+        texts: Sequence[Any],
+        threads: int,
+        precision: str,
+        device: str = "cpu",
+        model_dir: Path = MODEL_DIR,
     ) -> None:
         self.engine, self.precision = engine, precision
         python = str(ensure(engine)) if engine == "openvino" else sys.executable
@@ -36,7 +51,7 @@ class LoopProcess:
             self._texts = Path(file.name)
         settings = {"THREADS": threads, "PRECISION": precision, "DEVICE": device, "TEXTS": self._texts}
         environment = {f"BENCHMARK_{name}": str(value) for name, value in settings.items()}
-        environment["BENCHMARK_MODEL_DIR"] = str(MODEL_DIR)
+        environment["BENCHMARK_MODEL_DIR"] = str(model_dir)
         self._process = subprocess.Popen(
             [python, "-m", f"benchmarks.loops.{MODULES[engine]}"],
             cwd=ROOT,

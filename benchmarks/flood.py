@@ -1,0 +1,74 @@
+"""A load that goes on until it is told to stop, from a process of its own, and what the server counts meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks.connection import Connection
+from benchmarks.load import Address, closed_loop
+from benchmarks.processes import ServerFailed
+
+_POLL_S = 0.05
+_BEGIN_TIMEOUT_S = 60.0
+_BEGUN_BATCHES = 10
+
+
+def _endless(address: Address, requests: Sequence[bytes], clients: int) -> None:
+    while True:
+        closed_loop(address, requests, clients)
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Batches that a model has run since the server started, and their tokens."""
+
+    count: float
+    tokens: float
+    read_s: float
+
+    def since(self, before: Batches) -> Batches:
+        """What was run between two readings, with the seconds between them."""
+        return Batches(self.count - before.count, self.tokens - before.tokens, self.read_s - before.read_s)
+
+
+def batches(address: Address, model: str) -> Batches:
+    """Read `/metrics`; `read_s` is the instant of the reading."""
+    with Connection(address) as connection:
+        _, body = connection.fetch(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+
+    def total(name: str) -> float:
+        found = re.findall(
+            rf'^{name}{{model="{re.escape(model)}"[^}}]*}} (\S+)$', body.decode(), re.MULTILINE
+        )
+        return sum(map(float, found))
+
+    return Batches(
+        total("penstock_batch_tokens_count"), total("penstock_batch_tokens_sum"), time.perf_counter()
+    )
+
+
+@contextlib.contextmanager
+def flooded(address: Address, model: str, requests: Sequence[bytes], clients: int) -> Iterator[None]:
+    """`clients` connections ask for `model` again and again; entered once the device is at it.
+
+    Raises ServerFailed when no batches follow.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    process = spawn.Process(target=_endless, args=(address, requests, clients), daemon=True)
+    begun = batches(address, model).count + _BEGUN_BATCHES
+    deadline = time.perf_counter() + _BEGIN_TIMEOUT_S
+    process.start()
+    try:
+        while batches(address, model).count < begun:
+            if time.perf_counter() > deadline or not process.is_alive():
+                raise ServerFailed(f"{model} ran no batches under load")
+            time.sleep(_POLL_S)
+        yield
+    finally:
+        process.kill()
+        process.join()
