@@ -1,4 +1,4 @@
-"""One frozen tree of settings: defaults < server.yaml < PENSTOCK_SECTION__FIELD < flags.
+"""One frozen tree of settings: defaults < server.yaml < names of SIE < PENSTOCK_SECTION__FIELD < flags.
 
 1. `load` collects the three sources as nested maps of raw values.
 2. Unknown sections and fields fail with the nearest valid name.
@@ -21,6 +21,22 @@ from ipc.errors import ConfigError
 from ipc.paths import RunPaths, default_run_root
 
 PREFIX = "PENSTOCK_"
+SIE_NAMES = {
+    "SIE_MAX_BATCH_REQUESTS": "batch.max_items",
+    "SIE_MAX_BATCH_TOKENS": "batch.max_tokens",
+    "SIE_MAX_REQUEST_BODY_BYTES": "limits.max_body_bytes",
+    "SIE_LOAD_WAIT_S": "limits.load_wait_s",
+    "SIE_IDLE_EVICT_S": "worker.idle_unload_s",
+    "SIE_MAX_LORAS_PER_MODEL": "worker.max_loras",
+    "SIE_PREPROCESSOR_WORKERS": "worker.prepare_threads",
+    "SIE_DEFAULT_COMPUTE_PRECISION": "worker.precision",
+    "SIE_DEVICE": "worker.device",
+    "SIE_MODELS_DIR": "catalog.dirs",
+    "SIE_MODEL_FILTER": "catalog.models",
+    "SIE_PRELOAD_MODELS": "catalog.preload",
+    "SIE_MACHINE_PROFILE": "server.machine_profile",
+}
+"""Environment variables of SIE that mean a setting here; one of ours wins over them."""
 
 Positive = Annotated[int, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -47,6 +63,7 @@ class Server(Section, frozen=True):
     max_connections: Positive = 10000
     write_stall_s: Seconds = 60.0
     version_header: str = "0.3.4"
+    machine_profile: str = ""
     admin: bool = True
     status_origins: str = ""
     status_user: str = ""
@@ -256,6 +273,10 @@ def load(
     file = file or env.get(f"{PREFIX}CONFIG")
     if file:
         _from_file(tree, Path(file))
+    for name, place in SIE_NAMES.items():
+        if name in env:
+            section, _, field = place.partition(".")
+            _put(tree, section, field, env[name], name)
     for name, value in env.items():
         if name.startswith(PREFIX) and "__" in name:
             section, _, field = name.removeprefix(PREFIX).lower().partition("__")

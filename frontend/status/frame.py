@@ -38,7 +38,7 @@ def build(services: Services, view: View, seen: traffic.Traffic) -> dict[str, An
     return {
         "timestamp": time.time(),
         "gpu": gpu,
-        "machine_profile": gpu,
+        "machine_profile": services.settings.server.machine_profile or gpu,
         "loaded_models": [model["name"] for model in models if model["state"] == "loaded"],
         "server": _server(services),
         "gpus": gpus,

@@ -31,6 +31,18 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
     assert settings.load(environ={"PENSTOCK_CONFIG": str(path)}).worker.count == 7
 
 
+def test_names_of_sie_mean_settings_here_and_ours_win_over_them(tmp_path: Path) -> None:
+    path = server_yaml(tmp_path, "worker: {max_loras: 3}\n")
+    environ = {"SIE_MAX_LORAS_PER_MODEL": "4", "SIE_PRELOAD_MODELS": "a/b,c/d", "SIE_UNHEARD_OF": "5"}
+    found = settings.load(path, {}, environ)
+    assert (found.worker.max_loras, found.catalog.preload) == (4, ("a/b", "c/d"))
+    found = settings.load(path, {}, {**environ, "PENSTOCK_WORKER__MAX_LORAS": "5"})
+    assert found.worker.max_loras == 5
+    for name, place in settings.SIE_NAMES.items():
+        section, _, field = place.partition(".")
+        assert field in {spot.name for spot in msgspec.structs.fields(getattr(settings, section.title()))}, name
+
+
 def test_no_source_at_all_gives_the_defaults() -> None:
     assert settings.load(environ={}) == settings.Settings()
     assert settings.load(environ={"PATH": "/bin", "PENSTOCK_NOTIFY_SOCKET": "x"}) == settings.Settings()

@@ -50,7 +50,7 @@ class Progress:
     def __call__(self, phase: str, fraction: float) -> None:
         """Report that `phase` is `fraction` (0 to 1) done. Raises `LoadAbandoned` when nobody wants the model."""
         if self._instance.abandoned:
-            raise LoadAbandoned(self._instance.name)
+            raise LoadAbandoned("nobody wants it any more")
         start, share = _PHASES.get(phase, (0.9, 0.1))
         self._instance.progress = max(self._instance.progress, start + share * fraction)
         now = time.monotonic()

@@ -17,6 +17,7 @@ from frontend.protocols.sie.flow import time_headers
 from frontend.protocols.sie.items import check_count, check_texts
 from frontend.protocols.sie.options import resolve
 from frontend.protocols.sie.outputs import dense_of
+from frontend.protocols.sie.machine_profile import check_machine_profile
 from frontend.protocols.sie.schemas import EmbeddingsRequest, read
 from frontend.responding import send_parts
 from frontend.sending import Part
@@ -60,6 +61,7 @@ class EmbeddingsResource:
         """One embeddings request."""
         services, context = self._services, req.context.penstock
         context.operation = "embeddings"
+        check_machine_profile(req, services.settings.server.machine_profile)
         async with services.bodies.hold(req, context.deadline_ns) as body:
             request = read(body, "application/json", EmbeddingsRequest, services.settings.limits)
             del body

@@ -70,10 +70,14 @@ def render(error: PenstockError) -> tuple[int, dict[str, Any], dict[str, str]]:
     return status, body, _headers(error, status, code)
 
 
+def _group_of(status: int) -> str:
+    return "invalid_request_error" if status < 500 else "server_error"
+
+
 def render_openai(error: PenstockError) -> tuple[int, dict[str, Any], dict[str, str]]:
     """(status, body, headers) with both the OpenAI keys and the SIE ones."""
     status, code = contract_code(error)
-    kind, group = _OPENAI.get(code, ("internal_error", "server_error"))
+    kind, group = _OPENAI.get(code, (code.lower(), _group_of(status)))
     inner = {"message": error.message, "type": group, "param": None, "code": kind}
     body = {
         "error": inner,

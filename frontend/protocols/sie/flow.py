@@ -1,6 +1,6 @@
 """The way of every inference request of this contract, and the headers that all of them answer with.
 
-1. Read and validate the body; its time starts then.
+1. Check what the head asks for, read and validate the body; the request's time starts then.
 2. Find the model and refuse what it does not offer, before anything is loaded.
 3. Wait until it is loaded, plan the call from the request's options, and run it; all of it ends with the client.
 4. Render the result and send it. The lease on it ends with the last byte, or with an error.
@@ -20,6 +20,7 @@ from falcon.asgi import Request, Response
 
 from frontend.context import RequestContext
 from frontend.disconnect import until_disconnect
+from frontend.protocols.sie.machine_profile import check_machine_profile
 from frontend.protocols.sie.schemas import Body, read
 from frontend.responding import send_parts
 from frontend.sending import Part
@@ -128,6 +129,7 @@ class InferenceResource(ABC, Generic[R, P]):
         """One request; without `model` in the path the body names it."""
         services, context = self.services, req.context.penstock
         context.model, context.operation = model, self.operation
+        check_machine_profile(req, services.settings.server.machine_profile)
         sent = "application/json" if self.always_json else req.content_type
         async with services.bodies.hold(req, context.deadline_ns) as body:
             request = read(body, sent, self.body, services.settings.limits)
