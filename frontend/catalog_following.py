@@ -32,8 +32,9 @@ class CatalogFollower:
                 found = await asyncio.to_thread(self.look)
             except ConfigError as error:
                 log.error("the changed catalog is refused, the old one stays: %s", error.message)
-            except OSError as error:
-                log.error("looking at the catalog's files failed: %s", error)
+            except Exception:
+                # NOTE: this task lives as long as the process; files can be wrong in more ways than one foresees.
+                log.exception("looking at the catalog's files failed")
             else:
                 if found is not None:
                     self._catalog.replace(found)

@@ -80,14 +80,12 @@ class Engine:
             caller=grant.caller,
             share=grant.share,
         )
-        self.recorder.in_flight(model, lane, 1)
-        try:
-            reply = await until_disconnect(self.client.call(request), scope)
-        except WorkerCrashed as error:
-            self.recorder.poisoned("refused" if isinstance(error, InputRefused) else "crashed")
-            raise
-        finally:
-            self.recorder.in_flight(model, lane, -1)
+        with self.recorder.in_flight(model, lane):
+            try:
+                reply = await until_disconnect(self.client.call(request), scope)
+            except WorkerCrashed as error:
+                self.recorder.poisoned("refused" if isinstance(error, InputRefused) else "crashed")
+                raise
         self._note(context, reply)
         return reply
 

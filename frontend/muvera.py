@@ -19,6 +19,7 @@ import numpy as np
 from ipc.errors import InvalidInput
 
 _MOST_VALUES = 1 << 24
+_MOST_WORK = 1 << 30
 _LIMITS = {
     "num_repetitions": (1, 128),
     "num_simhash_projections": (0, 12),
@@ -71,6 +72,20 @@ def read_settings(value: Any, token_width: int, where: str) -> Muvera | None:
             f"{where}: {settings.inner_width(token_width)} values per text, the limit is {_MOST_VALUES}"
         )
     return settings
+
+
+def check_size(settings: Muvera, items: int, token_width: int, max_nbytes: int, where: str) -> None:
+    """Raise `InvalidInput` when the vectors of so many items would be too large, or too much work."""
+    nbytes = items * settings.width(token_width) * 4
+    if nbytes > max_nbytes:
+        raise InvalidInput(
+            f"{where}: the vectors of {items} items need {nbytes} bytes, the limit is {max_nbytes}"
+        )
+    work = items * settings.inner_width(token_width)
+    if work > _MOST_WORK:
+        raise InvalidInput(
+            f"{where}: {work} values before the final projection for {items} items, the limit is {_MOST_WORK}"
+        )
 
 
 def _check(name: str, given: Any, where: str) -> None:

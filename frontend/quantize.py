@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ipc.errors import InferenceFailed
+
 OUTPUT_DTYPES = ("float32", "float16", "int8", "uint8", "binary", "ubinary")
 
 
@@ -32,12 +34,21 @@ def quantize(rows: np.ndarray, dtype: str) -> Quantized:
     if dtype == "float32":
         return Quantized(rows, "float32")
     if dtype == "float16":
-        return Quantized(rows.astype(np.float16), "float16")
+        return Quantized(to_half(rows), "float16")
     if dtype == "int8":
         return _int8(rows)
     if dtype == "uint8":
         return _uint8(rows)
     return Quantized(np.packbits(rows > 0, axis=-1), "binary")
+
+
+def to_half(values: np.ndarray) -> np.ndarray:
+    """float16 of float32 values. Raises `InferenceFailed` for one beyond the range of float16."""
+    with np.errstate(over="ignore"):
+        halved = values.astype(np.float16)
+    if not np.isfinite(halved).all():
+        raise InferenceFailed("a value of the model is beyond the range of output_dtype float16")
+    return halved
 
 
 def _int8(rows: np.ndarray) -> Quantized:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -69,11 +70,18 @@ class Recorder:
         """The spans of that many requests were exported, could not be (failed), or found no room (dropped)."""
         self._metrics.traced.labels(outcome).inc(requests)
 
-    def in_flight(self, model: str, lane: str, change: int) -> None:
-        """`change` more requests (may be negative) are being served."""
+    @contextmanager
+    def in_flight(self, model: str, lane: str) -> Iterator[None]:
+        """One more request is being served meanwhile; its label stays though the model may leave the catalog."""
         label = self.model_label(model)
-        self._children("in_flight", (label, lane)).inc(change)
-        self._children("sie_active", (label,)).inc(change)
+        gauges = (self._children("in_flight", (label, lane)), self._children("sie_active", (label,)))
+        for gauge in gauges:
+            gauge.inc()
+        try:
+            yield
+        finally:
+            for gauge in gauges:
+                gauge.dec()
 
     def retried(self, reason: str) -> None:
         """A request was sent again."""

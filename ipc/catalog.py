@@ -14,13 +14,15 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ipc.catalog_watch import Files, look
+from ipc.catalog_watch import Files, look, yaml_files
 from ipc.errors import ConfigError, ModelNotFound
 from ipc.paths import asset
 
 ENCODE_OUTPUTS = ("dense", "sparse", "multivector")
 ALL = "*"
 AUTO = "auto"
+MOST_LEVELS = 32
+"""Nesting of options in a catalog file."""
 LORA_PART = "[A-Za-z0-9._-]{1,64}"
 DEFAULT_SIMILARITY = {"dense": "cosine", "sparse": "dot", "multivector": "maxsim"}
 
@@ -113,15 +115,18 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Catalog(Mapping[str, ModelEntry]):
-    """All models that may be served, by id; variants of profiles included. `files` is what they were read from."""
+    """All models that may be served, by id; variants of profiles included.
+
+    `files` is what they were read from, `sources` the entries as they were read, without variants.
+    """
 
     def __init__(self, entries: Iterable[ModelEntry], files: Files = frozenset()) -> None:
-        self.files = files
-        self._entries = {variant.id: variant for entry in entries for variant in _variants(entry)}
+        self.files, self.sources = files, tuple(entries)
+        self._entries = {variant.id: variant for entry in self.sources for variant in _variants(entry)}
 
     def replace(self, other: Catalog) -> None:
         """Serve what `other` serves from now on; whoever holds this catalog sees it."""
-        self._entries, self.files = other._entries, other.files
+        self._entries, self.files, self.sources = other._entries, other.files, other.sources
 
     def __getitem__(self, name: str) -> ModelEntry:
         return self._entries[name]
@@ -189,11 +194,39 @@ def read_entry(path: Path) -> ModelEntry:
     """One catalog file. Raises `ConfigError` that names the file and the field."""
     try:
         entry = msgspec.yaml.decode(path.read_bytes(), type=ModelEntry)
-    except (OSError, msgspec.DecodeError) as error:
+        owners: list[ModelEntry | Profile] = [entry, *entry.profiles.values()]
+        for owner in owners:
+            check_plain(owner.runtime, "runtime")
+            check_plain(owner.loadtime, "loadtime")
+    except (OSError, ValueError, OverflowError) as error:
         raise ConfigError(f"{path}: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: nested too deeply") from error
     _check(entry, path)
     loras = {name: _beside(path, source) for name, source in entry.loras.items()}
     return msgspec.structs.replace(entry, source=_beside(path, entry.source), loras=loras)
+
+
+def check_plain(options: Any, field: str, levels: int = MOST_LEVELS) -> None:
+    """Raise `ValueError` for options that are no JSON: other types, names that are no strings, or too many levels."""
+    if levels < 0:
+        raise ValueError(f"{field}: nested deeper than {MOST_LEVELS} levels, or within itself")
+    if isinstance(options, dict):
+        strange = next((name for name in options if not isinstance(name, str)), None)
+        if strange is not None:
+            raise ValueError(f"{field}: the name {str(strange)[:64]!a} is no string")
+    elif not isinstance(options, list):
+        if not isinstance(options, str | int | float | None) or not -(2**63) <= _whole(options) < 2**64:
+            raise ValueError(
+                f"{field}: {str(options)[:64]!a} is no text, number of 64 bits, truth value or null"
+            )
+        return
+    for value in options.values() if isinstance(options, dict) else options:
+        check_plain(value, field, levels - 1)
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _beside(path: Path, source: Any) -> Any:
@@ -213,7 +246,7 @@ def read_entries(dirs: Iterable[str]) -> dict[str, ModelEntry]:
     for root in roots:
         if not root.is_dir():
             raise ConfigError(f"catalog directory {root} does not exist")
-        for path in sorted(root.rglob("*.yaml")):
+        for path in yaml_files(root):
             entry = read_entry(path)
             if entry.id in entries:
                 raise ConfigError(f"{path}: model {entry.id!r} is defined twice")

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,7 +20,16 @@ Files = frozenset[tuple[str, int, int, int]]
 def look(dirs: Iterable[str]) -> Files:
     """(path, size, time in nanoseconds, inode) of every catalog file; what vanishes meanwhile is left out."""
     roots = [Path(d) for d in dirs] or [asset("config/models")]
-    return frozenset(found for root in roots for path in root.rglob("*.yaml") if (found := _facts(path)))
+    return frozenset(found for root in roots for path in yaml_files(root) if (found := _facts(path)))
+
+
+def yaml_files(root: Path) -> list[Path]:
+    """Every `*.yaml` below a directory, sorted; directories that vanish or cannot be read are passed over."""
+    found: list[Path] = []
+    # NOTE: Path.rglob raises when a directory vanishes between being listed and being opened.
+    for directory, _, names in os.walk(root):
+        found += [Path(directory, name) for name in names if name.endswith(".yaml")]
+    return sorted(found)
 
 
 def _facts(path: Path) -> tuple[str, int, int, int] | None:

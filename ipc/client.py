@@ -25,6 +25,7 @@ from ipc.demand import Demand
 from ipc.errors import (
     Draining,
     InputRefused,
+    InvalidInput,
     LoraLoading,
     ModelLoading,
     ModelNotLoaded,
@@ -209,6 +210,15 @@ class Client:
 
     async def call(self, request: Request) -> Reply:
         """Run one call. Raises a `PenstockError`; cancelling the task cancels the work."""
+        try:
+            return await self._run(request)
+        except (OverflowError, RecursionError) as error:
+            # NOTE: free maps of a request may hold what no message can: numbers beyond 64 bits, hundreds of levels.
+            raise InvalidInput(
+                "options, output_schema or metadata: a number is beyond 64 bits, or values are nested too deep"
+            ) from error
+
+    async def _run(self, request: Request) -> Reply:
         if self.poison.holds(request.model, request.call):
             raise InputRefused("this input crashed worker processes before and is refused for a while")
         self._budget.count_request()

@@ -1,7 +1,7 @@
 """A frontend's asking for models: who should load what, by `ipc.placement`, and the explicit loads and unloads.
 
 1. `want` is called for every request whose model no worker has; the worker that placement names is asked at most once
-   a second.
+   a second. One that still unloads the model may be asked too: it loads it again afterwards.
 2. `tick` looks at all models: one that keeps its workers busy, or that has fewer workers than its entry asks for, gets
    another one.
 3. `load` and `unload` are what an operator asks for by name; they wait until the workers say that it is done.
@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from ipc import placement, routing
 from ipc.channel import Channel
-from ipc.errors import ModelNotFound, NoReplica
+from ipc.errors import ModelNotFound, ModelNotLoaded, NoReplica
 from ipc.messages import ModelStatus
 from ipc.placement import View
 
@@ -40,7 +40,9 @@ class Demand:
         if not self.known(model):
             raise ModelNotFound(f"Model '{model}' not found")
         if self._on_demand:
-            self._ask(placement.cold(self._views(model)), model)
+            views = self._views(model)
+            slot = placement.cold(views)
+            self._ask(placement.cold(_afterwards(views)) if slot is None else slot, model)
 
     def tick(self) -> None:
         """Look after busy models and replicas; called ten times a second, does something twice a second."""
@@ -87,6 +89,7 @@ class Demand:
         if channel is None:
             raise NoReplica("no worker is up that knows this model", retry_after_s=2)
         attempts = channel.models[model].attempts
+        begun, asked = channel.models[model].state == "loading", time.monotonic()
         if not having:
             channel.load(model, explicit=True)
 
@@ -96,14 +99,23 @@ class Demand:
             return channel.models.get(model, _NOTHING)
 
         def done() -> bool:
+            nonlocal begun, asked
             found = status()
-            begun = found.state == "loaded" or (found.state == "loading" and not wait)
-            return begun or (found.state == "failed" and found.attempts > attempts)
+            begun = begun or found.state == "loading" or found.attempts > attempts
+            if found.state == "available" and not begun and time.monotonic() - asked >= ASK_EVERY_S:
+                asked = time.monotonic()
+                channel.load(model, explicit=True)
+            if found.state == "loading":
+                return not wait
+            return found.state == "loaded" or (begun and found.state in _ENDED)
 
         await until(done)
-        if status().state == "failed":
+        found = status()
+        if found.state == "available":
+            raise ModelNotLoaded("the load was given up: the model was unloaded meanwhile", retry_after_s=1)
+        if found.state == "failed":
             raise routing.explain([channel], model)
-        return status().state
+        return found.state
 
     async def unload(
         self, model: str, wait: bool, until: Callable[[Callable[[], bool]], Awaitable[None]]
@@ -128,6 +140,12 @@ class Demand:
 
 _NOTHING = ModelStatus("", "available")
 _HELD = (*placement.PRESENT, "unloading")
+_ENDED = ("available", "failed")
+
+
+def _afterwards(views: Sequence[View]) -> list[View]:
+    """The workers as they will be once what they unload has gone."""
+    return [view._replace(state="available") if view.state == "unloading" else view for view in views]
 
 
 def _view(channel: Channel, model: str) -> View:

@@ -20,7 +20,7 @@ from typing import Protocol
 import zmq
 
 from ipc import codec
-from ipc.errors import PenstockError, ProtocolError
+from ipc.errors import InferenceFailed, PenstockError, ProtocolError
 from ipc.leases import Block, LeaseTable
 from ipc.messages import (
     VERSION,
@@ -224,6 +224,10 @@ class Endpoint:
             self._handler.submit(session, message)
         except PenstockError as error:
             self.fail(session.key, message.id, error)
+        except Exception:
+            # NOTE: a model family's own code runs in there; its bugs end one request, not the worker.
+            log.exception("request %s could not be taken", message.request_id)
+            self.fail(session.key, message.id, InferenceFailed("the model failed on this request"))
 
     def drop(self, session: Session, why: str) -> None:
         """End a session: cancel its requests, revoke its leases."""

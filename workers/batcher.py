@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from workers.job import Job, Piece
 
 MAX_AHEAD = 256
-"""Callers without waiting work that are remembered before those that owe nothing are forgotten."""
+"""Callers or groups without waiting work that are remembered before those that owe nothing are forgotten."""
 ATTENTION_NS = 5_000_000_000
 """How long after a query the batches of others stay short."""
 TURN_PARTS = 16
@@ -30,6 +30,7 @@ UNKNOWN_PACE = 10_000.0
 """Tokens a second of a model that has not run yet."""
 
 Pace = Callable[[str], float]
+Room = Callable[[str], int]
 """Tokens a second of a model, by its name; 0 when it has not run yet."""
 
 
@@ -140,6 +141,7 @@ class Batcher:
     def __init__(self, starve_after_ns: int = 2_000_000_000, turn_s: float = 0.0) -> None:
         """`turn_s` is the predicted time of a batch while others wait or will soon; 0 = batches are always filled."""
         self._groups: dict[Hashable, _Group] = {}
+        self._ahead: dict[Hashable, float] = {}
         self._clock = 0.0
         self._starve_after_ns, self._turn_s = starve_after_ns, turn_s
         self._asked_ns: dict[Hashable, int] = {}
@@ -163,7 +165,7 @@ class Batcher:
             return
         key = (job.group, id(job)) if job.solo else (job.group, None)
         if key not in self._groups:
-            self._groups[key] = _Group(job.model, self._clock)
+            self._groups[key] = _Group(job.model, max(self._clock, self._ahead.pop(key, 0.0)))
         self._groups[key].lanes[job.lane].add(job, ready)
         if job.lane == "interactive":
             self._asked_ns[key] = job.queued_ns
@@ -174,24 +176,44 @@ class Batcher:
         for key, group in list(self._groups.items()):
             removed += group.lanes[job.lane].remove(job)
             if not group.items:
-                del self._groups[key]
+                self._leave(key)
         return removed
 
-    def take(self, max_tokens: int, max_items: int, now_ns: int, pace: Pace = _unknown) -> list[Piece]:
-        """The next batch, at most `max_items` and (unless it is one item) `max_tokens`; empty when nothing waits."""
+    def take(
+        self,
+        max_tokens: int,
+        max_items: int,
+        now_ns: int,
+        pace: Pace = _unknown,
+        room: Room | None = None,
+    ) -> list[Piece]:
+        """The next batch, at most `max_items` and (unless it is one item) `max_tokens`; empty when nothing waits.
+
+        `room` is what a batch of a model may hold at most, where that is less.
+        """
         if not self._groups:
             return []
         key = min(self._groups, key=lambda k: self._urgency(self._groups[k], now_ns))
         group = self._groups[key]
         self._clock, self._last = max(self._clock, group.used), (key, group.used)
         tokens_per_s = pace(group.model) or UNKNOWN_PACE
+        if room is not None:
+            max_tokens = min(max_tokens, room(group.model))
         most, most_with_bulk = self._limits(key, max_tokens, tokens_per_s, now_ns)
         pieces = self._pieces(group, most, most_with_bulk, max_items, now_ns)
         self._bulk_ran = any(piece.job.lane == "bulk" for piece in pieces)
         group.used += sum(piece.prepared.cost for piece in pieces) / tokens_per_s
         if not group.items:
-            del self._groups[key]
+            self._leave(key)
         return pieces
+
+    def _leave(self, key: Hashable) -> None:
+        """A group has nothing waiting. What it used ahead of the others is kept, as in `Lane`."""
+        used = self._groups.pop(key).used
+        if used > self._clock:
+            self._ahead[key] = used
+        if len(self._ahead) > MAX_AHEAD:
+            self._ahead = {key: used for key, used in self._ahead.items() if used > self._clock}
 
     def _limits(self, key: Hashable, max_tokens: int, tokens_per_s: float, now_ns: int) -> tuple[int, int]:
         """Most tokens of a batch of this group, without and with bulk items."""

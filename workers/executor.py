@@ -51,19 +51,21 @@ class Executor:
         book: JobBook,
         arena: Arena,
         settings: Settings,
-        budget: oom.TokenBudget,
+        budgets: oom.ModelBudgets,
         metrics: WorkerMetrics,
         touch: Callable[[str], None] = lambda model: None,
     ) -> None:
         """`touch` is told of the model of every batch."""
         self._queue, self._book, self._arena, self._metrics = queue, book, arena, metrics
         self._settings, self._touch = settings, touch
-        self.budget = budget
+        self.budgets = budgets
         self._recoveries = oom.RecoveryCounts(metrics)
         self.activity = Activity()
         self.batches = BatchLog()
         self._rates: defaultdict[str, DrainRate] = defaultdict(DrainRate)
-        self._former = Former(queue, book, lambda: budget.tokens, settings.batch.max_items, self._pace)
+        self._former = Former(
+            queue, book, budgets.configured, settings.batch.max_items, self._pace, budgets.tokens_of
+        )
         self._torch_threads = torch.get_num_threads()
         self._single_threaded = threading.Event()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -115,7 +117,7 @@ class Executor:
         # PERF: a second OpenMP team in the process would make the device thread's team sleep between its steps.
         torch.set_num_threads(1)
         self._single_threaded.set()
-        while self._queue.wait_backlog(lambda: self.budget.tokens, wanted):
+        while self._queue.wait_backlog(lambda: self.budgets.smallest, wanted):
             self._former.form_ahead()
             self._queue.nudge()
 
@@ -142,7 +144,7 @@ class Executor:
         seconds = (time.monotonic_ns() - began) / 1e9
         for rate in (self._queue.rate, self._rates[model]):
             rate.record(batch.tokens, seconds)
-        self.batches.note(model, len(batch.pieces), batch.tokens, self.budget.tokens, seconds)
+        self.batches.note(model, len(batch.pieces), batch.tokens, self.budgets.tokens_of(model), seconds)
         self._count(model, batch)
 
     def _count(self, model: str, batch: Batch) -> None:
@@ -160,6 +162,20 @@ class Executor:
 
     def _attempt(self, pieces: list[Piece], collated: Any = None) -> None:
         """Run some pieces; on failure run their halves, down to the single item that fails."""
+        error = self._try(pieces, collated)
+        if error is None:
+            return
+        if not oom.is_out_of_memory(error) and oom.context_is_broken():
+            self._give_up(error)
+        # PERF: the frames of a failed pass would hold its tensors while the halves need the memory.
+        oom.forget_frames(error)
+        if oom.is_out_of_memory(error):
+            error = self._make_room(pieces, error)
+        if error is not None:
+            self._recover(pieces, error)
+
+    def _try(self, pieces: list[Piece], collated: Any = None) -> Exception | None:
+        """One forward pass whose results are written and told; what it raised."""
         job = pieces[0].job
         tokens = sum(piece.prepared.cost for piece in pieces)
         predicted_s = self._rates[job.model].seconds_for(tokens)
@@ -178,20 +194,27 @@ class Executor:
             copied = time.monotonic_ns()
             tracing.note_batch(pieces, began, computed, copied)
             self._finish(pieces, failures, computed - began, copied - computed)
-            self.budget.grow()
+            self.budgets.grow(job.model)
         except Exception as error:
-            self._recover(pieces, tokens, error)
+            return error
+        return None
 
-    def _recover(self, pieces: list[Piece], tokens: int, error: Exception) -> None:
-        exhausted = oom.is_out_of_memory(error)
-        if not exhausted and oom.context_is_broken():
-            self._give_up(error)
-        if exhausted:
-            self._recoveries.exhausted(pieces[0].job.model, len(pieces))
-            if len(pieces) > 1:
-                self.budget.shrink(tokens)
-            with contextlib.suppress(Exception):
-                oom.release_cached()
+    def _make_room(self, pieces: list[Piece], error: Exception) -> Exception | None:
+        """Memory ran out: give the cache back, shrink the budget, and run a single item once more; what that raised."""
+        model = pieces[0].job.model
+        if len(pieces) > 1:
+            self.budgets.shrink(model, sum(piece.prepared.cost for piece in pieces))
+        with contextlib.suppress(Exception):
+            oom.release_cached()
+        if len(pieces) > 1:
+            self._recoveries.exhausted(model, len(pieces))
+            return error
+        again = self._try(pieces)
+        self._recoveries.exhausted(model, 1, lost=again is not None)
+        return again
+
+    def _recover(self, pieces: list[Piece], error: Exception) -> None:
+        """Run the halves of a batch that failed; fail an item that stands alone."""
         if len(pieces) > 1:
             log.warning(
                 "a batch of %d items failed (%s); trying its halves", len(pieces), type(error).__name__
@@ -201,7 +224,7 @@ class Executor:
             self._attempt(pieces[middle:])
             return
         piece = pieces[0]
-        if exhausted:
+        if oom.is_out_of_memory(error):
             text = f"item {piece.index} ({piece.prepared.cost} tokens) does not fit in device memory"
             failed = ItemError(piece.index, "RESOURCE_EXHAUSTED", text)
         else:

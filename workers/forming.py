@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from workers.batcher import Pace
+from workers.batcher import Pace, Room
 from workers.job import Piece
 from workers.jobs import JobBook
 from workers.queue import WorkQueue
@@ -35,12 +34,13 @@ class Former:
         self,
         queue: WorkQueue,
         book: JobBook,
-        max_tokens: Callable[[], int],
+        max_tokens: int,
         max_items: int,
         pace: Pace,
+        room: Room,
     ) -> None:
         self._queue, self._book = queue, book
-        self._max_tokens, self._max_items, self._pace = max_tokens, max_items, pace
+        self._max_tokens, self._max_items, self._pace, self._room = max_tokens, max_items, pace, room
         self._lock = threading.Lock()
         self._ahead: Batch | None = None
 
@@ -69,7 +69,7 @@ class Former:
             return ahead
 
     def _form(self) -> Batch | None:
-        pieces = self._book.board(self._queue.take(self._max_tokens(), self._max_items, self._pace))
+        pieces = self._book.board(self._queue.take(self._max_tokens, self._max_items, self._pace, self._room))
         if not pieces:
             return None
         try:

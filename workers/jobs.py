@@ -15,7 +15,7 @@ from ipc.endpoint import Endpoint, block_ref
 from ipc.errors import DeadlineExceeded, PenstockError, from_code
 from ipc.messages import ItemError, Result, Timing
 from workers import outputs
-from workers.job import Job, Piece
+from workers.job import Job, Output, Piece
 from workers.queue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -94,6 +94,15 @@ class JobBook:
         for job in late:
             self.fail(job, DeadlineExceeded("the deadline passed in the queue", retry_after_s=1))
         return late
+
+    def attach(self, job: Job, output: Output) -> None:
+        """Give an open job its output space; an ended one gives it back at once."""
+        with self._lock:
+            if job.state == "open":
+                job.output = output
+                return
+        if output.block is not None:
+            self._endpoint().leases.discard(output.block)
 
     def correct(self, job: Job, cost: int) -> None:
         """Replace the estimated cost of an open job by the real one."""

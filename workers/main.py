@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from ipc import logs, metrics, settings, sweep
 from ipc.arena import Arena
-from ipc.catalog import check_lists, check_lora_dirs, load_catalog
 from ipc.errors import ConfigError
 from ipc.liveness import SlotLock, SlotTaken
 from ipc.paths import prepare_run_dir
+from workers.lifecycle.accepted import open_catalog
 
 if TYPE_CHECKING:
     from workers.runtime import Runtime
@@ -72,9 +72,7 @@ def _take_slot(config: settings.Settings, slot: int) -> SlotLock:
 
 def _serve(config: settings.Settings, slot: int, life_fd: int) -> None:
     paths = config.paths
-    catalog = load_catalog(config.catalog.dirs, config.catalog.models, config.catalog.serve_all)
-    check_lists(catalog, config.catalog.preload, config.catalog.pinned)
-    check_lora_dirs(config.catalog.lora_dirs)
+    catalog = open_catalog(paths.root, config.catalog)
     for name in sweep.sweep_slot(paths, slot):
         log.info("removed %s, left by an earlier life of this slot", name)
     metrics.configure(paths, f"worker-{slot}")

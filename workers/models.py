@@ -90,6 +90,8 @@ class ModelTable:
                 shelf.enqueue(host.instance, demanded=True)
             elif state == "loading":
                 shelf.promote(host.instance)
+            elif state == "unloading":
+                host.instance.wanted = True
 
     def unload(self, name: str) -> None:
         """Somebody wants this model unloaded."""
@@ -101,3 +103,5 @@ class ModelTable:
                 shelf.begin_unload(host.instance, "admin")
             elif host.instance.state == "loading":
                 shelf.abandon(host.instance)
+            else:
+                host.instance.wanted = False

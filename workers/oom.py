@@ -1,13 +1,14 @@
-"""Out of memory: how it is recognised, and the token budget that shrinks on it and grows back.
+"""Out of memory: how it is recognised, and the token budgets that shrink on it and grow back.
 
-The budget halves when a batch does not fit and recovers by a quarter after every `GROW_AFTER_S` without trouble, so
-it is back at its configured size within five minutes.
+The budget of a model halves when a batch of it does not fit and recovers by a quarter after every `GROW_AFTER_S`
+without trouble, so it is back at its configured size within five minutes.
 """
 
 from __future__ import annotations
 
 import gc
 import time
+import traceback
 
 import torch
 
@@ -48,6 +49,14 @@ def is_device_lost(error: BaseException) -> bool:
     return any(mark in text for mark in LOST_MARKS)
 
 
+def forget_frames(error: BaseException) -> None:
+    """Drop the local variables of the frames that an error and its causes passed through; its text stays."""
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__
+
+
 def release_cached() -> None:
     """Give cached device memory back."""
     # PERF: what a failed pass left is young; a full collection takes 0.1 s, and a split batch needs many.
@@ -57,7 +66,7 @@ def release_cached() -> None:
 
 
 class TokenBudget:
-    """Tokens per batch."""
+    """Tokens per batch of one model."""
 
     def __init__(self, tokens: int) -> None:
         self.configured = self.tokens = tokens
@@ -76,6 +85,36 @@ class TokenBudget:
             self._calm_since = now
 
 
+class ModelBudgets:
+    """One token budget per model; models that never ran out of memory have the configured one."""
+
+    def __init__(self, tokens: int) -> None:
+        self.configured = tokens
+        self._by_model: dict[str, TokenBudget] = {}
+
+    @property
+    def smallest(self) -> int:
+        """Tokens of the smallest budget there is."""
+        return min((budget.tokens for budget in list(self._by_model.values())), default=self.configured)
+
+    def tokens_of(self, model: str) -> int:
+        """Tokens per batch of a model."""
+        budget = self._by_model.get(model)
+        return self.configured if budget is None else budget.tokens
+
+    def shrink(self, model: str, tried: int) -> None:
+        """A batch of `tried` tokens did not fit."""
+        self._by_model.setdefault(model, TokenBudget(self.configured)).shrink(tried)
+
+    def grow(self, model: str) -> None:
+        """Called after a batch that fitted."""
+        budget = self._by_model.get(model)
+        if budget is not None:
+            budget.grow()
+            if budget.tokens >= self.configured:
+                del self._by_model[model]
+
+
 class RecoveryCounts:
     """Counts how batches that ran out of memory ended, under the names that dashboards of the SIE contract ask for."""
 
@@ -83,8 +122,8 @@ class RecoveryCounts:
         self._metrics = metrics
         self._attempted = self._lost = False
 
-    def exhausted(self, model: str, items: int) -> None:
-        """Some items of a batch did not fit: several are split, one alone is given up."""
+    def exhausted(self, model: str, items: int, *, lost: bool = False) -> None:
+        """Some items of a batch did not fit: several are split, one alone is tried again and may be `lost`."""
         metrics = self._metrics
         metrics.oom.labels(model, metrics.worker).inc()
         metrics.sie_oom_clears.labels(model).inc()
@@ -93,7 +132,7 @@ class RecoveryCounts:
             metrics.sie_oom_attempted.labels(model).inc()
         if items > 1:
             metrics.sie_oom_splits.labels(model).inc()
-        else:
+        elif lost:
             self._lost = True
             metrics.sie_oom_terminal.labels(model).inc()
 

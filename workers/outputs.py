@@ -34,18 +34,17 @@ def plan(job: Job, parts: Sequence[Part], leases: LeaseTable) -> None:
         raise InvalidInput(f"items: {sizes}")
 
 
-def reserve(job: Job, leases: LeaseTable, inline_nbytes: int) -> bool:
-    """Give a planned `job` its output space; False when the arena has no room now."""
+def reserve(job: Job, leases: LeaseTable, inline_nbytes: int) -> Output | None:
+    """Output space for a planned `job`; None when the arena has no room now."""
     block = None
     if job.result_nbytes <= inline_nbytes:
         buffer = memoryview(bytearray(job.result_nbytes))
     else:
         block = leases.reserve(job.result_nbytes)
         if block is None:
-            return False
+            return None
         buffer = leases.data(block)
-    job.output = Output(block, buffer, {ref.name: tensors.view(buffer, ref) for ref in job.refs})
-    return True
+    return Output(block, buffer, {ref.name: tensors.view(buffer, ref) for ref in job.refs})
 
 
 def exhausted(retry_after_s: float) -> ShmExhausted:

@@ -17,7 +17,7 @@ from ipc.errors import QueueFull
 from ipc.messages import LANES
 from ipc.settings import Settings
 from ipc.shares import Shares
-from workers.batcher import Batcher, Pace
+from workers.batcher import Batcher, Pace, Room
 from workers.job import Job, Piece
 
 
@@ -99,10 +99,16 @@ class WorkQueue:
             if self._batcher.tokens >= self._backlog_tokens:
                 self._backlog.notify()
 
-    def take(self, max_tokens: int, max_items: int, pace: Pace = lambda model: 0.0) -> list[Piece]:
-        """The next batch now; empty when nothing waits."""
+    def take(
+        self,
+        max_tokens: int,
+        max_items: int,
+        pace: Pace = lambda model: 0.0,
+        room: Room | None = None,
+    ) -> list[Piece]:
+        """The next batch now; empty when nothing waits. See `Batcher.take`."""
         with self._lock:
-            return self._batcher.take(max_tokens, max_items, time.monotonic_ns(), pace)
+            return self._batcher.take(max_tokens, max_items, time.monotonic_ns(), pace, room)
 
     def overtakes(self, pieces: Sequence[Piece]) -> bool:
         """Whether waiting work should run before `pieces`, the batch that was taken last."""

@@ -66,7 +66,7 @@ class Reporter:
             self._metrics.sie_queue_depth.labels(status.name).set(pending)
             self._metrics.sie_request_queue.labels(status.name).set(pending)
             self._metrics.budget.labels(status.name, self._metrics.worker).set(
-                self._runtime.executor.budget.tokens
+                self._runtime.executor.budgets.tokens_of(status.name)
             )
 
     def models(self) -> None:

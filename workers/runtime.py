@@ -56,9 +56,9 @@ class Runtime:
         self.leases = LeaseTable(arena)
         self.queue = WorkQueue(settings)
         self.book = JobBook(self.queue, lambda: self.endpoint)
-        budget = oom.TokenBudget(devices.batch_tokens(settings, device))
+        budgets = oom.ModelBudgets(devices.batch_tokens(settings, device))
         self.executor = Executor(
-            self.queue, self.book, arena, settings, budget, metrics, lambda model: self.models.touch(model)
+            self.queue, self.book, arena, settings, budgets, metrics, lambda model: self.models.touch(model)
         )
         self.models = ModelTable(
             catalog,
@@ -173,7 +173,7 @@ class Runtime:
         try:
             if known:
                 self._plan(job)
-        except PenstockError:
+        except Exception:
             self.book.cancel(job)
             raise
         if known and not self._reserve(job, arena_allowed=not self._parked):
@@ -207,7 +207,12 @@ class Runtime:
     def _reserve(self, job: Job, arena_allowed: bool) -> bool:
         """Output space for a job; `arena_allowed` is false while others wait for the arena; small results need none."""
         inline = self._settings.arena.inline_bytes
-        return (arena_allowed or job.result_nbytes <= inline) and outputs.reserve(job, self.leases, inline)
+        if not arena_allowed and job.result_nbytes > inline:
+            return False
+        output = outputs.reserve(job, self.leases, inline)
+        if output is not None:
+            self.book.attach(job, output)
+        return output is not None
 
     def _unpark(self) -> None:
         """Place parked jobs in order, as far as there is room; forget ended ones, fail those that are out of time."""

@@ -78,7 +78,7 @@ class Statistics:
             busy=busy,
             utilization=utilization,
             temperature_c=temperature,
-            budget=runtime.executor.budget.tokens,
+            budget=runtime.executor.budgets.configured,
             admitted=runtime.queue.admitted,
             bound=runtime.queue.limit,
             arena_used=leases.used_nbytes,

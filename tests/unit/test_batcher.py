@@ -310,6 +310,18 @@ def test_busy_models_share_the_time_of_the_device_and_not_the_tokens() -> None:
     assert 9 <= used["fast"] / used["slow"] <= 11
 
 
+def test_a_model_whose_line_runs_empty_between_batches_does_not_get_more_for_it() -> None:
+    """Clients that wait for their answers: while one half is on the device, the other half comes."""
+    batcher = filled(job([10] * 1000, group="steady", caller=b"s"))
+    used: Counter[str] = Counter()
+    for _ in range(40):
+        batcher.add(job([10] * 5, group="empty", caller=b"e"), 0, 5)
+        while any(model == "empty" for model, _, _ in batcher.lanes()):
+            batch = batcher.take(50, 512, NOW_NS)
+            used[batch[0].job.model] += tokens(batch)
+    assert 0.9 <= used["empty"] / used["steady"] <= 1.1
+
+
 def test_a_query_overtakes_a_bulk_batch_and_one_of_a_model_that_has_used_more() -> None:
     batcher = turning(job([1] * 50, lane="bulk"))
     (bulk,) = takes(batcher, 1, 10)

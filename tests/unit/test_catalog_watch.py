@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from ipc import settings
 from ipc.catalog import (
     Catalog,
     DirectorySource,
@@ -15,8 +18,10 @@ from ipc.catalog import (
     load_catalog,
     preloaded_names,
 )
-from ipc.catalog_watch import CatalogWatch
+from ipc.catalog_watch import CatalogWatch, look
 from ipc.errors import ConfigError
+from workers.lifecycle import crashes
+from workers.lifecycle.accepted import open_catalog
 from workers.lifecycle.crashes import LoadMarks
 
 MODEL = "id: {}\nsource: {{kind: directory, path: /weights}}\n"
@@ -98,7 +103,9 @@ def test_names_that_no_model_has_are_refused_with_the_nearest_one() -> None:
 def test_a_model_is_blamed_for_the_second_death_in_its_load_only(tmp_path: Path) -> None:
     root = tmp_path / "loading"
     first = LoadMarks(root, 0)
-    first.begin("deadly"), first.begin("innocent")
+    first.begin("deadly")
+    first.begin("innocent")
+    assert not first.suspects
     second = LoadMarks(root, 0)
     assert second.suspects and second.verdict("deadly") is None
     second.begin("deadly")
@@ -107,6 +114,96 @@ def test_a_model_is_blamed_for_the_second_death_in_its_load_only(tmp_path: Path)
     assert verdict is not None and not verdict.permanent
     assert third.verdict("deadly") is None, "it may be tried again later"
     assert third.verdict("innocent") is None
-    third.begin("innocent"), third.end("innocent")
+    third.begin("innocent")
+    third.end("innocent")
     assert not LoadMarks(root, 0).suspects
     assert not LoadMarks(root, 1).suspects, "other slots have marks of their own"
+
+
+def test_a_worker_that_ends_in_order_leaves_no_mark_of_the_loads_that_still_run(tmp_path: Path) -> None:
+    marks = LoadMarks(tmp_path, 0)
+    marks.begin("slow")
+    marks.close()
+    marks.begin("too-late")
+    assert not list(tmp_path.iterdir()) and not LoadMarks(tmp_path, 0).suspects
+
+
+def test_only_suspects_are_loaded_one_at_a_time(tmp_path: Path) -> None:
+    first = LoadMarks(tmp_path, 0)
+    first.begin("a")
+    first.begin("b")
+    marks = LoadMarks(tmp_path, 0)
+    assert marks.may_begin("a")
+    marks.begin("a")
+    assert not marks.may_begin("b") and marks.may_begin("other")
+    marks.end("a")
+    assert marks.may_begin("b")
+
+
+def test_a_mark_that_nobody_tries_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = LoadMarks(tmp_path, 0)
+    first.begin("stale")
+    first.begin("slow")
+    marks = LoadMarks(tmp_path, 0)
+    assert marks.suspects
+    marks.begin("slow")
+    monkeypatch.setattr(crashes, "KEPT_S", 0.0)
+    assert marks.may_begin("stale") and len(list(tmp_path.iterdir())) == 1, "what is being tried is kept"
+    assert LoadMarks(tmp_path, 0).verdict("slow") is None
+    monkeypatch.undo()
+    assert LoadMarks(tmp_path, 0).verdict("stale") is None
+
+
+def test_directories_that_vanish_during_a_look_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "m.yaml").write_text(MODEL.format(name))
+    scandir = os.scandir
+
+    def racing(path: str) -> object:
+        if path.endswith("/b"):
+            Path(path, "m.yaml").unlink()
+            Path(path).rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", racing)
+    assert {Path(found[0]).parent.name for found in look([str(tmp_path)])} == {"a", "c"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "runtime: &a {x: *a}",
+        "runtime: {x: 123456789012345678901234567890}",
+        "loadtime: {d: 2020-01-01}",
+        "profiles: {p: {runtime: {x: " + "[" * 40 + "]" * 40 + "}}}",
+        "runtime: {x: " + "[" * 5000 + "]" * 5000 + "}",
+    ],
+)
+def test_options_that_no_load_could_tell_apart_are_refused_with_their_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "m.yaml").write_text(MODEL.format("m") + text)
+    with pytest.raises(ConfigError, match=r"m\.yaml"):
+        load_catalog([str(tmp_path)])
+
+
+def test_a_worker_that_starts_again_serves_what_is_left_or_what_was_accepted_last(tmp_path: Path) -> None:
+    root, files = tmp_path / "run", tmp_path / "models"
+    root.mkdir()
+    files.mkdir()
+    for name in "ab":
+        (files / f"{name}.yaml").write_text(MODEL.format(name))
+    chosen = settings.load(
+        flags={"catalog.dirs": str(files), "catalog.models": "a,b", "catalog.preload": "b"}, environ={}
+    ).catalog
+    assert list(open_catalog(root, chosen)) == ["a", "b"]
+    (files / "b.yaml").unlink()
+    assert list(open_catalog(root, chosen)) == ["a"], "a file is gone, and the start names its model"
+    (files / "a.yaml").write_text("id: [")
+    assert list(open_catalog(root, chosen)) == ["a"], "the one that was accepted last"
+    with pytest.raises(ConfigError):
+        open_catalog(root, replace(chosen, preload=("c",)))
+    (root / "catalog.json").write_text("{")
+    with pytest.raises(ConfigError):
+        open_catalog(root, chosen)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from msgspec.structs import replace
 
-from ipc.catalog import DirectorySource, ModelEntry
+from ipc.catalog import DirectorySource, ModelEntry, OutputSpec
+from ipc.errors import InferenceFailed, InvalidInput
+from ipc.messages import Call, InputItem
 from tests.fakes.weighing import WeighingAdapter
+from workers.adapters.base import ItemFailure, Prepared
 from workers.lifecycle import fingerprint
 from workers.lifecycle.fingerprint import FingerprintMismatch
 from workers.lifecycle.proof import prove
@@ -25,7 +29,7 @@ def check(
     found: list[float], path: Path, entry: ModelEntry = ENTRY, dtype: torch.dtype = torch.float32
 ) -> None:
     """Compare as a load does."""
-    fingerprint.check(entry, found, dtype, path)
+    fingerprint.check(entry, {"encode.dense": found}, dtype, path)
 
 
 def test_the_first_load_records_and_later_ones_compare(tmp_path: Path) -> None:
@@ -90,10 +94,82 @@ def test_a_record_belongs_to_files_entry_precision_and_device(tmp_path: Path) ->
     assert len(others | {first}) == 5
 
 
+def test_a_record_belongs_to_every_file_that_values_may_come_from_and_to_what_the_entry_offers(
+    tmp_path: Path,
+) -> None:
+    def path(entry: ModelEntry = ENTRY) -> Path:
+        return fingerprint.path_of(tmp_path, entry, tmp_path, torch.float32, CPU)
+
+    seen = [path()]
+    for name in ("config.json", "modules.json", "1_Pooling/config.json", "tokenizer.model", "head.pt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+        seen.append(path())
+    seen.append(path(replace(ENTRY, outputs={"dense": OutputSpec(), "score": OutputSpec()})))
+    seen.append(path(replace(ENTRY, inputs=("text", "image"))))
+    assert len(set(seen)) == len(seen)
+    now = path()
+    (tmp_path / "README.md").write_text("x")
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "lock").write_text("x")
+    assert path() == now
+
+
+def test_findings_may_be_more_or_fewer_while_the_values_of_tensors_may_not(tmp_path: Path) -> None:
+    path = tmp_path / "f.json"
+    found = {"encode.sparse.values": [2.0, 1.0], "extract.extraction": [0.9, 0.5], "score.score": [0.25]}
+    fingerprint.check(ENTRY, {**found, "encode.sparse.values": [2.0, 1.0, 0.0]}, torch.float32, path)
+    fingerprint.check(ENTRY, found, torch.float32, path)
+    fingerprint.check(ENTRY, {**found, "extract.extraction": [0.9]}, torch.float32, path)
+    fingerprint.check(ENTRY, {**found, "extract.extraction": []}, torch.float32, path)
+    fingerprint.check(ENTRY, {**found, "extract.extraction": [0.9, 0.5, 0.4]}, torch.float32, path)
+    for wrong in ({"extract.extraction": [0.5, 0.9]}, {"score.score": [0.5]}, {"score.score": [0.25, 0.1]}):
+        with pytest.raises(FingerprintMismatch):
+            fingerprint.check(ENTRY, {**found, **wrong}, torch.float32, path)
+
+
 def test_the_canned_inference_gives_the_first_values_and_refuses_what_is_not_finite() -> None:
     adapter = WeighingAdapter({"dims": 16}, 512)
     values = prove(adapter, ENTRY)
-    assert len(values) == 8 and prove(adapter, ENTRY) == values
+    assert len(values["encode.dense"]) == 8 and prove(adapter, ENTRY) == values
     assert prove(adapter, replace(ENTRY, proof="something else")) != values
     with pytest.raises(Exception, match="finite"):
         prove(adapter, replace(ENTRY, proof="#nan"))
+
+
+class Answering(WeighingAdapter):
+    """Gives `answer` for every item, or raises it."""
+
+    answer: ItemFailure | Exception
+
+    def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
+        """The answer."""
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return [self.answer] * len(items)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (ValueError("broken tokenizer"), ValueError),
+        (KeyError("head"), KeyError),
+        (ItemFailure("INFERENCE_ERROR", "broken"), InferenceFailed),
+        (InvalidInput("wants a picture"), InferenceFailed),
+        (ItemFailure("INVALID_INPUT", "wants a picture"), InferenceFailed),
+    ],
+)
+def test_a_model_that_breaks_on_its_canned_input_or_takes_none_is_not_proven(
+    answer: ItemFailure | Exception, error: type[Exception]
+) -> None:
+    adapter = Answering({}, 512)
+    adapter.answer = answer
+    with pytest.raises(error):
+        prove(adapter, ENTRY)
+
+
+def test_a_family_may_say_that_no_canned_input_suits_it() -> None:
+    adapter = Answering({}, 512)
+    adapter.answer = InvalidInput("wants a recording")
+    adapter.spec = replace(adapter.spec, needs_proof=False)  # type: ignore[misc]
+    assert prove(adapter, ENTRY) == {}

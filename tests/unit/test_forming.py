@@ -33,7 +33,7 @@ def former(*jobs: Job) -> tuple[WorkQueue, Former]:
     work = WorkQueue(Settings())
     for one in jobs:
         put(work, one)
-    return work, Former(work, cast(Any, Book()), lambda: 10, 512, lambda model: 0.0)
+    return work, Former(work, cast(Any, Book()), 10, 512, lambda model: 0.0, lambda model: 10)
 
 
 def put(work: WorkQueue, one: Job) -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from ipc import settings
 from ipc.catalog import DirectorySource, ModelEntry
@@ -263,3 +264,32 @@ def test_an_adapter_that_killed_the_process_twice_is_left_alone(tmp_path: Path) 
     worker.add("a")
     error = worker.settled("a")
     assert isinstance(error, InferenceFailed) and "died twice" in error.message
+
+
+def test_an_adapter_whose_source_in_the_entry_changed_is_loaded_anew_once_no_request_needs_it(
+    tmp_path: Path,
+) -> None:
+    fitted: list[str] = []
+
+    def fit(name: str) -> FittedLora:
+        fitted.append(name)
+        return Ten({})
+
+    worker = Worker(tmp_path, 2, fit)
+    for version in ("v1", "v2"):
+        worker.add(version)
+
+    def entry(version: str) -> ModelEntry:
+        return replace(ENTRY, loras={"law": DirectorySource(str(worker.root / version))})
+
+    worker.instance.entries = [entry("v1")]
+    assert worker.settled("law") is None
+    worker.instance.entries = [entry("v2")]
+    worker.jobs = [SimpleNamespace(adapter=worker.adapter, call=SimpleNamespace(lora="law"))]
+    with pytest.raises(LoraLoading):
+        worker.require("law")
+    assert fitted == ["v1"] and not worker.layers.removed
+    worker.jobs = []
+    assert worker.settled("law") is None
+    assert (fitted, worker.layers.removed) == (["v1", "v2"], ["law"])
+    assert worker.instance.memory_bytes == 1010

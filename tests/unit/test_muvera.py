@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from frontend.muvera import Muvera, vector_of
+from frontend.muvera import Muvera, check_size, vector_of
+from ipc.errors import InvalidInput
 
 RANDOM = np.random.default_rng(11)
 
@@ -83,3 +84,15 @@ def test_products_of_vectors_follow_the_late_interaction_scores() -> None:
     left = vector_of(query, Muvera(), is_query=True)
     found = [float(left @ vector_of(rows, Muvera(), is_query=False)) for rows in documents]
     assert int(np.argmax(exact)) == int(np.argmax(found)) == 3
+
+
+def test_vectors_that_would_be_too_large_or_too_much_work_are_refused_with_the_limit() -> None:
+    wide = Muvera(128, 12, 32, None)
+    with pytest.raises(
+        InvalidInput, match=r"where: the vectors of 50 items need .* bytes, the limit is 1000"
+    ):
+        check_size(wide, 50, 32, 1000, "where")
+    folded = Muvera(128, 12, 32, 16)
+    check_size(folded, 1, 32, 1 << 20, "where")
+    with pytest.raises(InvalidInput, match="before the final projection for 3000 items"):
+        check_size(folded, 3000, 32, 1 << 20, "where")

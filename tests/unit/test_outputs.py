@@ -46,7 +46,8 @@ def planned(leases: LeaseTable, rows: list[int], inline_nbytes: int) -> Job:
         Part("multivector", "float32", (sum(rows), WIDTH), rows),
     ]
     outputs.plan(job, parts, leases)
-    assert outputs.reserve(job, leases, inline_nbytes)
+    job.output = outputs.reserve(job, leases, inline_nbytes)
+    assert job.output is not None
     return job
 
 
@@ -134,7 +135,7 @@ def test_a_result_without_room_waits_and_one_that_never_fits_is_refused(leases: 
     first, second = job_of([40_000]), job_of([40_000])
     for job, placed in ((first, True), (second, False)):
         outputs.plan(job, parts, leases)
-        assert outputs.reserve(job, leases, 0) is placed
+        assert (outputs.reserve(job, leases, 0) is not None) is placed
     with pytest.raises(InvalidInput, match=r"arena\.bytes"):
         outputs.plan(job_of([1]), [Part("multivector", "float32", (1 << 20, WIDTH), [1 << 20])], leases)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from frontend.quantize import OUTPUT_DTYPES, quantize, shorten
+from ipc.errors import InferenceFailed
 
 FINITE = st.floats(-(2.0**100), 2.0**100, allow_nan=False, allow_subnormal=False, width=32)
 ROWS = arrays.arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 40)), elements=FINITE)
@@ -139,3 +140,8 @@ def test_a_row_that_is_zero_in_its_first_values_stays_zero() -> None:
 def test_the_full_width_is_the_row_itself() -> None:
     rows = np.eye(3, dtype=np.float32)
     assert shorten(rows, 3) is rows
+
+
+def test_a_value_beyond_float16_is_an_error_and_no_infinity() -> None:
+    with pytest.raises(InferenceFailed, match="float16"):
+        quantize(np.array([[1.0, 70000.0]], np.float32), "float16")

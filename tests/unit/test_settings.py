@@ -40,7 +40,9 @@ def test_names_of_sie_mean_settings_here_and_ours_win_over_them(tmp_path: Path) 
     assert found.worker.max_loras == 5
     for name, place in settings.SIE_NAMES.items():
         section, _, field = place.partition(".")
-        assert field in {spot.name for spot in msgspec.structs.fields(getattr(settings, section.title()))}, name
+        assert field in {spot.name for spot in msgspec.structs.fields(getattr(settings, section.title()))}, (
+            name
+        )
 
 
 def test_no_source_at_all_gives_the_defaults() -> None:

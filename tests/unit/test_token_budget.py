@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
 from workers import oom
-from workers.oom import TokenBudget
+from workers.oom import ModelBudgets, TokenBudget
 
 
 class Clock:
@@ -53,6 +55,33 @@ def test_the_budget_does_not_grow_before_a_calm_period(clock: Clock) -> None:
     clock.now += oom.GROW_AFTER_S * 0.9
     budget.grow()
     assert budget.tokens == 768, "trouble must begin the calm period anew"
+
+
+def test_trouble_of_one_model_leaves_the_batches_of_others_whole(clock: Clock) -> None:
+    budgets = ModelBudgets(3072)
+    budgets.shrink("large", 3072)
+    assert (budgets.tokens_of("large"), budgets.tokens_of("small"), budgets.smallest) == (1536, 3072, 1536)
+    for _ in range(300):
+        clock.now += 1
+        budgets.grow("large")
+    assert budgets.tokens_of("large") == budgets.smallest == 3072
+
+
+def test_a_failed_pass_keeps_no_tensor_alive() -> None:
+    def forward() -> None:
+        activations = torch.ones(4)
+        gone.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError("out of memory")
+
+    gone: list[weakref.ref[torch.Tensor]] = []
+    try:
+        forward()
+    except torch.OutOfMemoryError as error:
+        kept = error
+    assert gone[0]() is not None
+    oom.forget_frames(kept)
+    assert gone[0]() is None
+    assert "out of memory" in str(kept)
 
 
 @pytest.mark.parametrize("configured", [1, 100, 3072, 32768])

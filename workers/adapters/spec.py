@@ -19,6 +19,7 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
     per_call    those of them that are read from each call only; profiles that differ in nothing else share the weights
     builds_alone whether a load must not overlap others (`shared.building`)
     lora        whether LoRA adapters can be applied to its models
+    needs_proof whether a load fails when none of the canned inferences suits the model (`lifecycle.proof`)
     """
 
     family: str
@@ -29,3 +30,4 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
     per_call: tuple[str, ...] = ()
     builds_alone: bool = True
     lora: bool = False
+    needs_proof: bool = True

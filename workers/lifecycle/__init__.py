@@ -8,4 +8,6 @@ fingerprint  what they gave the first time, and whether they still do
 memory       the budget, and what a load really took
 eviction     who has to go
 loras        LoRA adapters beside the weights
+crashes      which loads the process died of
+accepted     the catalog for a worker that starts again
 """

@@ -1,9 +1,10 @@
 """Whether a model still gives what it gave when it was loaded here first.
 
 The first load of a model writes the first values of its canned inferences into a file; later loads compare. The file
-is named by what the values depend on: the weight files (name, size, time), the catalog entry, precision, kind of device
-and the versions of the libraries. So new weights get a new fingerprint, and the same files that give other values are a
-fault: of the memory, the disk or the driver. A catalog entry may state the values itself.
+is named by what the values depend on: all files of the model (name, size, time), be they weights, configuration,
+tokenizer or heads; the catalog entry, precision, kind of device and the versions of the libraries. So changed files get
+a new fingerprint, and the same files that give other values are a fault: of the memory, the disk or the driver. A
+catalog entry may state the values itself.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,16 @@ import msgspec
 import torch
 
 from ipc.catalog import ModelEntry
-from workers.loading.weights import weight_files
 
 log = logging.getLogger(__name__)
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 """Largest distance, as a part of the length of the expected values."""
+
+
+FINDINGS = "extraction"
+VARYING = (FINDINGS, "sparse.values")
+"""Names of the results whose number of values is not fixed; theirs come with the highest first."""
 
 
 class FingerprintMismatch(Exception):
@@ -41,18 +46,36 @@ def distance(expected: Sequence[float], found: Sequence[float]) -> float:
     return math.dist(expected, found) / max(length, 1e-6)
 
 
-def check(entry: ModelEntry, found: Sequence[float], dtype: torch.dtype, path: Path) -> None:
+def check(entry: ModelEntry, found: Mapping[str, list[float]], dtype: torch.dtype, path: Path) -> None:
     """Compare with the catalog entry and with the file at `path`, which is written when there is none.
+
+    `found` are values by `operation.output`. Of findings and of terms only as many are compared as there are on both
+    sides: one whose score lies at a threshold comes and goes with the rounding.
 
     Raises `FingerprintMismatch`.
     """
     if entry.fingerprint:
-        _compare(entry.fingerprint, found[: len(entry.fingerprint)], dtype, "its catalog entry states")
+        flat = [value for values in found.values() for value in values]
+        _compare(entry.fingerprint, flat[: len(entry.fingerprint)], dtype, "its catalog entry states")
     stored = _read(path)
     if stored is not None:
-        _compare(stored, found, dtype, "the same files gave before")
+        _compare(*_aligned(stored, found), dtype, "the same files gave before")
     else:
         _write(path, found)
+
+
+def _aligned(
+    stored: Mapping[str, list[float]], found: Mapping[str, list[float]]
+) -> tuple[list[float], list[float]]:
+    """The values of both in the same order, findings and terms cut to the shorter of the two."""
+    left: list[float] = []
+    right: list[float] = []
+    for name in sorted(stored.keys() | found.keys()):
+        before, now = stored.get(name, []), found.get(name, [])
+        most = min(len(before), len(now)) if name.partition(".")[2] in VARYING else None
+        left += before[:most]
+        right += now[:most]
+    return left, right
 
 
 def _compare(expected: Sequence[float], found: Sequence[float], dtype: torch.dtype, who: str) -> None:
@@ -65,10 +88,16 @@ def _compare(expected: Sequence[float], found: Sequence[float], dtype: torch.dty
 
 def path_of(root: Path, entry: ModelEntry, directory: Path, dtype: torch.dtype, device: torch.device) -> Path:
     """The file of a model's fingerprint under `root`."""
-    files = [_facts(path, directory) for path in weight_files(directory)]
+    files = [_facts(path, directory) for path in _files(directory)]
     facts = (files, _relevant(entry), str(dtype), device.type, _versions())
     digest = hashlib.blake2b(msgspec.json.encode(facts, order="deterministic"), digest_size=16).hexdigest()
     return root / "fingerprints" / f"{digest}.json"
+
+
+def _files(directory: Path) -> list[Path]:
+    """All files of a model but hidden ones, which belong to the tools that brought it, and texts for people."""
+    found = (path for path in directory.rglob("*") if path.suffix.lower() != ".md" and path.is_file())
+    return sorted(p for p in found if not any(part[0] == "." for part in p.relative_to(directory).parts))
 
 
 def _facts(path: Path, directory: Path) -> tuple[str, int, int]:
@@ -77,7 +106,9 @@ def _facts(path: Path, directory: Path) -> tuple[str, int, int]:
 
 
 def _relevant(entry: ModelEntry) -> tuple[Any, ...]:
-    return (entry.id, entry.adapter, entry.max_sequence_length, entry.runtime, entry.loadtime, entry.proof)
+    kinds = (entry.inputs, entry.outputs)
+    limits = (entry.max_sequence_length, entry.runtime, entry.loadtime, entry.proof)
+    return (entry.id, entry.source, entry.adapter, *kinds, *limits)
 
 
 def _versions() -> list[str]:
@@ -90,9 +121,9 @@ def _versions() -> list[str]:
     return found
 
 
-def _read(path: Path) -> list[float] | None:
+def _read(path: Path) -> dict[str, list[float]] | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=list[float])
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, list[float]])
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:
@@ -100,12 +131,12 @@ def _read(path: Path) -> list[float] | None:
         return None
 
 
-def _write(path: Path, values: Sequence[float]) -> None:
+def _write(path: Path, values: Mapping[str, list[float]]) -> None:
     """Write in one step; without room for it the model is served all the same."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_bytes(msgspec.json.encode(list(values)))
+        draft.write_bytes(msgspec.json.encode(dict(values)))
         draft.replace(path)
     except OSError as error:
         log.warning("the fingerprint %s cannot be kept: %s", path.name, error)

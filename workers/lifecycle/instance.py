@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
-from ipc.catalog import ModelEntry
+from ipc.catalog import LoraSource, ModelEntry
 from ipc.messages import ModelStatus
 from workers.adapters.base import Adapter
 from workers.adapters.shared.lora import FittedLora
@@ -36,10 +36,12 @@ class LoraState:
     """One LoRA adapter of a loaded model: loading, loaded, leaving (it takes nothing new) or failed.
 
     `since` (the last change of state), `last_used` and `retry_at` are time.monotonic() seconds. A failed one is not
-    read again while its files are the same as then (`files`), unless `retry_at` has come.
+    read again while its files are the same as then (`files`), unless `retry_at` has come. `named` is the source that
+    the catalog entry gave for it, None for one that was found in a directory.
     """
 
     files: Files
+    named: LoraSource | None = None
     state: str = "loading"
     since: float = 0.0
     fitted: FittedLora | None = None
@@ -74,7 +76,8 @@ class Instance:
     `reserved_bytes` is what a load is expected to take while it runs, `memory_bytes` what it took, and `known_bytes`
     what the last load took. Instants are time.monotonic() seconds. `demanded` is false while only the start asked for
     the model; `abandoned` ends a load that nobody wants any more; `relieved` is set once something was evicted because
-    this load ran out of memory. `failure` is that of the last load, until one succeeds. `loras` are its LoRA adapters
+    this load ran out of memory. `wanted` says that it is to be loaded again as soon as what goes on now has ended
+    without a loaded model. `failure` is that of the last load, until one succeeds. `loras` are its LoRA adapters
     by name; their bytes are part of `memory_bytes`.
     """
 
@@ -94,6 +97,7 @@ class Instance:
     demanded: bool = False
     abandoned: bool = False
     relieved: bool = False
+    wanted: bool = False
     drained_by: float = 0.0
     unload_reason: str = ""
     loras: dict[str, LoraState] = field(default_factory=dict)
@@ -123,7 +127,7 @@ class Instance:
         """A load is due."""
         self.move("loading")
         self.attempts += 1
-        self.demanded, self.abandoned, self.relieved = demanded, False, False
+        self.demanded, self.abandoned, self.relieved, self.wanted = demanded, False, False, False
         self.progress, self.retry_at = 0.0, None
 
     def succeed(self, adapter: Adapter, memory_bytes: int, seconds: float, now: float) -> None:
@@ -132,11 +136,12 @@ class Instance:
         memory_bytes += sum(lora.nbytes for lora in self.loras.values())
         self.adapter, self.memory_bytes, self.known_bytes = adapter, memory_bytes, memory_bytes
         self.reserved_bytes, self.load_s, self.last_used, self.failure = 0, seconds, now, None
+        self.wanted = False
 
     def fail(self, failure: LoadFailure, now: float) -> None:
         """The load ended badly."""
         self.move("failed")
-        self.failure, self.reserved_bytes, self.progress = failure, 0, 0.0
+        self.failure, self.reserved_bytes, self.progress, self.wanted = failure, 0, 0.0, False
         self.retry_at = None if failure.retry_after_s is None else now + failure.retry_after_s
 
     def drain(self, reason: str, until: float) -> None:

@@ -21,7 +21,7 @@ from ipc.metrics import WorkerMetrics
 from ipc.settings import Settings
 from workers.device import Device
 from workers.jobs import JobBook
-from workers.lifecycle import memory
+from workers.lifecycle import accepted, memory, sharing
 from workers.lifecycle.crashes import LoadMarks
 from workers.lifecycle.instance import Instance
 from workers.lifecycle.loading import LoadAbandoned, Loaded, Loader, NoRoom
@@ -72,6 +72,8 @@ class Keeper:
             for instance in self._shelf.instances():
                 instance.abandoned = True
             self._shelf.lock.notify_all()
+        self._marks.close()
+        self.loras.close()
 
     def _keep(self) -> None:
         while not self._closed:
@@ -84,22 +86,25 @@ class Keeper:
                     self._shelf.lock.wait(DRAIN_LOOK_S if draining else EVERY_S)
 
     def _start_loads(self) -> None:
-        most = 1 if self._marks.suspects else self._settings.worker.load_threads
-        while self._loading < most and (instance := self._shelf.next_due()) is not None:
+        most = self._settings.worker.load_threads
+        while self._loading < most and (instance := self._shelf.next_due(self._may_begin)) is not None:
             verdict = self._marks.verdict(instance.name)
             if verdict is not None:
                 log.error("model %s is not loaded: %s", instance.name, verdict.message)
                 self._shelf.end(instance, partial(instance.fail, verdict, time.monotonic()))
                 continue
             self._loading += 1
+            self._marks.begin(instance.name)
             # PERF: a thread of its own, whose OpenMP team ends with it: idle teams would make the device thread's team
             # sleep between its steps.
             vital_thread(f"load-{instance.name}", partial(self._load, instance)).start()
 
+    def _may_begin(self, instance: Instance) -> bool:
+        return self._marks.may_begin(instance.name)
+
     def _load(self, instance: Instance) -> None:
         """One load, in a thread of its own."""
         began = time.monotonic()
-        self._marks.begin(instance.name)
         failed: failure.LoadFailure | None = None
         try:
             loaded = self._loader.load(instance, self._room, self._shelf.progressed)
@@ -204,8 +209,7 @@ class Keeper:
             self._try_again(now)
             self._unload_idle(now)
             self._relieve()
-        if self._watch is not None and self._watch.changed():
-            self._read_catalog()
+        self._follow_catalog()
 
     def _try_again(self, now: float) -> None:
         """Failures whose time has come: models of the start are loaded again, others when somebody asks."""
@@ -235,14 +239,24 @@ class Keeper:
         if excess > 0 or (not by_hand and memory.device_share(self._device) > memory.SHARE):
             self._shelf.evict(max(1, excess), "memory")
 
-    def _read_catalog(self) -> None:
+    def _follow_catalog(self) -> None:
+        """Serve what the files say once they have changed. Whatever is wrong with them must not end the worker."""
+        if self._watch is None:
+            return
         chosen = self._settings.catalog
         try:
+            if not self._watch.changed():
+                return
             catalog = load_catalog(chosen.dirs, chosen.models, chosen.serve_all, vanished_ok=True)
+            sharing.groups(catalog)
         except ConfigError as error:
             log.error("the changed catalog is refused, the old one stays: %s", error.message)
             return
+        except (OSError, ValueError, RecursionError) as error:
+            log.error("the catalog's files cannot be followed, the old catalog stays: %s", error)
+            return
         log.info("the catalog changed: it has %d models now", len(catalog))
+        accepted.keep(self._settings.paths.root, chosen, catalog)
         self.apply(catalog)
 
     def apply(self, catalog: Catalog) -> None:

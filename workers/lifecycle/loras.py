@@ -74,14 +74,18 @@ class LoraLoader:
         self._threads, self._running = settings.worker.load_threads, 0
         self._due: deque[_Load] = deque()
 
+    def close(self) -> None:
+        """The process ends in order; loads that still run are no fault of theirs."""
+        self._marks.close()
+
     def require(self, instance: Instance, call: Call) -> None:
         """Return when the adapter that a call names is loaded. Endpoint thread only.
 
         Raises `InvalidInput` for an unknown one, `LoraLoading` when it is not loaded yet, and `InferenceFailed` when
         its load failed.
         """
-        known = instance.loras.get(call.lora)
-        if known is not None and known.state == "loaded":
+        known, named = instance.loras.get(call.lora), instance.entry.loras.get(call.lora)
+        if known is not None and known.state == "loaded" and known.named == named:
             known.last_used = time.monotonic()
             return
         source = lora_source.find(instance.entry, self._dirs, call.lora)
@@ -93,28 +97,58 @@ class LoraLoader:
         files = lora_source.state_of(source)
         with self._shelf.lock:
             known = instance.loras.get(call.lora)
+            moved = known is not None and known.named != named
             if known is not None and known.failure is not None:
-                if known.files == files and (known.retry_at is None or time.monotonic() < known.retry_at):
+                if (
+                    known.files == files
+                    and not moved
+                    and (known.retry_at is None or time.monotonic() < known.retry_at)
+                ):
                     raise InferenceFailed(f"LoRA load failed: {known.failure.message}")
                 known = None
-            if known is not None and known.state == "leaving" and time.monotonic() - known.since > TURN_S:
+            if known is not None and known.fitted is not None and moved:
+                self._replace(instance, call.lora, source, files, known)
+            elif known is not None and known.state == "leaving" and time.monotonic() - known.since > TURN_S:
                 # Nobody has come for its place.
                 known.move("loaded", time.monotonic())
                 return
-            if known is None:
+            elif known is None:
                 self._enqueue(instance, call.lora, source, files)
         raise LoraLoading(f"LoRA {call.lora!a} is loading", retry_after_s=RETRY_AFTER_S)
 
-    def _enqueue(self, instance: Instance, name: str, source: LoraSource, files: lora_source.Files) -> None:
-        """Begin a load, if there is a place for it."""
-        adapter, evicted = instance.adapter, None
+    def _replace(
+        self, instance: Instance, name: str, source: LoraSource, files: lora_source.Files, known: LoraState
+    ) -> None:
+        """Load an adapter anew whose source in the catalog entry changed, once no open request needs the old one."""
+        adapter, fitted = instance.adapter, known.fitted
+        if adapter is None or fitted is None or name in self._needed(adapter):
+            return
+        log.info("LoRA %s of %s has another source now", name, instance.name)
+        del instance.loras[name]
+        instance.memory_bytes -= fitted.nbytes
+        self._enqueue(instance, name, source, files, (name, fitted))
+
+    def _needed(self, adapter: Adapter) -> set[str]:
+        """Names of the LoRA adapters that open requests of a model need."""
+        return {job.call.lora for job in self._book.jobs() if job.adapter is adapter}
+
+    def _enqueue(
+        self,
+        instance: Instance,
+        name: str,
+        source: LoraSource,
+        files: lora_source.Files,
+        evicted: tuple[str, FittedLora] | None = None,
+    ) -> None:
+        """Begin a load, if there is a place for it; `evicted` is what has left for it already."""
+        adapter = instance.adapter
         if adapter is None:
             return
-        if sum(lora.state != "failed" for lora in instance.loras.values()) >= self._most:
+        if evicted is None and sum(lora.state != "failed" for lora in instance.loras.values()) >= self._most:
             evicted = self._make_place(instance, adapter)
             if evicted is None:
                 return
-        state = instance.loras[name] = LoraState(files)
+        state = instance.loras[name] = LoraState(files, instance.entry.loras.get(name))
         self._due.append(_Load(instance, adapter, name, source, state, evicted))
         if self._running < (1 if self._marks.suspects else self._threads):
             self._running += 1
@@ -124,7 +158,7 @@ class LoraLoader:
 
     def _make_place(self, instance: Instance, adapter: Adapter) -> tuple[str, FittedLora] | None:
         """Forget the adapter that was used longest ago, of those that no open request needs; one that leaves first."""
-        needed = {job.call.lora for job in self._book.jobs() if job.adapter is adapter}
+        needed = self._needed(adapter)
         idle = [
             (lora.state == "loaded", lora.last_used, name, lora.fitted)
             for name, lora in instance.loras.items()
@@ -173,7 +207,9 @@ class LoraLoader:
                     "model %s: a profile names the LoRA %s, which does not exist", instance.name, name
                 )
                 continue
-            state = instance.loras[name] = LoraState(lora_source.state_of(source))
+            state = instance.loras[name] = LoraState(
+                lora_source.state_of(source), instance.entry.loras.get(name)
+            )
             state.end(self._attempt(adapter, instance.entry, name, source), time.monotonic())
 
     def _attempt(

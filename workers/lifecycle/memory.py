@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,21 +75,26 @@ class Meter:
     def __init__(self, device: Device, run: Callable[[Callable[[], Any]], Any]) -> None:
         self._device, self._run = device, run
         self._begun = self._running = 0
+        self._lock = threading.Lock()
 
     def begin(self) -> tuple[int, int]:
         """A load begins; hand the result to `end`."""
-        self._begun += 1
-        self._running += 1
-        return self._begun if self._running == 1 else 0, self._allocated()
+        with self._lock:
+            self._begun += 1
+            self._running += 1
+            serial = self._begun if self._running == 1 else 0
+        return serial, self._allocated()
 
     def abort(self) -> None:
         """The load ended without a model."""
-        self._running -= 1
+        with self._lock:
+            self._running -= 1
 
     def end(self, began: tuple[int, int], adapter: Adapter) -> int:
         """Bytes that the load has taken."""
-        alone = began[0] == self._begun and self._running == 1
-        self._running -= 1
+        with self._lock:
+            alone = began[0] == self._begun and self._running == 1
+            self._running -= 1
         if self._device.torch.type != "cuda":
             return adapter.memory_bytes
         return max(adapter.memory_bytes, self._allocated() - began[1]) if alone else adapter.memory_bytes

@@ -1,7 +1,8 @@
 """Canned inferences: what a model must answer before it counts as loaded.
 
 1. For each operation that the model offers a small call is made: a text, an image of a few colours, or both.
-2. Families that want labels or a question say so by refusing; the next form of the call is tried.
+2. Families that want labels or a question say so by refusing (`InvalidInput`); the next form of the call is tried.
+   Any other error fails the load, and so does a model that takes none of the calls.
 3. Every value must be finite. The first values of each result are the model's fingerprint.
 """
 
@@ -21,12 +22,15 @@ from ipc.errors import InferenceFailed, InvalidInput
 from ipc.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
 from workers import operations
 from workers.adapters.base import Adapter, ItemFailure, Prepared
+from workers.lifecycle.fingerprint import FINDINGS
 from workers.operations.results import Results
 
 log = logging.getLogger(__name__)
 
 VALUES = 8
 """Values of each result that go into the fingerprint."""
+Values = dict[str, list[float]]
+"""Values of a fingerprint by `operation.output`."""
 _SIDE = 64
 _QUESTION = "What is this?"
 _LABELS = ["person", "place"]
@@ -36,18 +40,23 @@ _SHORTEST = 8
 """Tokens that a family which writes text may write here; the device serves nobody meanwhile."""
 
 
-def prove(adapter: Adapter, entry: ModelEntry) -> list[float]:
+def prove(adapter: Adapter, entry: ModelEntry) -> Values:
     """Run the canned inferences on the device thread; returns the fingerprint.
 
-    Raises `InferenceFailed` when one gives values that are not finite.
+    Raises whatever went wrong, and `InferenceFailed` when one gives values that are not finite or when no operation
+    takes any of the canned inputs.
     """
-    values: list[float] = []
+    values: Values = {}
+    proven = 0
     for operation in offered(adapter, entry):
         found = _attempt(adapter, entry, operation)
         if found is None:
             log.warning("model %s: no canned input of ours suits its %s", entry.id, operation)
             continue
-        values += found
+        proven += 1
+        values.update({f"{operation}.{name}": part for name, part in found.items()})
+    if not proven and adapter.spec.needs_proof:
+        raise InferenceFailed("the model takes none of the canned inputs and is not proven to work")
     return values
 
 
@@ -62,16 +71,18 @@ def offered(adapter: Adapter, entry: ModelEntry) -> list[str]:
     return found or list(adapter.spec.operations[:1])
 
 
-def _attempt(adapter: Adapter, entry: ModelEntry, operation: str) -> list[float] | None:
+def _attempt(adapter: Adapter, entry: ModelEntry, operation: str) -> Values | None:
     """The first values of the first canned call that the adapter takes, None when it takes none."""
     for call in _calls(adapter, entry, operation):
         try:
             operations.check(adapter, call)
             [prepared] = operations.operation_of(call).prepare(adapter, call, 0, 1)
-        except (InvalidInput, ValueError):
+        except InvalidInput:
             continue
         if isinstance(prepared, Prepared):
             return _run(adapter, call, prepared)
+        if prepared.code != InvalidInput.code:
+            raise InferenceFailed(f"the canned inference failed: {prepared.message}")
     return None
 
 
@@ -94,7 +105,7 @@ def _writes(adapter: Adapter) -> bool:
     return "max_new_tokens" in adapter.spec.options
 
 
-def _run(adapter: Adapter, call: Call, prepared: Prepared) -> list[float]:
+def _run(adapter: Adapter, call: Call, prepared: Prepared) -> Values:
     results = operations.operation_of(call).run(adapter, adapter.collate([prepared]), call)
     if results.failures:
         failed: ItemFailure = results.failures[0]
@@ -104,18 +115,18 @@ def _run(adapter: Adapter, call: Call, prepared: Prepared) -> list[float]:
     return _values(results)
 
 
-def _values(results: Results) -> list[float]:
-    """The first values of each tensor, in the order of their names; of findings their scores."""
-    values: list[float] = []
+def _values(results: Results) -> Values:
+    """The first values of each tensor, in the order of their names; of findings and terms the highest first."""
+    values: Values = {}
     for tensors in (results.rows, results.ragged):
         for name in sorted(tensors):
-            values += [float(x) for x in tensors[name][:1].flatten()[:VALUES].float().cpu()]
+            values[name] = [float(x) for x in tensors[name][:1].flatten()[:VALUES].float().cpu()]
     for name in sorted(results.loose):
         array = results.loose[name][0]
-        if name == "extraction":
-            values += _scores(array)
+        if name == FINDINGS:
+            values[name] = _scores(array)
         elif array.dtype.kind == "f":
-            values += [float(x) for x in array[:VALUES]]
+            values[name] = [float(x) for x in np.sort(array)[::-1][:VALUES]]
     return values
 
 
@@ -125,7 +136,7 @@ def _scores(packed: np.ndarray) -> list[float]:
     scores += [relation.score for relation in found.relations]
     scores += [each.score for each in found.classifications]
     scores += [each.score for each in found.objects]
-    return scores[:VALUES]
+    return sorted(scores, reverse=True)[:VALUES]
 
 
 def canned_image() -> bytes:

@@ -137,14 +137,18 @@ class Shelf:
         self._due.appendleft(instance)
         self.announce()
 
-    def next_due(self) -> Instance | None:
-        """The next load to begin: what requests wait for, then what only the start asked for."""
-        line = self._due or self._due_later
-        return line.popleft() if line else None
+    def next_due(self, may_begin: Callable[[Instance], bool]) -> Instance | None:
+        """The next load to begin of those that may: what requests wait for, then what only the start asked for."""
+        for line in (self._due, self._due_later):
+            for instance in line:
+                if may_begin(instance):
+                    line.remove(instance)
+                    return instance
+        return None
 
     def promote(self, instance: Instance) -> None:
         """A load that only the start asked for is wanted now."""
-        instance.demanded, instance.abandoned = True, False
+        instance.demanded, instance.abandoned, instance.wanted = True, False, True
         if instance in self._due_later:
             self._due_later.remove(instance)
             self._due.append(instance)
@@ -152,18 +156,23 @@ class Shelf:
 
     def abandon(self, instance: Instance) -> None:
         """Nobody wants this load any more; it ends here, or soon when it runs."""
-        instance.abandoned = True
+        instance.abandoned, instance.wanted = True, False
         for line in (self._due, self._due_later):
             if instance in line:
                 line.remove(instance)
                 self.end(instance, instance.rest)
 
     def end(self, instance: Instance, how: Callable[[], None]) -> None:
-        """A load or an unloading has ended; `how` is the change of the instance's state."""
+        """A load or an unloading has ended; `how` is the change of the instance's state.
+
+        One that somebody wanted meanwhile is loaded again, unless the catalog has lost it.
+        """
         how()
         self.untried.discard(instance.serial)
         if instance in self._leaving and instance.state != "loaded":
             self._leaving.remove(instance)
+        elif instance.wanted and instance.state == "available":
+            self.enqueue(instance, demanded=True)
         self.announce()
 
     def begin_unload(self, instance: Instance, reason: str) -> None:

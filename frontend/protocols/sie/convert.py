@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from frontend.muvera import Muvera, read_settings
+from frontend.muvera import Muvera, check_size, read_settings
 from frontend.protocols.sie.options import Resolved, typed
 from frontend.protocols.sie.schemas import EncodeParams
 from frontend.quantize import OUTPUT_DTYPES
@@ -73,14 +73,23 @@ def check_dimensions(value: int | None, entry: ModelEntry, dims: int, where: str
 
 
 def plan_encode(
-    items: list[InputItem], resolved: Resolved, params: EncodeParams, dims: dict[str, int]
+    items: list[InputItem],
+    resolved: Resolved,
+    params: EncodeParams,
+    dims: dict[str, int],
+    max_nbytes: int,
 ) -> EncodePlan:
-    """The call and its rendering; `dims` are the widths of the loaded model's outputs."""
+    """The call and its rendering; `dims` are the widths of the loaded model's outputs.
+
+    `max_nbytes` is what vectors that are made in this process may take.
+    """
     options, entry = resolved.options, resolved.entry
     muvera = _muvera(options.get("muvera"), entry, dims)
     outputs = _outputs(resolved, params, muvera)
     if "dense" not in outputs:
         muvera = None
+    if muvera is not None:
+        check_size(muvera, len(items), dims["multivector"], max_nbytes, f"{WHERE}.muvera")
     dimensions = typed(options, "dimensions", int, "int", WHERE)
     width = dims.get("dense", 0) if muvera is None else muvera.width(dims["multivector"])
     computed = outputs if muvera is None else [name for name in outputs if name != "dense"]

@@ -15,9 +15,9 @@ from frontend.protocols.sie import render
 from frontend.protocols.sie.convert import check_dimensions
 from frontend.protocols.sie.flow import time_headers
 from frontend.protocols.sie.items import check_count, check_texts
+from frontend.protocols.sie.machine_profile import check_machine_profile
 from frontend.protocols.sie.options import resolve
 from frontend.protocols.sie.outputs import dense_of
-from frontend.protocols.sie.machine_profile import check_machine_profile
 from frontend.protocols.sie.schemas import EmbeddingsRequest, read
 from frontend.responding import send_parts
 from frontend.sending import Part

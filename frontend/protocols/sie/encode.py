@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from frontend.context import RequestContext
 from frontend.protocols.sie.convert import EncodePlan, plan_encode
 from frontend.protocols.sie.flow import InferenceResource, timing_of
-from frontend.protocols.sie.items import check_count, inputs_of
+from frontend.protocols.sie.items import inputs_of
 from frontend.protocols.sie.options import resolve
 from frontend.protocols.sie.outputs import outputs_of
 from frontend.protocols.sie.render import Answer, json_parts, msgpack_parts
@@ -29,7 +29,6 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
     def check(self, request: EncodeRequest, entry: ModelEntry) -> list[InputItem]:
         """The items as workers take them."""
         limits = self.services.settings.limits
-        check_count(len(request.items), "items", limits)
         return inputs_of(request.items, entry, limits)
 
     def plan(
@@ -39,7 +38,11 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
         params, services = request.params or EncodeParams(), self.services
         limits = services.settings.limits
         resolved = resolve(entry, params.options, params.instruction, services.catalog, len(inputs), limits)
-        return plan_encode(inputs, resolved, params, status.dims)
+        return plan_encode(inputs, resolved, params, status.dims, services.settings.arena.bytes)
+
+    def options_of(self, request: EncodeRequest) -> dict[str, Any] | None:
+        """The options of the request."""
+        return request.params.options if request.params else None
 
     async def render(
         self, reply: Reply, plan: EncodePlan, request: EncodeRequest, context: RequestContext, json: bool
@@ -54,7 +57,7 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
         answer = Answer(
             context.model,
             [item.id for item in request.items],
-            await outputs_of(reply, plan),
+            await outputs_of(reply, plan, context.deadline_ns),
             {error.index: {"code": error.code, "message": error.message} for error in reply.errors},
             {"tokens": reply.tokens, "truncated": reply.truncated},
         )

@@ -6,7 +6,6 @@ are always there; an item that failed alone has them empty beside its `error`.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,10 +17,11 @@ import orjson
 
 from frontend.context import RequestContext
 from frontend.protocols.sie.flow import InferenceResource, characters_of
-from frontend.protocols.sie.items import check_count, inputs_of
+from frontend.protocols.sie.items import inputs_of
 from frontend.protocols.sie.labels import check_labels, check_schema
 from frontend.protocols.sie.options import resolve
 from frontend.protocols.sie.schemas import ExtractParams, ExtractRequest
+from frontend.rendering import off_loop
 from frontend.sending import Part
 from ipc import extraction
 from ipc.catalog import ModelEntry
@@ -58,10 +58,13 @@ class ExtractResource(InferenceResource[ExtractRequest, ExtractPlan]):
     capability: ClassVar[str] = "json"
     body = ExtractRequest
 
+    def options_of(self, request: ExtractRequest) -> dict[str, Any] | None:
+        """The options of the request."""
+        return request.params.options if request.params else None
+
     def check(self, request: ExtractRequest, entry: ModelEntry) -> Asked:
         """Items, labels and schema. Raises `InvalidInput` that names the field."""
         limits, params = self.services.settings.limits, request.params or ExtractParams()
-        check_count(len(request.items), "items", limits)
         labels, schema = check_labels(params.labels, limits), check_schema(params.output_schema)
         return Asked(inputs_of(request.items, entry, limits), labels, schema)
 
@@ -97,7 +100,7 @@ class ExtractResource(InferenceResource[ExtractRequest, ExtractPlan]):
         if findings.nbytes <= INLINE_NBYTES:
             body = write(context.model, request, reply, findings)
         else:
-            body = await asyncio.to_thread(write, context.model, request, reply, findings)
+            body = await off_loop(write, context.model, request, reply, findings)
         reply.check()
         reply.release()
         return [body]

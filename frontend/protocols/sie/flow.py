@@ -20,7 +20,9 @@ from falcon.asgi import Request, Response
 
 from frontend.context import RequestContext
 from frontend.disconnect import until_disconnect
+from frontend.protocols.sie.items import check_count
 from frontend.protocols.sie.machine_profile import check_machine_profile
+from frontend.protocols.sie.options import target_of
 from frontend.protocols.sie.schemas import Body, read
 from frontend.responding import send_parts
 from frontend.sending import Part
@@ -152,14 +154,14 @@ class InferenceResource(ABC, Generic[R, P]):
     async def _run(self, req: Request, request: R) -> tuple[Reply, P]:
         """The result, and how to render it."""
         engine, context = self.services.engine, req.context.penstock
+        check_count(*request.sized(), self.services.settings.limits)
         entry = engine.find(context.model)
         if self.capability and self.capability not in entry.outputs:
             raise InvalidInput(f"model '{entry.id}' does not support {self.operation}")
         inputs = self.check(request, entry)
-        status = await engine.ensure_loaded(entry.id, context.deadline_ns)
+        target = target_of(entry, self.options_of(request), self.services.catalog)
+        status = await engine.ensure_loaded(target.id, context.deadline_ns)
         plan = self.plan(request, entry, inputs, status)
-        if plan.model != entry.id:
-            status = await engine.ensure_loaded(plan.model, context.deadline_ns)
         cost = engine.cost_of(self.characters(plan), status, images_of(plan.call))
         reply = await engine.run(context, plan.model, plan.call, cost, req.scope)
         return reply, plan
@@ -167,6 +169,10 @@ class InferenceResource(ABC, Generic[R, P]):
     def characters(self, plan: P) -> list[int]:
         """Characters per item, for the estimate of the cost."""
         return characters_of(plan.call)
+
+    def options_of(self, request: R) -> dict[str, Any] | None:
+        """The options of a request, which may choose a profile; None where the route takes none."""
+        return None
 
     @abstractmethod
     def check(self, request: R, entry: ModelEntry) -> Any:

@@ -57,7 +57,8 @@ def input_of(item: Item, where: str, entry: ModelEntry, limits: Limits) -> Input
     Raises `InvalidInput` for media this model does not take, and for an item without any input it does.
     """
     for name in MEDIA:
-        if getattr(item, name) is not None and name.rstrip("s") not in entry.inputs:
+        given = getattr(item, name)
+        if given is not None and given != [] and name.rstrip("s") not in entry.inputs:
             raise InvalidInput(f"{where}.{name}: model '{entry.id}' takes {', '.join(entry.inputs)} only")
     images = _images(item, where, limits)
     if not images and (item.text is None or "text" not in entry.inputs):

@@ -66,6 +66,14 @@ def resolve(
     )
 
 
+def target_of(entry: ModelEntry, options: dict[str, Any] | None, catalog: Catalog) -> ModelEntry:
+    """The entry that a request will run on: that of the profile it names, where there is one of that name."""
+    profile = (options or {}).get("profile")
+    if isinstance(profile, str) and profile != "default" and profile in entry.profiles:
+        return catalog.find(f"{entry.id}:{profile}")
+    return entry
+
+
 def _choose(
     entry: ModelEntry, options: dict[str, Any], catalog: Catalog, where: str
 ) -> tuple[ModelEntry, bool]:

@@ -6,7 +6,6 @@ once no view is left, the lease ends.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
@@ -16,8 +15,10 @@ import numpy as np
 from frontend import muvera
 from frontend.protocols.sie.arrays import append_map, array_prefix, map_header, packed
 from frontend.protocols.sie.convert import EncodePlan
-from frontend.quantize import Quantized, quantize, shorten
+from frontend.quantize import Quantized, quantize, shorten, to_half
+from frontend.rendering import off_loop
 from frontend.sending import Part
+from ipc import deadline
 from ipc.client import Reply
 
 INLINE_NBYTES = 1 << 20
@@ -142,7 +143,7 @@ async def dense_of(reply: Reply, dtype: str, dimensions: int | None) -> Dense:
     values = reply.tensors()["dense"]
     converts = dtype != "float32" or dimensions is not None
     if converts and values.nbytes > INLINE_NBYTES:
-        dense = await asyncio.to_thread(_dense, values, dtype, dimensions)
+        dense = await off_loop(_dense, values, dtype, dimensions)
     else:
         dense = _dense(values, dtype, dimensions)
     if dense.quantized.values is not values:
@@ -151,15 +152,18 @@ async def dense_of(reply: Reply, dtype: str, dimensions: int | None) -> Dense:
     return dense
 
 
-async def outputs_of(reply: Reply, plan: EncodePlan) -> list[Output]:
-    """The outputs that `plan` wants, in the contract's order; the lease ends when none of them lies in it."""
+async def outputs_of(reply: Reply, plan: EncodePlan, deadline_ns: int) -> list[Output]:
+    """The outputs that `plan` wants, in the contract's order; the lease ends when none of them lies in it.
+
+    Raises `DeadlineExceeded` when MUVERA takes longer than that.
+    """
     tensors = reply.tensors()
     nbytes = sum(values.nbytes for values in tensors.values())
     converts = plan.muvera is not None or plan.output_dtype != "float32" or plan.dimensions is not None
     if converts and (nbytes > INLINE_NBYTES or plan.muvera is not None):
-        found = await asyncio.to_thread(_convert, tensors, reply, plan)
+        found = await off_loop(_convert, tensors, reply, plan, deadline_ns)
     else:
-        found = _convert(tensors, reply, plan)
+        found = _convert(tensors, reply, plan, deadline_ns)
     originals = {id(values) for values in tensors.values()}
     if not any(
         isinstance(one, Dense | Multivector) and id(one.quantized.values) in originals for one in found
@@ -169,15 +173,17 @@ async def outputs_of(reply: Reply, plan: EncodePlan) -> list[Output]:
     return found
 
 
-def _convert(tensors: dict[str, np.ndarray], reply: Reply, plan: EncodePlan) -> list[Output]:
+def _convert(
+    tensors: dict[str, np.ndarray], reply: Reply, plan: EncodePlan, deadline_ns: int
+) -> list[Output]:
     found: list[Output] = []
     if "dense" in plan.outputs:
-        dense = tensors["dense"] if plan.muvera is None else _fixed_width(tensors, reply, plan)
+        dense = tensors["dense"] if plan.muvera is None else _fixed_width(tensors, reply, plan, deadline_ns)
         found.append(_dense(dense, plan.output_dtype, plan.dimensions))
     if "sparse" in plan.outputs:
         values = tensors["sparse.values"]
         if plan.output_dtype == "float16":
-            values = values.astype(np.float16)
+            values = to_half(values)
         rows = reply.rows("sparse.indices")
         found.append(Sparse(tensors["sparse.indices"], values, rows, plan.sparse_dims))
     if "multivector" in plan.outputs:
@@ -192,11 +198,15 @@ def _dense(values: np.ndarray, dtype: str, dimensions: int | None) -> Dense:
     return Dense(quantize(cut, dtype), cut.shape[1])
 
 
-def _fixed_width(tensors: dict[str, np.ndarray], reply: Reply, plan: EncodePlan) -> np.ndarray:
+def _fixed_width(
+    tensors: dict[str, np.ndarray], reply: Reply, plan: EncodePlan, deadline_ns: int
+) -> np.ndarray:
     """One vector per item from its token vectors."""
     assert plan.muvera is not None
     starts = [0, *accumulate(reply.rows("multivector"))]
     values = tensors["multivector"]
-    spans = pairwise(starts)
-    is_query = plan.call.is_query
-    return np.stack([muvera.vector_of(values[a:b], plan.muvera, is_query=is_query) for a, b in spans])
+    found = np.empty((len(starts) - 1, plan.muvera.width(values.shape[1])), np.float32)
+    for row, (start, stop) in zip(found, pairwise(starts), strict=True):
+        deadline.check(deadline_ns, "while MUVERA vectors were made")
+        row[:] = muvera.vector_of(values[start:stop], plan.muvera, is_query=plan.call.is_query)
+    return found

@@ -16,6 +16,7 @@ import orjson
 
 from frontend.protocols.sie.arrays import array_header, map_header, packed
 from frontend.protocols.sie.outputs import INLINE_NBYTES, Output
+from frontend.rendering import off_loop
 from frontend.sending import Part
 
 JSON_CHUNK_NBYTES = 256 << 10
@@ -85,7 +86,7 @@ async def msgpack_parts(answer: Answer, timing: Callable[[], dict[str, Any]]) ->
 async def json_parts(answer: Answer, timing: Callable[[], dict[str, Any]]) -> list[Part]:
     """The body as a list of bytes; `timing` is called at the end."""
     if answer.nbytes > INLINE_NBYTES:
-        items = await asyncio.to_thread(lambda: list(_json_items(answer)))
+        items = await off_loop(lambda: list(_json_items(answer)))
     else:
         items = list(_json_items(answer))
     return [

@@ -26,6 +26,10 @@ class Body(msgspec.Struct):
         """Names of fields that may occur once, and others with how often they may, for `refuse_repeated`."""
         raise NotImplementedError
 
+    def sized(self) -> tuple[int, str]:
+        """How many inputs there are, and the name of their field."""
+        raise NotImplementedError
+
 
 class Media(msgspec.Struct):
     """Bytes with a format hint, for images, audio, video and documents."""
@@ -71,6 +75,10 @@ class EncodeRequest(Body):
     items: list[Item]
     params: EncodeParams | None = None
 
+    def sized(self) -> tuple[int, str]:
+        """Its items."""
+        return len(self.items), "items"
+
     def keys(self) -> Keys:
         """Names of fields, as `Body.keys`."""
         ids, texts = _counts(self.items)
@@ -107,6 +115,10 @@ class ScoreRequest(Body):
     instruction: Text = None
     options: dict[str, Any] | None = None
 
+    def sized(self) -> tuple[int, str]:
+        """Its items."""
+        return len(self.items), "items"
+
     def keys(self) -> Keys:
         """Names of fields, as `Body.keys`."""
         ids, texts = _counts((self.query, *self.items))
@@ -128,6 +140,10 @@ class ExtractRequest(Body):
     items: list[Item]
     params: ExtractParams | None = None
 
+    def sized(self) -> tuple[int, str]:
+        """Its items."""
+        return len(self.items), "items"
+
     def keys(self) -> Keys:
         """Names of fields, as `Body.keys`."""
         ids, texts = _counts(self.items)
@@ -143,6 +159,10 @@ class RerankRequest(Body):
     documents: list[str | dict[str, Any]]
     top_n: Annotated[int, msgspec.Meta(ge=1)] | None = None
     return_documents: bool | None = None
+
+    def sized(self) -> tuple[int, str]:
+        """Its documents."""
+        return len(self.documents), "documents"
 
     def keys(self) -> Keys:
         """Names of fields, as `Body.keys`."""

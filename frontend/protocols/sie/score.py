@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ import orjson
 
 from frontend.context import RequestContext
 from frontend.protocols.sie.flow import InferenceResource
-from frontend.protocols.sie.items import check_count, check_shared, input_of, inputs_of
+from frontend.protocols.sie.items import check_shared, input_of, inputs_of
 from frontend.protocols.sie.options import Resolved, resolve
 from frontend.protocols.sie.schemas import Body, ScoreRequest
+from frontend.rendering import off_loop
 from frontend.sending import Part
 from ipc.catalog import ModelEntry
 from ipc.client import Reply
@@ -74,7 +74,7 @@ class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
         reply.release()
         if len(scores) <= INLINE_ENTRIES:
             return [self._write(request, context, scores, reply, json)]
-        return [await asyncio.to_thread(self._write, request, context, scores, reply, json)]
+        return [await off_loop(self._write, request, context, scores, reply, json)]
 
     def _write(
         self, request: R, context: RequestContext, scores: np.ndarray, reply: Reply, json: bool
@@ -106,10 +106,13 @@ class ScoreResource(ScoringResource[ScoreRequest]):
     operation = "score"
     body = ScoreRequest
 
+    def options_of(self, request: ScoreRequest) -> dict[str, Any] | None:
+        """The options of the request."""
+        return request.options
+
     def check(self, request: ScoreRequest, entry: ModelEntry) -> Pairs:
         """Query and items. Raises `InvalidInput` that names the field."""
         limits = self.services.settings.limits
-        check_count(len(request.items), "items", limits)
         query = input_of(request.query, "query", entry, limits)
         check_shared(query.text or "", "query.text", len(request.items), limits)
         return Pairs(query, inputs_of(request.items, entry, limits))

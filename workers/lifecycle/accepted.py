@@ -1,0 +1,90 @@
+"""The catalog that this server accepted last, kept in the run directory for workers that start anew.
+
+A first start wants a catalog without mistakes. A worker that starts again while the server runs must not stay away
+because a file was broken or taken away meanwhile: it serves what is left, or what was accepted last.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+
+from ipc.catalog import Catalog, ModelEntry, check_lists, check_lora_dirs, load_catalog
+from ipc.errors import ConfigError
+from ipc.settings import Catalog as CatalogSettings
+
+log = logging.getLogger(__name__)
+
+
+class _Kept(msgspec.Struct):
+    """What was accepted: the settings that chose it, as JSON, and the entries before their profiles are drawn apart."""
+
+    chosen: str
+    entries: list[ModelEntry]
+
+
+def open_catalog(root: Path, chosen: CatalogSettings) -> Catalog:
+    """The catalog of a worker that starts; `root` is the run directory.
+
+    Raises `ConfigError` for any mistake, unless a catalog was accepted here before with the same settings.
+    """
+    kept = _read(root, chosen)
+    if kept is None:
+        catalog = load_catalog(chosen.dirs, chosen.models, chosen.serve_all)
+        _check(catalog, chosen)
+    else:
+        catalog = _reopen(kept, chosen)
+    keep(root, chosen, catalog)
+    return catalog
+
+
+def _reopen(kept: Catalog, chosen: CatalogSettings) -> Catalog:
+    try:
+        catalog = load_catalog(chosen.dirs, chosen.models, chosen.serve_all, vanished_ok=True)
+    except (ConfigError, OSError) as error:
+        log.error("the catalog is refused, the one accepted last stays: %s", error)
+        return kept
+    try:
+        _check(catalog, chosen)
+    except ConfigError as error:
+        log.warning("%s", error.message)
+    return catalog
+
+
+def _check(catalog: Catalog, chosen: CatalogSettings) -> None:
+    check_lists(catalog, chosen.preload, chosen.pinned)
+    check_lora_dirs(chosen.lora_dirs)
+
+
+def keep(root: Path, chosen: CatalogSettings, catalog: Catalog) -> None:
+    """Remember an accepted catalog, in one step; without room for it the worker serves all the same."""
+    path = _path(root)
+    draft = path.with_suffix(f".{os.getpid()}")
+    try:
+        draft.write_bytes(msgspec.json.encode(_Kept(_settings(chosen), list(catalog.sources))))
+        draft.replace(path)
+    except OSError as error:
+        log.warning("the accepted catalog is not kept: %s", error)
+        draft.unlink(missing_ok=True)
+
+
+def _read(root: Path, chosen: CatalogSettings) -> Catalog | None:
+    try:
+        kept = msgspec.json.decode(_path(root).read_bytes(), type=_Kept)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        log.warning("the kept catalog cannot be read: %s", error)
+        return None
+    return Catalog(kept.entries) if kept.chosen == _settings(chosen) else None
+
+
+def _settings(chosen: CatalogSettings) -> str:
+    return msgspec.json.encode(chosen, order="deterministic").decode()
+
+
+def _path(root: Path) -> Path:
+    return root / "catalog.json"
