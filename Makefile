@@ -32,7 +32,7 @@ run: $(STAMP)run ## start the server with the demo model on 127.0.0.1:PORT
 
 test: $(STAMP)dev ## run the default test suite (no GPU, no hub, a few minutes)
 	$(PYTEST) -n 2 --dist loadfile tests/unit tests/conformance $(ARGS) $(NONE_IS_FINE)
-	$(PYTEST) tests/process tests/fault $(ARGS) $(NONE_IS_FINE)
+	$(PYTEST) -n 2 --dist loadfile tests/process tests/fault $(ARGS) $(NONE_IS_FINE)
 
 test-fault: $(STAMP)dev ## kill, stop and starve processes for many rounds
 	PENSTOCK_FAULT_ROUNDS=long $(BIN)/python -m pytest -q -m "not gpu" --timeout=3600 tests/fault $(ARGS)

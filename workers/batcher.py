@@ -30,8 +30,9 @@ UNKNOWN_PACE = 10_000.0
 """Tokens a second of a model that has not run yet."""
 
 Pace = Callable[[str], float]
-Room = Callable[[str], int]
 """Tokens a second of a model, by its name; 0 when it has not run yet."""
+Room = Callable[[str], int]
+"""Most tokens of a batch of a model, by its name."""
 
 
 def _unknown(model: str) -> float:
@@ -123,6 +124,10 @@ def _caller_of(job: Job) -> Hashable:
     return job.caller or job.session
 
 
+def _group_key(job: Job) -> Hashable:
+    return (job.group, id(job)) if job.solo else (job.group, None)
+
+
 class _Group:
     """Items of one model that may share a batch; `used` is device time in seconds."""
 
@@ -163,7 +168,7 @@ class Batcher:
         ready = [index for index in range(start, stop) if index not in job.errors]
         if not ready:
             return
-        key = (job.group, id(job)) if job.solo else (job.group, None)
+        key = _group_key(job)
         if key not in self._groups:
             self._groups[key] = _Group(job.model, max(self._clock, self._ahead.pop(key, 0.0)))
         self._groups[key].lanes[job.lane].add(job, ready)
@@ -206,6 +211,14 @@ class Batcher:
         if not group.items:
             self._leave(key)
         return pieces
+
+    def settle(self, job: Job, seconds: float) -> None:
+        """A batch with this job took `seconds` more (or less) of the device than was predicted."""
+        key = _group_key(job)
+        if key in self._groups:
+            self._groups[key].used += seconds
+        elif not job.solo and (used := self._ahead.pop(key, self._clock) + seconds) > self._clock:
+            self._ahead[key] = used
 
     def _leave(self, key: Hashable) -> None:
         """A group has nothing waiting. What it used ahead of the others is kept, as in `Lane`."""

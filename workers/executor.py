@@ -142,6 +142,7 @@ class Executor:
             self._book.land(batch.pieces)
             self._recoveries.ended(model)
         seconds = (time.monotonic_ns() - began) / 1e9
+        self._queue.settle_time(jobs[0], seconds - batch.predicted_s)
         for rate in (self._queue.rate, self._rates[model]):
             rate.record(batch.tokens, seconds)
         self.batches.note(model, len(batch.pieces), batch.tokens, self.budgets.tokens_of(model), seconds)

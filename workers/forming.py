@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from workers.batcher import Pace, Room
+from workers.batcher import UNKNOWN_PACE, Pace, Room
 from workers.job import Piece
 from workers.jobs import JobBook
 from workers.queue import WorkQueue
@@ -14,11 +14,15 @@ from workers.queue import WorkQueue
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Pieces of one group, collated for the adapter (None: collating failed and is tried again piecewise)."""
+    """Pieces of one group, collated for the adapter (None: collating failed and is tried again piecewise).
+
+    `predicted_s` is the device time for which the queue has charged the group.
+    """
 
     pieces: list[Piece]
     collated: Any
     tokens: int
+    predicted_s: float
     overtaken: bool = False
 
 
@@ -69,11 +73,14 @@ class Former:
             return ahead
 
     def _form(self) -> Batch | None:
-        pieces = self._book.board(self._queue.take(self._max_tokens, self._max_items, self._pace, self._room))
+        taken = self._queue.take(self._max_tokens, self._max_items, self._pace, self._room)
+        pieces = self._book.board(taken)
         if not pieces:
             return None
         try:
             collated = collate(pieces)
         except Exception:
             collated = None
-        return Batch(pieces, collated, sum(piece.prepared.cost for piece in pieces))
+        tokens_per_s = self._pace(pieces[0].job.model) or UNKNOWN_PACE
+        predicted_s = sum(piece.prepared.cost for piece in taken) / tokens_per_s
+        return Batch(pieces, collated, sum(piece.prepared.cost for piece in pieces), predicted_s)

@@ -7,7 +7,6 @@ while its last ones are still text; one whose result takes a size that only prep
 from __future__ import annotations
 
 import logging
-import queue
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,12 +18,14 @@ from workers.adapters.base import ItemFailure, Prepared
 from workers.job import Job
 from workers.jobs import JobBook
 from workers.operations import operation_of
+from workers.preparing_line import PreparingLine
 from workers.queue import WorkQueue
 from workers.threads import vital_thread
 
 log = logging.getLogger(__name__)
 
-CHUNK_ITEMS = 128
+CHUNK_ITEMS = 32
+"""Texts of a chunk: some 10 ms, for which a query waits at most."""
 CHUNK_IMAGES = 4
 """Images of a chunk: a large one takes seconds, and a request that has ended goes on until the end of its chunk."""
 
@@ -42,7 +43,7 @@ class Preparer:
     ) -> None:
         """`unplaced` is told, in a preparing thread, of a job that is ready but has no output space yet."""
         self._work, self._book, self._arena, self._unplaced = work, book, arena, unplaced
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._line = PreparingLine()
         self._lone_place = threads
         self._threads = [vital_thread(f"prepare-{n}", partial(self._run, n)) for n in range(threads)]
         for thread in self._threads:
@@ -50,18 +51,17 @@ class Preparer:
 
     def put(self, job: Job) -> None:
         """Prepare this job soon."""
-        self._jobs.put(job)
+        self._line.put(job)
 
     def close(self) -> None:
         """Stop the threads after what they are doing now."""
-        for _ in self._threads:
-            self._jobs.put(None)
+        self._line.close()
 
     def _run(self, place: int) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._line.get()) is not None:
             if self._prepare(job, place):
                 # The rest of a large job lines up again, so that it holds nobody up for longer than a chunk.
-                self._jobs.put(job)
+                self._line.put(job)
             # NOTE: an idle thread must not keep the last job's model in memory.
             del job
 

@@ -110,6 +110,11 @@ class WorkQueue:
         with self._lock:
             return self._batcher.take(max_tokens, max_items, time.monotonic_ns(), pace, room)
 
+    def settle_time(self, job: Job, seconds: float) -> None:
+        """A batch with this job took `seconds` more (or less) of the device than its model's pace said."""
+        with self._lock:
+            self._batcher.settle(job, seconds)
+
     def overtakes(self, pieces: Sequence[Piece]) -> bool:
         """Whether waiting work should run before `pieces`, the batch that was taken last."""
         with self._lock:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import count
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -320,6 +321,19 @@ def test_a_model_whose_line_runs_empty_between_batches_does_not_get_more_for_it(
             batch = batcher.take(50, 512, NOW_NS)
             used[batch[0].job.model] += tokens(batch)
     assert 0.9 <= used["empty"] / used["steady"] <= 1.1
+
+
+@pytest.mark.parametrize("left_over", [0, 50])
+def test_a_batch_that_took_longer_than_predicted_is_paid_for(left_over: int) -> None:
+    slow, quick = job([1] * (50 + left_over), group="slow"), job([1] * 5000, group="quick", caller=b"b")
+    batcher = filled(slow, quick)
+    (first, *_), second = (batcher.take(50, 512, NOW_NS, ten_a_second) for _ in range(2))
+    assert {first.job.group, second[0].job.group} == {"slow", "quick"}
+    batcher.settle(slow, 20.0)
+    late = job([1] * 50, group="slow")
+    batcher.add(late, 0, 50)
+    turns = [batcher.take(50, 512, NOW_NS, ten_a_second)[0].job.group for _ in range(6)]
+    assert turns == ["quick"] * 4 + turns[4:] and "slow" in turns[4:]
 
 
 def test_a_query_overtakes_a_bulk_batch_and_one_of_a_model_that_has_used_more() -> None:

@@ -38,7 +38,7 @@ def test_every_item_with_an_image_counts_once_and_the_query_too(call: Call, imag
 
 def test_a_chunk_of_images_is_short_and_one_of_texts_is_not() -> None:
     assert _chunk_end([TEXT] * 500, 0) == CHUNK_ITEMS
-    assert _chunk_end([TEXT] * 500, 450) == 500
+    assert _chunk_end([TEXT] * 500, 490) == 500
     assert _chunk_end([IMAGE] * 500, 3) == 3 + CHUNK_IMAGES
     mixed = [TEXT, IMAGE] * 50
     ends = [0]
