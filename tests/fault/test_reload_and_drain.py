@@ -89,9 +89,8 @@ def test_a_reload_applies_good_settings_and_refuses_broken_ones_without_a_failed
         for number, broken in enumerate(mistakes):
             more_answers(load)
             config.write_text(broken)
-            server.process.send_signal(signal.SIGHUP)
+            reload(server, load)
             wait_until(lambda seen=number: server.log.count("is refused") > seen, 20, "a refusal")
-            more_answers(load)
             assert server.process.poll() is None
             assert server.encode("fake/echo", list("abc")).status == 200
             assert server.encode("fake/echo", list("abcd")).status == 400
