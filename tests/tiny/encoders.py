@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import string
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
 from safetensors.torch import save_file
 
 from tests.tiny import vocabularies
-from tests.tiny.models import SEED, SIZES, WIDTH, redraw, save, write_json, write_layout
+from tests.tiny.models import (
+    SEED,
+    WIDTH,
+    bert_config,
+    redraw,
+    save,
+    write_json,
+    write_layout,
+    xlmr_config,
+)
 
 TOKEN_WIDTH = 128
 
 
 def bge_m3(directory: Path) -> None:
     """XLM-R with BGE-M3's two heads beside it, CLS pooling, normalised."""
-    size = vocabularies.unigram(directory)
-    config = transformers.XLMRobertaConfig(
-        **SIZES,
-        vocab_size=size,
-        max_position_embeddings=258,
-        type_vocab_size=1,
-        pad_token_id=1,
-        bos_token_id=0,
-        eos_token_id=2,
-    )
-    save(transformers.XLMRobertaModel(config), directory)
+    save(transformers.XLMRobertaModel(xlmr_config(directory)), directory)
     write_layout(directory, "cls", max_length=512)
     sparse = {"weight": drawn(1, 1, WIDTH), "bias": torch.ones(1)}
     torch.save(sparse, directory / "sparse_linear.pt")
@@ -60,7 +58,7 @@ def splade(directory: Path) -> None:
 
 def plain_splade(directory: Path) -> None:
     """The same as transformers saves it."""
-    save(transformers.BertForMaskedLM(_bert_config(directory)), directory)
+    save(transformers.BertForMaskedLM(bert_config(directory)), directory)
 
 
 def splade_distilbert(directory: Path) -> None:
@@ -78,7 +76,7 @@ def splade_distilbert(directory: Path) -> None:
 
 def colbert_pylate(directory: Path) -> None:
     """BERT and a Dense of 128 without bias, as PyLate saves it: markers, lengths and skip list in one file."""
-    config = _bert_config(directory, extra=("[Q] ", "[D] "))
+    config = bert_config(directory, extra=("[Q] ", "[D] "))
     save(transformers.BertModel(config, add_pooling_layer=False), directory)
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
@@ -114,7 +112,7 @@ def colbert_pylate(directory: Path) -> None:
 
 def colbert_stanford(directory: Path) -> None:
     """BERT and its projection in one file under Stanford's names, with artifact.metadata."""
-    config = _bert_config(directory, extra=("[unused0]", "[unused1]"))
+    config = bert_config(directory, extra=("[unused0]", "[unused1]"))
     config.architectures = ["HF_ColBERT"]
     model = redraw(transformers.BertModel(config, add_pooling_layer=False))
     weights = {f"bert.{name}": tensor.contiguous() for name, tensor in model.state_dict().items()}
@@ -145,9 +143,3 @@ BUILDERS = {
 def drawn(number: int, *shape: int) -> torch.Tensor:
     """Random weights of a head; the same for the same `number`."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(SEED + number)) * 0.2
-
-
-def _bert_config(directory: Path, extra: tuple[str, ...] = ()) -> Any:
-    """A BERT config over a tokenizer with `extra` tokens in its vocabulary."""
-    size = vocabularies.wordpiece(directory, extra=extra)
-    return transformers.BertConfig(**SIZES, vocab_size=size, max_position_embeddings=512)

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from tests.tiny import vocabularies
-from tests.tiny.models import SIZES, WIDTH, redraw, save
+from tests.tiny.models import SIZES, WIDTH, bert_config, redraw, save, xlmr_config
 
 NER_TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-ORG", "I-ORG")
 NLI_LABELS = ("entailment", "neutral", "contradiction")
@@ -20,28 +20,18 @@ MOODS = ("anger", "joy", "fear", "calm")
 
 def ner(directory: Path) -> None:
     """BERT with a tag per token."""
-    save(transformers.BertForTokenClassification(_bert_config(directory, NER_TAGS)), directory)
+    save(transformers.BertForTokenClassification(bert_config(directory, **_named(NER_TAGS))), directory)
 
 
 def ner_xlmr(directory: Path) -> None:
     """XLM-R with a tag per token: its tokens carry blanks, and it has no mark inside words."""
-    size = vocabularies.unigram(directory)
-    config = transformers.XLMRobertaConfig(
-        **SIZES,
-        vocab_size=size,
-        max_position_embeddings=258,
-        type_vocab_size=1,
-        pad_token_id=1,
-        bos_token_id=0,
-        eos_token_id=2,
-        **_named(NER_TAGS),
-    )
+    config = xlmr_config(directory, **_named(NER_TAGS))
     save(transformers.XLMRobertaForTokenClassification(config), directory)
 
 
 def nli(directory: Path) -> None:
     """BERT that tells whether one text follows from another."""
-    save(transformers.BertForSequenceClassification(_bert_config(directory, NLI_LABELS)), directory)
+    save(transformers.BertForSequenceClassification(bert_config(directory, **_named(NLI_LABELS))), directory)
 
 
 def nli_bart(directory: Path) -> None:
@@ -69,7 +59,9 @@ def nli_bart(directory: Path) -> None:
 def classifier(directory: Path) -> None:
     """BERT with classes that do not exclude each other."""
     kind = {"problem_type": "multi_label_classification"}
-    save(transformers.BertForSequenceClassification(_bert_config(directory, MOODS, **kind)), directory)
+    save(
+        transformers.BertForSequenceClassification(bert_config(directory, **_named(MOODS), **kind)), directory
+    )
 
 
 def classifier_single(directory: Path) -> None:
@@ -106,7 +98,7 @@ def gliclass(directory: Path) -> None:
     """GLiClass with one encoder for labels and text."""
     from gliclass import GLiClassModel, GLiClassModelConfig
 
-    config = _bert_config(directory)
+    config = bert_config(directory)
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(directory))
     tokenizer.add_tokens(["<<LABEL>>", "<<SEP>>"], special_tokens=True)
     tokenizer.save_pretrained(str(directory))
@@ -156,7 +148,7 @@ def _gliner(directory: Path, **layers: str) -> None:
 
     backbone = directory / "backbone"
     backbone.mkdir()
-    config = _bert_config(backbone)
+    config = bert_config(backbone)
     config.save_pretrained(str(backbone))
     whole = GLiNERConfig(
         model_name=str(backbone),
@@ -177,13 +169,6 @@ def _gliner(directory: Path, **layers: str) -> None:
             parameter.mul_(0.65)  # Its scores would all be 0 or 1 otherwise.
     made.save_pretrained(str(directory), safe_serialization=True)
     shutil.rmtree(backbone)
-
-
-def _bert_config(directory: Path, labels: Sequence[str] = (), **more: Any) -> transformers.BertConfig:
-    """The config of a tiny BERT whose tokenizer is written to `directory`."""
-    size = vocabularies.wordpiece(directory)
-    named = _named(labels) if labels else {}
-    return transformers.BertConfig(**SIZES, vocab_size=size, max_position_embeddings=512, **named, **more)
 
 
 def _named(labels: Sequence[str]) -> dict[str, Any]:

@@ -93,17 +93,7 @@ def dense_modernbert(directory: Path) -> None:
 
 def dense_xlmr(directory: Path) -> None:
     """XLM-R, whose positions start at 2, mean pooling, normalised."""
-    size = vocabularies.unigram(directory)
-    config = transformers.XLMRobertaConfig(
-        **SIZES,
-        vocab_size=size,
-        max_position_embeddings=258,
-        type_vocab_size=1,
-        pad_token_id=1,
-        bos_token_id=0,
-        eos_token_id=2,
-    )
-    save(transformers.XLMRobertaModel(config), directory)
+    save(transformers.XLMRobertaModel(xlmr_config(directory)), directory)
     write_layout(directory, "mean", max_length=512)
 
 
@@ -224,9 +214,29 @@ def write_json(path: Path, value: Any) -> None:
 
 def _bert(directory: Path, *, lower_case: bool = True) -> None:
     """A BERT with its tokenizer."""
-    size = vocabularies.wordpiece(directory, lower_case=lower_case)
-    config = transformers.BertConfig(**SIZES, vocab_size=size, max_position_embeddings=512)
-    save(transformers.BertModel(config), directory)
+    save(transformers.BertModel(bert_config(directory, lower_case=lower_case)), directory)
+
+
+def bert_config(
+    directory: Path, *, lower_case: bool = True, extra: tuple[str, ...] = (), **more: Any
+) -> transformers.BertConfig:
+    """The config of a BERT whose tokenizer, with `extra` tokens, is written to `directory`."""
+    size = vocabularies.wordpiece(directory, lower_case=lower_case, extra=extra)
+    return transformers.BertConfig(**SIZES, vocab_size=size, max_position_embeddings=512, **more)
+
+
+def xlmr_config(directory: Path, **more: Any) -> transformers.XLMRobertaConfig:
+    """The config of an XLM-R whose tokenizer is written to `directory`; its positions start at 2."""
+    return transformers.XLMRobertaConfig(
+        **SIZES,
+        vocab_size=vocabularies.unigram(directory),
+        max_position_embeddings=258,
+        type_vocab_size=1,
+        pad_token_id=1,
+        bos_token_id=0,
+        eos_token_id=2,
+        **more,
+    )
 
 
 def _special_ids(pad: int, cls: int, sep: int) -> dict[str, int]:

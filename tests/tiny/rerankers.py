@@ -4,46 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import transformers
 
 from tests.tiny import vocabularies
-from tests.tiny.models import SIZES, save
+from tests.tiny.models import SIZES, bert_config, save, xlmr_config
 
 
 def rr_bert(directory: Path) -> None:
     """BERT with one label; its pairs have segments."""
-    save(transformers.BertForSequenceClassification(_bert_config(directory)), directory)
+    save(transformers.BertForSequenceClassification(bert_config(directory, num_labels=1)), directory)
 
 
 def rr_bert_logits(directory: Path) -> None:
     """The same, and its config says that scores are the logits themselves."""
-    config = _bert_config(directory)
+    config = bert_config(directory, num_labels=1)
     config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity", "version": "6.2.0"}
     save(transformers.BertForSequenceClassification(config), directory)
 
 
 def rr_bert_three(directory: Path) -> None:
     """BERT with three labels: no reranker."""
-    config = _bert_config(directory)
+    config = bert_config(directory, num_labels=1)
     config.num_labels = 3
     save(transformers.BertForSequenceClassification(config), directory)
 
 
 def rr_xlmr(directory: Path) -> None:
     """XLM-R with one label; its pairs have two markers between their halves and no segments."""
-    size = vocabularies.unigram(directory)
-    config = transformers.XLMRobertaConfig(
-        **SIZES,
-        vocab_size=size,
-        max_position_embeddings=258,
-        type_vocab_size=1,
-        pad_token_id=1,
-        bos_token_id=0,
-        eos_token_id=2,
-        num_labels=1,
-    )
+    config = xlmr_config(directory, num_labels=1)
     save(transformers.XLMRobertaForSequenceClassification(config), directory)
 
 
@@ -93,9 +82,3 @@ BUILDERS: dict[str, Callable[[Path], None]] = {
     builder.__name__: builder
     for builder in (rr_bert, rr_bert_logits, rr_bert_three, rr_xlmr, rr_modernbert, rr_qwen3)
 }
-
-
-def _bert_config(directory: Path) -> Any:
-    """A BERT config with one label over a new tokenizer."""
-    size = vocabularies.wordpiece(directory)
-    return transformers.BertConfig(**SIZES, vocab_size=size, max_position_embeddings=512, num_labels=1)

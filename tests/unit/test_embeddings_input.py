@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from frontend.protocols.sie.embeddings import inputs_of
+from frontend.protocols.sie.embeddings import check_input, inputs_of
 from frontend.protocols.sie.schemas import EmbeddingsRequest
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
@@ -15,7 +15,9 @@ LIMITS = Limits(max_items=3, max_text_bytes=40)
 
 
 def test_the_items_limit_does_not_count_the_ids_of_one_input() -> None:
-    inputs = inputs_of(EmbeddingsRequest("m", list(range(10))), LIMITS)
+    request = EmbeddingsRequest("m", list(range(10)))
+    check_input(request, LIMITS)
+    inputs = inputs_of(request)
     assert [entry.ids for entry in inputs] == [list(range(10))]
 
 
@@ -32,4 +34,4 @@ def test_the_items_limit_does_not_count_the_ids_of_one_input() -> None:
 )
 def test_what_is_refused_names_its_limit(given: Any, said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
-        inputs_of(EmbeddingsRequest("m", given), LIMITS)
+        check_input(EmbeddingsRequest("m", given), LIMITS)

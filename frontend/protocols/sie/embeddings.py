@@ -3,105 +3,128 @@
 from __future__ import annotations
 
 import base64
-import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import falcon
 import orjson
-from falcon.asgi import Request, Response
 
-from frontend.disconnect import until_disconnect
+from frontend.context import RequestContext
 from frontend.protocols.sie import render
 from frontend.protocols.sie.convert import check_dimensions
-from frontend.protocols.sie.flow import time_headers
+from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.items import check_count, check_texts
-from frontend.protocols.sie.machine_profile import check_machine_profile
 from frontend.protocols.sie.options import resolve
 from frontend.protocols.sie.outputs import dense_of
-from frontend.protocols.sie.schemas import EmbeddingsRequest, read
-from frontend.responding import send_parts
+from frontend.protocols.sie.schemas import EmbeddingsRequest
 from frontend.sending import Part
-from frontend.services import Services
+from ipc.catalog import ModelEntry
 from ipc.client import Reply
 from ipc.errors import InvalidInput, from_code
-from ipc.messages import EncodeCall, InputItem
+from ipc.messages import EncodeCall, InputItem, ModelStatus
+from ipc.settings import Limits
 
 
-def inputs_of(request: EmbeddingsRequest, limits: Any) -> list[InputItem]:
-    """One input per text or token list. Raises `InvalidInput` for an empty, mixed or over-long input."""
-    given = request.input
-    if isinstance(given, str):
-        given = [given]
+def check_input(request: EmbeddingsRequest, limits: Limits) -> None:
+    """Raise `InvalidInput` for an empty, mixed or over-long input."""
+    given = _entries(request)
     if all(isinstance(entry, int) for entry in given):
-        return [_token_input(given, "input", limits)]
+        _check_ids(given, "input", limits)
+        return
     check_count(len(given), "input", limits)
     if all(isinstance(entry, str) for entry in given):
-        check_texts(given, "input[{}]", limits)  # type: ignore[arg-type]
-        return [InputItem(text) for text in given]  # type: ignore[arg-type]
-    if all(isinstance(entry, list) for entry in given):
-        return [_token_input(entry, f"input[{index}]", limits) for index, entry in enumerate(given)]
-    raise InvalidInput("input: expected one kind of entry (str, int, or array of int), got a mix")
+        check_texts(given, "input[{}]", limits)
+    elif all(isinstance(entry, list) for entry in given):
+        for index, entry in enumerate(given):
+            _check_ids(entry, f"input[{index}]", limits)
+    else:
+        raise InvalidInput("input: expected one kind of entry (str, int, or array of int), got a mix")
 
 
-def _token_input(ids: Any, where: str, limits: Any) -> InputItem:
+def inputs_of(request: EmbeddingsRequest) -> list[InputItem]:
+    """One input per text or token list of a checked request."""
+    given = _entries(request)
+    if isinstance(given[0], int):
+        return [InputItem(None, given)]
+    return [InputItem(entry) if isinstance(entry, str) else InputItem(None, entry) for entry in given]
+
+
+def _entries(request: EmbeddingsRequest) -> list[Any]:
+    return [request.input] if isinstance(request.input, str) else request.input
+
+
+def _check_ids(ids: list[int], where: str, limits: Limits) -> None:
     if not ids:
         raise InvalidInput(f"{where}: may not be empty")
     if len(ids) > limits.max_text_bytes // 4:
         raise InvalidInput(f"{where}: {len(ids)} token ids, the limit is {limits.max_text_bytes // 4}")
-    return InputItem(None, list(ids))
 
 
-class EmbeddingsResource:
+@dataclass(frozen=True, slots=True)
+class EmbeddingsPlan:
+    """What to run and on which entry."""
+
+    model: str
+    call: EncodeCall
+
+
+class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
     """Dense vectors in the OpenAI form; always JSON."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    operation = "embeddings"
+    body = EmbeddingsRequest
+    always_json = True
 
-    async def on_post(self, req: Request, resp: Response) -> None:
-        """One embeddings request."""
-        services, context = self._services, req.context.penstock
-        context.operation = "embeddings"
-        check_machine_profile(req, services.settings.server.machine_profile)
-        async with services.bodies.hold(req, context.deadline_ns) as body:
-            request = read(body, "application/json", EmbeddingsRequest, services.settings.limits)
-            del body
-            context.started = time.perf_counter()
-            context.model = request.model
-            reply, inputs = await until_disconnect(self._run(req, request), req.scope)
-            with reply:
-                if reply.errors:
-                    raise from_code(reply.errors[0].code, reply.errors[0].message)
-                began = time.perf_counter()
-                parts = await _render(reply, request, _usage(inputs, reply.tokens))
-                reply.check()
-            context.phases["encode"] = (time.perf_counter() - began) * 1e3
-            resp.content_type = falcon.MEDIA_JSON
-            time_headers(resp, context)
-            send_parts(resp, parts, reply, services)
-
-    async def _run(self, req: Request, request: EmbeddingsRequest) -> tuple[Reply, list[InputItem]]:
-        """The result and the inputs that it belongs to."""
-        context, engine = req.context.penstock, self._services.engine
+    def examine(self, request: EmbeddingsRequest) -> None:
+        """A known encoding, and an input of one kind."""
         if request.encoding_format not in (None, "float", "base64"):
             raise InvalidInput(
                 f"encoding_format: {request.encoding_format[:64]!r} is not one of float, base64"
             )
-        inputs = inputs_of(request, self._services.settings.limits)
-        entry = engine.find(request.model)
-        status = await engine.ensure_loaded(entry.id, context.deadline_ns)
+        check_input(request, self.services.settings.limits)
+
+    def check(self, request: EmbeddingsRequest, entry: ModelEntry) -> list[InputItem]:
+        """The texts and token ids as workers take them."""
+        return inputs_of(request)
+
+    def plan(
+        self,
+        request: EmbeddingsRequest,
+        entry: ModelEntry,
+        inputs: list[InputItem],
+        status: ModelStatus,
+    ) -> EmbeddingsPlan:
+        """A call for dense vectors with the options of the model's profile."""
         if "dense" not in entry.outputs:
             raise InvalidInput(f"model: '{entry.id}' has no dense output")
         check_dimensions(request.dimensions, entry, status.dims.get("dense", 0), "dimensions")
-        lengths = [len(item.text) if item.text is not None else 4 * len(item.ids or ()) for item in inputs]
-        cost = engine.cost_of(lengths, status)
-        found = resolve(
-            entry, None, None, self._services.catalog, len(inputs), self._services.settings.limits
-        )
+        limits = self.services.settings.limits
+        found = resolve(entry, None, None, self.services.catalog, len(inputs), limits)
         is_query = bool(found.options.get("is_query"))
         call = EncodeCall(
             inputs, ["dense"], found.instruction, is_query, found.options, found.overflow, found.lora
         )
-        return await engine.run(context, entry.id, call, cost, req.scope), inputs
+        return EmbeddingsPlan(entry.id, call)
+
+    def characters(self, plan: EmbeddingsPlan) -> list[int]:
+        """Characters of texts, and four for each token id."""
+        return [4 * len(item.ids or ()) if item.text is None else len(item.text) for item in plan.call.items]
+
+    async def render(
+        self,
+        reply: Reply,
+        plan: EmbeddingsPlan,
+        request: EmbeddingsRequest,
+        context: RequestContext,
+        json: bool,
+    ) -> Sequence[Part]:
+        """The body, which holds no view on the result; one failed input fails the request."""
+        if reply.errors:
+            raise from_code(reply.errors[0].code, reply.errors[0].message)
+        parts = await _body(reply, request, _usage(plan.call.items, reply.tokens))
+        reply.check()
+        reply.release()
+        return parts
 
 
 def _usage(inputs: list[InputItem], tokens: list[int]) -> int:
@@ -111,7 +134,7 @@ def _usage(inputs: list[InputItem], tokens: list[int]) -> int:
     )
 
 
-async def _render(reply: Reply, request: EmbeddingsRequest, used: int) -> list[Part]:
+async def _body(reply: Reply, request: EmbeddingsRequest, used: int) -> list[Part]:
     rows = (await dense_of(reply, "float32", request.dimensions)).quantized.values
 
     def entry_at(index: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from frontend.context import RequestContext
 from frontend.protocols.sie.convert import EncodePlan, plan_encode
 from frontend.protocols.sie.flow import InferenceResource, timing_of
-from frontend.protocols.sie.items import inputs_of
+from frontend.protocols.sie.items import check_count, inputs_of
 from frontend.protocols.sie.options import resolve
 from frontend.protocols.sie.outputs import outputs_of
 from frontend.protocols.sie.render import Answer, json_parts, msgpack_parts
@@ -25,6 +25,10 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
 
     operation: ClassVar[str] = "encode"
     body = EncodeRequest
+
+    def examine(self, request: EncodeRequest) -> None:
+        """There are items, and not too many."""
+        check_count(len(request.items), "items", self.services.settings.limits)
 
     def check(self, request: EncodeRequest, entry: ModelEntry) -> list[InputItem]:
         """The items as workers take them."""

@@ -17,7 +17,7 @@ import orjson
 
 from frontend.context import RequestContext
 from frontend.protocols.sie.flow import InferenceResource, characters_of
-from frontend.protocols.sie.items import inputs_of
+from frontend.protocols.sie.items import check_count, inputs_of
 from frontend.protocols.sie.labels import check_labels, check_schema
 from frontend.protocols.sie.options import resolve
 from frontend.protocols.sie.schemas import ExtractParams, ExtractRequest
@@ -57,6 +57,10 @@ class ExtractResource(InferenceResource[ExtractRequest, ExtractPlan]):
     operation: ClassVar[str] = "extract"
     capability: ClassVar[str] = "json"
     body = ExtractRequest
+
+    def examine(self, request: ExtractRequest) -> None:
+        """There are items, and not too many."""
+        check_count(len(request.items), "items", self.services.settings.limits)
 
     def options_of(self, request: ExtractRequest) -> dict[str, Any] | None:
         """The options of the request."""

@@ -1,7 +1,7 @@
 """The way of every inference request of this contract, and the headers that all of them answer with.
 
 1. Check what the head asks for, read and validate the body; the request's time starts then.
-2. Find the model and refuse what it does not offer, before anything is loaded.
+2. Refuse what no model could answer, find the model, and refuse what it does not offer, before anything is loaded.
 3. Wait until it is loaded, plan the call from the request's options, and run it; all of it ends with the client.
 4. Render the result and send it. The lease on it ends with the last byte, or with an error.
 
@@ -20,7 +20,6 @@ from falcon.asgi import Request, Response
 
 from frontend.context import RequestContext
 from frontend.disconnect import until_disconnect
-from frontend.protocols.sie.items import check_count
 from frontend.protocols.sie.machine_profile import check_machine_profile
 from frontend.protocols.sie.options import target_of
 from frontend.protocols.sie.schemas import Body, read
@@ -154,7 +153,7 @@ class InferenceResource(ABC, Generic[R, P]):
     async def _run(self, req: Request, request: R) -> tuple[Reply, P]:
         """The result, and how to render it."""
         engine, context = self.services.engine, req.context.penstock
-        check_count(*request.sized(), self.services.settings.limits)
+        self.examine(request)
         entry = engine.find(context.model)
         if self.capability and self.capability not in entry.outputs:
             raise InvalidInput(f"model '{entry.id}' does not support {self.operation}")
@@ -173,6 +172,10 @@ class InferenceResource(ABC, Generic[R, P]):
     def options_of(self, request: R) -> dict[str, Any] | None:
         """The options of a request, which may choose a profile; None where the route takes none."""
         return None
+
+    @abstractmethod
+    def examine(self, request: R) -> None:
+        """Raise `InvalidInput` for a body that no model could answer; a model is looked up only afterwards."""
 
     @abstractmethod
     def check(self, request: R, entry: ModelEntry) -> Any:

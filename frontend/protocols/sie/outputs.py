@@ -6,6 +6,7 @@ once no view is left, the lease ends.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
@@ -80,12 +81,12 @@ class Dense:
         return found
 
 
-class _Mapped:
+class _Mapped(ABC):
     """An output that is written field by field."""
 
+    @abstractmethod
     def entry(self, index: int) -> dict[str, Any]:
         """The fields of one item."""
-        raise NotImplementedError
 
     def write(self, parts: list[Part], written: bytearray, index: int, copied_nbytes: int) -> bytearray:
         """The fields of one item as msgpack."""

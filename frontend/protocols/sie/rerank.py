@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import numpy as np
+import orjson
 
 from frontend.context import RequestContext
 from frontend.protocols.sie.items import check_count, check_shared, check_texts
@@ -21,7 +22,6 @@ from ipc.settings import Limits
 
 def texts_of(request: RerankRequest, limits: Limits) -> list[str]:
     """The text of each document. Raises `InvalidInput` that names the document."""
-    check_count(len(request.documents), "documents", limits)
     texts = []
     for index, document in enumerate(request.documents):
         text = document.get("text") if isinstance(document, dict) else document
@@ -33,12 +33,27 @@ def texts_of(request: RerankRequest, limits: Limits) -> list[str]:
     return texts
 
 
+def _check_echo(documents: list[str | dict[str, Any]]) -> None:
+    """Raise `InvalidInput` that names the document which JSON cannot carry back."""
+    for index, document in enumerate(documents):
+        try:
+            orjson.dumps(document)
+        except TypeError as error:
+            raise InvalidInput(f"documents[{index}]: cannot be returned ({error})") from error
+
+
 class RerankResource(ScoringResource[RerankRequest]):
     """Documents in the order in which they answer a query."""
 
     operation = "rerank"
     body = RerankRequest
     always_json = True
+
+    def examine(self, request: RerankRequest) -> None:
+        """There are documents, not too many, and they can be echoed where that is asked for."""
+        check_count(len(request.documents), "documents", self.services.settings.limits)
+        if request.return_documents:
+            _check_echo(request.documents)
 
     def check(self, request: RerankRequest, entry: ModelEntry) -> Pairs:
         """Query and documents."""

@@ -7,7 +7,7 @@ fields are skipped like any other value.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -19,16 +19,11 @@ Text = str | None
 Keys = tuple[Sequence[Key], Sequence[tuple[Key, int]]]
 
 
-class Body(msgspec.Struct):
+class Body(Protocol):
     """A whole request."""
 
     def keys(self) -> Keys:
         """Names of fields that may occur once, and others with how often they may, for `refuse_repeated`."""
-        raise NotImplementedError
-
-    def sized(self) -> tuple[int, str]:
-        """How many inputs there are, and the name of their field."""
-        raise NotImplementedError
 
 
 class Media(msgspec.Struct):
@@ -59,7 +54,7 @@ class EncodeParams(msgspec.Struct):
     options: dict[str, Any] | None = None
 
 
-class AdminRequest(Body):
+class AdminRequest(msgspec.Struct):
     """Body of POST /v1/admin/load and /v1/admin/unload."""
 
     wait: bool | None = None
@@ -69,15 +64,11 @@ class AdminRequest(Body):
         return (Key("wait"),), ()
 
 
-class EncodeRequest(Body):
+class EncodeRequest(msgspec.Struct):
     """Body of POST /v1/encode."""
 
     items: list[Item]
     params: EncodeParams | None = None
-
-    def sized(self) -> tuple[int, str]:
-        """Its items."""
-        return len(self.items), "items"
 
     def keys(self) -> Keys:
         """Names of fields, as `Body.keys`."""
@@ -86,7 +77,7 @@ class EncodeRequest(Body):
         return once, ((_ID, ids), (_TEXT, texts))
 
 
-class EmbeddingsRequest(Body):
+class EmbeddingsRequest(msgspec.Struct):
     """Body of POST /v1/embeddings, in the OpenAI form."""
 
     model: str
@@ -107,17 +98,13 @@ class EmbeddingsRequest(Body):
         return _EMBEDDINGS_KEYS, ()
 
 
-class ScoreRequest(Body):
+class ScoreRequest(msgspec.Struct):
     """Body of POST /v1/score: everything at top level."""
 
     query: Item
     items: list[Item]
     instruction: Text = None
     options: dict[str, Any] | None = None
-
-    def sized(self) -> tuple[int, str]:
-        """Its items."""
-        return len(self.items), "items"
 
     def keys(self) -> Keys:
         """Names of fields, as `Body.keys`."""
@@ -134,15 +121,11 @@ class ExtractParams(msgspec.Struct):
     options: dict[str, Any] | None = None
 
 
-class ExtractRequest(Body):
+class ExtractRequest(msgspec.Struct):
     """Body of POST /v1/extract."""
 
     items: list[Item]
     params: ExtractParams | None = None
-
-    def sized(self) -> tuple[int, str]:
-        """Its items."""
-        return len(self.items), "items"
 
     def keys(self) -> Keys:
         """Names of fields, as `Body.keys`."""
@@ -151,7 +134,7 @@ class ExtractRequest(Body):
         return once, ((_ID, ids), (_TEXT, texts))
 
 
-class RerankRequest(Body):
+class RerankRequest(msgspec.Struct):
     """Body of POST /v1/rerank, in the form of Cohere and Jina."""
 
     model: str
@@ -159,10 +142,6 @@ class RerankRequest(Body):
     documents: list[str | dict[str, Any]]
     top_n: Annotated[int, msgspec.Meta(ge=1)] | None = None
     return_documents: bool | None = None
-
-    def sized(self) -> tuple[int, str]:
-        """Its documents."""
-        return len(self.documents), "documents"
 
     def keys(self) -> Keys:
         """Names of fields, as `Body.keys`."""

@@ -13,7 +13,7 @@ import orjson
 
 from frontend.context import RequestContext
 from frontend.protocols.sie.flow import InferenceResource
-from frontend.protocols.sie.items import check_shared, input_of, inputs_of
+from frontend.protocols.sie.items import check_count, check_shared, input_of, inputs_of
 from frontend.protocols.sie.options import Resolved, resolve
 from frontend.protocols.sie.schemas import Body, ScoreRequest
 from frontend.rendering import off_loop
@@ -105,6 +105,10 @@ class ScoreResource(ScoringResource[ScoreRequest]):
 
     operation = "score"
     body = ScoreRequest
+
+    def examine(self, request: ScoreRequest) -> None:
+        """There are items, and not too many."""
+        check_count(len(request.items), "items", self.services.settings.limits)
 
     def options_of(self, request: ScoreRequest) -> dict[str, Any] | None:
         """The options of the request."""

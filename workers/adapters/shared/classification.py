@@ -11,6 +11,7 @@ against the untouched model:
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -51,7 +52,7 @@ class _Given(nn.Module):
         return BaseModelOutputWithPooling(last_hidden_state=self.hidden, pooler_output=pooled)
 
 
-class _Classifier:
+class _Classifier(ABC):
     """What both kinds of heads share: the packed transformer, the head, and their proof."""
 
     factory: ClassVar[Any]
@@ -117,18 +118,17 @@ class _Classifier:
             if self._prove(self._encoder.pack(_sequences(batch)).to(self.device), wanted):
                 return
             reason = "the head gives other values over packed rows"
-        except (
-            Exception
-        ) as failure:  # NOTE: model code outside ours may raise anything; the whole model remains.
+        except Exception as failure:
+            # NOTE: model code outside ours may raise anything; the whole model remains.
             reason = f"{type(failure).__name__}: {str(failure).partition(chr(10))[0]}"
         log.warning("%s runs whole and padded: %s", type(model).__name__, reason)
         setattr(model, name, self._base)
         model.set_attn_implementation(attention)
         self._encoder = self._given = None
 
+    @abstractmethod
     def _prove(self, batch: PackedBatch, wanted: torch.Tensor) -> bool:
         """Whether the divided model gives the `wanted` logits, in packed order."""
-        raise NotImplementedError
 
     def _agrees(self, got: torch.Tensor, wanted: torch.Tensor) -> bool:
         """Whether two results agree within the precision of the model."""
