@@ -1,8 +1,8 @@
 """Every struct that crosses a process border, and nothing else.
 
 Array-like tagged msgspec structs. Frontend to worker: Hello, Submit, Cancel, Release, Load, Unload, Ping, Watch,
-Goodbye. Worker to frontend: Welcome, Result, Failure, Credits, Models, Stats, Leaving, Pong, Goodbye. Durations are
-nanoseconds, instants are CLOCK_MONOTONIC nanoseconds, costs are tokens.
+Inputs, Goodbye. Worker to frontend: Welcome, Result, Failure, Unread, Credits, Models, Stats, Leaving, Pong, Goodbye.
+Durations are nanoseconds, instants are CLOCK_MONOTONIC nanoseconds, costs are tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-VERSION = 2
+from ipc.model_config import ModelConfig
+
+VERSION = 3
 LANES = ("interactive", "bulk")
 OVERFLOWS = ("truncate", "truncate_left", "chunk", "error")
 
@@ -27,6 +29,14 @@ class InputItem(Wire, frozen=True):
     ids: list[int] | None = None
     images: list[bytes] = []
     metadata: dict[str, Any] | None = None
+
+
+class BlockRef(Wire, frozen=True):
+    """A block of an arena: offset, data bytes, generation."""
+
+    offset: int
+    nbytes: int
+    generation: int
 
 
 class EncodeCall(Wire, frozen=True, tag="encode"):
@@ -72,7 +82,67 @@ class ExtractCall(Wire, frozen=True, tag="extract"):
     lora: str = ""
 
 
-Call = EncodeCall | ScoreCall | ExtractCall
+class Region(Wire, frozen=True):
+    """Bytes of a client's own shared memory: `key` names the POSIX object (`system`) or is the hex of a CUDA handle."""
+
+    kind: str
+    key: str
+    offset: int
+    nbytes: int
+    device: int = 0
+
+
+class TensorInput(Wire, frozen=True):
+    """One named input: `nbytes` raw bytes (`ipc.datatypes`) from `start` of the payload, or those of a region."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    start: int
+    nbytes: int
+    region: Region | None = None
+
+
+class TensorOutput(Wire, frozen=True):
+    """One output that is wanted; with a region it is written there and the result has no bytes of it."""
+
+    name: str
+    region: Region | None = None
+
+
+class Step(Wire, frozen=True):
+    """Place of a request in a sequence; `id` is the correlation id, a number or a text."""
+
+    id: int | str
+    start: bool = False
+    end: bool = False
+
+
+class InferCall(Wire, frozen=True, tag="infer"):
+    """Run the model's program over named tensors; `outputs` in the order they are wanted.
+
+    The payload, all inputs that have no region, lies in `block` of the frontend's arena (`Inputs`) or, when that is
+    None, in the frame after the message. `rows` is the batch size, 1 for a model that does not batch. The whole request
+    is one item.
+    """
+
+    options_field: ClassVar[str] = "parameters"
+    options: ClassVar[dict[str, Any]] = {}
+    overflow: ClassVar[str] = "error"
+    lora: ClassVar[str] = ""
+    instruction: ClassVar[str | None] = None
+    inputs: list[TensorInput]
+    outputs: list[TensorOutput]
+    rows: int = 1
+    block: BlockRef | None = None
+    parameters: dict[str, bool | int | float | str] = {}
+    step: Step | None = None
+    priority: int = 0
+    timeout_us: int = 0
+    items: ClassVar[list[InputItem]] = [InputItem()]
+
+
+Call = EncodeCall | ScoreCall | ExtractCall | InferCall
 
 
 class Hello(Wire, frozen=True, tag="hello"):
@@ -142,6 +212,13 @@ class Watch(Wire, frozen=True, tag="watch"):
     on: bool
 
 
+class Inputs(Wire, frozen=True, tag="inputs"):
+    """Where the sender's arena for large inputs is; said once to each worker, before the first block of it is named."""
+
+    path: str
+    epoch: str
+
+
 class Goodbye(Wire, frozen=True, tag="goodbye"):
     """The sender does not know the other side (any more)."""
 
@@ -151,7 +228,7 @@ class ModelStatus(Wire, frozen=True):
 
     `load_s` is what its last load took, or what this one is expected to take; `attempts` counts all loads so far. The
     error is that of the last load, until one succeeds. `image_tokens` is about what an image costs. `loras` are its
-    LoRA adapters by name: loading or loaded.
+    LoRA adapters by name: loading or loaded. `config` is that of a loaded model of named tensors.
     """
 
     name: str
@@ -168,6 +245,7 @@ class ModelStatus(Wire, frozen=True):
     permanent: bool = False
     image_tokens: int = 0
     loras: dict[str, str] = {}
+    config: ModelConfig | None = None
 
 
 class Credits(Wire, frozen=True, tag="credits"):
@@ -205,14 +283,6 @@ class Models(Wire, frozen=True, tag="models"):
     free_bytes: int = 0
 
 
-class BlockRef(Wire, frozen=True):
-    """A leased block of the arena: offset, data bytes, generation."""
-
-    offset: int
-    nbytes: int
-    generation: int
-
-
 class TensorRef(Wire, frozen=True):
     """One named tensor inside a block or inline frame; `start` is its first byte."""
 
@@ -220,6 +290,15 @@ class TensorRef(Wire, frozen=True):
     dtype: str
     shape: list[int]
     start: int
+
+
+class TensorInfo(Wire, frozen=True):
+    """One output of an infer call; its raw bytes are the uint8 tensor of that name, unless they went to a region."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    nbytes: int
 
 
 class ItemError(Wire, frozen=True):
@@ -270,6 +349,7 @@ class Result(Wire, frozen=True, tag="result"):
 
     `tensors` lie in `block`, or in the next frame when `block` is None; `loose` ones, whose size was known only
     afterwards, always lie in the next frame. `rows` counts the rows per item of tensors that have not one per item.
+    `infos` describes the outputs of an infer call, in the order they were asked for.
     """
 
     id: int
@@ -282,6 +362,7 @@ class Result(Wire, frozen=True, tag="result"):
     loose: list[TensorRef] = []
     rows: dict[str, list[int]] = {}
     trace: Trace | None = None
+    infos: list[TensorInfo] = []
 
 
 class Failure(Wire, frozen=True, tag="failure"):
@@ -292,6 +373,12 @@ class Failure(Wire, frozen=True, tag="failure"):
     message: str
     retry_after_s: float | None = None
     detail: dict[str, Any] = {}
+
+
+class Unread(Wire, frozen=True, tag="unread"):
+    """The cancelled request `id` reads its input block no more."""
+
+    id: int
 
 
 class QueueState(Wire, frozen=True):
@@ -349,5 +436,5 @@ class Pong(Wire, frozen=True, tag="pong"):
     seq: int
 
 
-ToWorker = Hello | Submit | Cancel | Release | Load | Unload | Ping | Watch | Goodbye
-ToFrontend = Welcome | Result | Failure | Credits | Models | Stats | Leaving | Pong | Goodbye
+ToWorker = Hello | Submit | Cancel | Release | Load | Unload | Ping | Watch | Inputs | Goodbye
+ToFrontend = Welcome | Result | Failure | Unread | Credits | Models | Stats | Leaving | Pong | Goodbye

@@ -1,0 +1,68 @@
+"""A request of named tensors as both tensor protocols understand it, before a model was looked up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Parameter = bool | int | float | str
+
+
+@dataclass(slots=True)
+class RegionUse:
+    """A part of a registered shared memory region, by the region's name; nothing of it is checked yet."""
+
+    name: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(slots=True)
+class InputTensor:
+    """One input as it was sent.
+
+    `shape` includes the batch dimension. `data` are its raw bytes (`ipc.datatypes`), None when they are in `region`.
+    """
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: bytes | memoryview | None
+    region: RegionUse | None = None
+
+
+@dataclass(slots=True)
+class WantedOutput:
+    """One output that is wanted: the tensor itself, its `classes` highest entries (0: no), or written to a region."""
+
+    name: str
+    classes: int = 0
+    region: RegionUse | None = None
+
+
+@dataclass(slots=True)
+class Sequence:
+    """Place in a sequence; `id` 0 or "" means none."""
+
+    id: int | str = 0
+    start: bool = False
+    end: bool = False
+
+
+@dataclass(slots=True)
+class TensorRequest:
+    """One inference request.
+
+    `version` None is the latest that is ready. `outputs` None are all. `batch_size` is what a protocol states apart from
+    the shapes (None: it does not). `priority` 0 is the default and 1 the highest; `timeout_us` 0 is none. `parameters`
+    are those that go to the model.
+    """
+
+    model: str
+    version: int | None
+    inputs: list[InputTensor]
+    outputs: list[WantedOutput] | None
+    batch_size: int | None = None
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    sequence: Sequence = field(default_factory=Sequence)
+    priority: int = 0
+    timeout_us: int = 0

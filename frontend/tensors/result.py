@@ -1,0 +1,44 @@
+"""The answer to a request of named tensors, as both tensor protocols render it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ipc.client import Reply
+
+
+class TopClass(NamedTuple):
+    """One entry of a classification: the value, its index among the elements of its row, and the label ("": none)."""
+
+    value: float
+    index: int
+    label: str
+
+
+@dataclass(slots=True)
+class OutputTensor:
+    """One output. `shape` includes the batch dimension of a model that batches.
+
+    `data` are the raw bytes, valid while the reply is held; None when they were written to a client's region, or when
+    `classes`, the highest entries of each row, were asked for instead.
+    """
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: memoryview | None
+    nbytes: int = 0
+    classes: list[list[TopClass]] | None = None
+
+
+@dataclass(slots=True)
+class TensorResult:
+    """What was computed; `version` is the one that answered. The reply's lease ends with `reply.release()`."""
+
+    model: str
+    version: int
+    outputs: list[OutputTensor]
+    reply: Reply
+    rows: int = 1
+    parameters: dict[str, bool | int | float | str] = field(default_factory=dict)
