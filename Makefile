@@ -12,15 +12,17 @@ STAMP := $(VENV)/.stamp-
 PINS := pyproject.toml constraints.txt
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable
-# GLiNER works with the transformers of constraints.txt, but declares an older one (docs/extract.md).
-PIP_GLINER = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --no-deps gliner
+# Both work with what constraints.txt names, but declare older versions: GLiNER of transformers (docs/extract.md), tritonclient
+# of protobuf.
+PIP_NO_DEPS = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --no-deps \
+	gliner tritonclient
 PYTEST = $(BIN)/python -m pytest -q
 # pytest ends with 5 when ARGS choose no test of a part.
 NONE_IS_FINE = || [ $$? -eq 5 ]
 HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fault test-fuzz test-gpu check bench bench-gpu sweep format docs clean
+.PHONY: help run test test-fault test-fuzz test-gpu check bench bench-gpu sweep format docs protos clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +72,9 @@ format: $(STAMP)dev ## sort imports and format the code
 docs: $(STAMP)run ## write the pages of docs/ that are made from code and configuration
 	$(BIN)/python -m tools.docs
 
+protos: $(STAMP)dev ## write the modules of ipc/protos/ from the .proto files beside them
+	$(BIN)/python -m tools.protos
+
 clean: ## remove the environments, caches and build output
 	rm -rf $(VENV) .bench .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -85,10 +90,10 @@ $(STAMP)run: $(PINS) | $(BIN)/python
 
 $(STAMP)dev: $(PINS) | $(BIN)/python
 	$(PIP_INSTALL) '.[worker,demo,vision,siglip,tracing,dev]'
-	$(PIP_GLINER)
+	$(PIP_NO_DEPS)
 	@touch $(STAMP)run $@
 
 $(STAMP)bench: $(PINS) | $(BIN)/python
 	$(PIP_INSTALL) '.[worker,demo,vision,siglip,tracing,dev,bench]'
-	$(PIP_GLINER)
+	$(PIP_NO_DEPS)
 	@touch $(STAMP)run $(STAMP)dev $@

@@ -23,4 +23,5 @@ proc_name = "penstock"
 loglevel = _config.log.level
 
 on_starting = hooks.on_starting
+on_reload = hooks.on_reload
 on_exit = hooks.on_exit

@@ -21,6 +21,8 @@ NAMES = (
     "cycles",
     "encode",
     "score",
+    "tensors",
+    "large_tensors",
 )
 
 

@@ -47,9 +47,10 @@ class Connection:
         head, _, rest = data.partition(b"\r\n\r\n")
         return *parse_head(head), rest
 
-    def fetch(self, request: bytes) -> tuple[int, bytes]:
-        """Status and body."""
-        self._socket.sendall(request)
+    def fetch(self, *request: bytes) -> tuple[int, bytes]:
+        """Status and body of a request, each part of which is sent on its own."""
+        for part in request:
+            self._socket.sendall(part)
         status, length, rest = self._head()
         body = bytearray(rest)
         while len(body) < length:

@@ -20,8 +20,8 @@ from benchmarks.serving import answers, frontend_pids, penstock, worker_pids
 from benchmarks.wrk import TOOL, measure
 
 CONNECTIONS = (1, 8, 32, 64)
-_BODY = json.dumps({"items": [{"text": "lorem ipsum " * 40}]})
-_PATHS = {"healthz": ("/healthz", ""), "noop": ("/v1/encode/fake/noop", _BODY)}
+_BODY = json.dumps({"items": [{"text": "lorem ipsum " * 40}]}).encode()
+_PATHS = {"healthz": ("/healthz", b""), "noop": ("/v1/encode/fake/noop", _BODY)}
 _POLL_S = 0.01
 
 

@@ -1,14 +1,18 @@
 """Token vectors over HTTP: 64 documents x 512 tokens x 128 dims as msgpack and as JSON, on one connection.
 
 1. Start Penstock with the fake model `fake/colbert`, which has a vector for every four characters and costs nothing.
+   One batch takes the whole request, as it does by default on CUDA; the smaller batches of a CPU have their own cost,
+   which a real model hides.
 2. In every round, fetch the same answer as msgpack and as JSON, and as many bytes as the msgpack answer has from a bare
    process that does nothing but write memory to a loopback socket.
 
-GB/s counts the vectors' own bytes from the request to the last byte of the answer, with the worker's part.
+GB/s counts the vectors' own bytes from the request to the last byte of the answer, with the worker's part. The steps
+follow one another on one connection, so the bare writer is a limit that only a faster socket could move.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass
 from statistics import median
 
@@ -38,6 +42,7 @@ class Sample:
     bare_gb_per_s: float
     frontend_cpu_ms: float
     worker_cpu_ms: float
+    client_cpu_ms: float
 
 
 def request(accept: str) -> bytes:
@@ -56,9 +61,19 @@ def _fetch(connection: Connection, content: bytes, repeats: int) -> tuple[float,
     return whole, median(received.last_byte_s - received.first_byte_s for received in found)
 
 
+def _cpu_seconds(frontends: list[int], workers: list[int]) -> tuple[float, float, float]:
+    """Of the frontends, the workers and this client."""
+    return cpu_seconds(frontends), cpu_seconds(workers), time.process_time()
+
+
 def run(rounds: int, repeats: int) -> Report:
     """Measure and save the report."""
-    settings = {"server.frontends": 1, "worker.count": 1, "arena.bytes": _ARENA_NBYTES}
+    settings = {
+        "server.frontends": 1,
+        "worker.count": 1,
+        "arena.bytes": _ARENA_NBYTES,
+        "batch.max_tokens": DOCUMENTS * TOKENS,
+    }
     shape = f"{DOCUMENTS} x {TOKENS} x {DIMS}"
     report = Report("multivector", "Token vectors over HTTP", {"rounds": rounds, "shape": shape})
     packed, shown = request("application/msgpack"), request("application/json")
@@ -75,9 +90,9 @@ def run(rounds: int, repeats: int) -> Report:
         _fetch(bare, bare_request, _WARM_UP)
         for turn in range(rounds):
             bare_s, _ = _fetch(bare, bare_request, repeats)
-            before = cpu_seconds(frontends), cpu_seconds(workers)
+            before = _cpu_seconds(frontends, workers)
             whole_s, body_s = _fetch(connection, packed, repeats)
-            after = cpu_seconds(frontends), cpu_seconds(workers)
+            after = _cpu_seconds(frontends, workers)
             json_s, _ = _fetch(connection, shown, max(1, repeats // 10))
             rates = [PAYLOAD_NBYTES / seconds / 1e9 for seconds in (whole_s, body_s, json_s, bare_s)]
             cpu_ms = [(stop - start) / repeats * 1e3 for start, stop in zip(before, after, strict=True)]
@@ -93,10 +108,11 @@ def _show(report: Report, samples: list[Sample]) -> None:
     whole = median(sample.msgpack_gb_per_s for sample in samples)
     ratio = median(sample.msgpack_gb_per_s / sample.json_gb_per_s for sample in samples)
     to_bare = median(sample.msgpack_gb_per_s / sample.bare_gb_per_s for sample in samples)
-    headers = ("form", "GB/s", "body GB/s", "to a bare writer", "to JSON", "frontend CPU ms", "worker CPU ms")
+    headers = ("form", "GB/s", "body GB/s", "to a bare writer", "to JSON")
+    spent = ("frontend CPU ms", "worker CPU ms", "client CPU ms")
     report.table(
         "One answer of 64 documents",
-        headers,
+        (*headers, *spent),
         [
             (
                 "msgpack",
@@ -106,9 +122,19 @@ def _show(report: Report, samples: list[Sample]) -> None:
                 ratio,
                 median(sample.frontend_cpu_ms for sample in samples),
                 median(sample.worker_cpu_ms for sample in samples),
+                median(sample.client_cpu_ms for sample in samples),
             ),
-            ("JSON", median(sample.json_gb_per_s for sample in samples), None, None, 1.0, None, None),
-            ("bare writer", median(sample.bare_gb_per_s for sample in samples), None, 1.0, None, None, None),
+            ("JSON", median(sample.json_gb_per_s for sample in samples), None, None, 1.0, None, None, None),
+            (
+                "bare writer",
+                median(sample.bare_gb_per_s for sample in samples),
+                None,
+                1.0,
+                None,
+                None,
+                None,
+                None,
+            ),
         ],
     )
     met = ("met" if whole >= TARGET_GB_PER_S else "missed", "met" if ratio >= TARGET_RATIO else "missed")

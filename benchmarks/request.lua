@@ -1,10 +1,14 @@
--- Sends the JSON body of the environment variable WRK_BODY (GET without one) and prints one line that wrk.py reads.
-local body = os.getenv("WRK_BODY")
-if body and body ~= "" then
+-- Sends the body in the file that WRK_BODY names (GET without one) with the header fields of WRK_HEADERS, one a line,
+-- and prints one line that wrk.py reads.
+local path = os.getenv("WRK_BODY")
+if path and path ~= "" then
+  local file = assert(io.open(path, "rb"))
   wrk.method = "POST"
-  wrk.headers["Content-Type"] = "application/json"
-  wrk.headers["Accept"] = "application/json"
-  wrk.body = body
+  wrk.body = file:read("*a")
+  file:close()
+end
+for name, value in string.gmatch(os.getenv("WRK_HEADERS") or "", "([^:\n]+): ([^\n]*)") do
+  wrk.headers[name] = value
 end
 
 done = function(summary, latency, requests)

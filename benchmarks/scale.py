@@ -22,7 +22,7 @@ DEVICES, FRONTENDS = (1, 2, 4, 8), (1, 2)
 _MAX_ITEMS = 4
 _CONNECTIONS_PER_DEVICE = 16
 _PATH = "/v1/encode/fake/sleep"
-_BODY = json.dumps({"items": [{"text": "one short text"}]})
+_BODY = json.dumps({"items": [{"text": "one short text"}]}).encode()
 
 
 def _settings(frontends: int, devices: int) -> dict[str, int]:

@@ -54,6 +54,7 @@ def penstock(
         "worker.device": "cpu",
         "catalog.models": models,
         "log.level": "warning",
+        "grpc.enabled": "false",
     }
     if fakes:
         values["catalog.dirs"] = str(FAKE_CATALOG)

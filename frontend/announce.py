@@ -47,6 +47,8 @@ def block(services: Services) -> str:
     host, _, port = settings.server.bind.rpartition(":")
     url = f"http://{'localhost' if host in ('0.0.0.0', '127.0.0.1', '[::]', '') else host}:{port}"
     lines = [f"Penstock {VERSION} is ready", f"  url        {url} (in a browser: the live page)"]
+    if settings.grpc.enabled:
+        lines.append(f"  gRPC       {settings.grpc.bind}")
     lines += _models(services)
     for channel in services.client.channels:
         lines.append(
@@ -60,7 +62,7 @@ def block(services: Services) -> str:
         f"  access     {_access(services)}",
         f"  frontends  {settings.frontend_count}; run directory {settings.paths.root}",
         f"  off        {', '.join(_off(services))}",
-        "  not built  KServe v2, TensorRT Inference Server v1, chat, several hosts",
+        "  not built  chat, several hosts",
     ]
     return "\n".join([*lines, *_example(services, url)])
 

@@ -13,7 +13,7 @@ from frontend.access.middleware import AccessMiddleware
 from frontend.denial import SEND_KEY
 from frontend.disconnect import CALLBACK_KEY, noting
 from frontend.lifespan import Lifespan
-from frontend.middleware import ErrorRenderer, RequestMiddleware
+from frontend.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware
 from frontend.openapi import pages
 from frontend.protocols.registry import protocols
 from frontend.services import Services
@@ -67,6 +67,7 @@ def create(config: settings.Settings | None = None) -> Application:
         Lifespan(services),
         RequestMiddleware(services, known),
         AccessMiddleware(services),
+        DeadlineMiddleware(services),
     ]
     app: falcon.asgi.App[Any, Any] = falcon.asgi.App(middleware=middleware)
     errors = ErrorRenderer(known)

@@ -9,6 +9,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from falcon.asgi import Request
 
@@ -28,9 +30,31 @@ class BodyReader:
         self.limits = limits
         self.held_nbytes = 0
 
+    @contextmanager
+    def holding(self, nbytes: int) -> Iterator[None]:
+        """Count `nbytes` that have been received whole, meanwhile. Raises `QueueFull` as `hold` does."""
+        self.held_nbytes += nbytes
+        try:
+            self.check_room(nbytes)
+            yield
+        finally:
+            self.held_nbytes -= nbytes
+
+    def check_room(self, nbytes: int) -> None:
+        """Raise `QueueFull` when too much is held and a body of `nbytes` so far is not small."""
+        if self.held_nbytes > self.limits.max_buffered_bytes and nbytes > SMALL_NBYTES:
+            raise QueueFull(
+                "too many request bytes are being received or worked on (limits.max_buffered_bytes)",
+                retry_after_s=1,
+            )
+
     def hold(self, req: Request, deadline_ns: int) -> HeldBody:
         """The body of `req` as an asynchronous context: entering reads it, leaving ends its share of the budget."""
         return HeldBody(self, req, deadline_ns)
+
+    def pour(self, req: Request, deadline_ns: int, take: Callable[[bytes], object]) -> PouredBody:
+        """The same for a body that is kept elsewhere: `take` gets its pieces as they arrive."""
+        return PouredBody(self, req, deadline_ns, take)
 
 
 class HeldBody:
@@ -43,7 +67,7 @@ class HeldBody:
         self._nbytes = 0
 
     async def __aenter__(self) -> bytes:
-        """The whole body.
+        """The whole body; nothing of one that is poured.
 
         Raises:
             BodyTooLarge: it is over `limits.max_body_bytes`.
@@ -65,41 +89,60 @@ class HeldBody:
         self._nbytes = 0
 
     async def _read(self) -> bytes:
-        req, limit = self._req, self._reader.limits.max_body_bytes
-        length = req.content_length
-        if length is not None:
-            if length > limit:
-                raise BodyTooLarge(f"body: {length} bytes, the limit is {limit} (limits.max_body_bytes)")
-            # PERF: what has arrived with the head needs no timer.
-            if req.stream.tell() >= length:
-                body = await req.stream.read()
-                self._count(len(body))
-                return body
+        length = self._declared_nbytes()
+        # PERF: what has arrived with the head needs no timer.
+        if length is not None and self._req.stream.tell() >= length:
+            body = await self._req.stream.read()
+            self._count(len(body))
+            return body
+        gathered = bytearray()
+        await self._gather(length, gathered.extend)
+        return bytes(gathered)
+
+    def _declared_nbytes(self) -> int | None:
+        length, limit = self._req.content_length, self._reader.limits.max_body_bytes
+        if length is not None and length > limit:
+            raise BodyTooLarge(f"body: {length} bytes, the limit is {limit} (limits.max_body_bytes)")
+        return length
+
+    async def _gather(self, length: int | None, take: Callable[[bytes], object]) -> None:
+        """Give `take` each piece until all have come."""
         try:
             async with asyncio.timeout(deadline.remaining_s(self._deadline_ns)):
-                return await self._gather(length, limit)
+                await self._take_all(length, take)
         except TimeoutError:
             raise DeadlineExceeded(
                 "the deadline passed while the body was being received", retry_after_s=1
             ) from None
 
-    async def _gather(self, length: int | None, limit: int) -> bytes:
-        body = bytearray()
+    async def _take_all(self, length: int | None, take: Callable[[bytes], object]) -> None:
+        limit = self._reader.limits.max_body_bytes
         async for part in self._req.stream:
-            body += part
-            if len(body) > limit:
+            if self._nbytes + len(part) > limit:
                 raise BodyTooLarge(f"body: more than {limit} bytes (limits.max_body_bytes)")
             self._count(len(part))
-        if is_gone(self._req.scope) or (length is not None and len(body) < length):
+            take(part)
+        if is_gone(self._req.scope) or (length is not None and self._nbytes < length):
             raise Cancelled("the client went away before it had sent the whole body")
-        return bytes(body)
 
     def _count(self, nbytes: int) -> None:
         reader = self._reader
         self._nbytes += nbytes
         reader.held_nbytes += nbytes
-        if reader.held_nbytes > reader.limits.max_buffered_bytes and self._nbytes > SMALL_NBYTES:
-            raise QueueFull(
-                "too many request bytes are being received or worked on (limits.max_buffered_bytes)",
-                retry_after_s=1,
-            )
+        reader.check_room(self._nbytes)
+
+
+class PouredBody(HeldBody):
+    """One body that somebody else keeps, and its share of the budget."""
+
+    __slots__ = ("_take",)
+
+    def __init__(
+        self, reader: BodyReader, req: Request, deadline_ns: int, take: Callable[[bytes], object]
+    ) -> None:
+        super().__init__(reader, req, deadline_ns)
+        self._take = take
+
+    async def _read(self) -> bytes:
+        await self._gather(self._declared_nbytes(), self._take)
+        return b""

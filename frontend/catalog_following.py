@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
-from ipc.catalog import Catalog, load_catalog
+from ipc.catalog import Catalog
 from ipc.catalog_watch import EVERY_S, CatalogWatch
 from ipc.errors import ConfigError
+from ipc.repository.opening import open_catalog
+from ipc.repository.retaining import with_retained
 from ipc.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -20,9 +23,14 @@ log = logging.getLogger(__name__)
 class CatalogFollower:
     """Replaces the content of `catalog` when its files change."""
 
-    def __init__(self, settings: Settings, catalog: Catalog) -> None:
-        self._chosen, self._catalog = settings.catalog, catalog
-        self._watch = CatalogWatch(settings.catalog.dirs, catalog.files)
+    def __init__(
+        self, settings: Settings, catalog: Catalog, is_loaded: Callable[[str], bool] = lambda name: False
+    ) -> None:
+        """`is_loaded` tells whether some worker has a model."""
+        self._settings, self._catalog, self._is_loaded = settings, catalog, is_loaded
+        self._wanted: Catalog | None = None
+        """The catalog of the files, while more than that is served."""
+        self._watch = CatalogWatch(settings.catalog.dirs, catalog.files, settings.repository.dirs)
 
     async def run(self) -> None:
         """Look once a second, in a thread; for ever."""
@@ -36,12 +44,21 @@ class CatalogFollower:
                 # NOTE: this task lives as long as the process; files can be wrong in more ways than one foresees.
                 log.exception("looking at the catalog's files failed")
             else:
-                if found is not None:
-                    self._catalog.replace(found)
+                self._wanted = self._wanted if found is None else found
+                self._serve()
+
+    def _serve(self) -> None:
+        """Serve what the files say, and versions that stay until one of those can take their place."""
+        if self._wanted is None:
+            return
+        catalog = with_retained(self._wanted, self._catalog.sources, self._is_loaded)
+        if catalog.sources != self._catalog.sources:
+            self._catalog.replace(catalog)
+        if catalog is self._wanted:
+            self._wanted = None
 
     def look(self) -> Catalog | None:
         """The new catalog when the files have changed. Raises `ConfigError` when they are wrong, once per change."""
         if not self._watch.changed():
             return None
-        chosen = self._chosen
-        return load_catalog(chosen.dirs, chosen.models, chosen.serve_all, vanished_ok=True)
+        return open_catalog(self._settings.catalog, self._settings.repository, vanished_ok=True)

@@ -11,10 +11,12 @@ import sys
 from dataclasses import dataclass
 
 from frontend.access.gate import Gate
+from frontend.grpc import address
 from frontend.tracing import otlp
 from ipc import settings
-from ipc.catalog import Catalog, check_lists, check_lora_dirs, load_catalog
+from ipc.catalog import Catalog, check_lists, check_lora_dirs
 from ipc.errors import ConfigError
+from ipc.repository.opening import check_models, open_catalog
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +35,10 @@ def read(config: settings.Settings | None = None) -> Configuration:
     """`config` (this process's settings when None) with what it names. Raises `ConfigError`."""
     config = config or settings.load()
     otlp.check(config.tracing)
-    catalog = load_catalog(config.catalog.dirs, config.catalog.models, config.catalog.serve_all)
+    address.check(config.grpc)
+    catalog = open_catalog(config.catalog, config.repository)
     check_lists(catalog, config.catalog.preload, config.catalog.pinned)
+    check_models(catalog, config.repository)
     check_lora_dirs(config.catalog.lora_dirs)
     return Configuration(config, catalog, Gate.of(config.server))
 
@@ -48,6 +52,8 @@ def accept() -> Configuration:
             raise ConfigError(
                 "run.dir, run.instance and the port they follow from cannot change while the server runs"
             )
+        if _accepted is not None and _address(found) != _address(_accepted):
+            raise ConfigError("grpc.enabled and grpc.bind cannot change while the server runs")
         if _accepted is not None and _accepted.access.closed and not found.access.closed:
             sys.stderr.write("penstock: server.keys_file is empty now: requests need no key any more\n")
         _accepted = found
@@ -56,6 +62,10 @@ def accept() -> Configuration:
             raise
         sys.stderr.write(f"penstock: the new configuration is refused, the old one stays: {error.message}\n")
     return _accepted
+
+
+def _address(chosen: Configuration) -> tuple[bool, str]:
+    return chosen.settings.grpc.enabled, chosen.settings.grpc.bind
 
 
 def current() -> Configuration:

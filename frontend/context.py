@@ -1,4 +1,4 @@
-"""What is known about one HTTP request before its body is read: ids, trace, start, deadline."""
+"""What is known about one request before its body is read: ids, trace, start, deadline."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from falcon.asgi import Request
-
 from frontend.access.gate import ANONYMOUS, Grant
 from ipc import deadline
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
 
 if TYPE_CHECKING:
+    from falcon.asgi import Request
+
     from frontend.tracing.tracer import ServerSpan
 
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9._:+/=@-]{1,128}$")
-_TRACEPARENT = re.compile(r"^00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}$")
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
 
 @dataclass(slots=True)
 class RequestContext:
     """Ids and instants of one request. `phases` (milliseconds) is filled by the engine and the protocol.
 
-    `parent` is the caller's traceparent; `traceparent` is that of our own span, empty unless the request is traced.
+    `parent` is the caller's traceparent in the form of version 00; `traceparent` is that of our own span, empty unless
+    the request is traced.
     """
 
     request_id: str
@@ -44,19 +45,35 @@ class RequestContext:
 
 
 def make(req: Request, limits: Limits) -> RequestContext:
-    """Context of a request; ids that are not safe to echo are replaced by fresh ones."""
-    given = req.get_header("X-Request-ID") or ""
+    """Context of an HTTP request."""
+    return of_ids(req.get_header("X-Request-ID") or "", req.get_header("traceparent") or "", limits)
+
+
+def of_ids(given: str, traceparent: str, limits: Limits) -> RequestContext:
+    """Context of a request from what its caller sent; ids that are not safe to echo are replaced by fresh ones."""
     request_id = given if _REQUEST_ID.match(given) else f"req_{random.getrandbits(128):032x}"
-    traceparent = req.get_header("traceparent") or ""
-    found = _TRACEPARENT.match(traceparent)
-    valid = found is not None and set(found[1]) != {"0"} and set(found[2]) != {"0"}
+    parent = _parent(traceparent)
     return RequestContext(
         request_id=request_id,
-        trace_id=found[1] if found and valid else f"{random.getrandbits(128):032x}",
-        parent=traceparent if valid else "",
+        trace_id=parent[3:35] or f"{random.getrandbits(128):032x}",
+        parent=parent,
         started=time.perf_counter(),
         deadline_ns=deadline.after(limits.request_timeout_s),
     )
+
+
+def _parent(traceparent: str) -> str:
+    """A valid traceparent in the form of version 00, else "" (W3C Trace Context, section 4.3.4).
+
+    A later version may have further fields behind those of version 00, and flags of which only `sampled` is known.
+    """
+    found = _TRACEPARENT.fullmatch(traceparent)
+    if found is None:
+        return ""
+    version, trace_id, span_id, flags, more = found.groups()
+    if version == "ff" or (version == "00" and more) or not trace_id.strip("0") or not span_id.strip("0"):
+        return ""
+    return f"00-{trace_id}-{span_id}-{flags if version == '00' else f'{int(flags, 16) & 1:02x}'}"
 
 
 def make_plain() -> RequestContext:

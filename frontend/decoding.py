@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgpack
 import msgspec
 
-from frontend.values import without_long_values
+from frontend.values import count, without_long_values
 from ipc.errors import InvalidInput
 
 T = TypeVar("T")
@@ -65,8 +65,10 @@ class Key:
     def occurs_more(self, body: bytes, times: int, binary: bool) -> bool:
         """Whether the name may occur as a key more than `times`."""
         if not binary:
-            return body.count(self.json) > times
-        return body.count(self.name) > times and sum(map(body.count, self.spellings)) > times
+            return count(body, self.json, times) > times
+        if count(body, self.name, times) <= times:
+            return False
+        return sum(count(body, spelling, times) for spelling in self.spellings) > times
 
 
 def refuse_repeated(

@@ -48,17 +48,21 @@ def noting(scope: Any, receive: Receive) -> Receive:
     return receive_and_note
 
 
-async def until_disconnect(work: Coroutine[Any, Any, T], scope: dict[str, Any]) -> T:
+async def until_disconnect(
+    work: Coroutine[Any, Any, T], scope: dict[str, Any], *, body_read: bool = True
+) -> T:
     """The result of `work`. Raises `Cancelled` when the client of `scope` went away first; `work` is cancelled then.
 
-    Inside another `until_disconnect` of the same request `work` is simply awaited: the outer one ends it.
+    Inside another `until_disconnect` of the same request `work` is simply awaited: the outer one ends it. While the
+    body is still to be read (`body_read` false), a server that does not call back is not asked for its next event.
     """
     if is_gone(scope):
         work.close()
         raise Cancelled("the client went away")
     if scope.get(CALLBACK_KEY) is not None:
         return await work
-    watcher = asyncio.ensure_future(_drain(scope[RECEIVE_KEY])) if RECEIVE_KEY in scope else None
+    watches = body_read and RECEIVE_KEY in scope
+    watcher = asyncio.ensure_future(_drain(scope[RECEIVE_KEY])) if watches else None
     try:
         return await _with_callback(work, scope)
     finally:

@@ -14,6 +14,7 @@ from frontend.disconnect import until_disconnect
 from frontend.recording import Recorder
 from frontend.server.drain import Drain
 from ipc.catalog import Catalog, ModelEntry, preloaded_names
+from ipc.channel import Payload
 from ipc.client import Client, Reply, Request
 from ipc.errors import InputRefused, WorkerCrashed
 from ipc.messages import Call, ModelStatus
@@ -49,6 +50,10 @@ class Engine:
         found = [c.models[model] for c in self.client.channels if c.state == "ready" and model in c.models]
         return min(found, key=lambda s: STATE_ORDER.index(s.state), default=ModelStatus(model, "available"))
 
+    def is_loaded(self, model: str) -> bool:
+        """Whether some worker has the model."""
+        return self.status(model).state == "loaded"
+
     async def ensure_loaded(self, model: str, deadline_ns: int) -> ModelStatus:
         """Wait until some worker has the model, at most `limits.load_wait_s` or `limits.restart_wait_s`.
 
@@ -64,10 +69,22 @@ class Engine:
         return texts + images * status.image_tokens
 
     async def run(
-        self, context: RequestContext, model: str, call: Call, cost: int, scope: dict[str, Any]
+        self,
+        context: RequestContext,
+        model: str,
+        call: Call,
+        cost: int,
+        scope: dict[str, Any] | None = None,
+        payload: Payload = None,
+        lane: str = "",
     ) -> Reply:
-        """Run a call. Raises a `PenstockError`; `Cancelled` when the client went away."""
-        lane = "bulk" if cost > self.settings.batch.bulk_tokens else "interactive"
+        """Run a call. Raises a `PenstockError`; `Cancelled` when the client of `scope` went away.
+
+        `payload` are the raw tensors of an infer call. `lane` empty means the one that fits the cost.
+
+        Without a scope, of a request that is no HTTP request, cancelling the task is what cancels the work.
+        """
+        lane = lane or ("bulk" if cost > self.settings.batch.bulk_tokens else "interactive")
         ids = (context.request_id, context.traceparent)
         grant = context.grant
         request = Request(
@@ -79,10 +96,12 @@ class Engine:
             lane=lane,
             caller=grant.caller,
             share=grant.share,
+            payload=payload,
         )
         with self.recorder.in_flight(model, lane):
             try:
-                reply = await until_disconnect(self.client.call(request), scope)
+                work = self.client.call(request)
+                reply = await (work if scope is None else until_disconnect(work, scope))
             except WorkerCrashed as error:
                 self.recorder.poisoned("refused" if isinstance(error, InputRefused) else "crashed")
                 raise

@@ -13,6 +13,8 @@ import sys
 from typing import Any
 
 from frontend import announce, configuration
+from frontend.grpc import address
+from frontend.grpc.succession import SUCCESSION
 from frontend.server.limits import ServerLimits
 from frontend.server.worker import PenstockWorker
 from ipc import sweep
@@ -52,15 +54,18 @@ def worker_class(config: Settings) -> Any:
         body_floor_after_s=server.body_floor_after_s,
         max_connections=server.max_connections,
         write_stall_s=server.write_stall_s,
+        max_header_bytes=server.max_header_bytes,
         version_header=server.version_header,
     )
     return PenstockWorker if server.worker_class == "penstock" else "asgi"
 
 
 def on_starting(server: Any) -> None:
-    """Before listeners and forks: run directory, sweep, supervisor."""
+    """Before listeners and forks: gRPC's port, run directory, sweep, supervisor."""
     config = configuration.current().settings
     try:
+        if config.grpc.enabled:
+            server.penstock_grpc_port = address.keep(config.grpc)
         prepare_run_dir(config.paths)
     except ConfigError as error:
         sys.stderr.write(f"penstock: {error.message}\n")
@@ -68,6 +73,7 @@ def on_starting(server: Any) -> None:
     for name in sweep.sweep(config.paths):
         server.log.info("removed %s, left by an earlier run", name)
     announce.forget(config.paths)
+    sweep.forget(config.paths)
     if os.environ.get("PENSTOCK_SUPERVISE", "1") == "0":
         return
     read, write = life_pipe()
@@ -79,6 +85,11 @@ def on_starting(server: Any) -> None:
     process.returncode = 0
     os.close(read)
     server.log.info("supervisor started (pid %d)", process.pid)
+
+
+def on_reload(server: Any) -> None:
+    """Before the frontends are replaced."""
+    SUCCESSION.reloading()
 
 
 def on_exit(server: Any) -> None:

@@ -10,22 +10,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from frontend import announce, version
 from frontend.bodies import BodyReader
 from frontend.catalog_following import CatalogFollower
 from frontend.engine import Engine
+from frontend.protocols.registry import grpc_services
 from frontend.recording import Recorder
 from frontend.sending import CopyBudget
 from frontend.services import Services
+from frontend.tensors import extensions
+from frontend.tensors.uploading import InputRoom
 from frontend.tracing import starting
-from ipc import logs, metrics
+from ipc import copies, logs, metrics, sweep
 from ipc.client import Client
 from ipc.liveness import SlotLock, is_held, lowest_free_slot
 from ipc.notify import Notifier
 from ipc.paths import RunPaths, prepare_run_dir
 from ipc.recent import RecentWriter, ring_path
+
+if TYPE_CHECKING:
+    from frontend.grpc.server import GrpcServer
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +50,9 @@ class Lifespan:
         self._follower: asyncio.Task[None] | None = None
         self._metrics: metrics.FrontendMetrics | None = None
         self._notifier = Notifier(os.environ.get("PENSTOCK_NOTIFY_SOCKET", ""))
+        self._grpc: GrpcServer | None = None
         self._told = self._announced = False
+        self._copied = copies.Reported()
         self._unsupervised_s = 0.0
 
     async def process_startup(self, scope: dict[str, Any], event: dict[str, Any]) -> None:
@@ -52,6 +60,7 @@ class Lifespan:
         services, settings = self._services, self._services.settings
         prepare_run_dir(settings.paths)
         services.slot, self._lock = lowest_free_slot(settings.paths.root, "frontend")
+        sweep.sweep_frontend(settings.paths, services.slot)
         name = f"frontend-{services.slot}"
         logs.configure(settings.log, name)
         metrics.configure(settings.paths, name)
@@ -66,19 +75,24 @@ class Lifespan:
         )
         services.recent = _open_ring(settings.paths, name)
         services.tracer = starting.start(settings, name, services.recorder.traced)
+        services.extensions = extensions.make(services, self._metrics)
         services.bodies = BodyReader(settings.limits)
         services.copies = CopyBudget(settings.arena.copy_out_bytes)
+        services.room = InputRoom(services.client.inputs, settings.arena.lease_copy_after_s)
         services.client.start()
         services.started = True
+        self._grpc = await _start_grpc(services)
         services.client.demand.replicas = services.engine.replicas
         services.client.demand.known = services.catalog.__contains__
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
         if settings.catalog.watch:
-            follower = CatalogFollower(settings, services.catalog)
+            follower = CatalogFollower(settings, services.catalog, services.engine.is_loaded)
             self._follower = asyncio.get_running_loop().create_task(follower.run())
 
     async def process_shutdown(self, scope: dict[str, Any], event: dict[str, Any]) -> None:
         """Give everything back."""
+        if self._grpc is not None:
+            await self._grpc.stop()
         for task in (self._watcher, self._follower):
             if task is not None:
                 task.cancel()
@@ -109,6 +123,7 @@ class Lifespan:
         """Readiness into metrics and to systemd; the supervisor's life; last the block, whose writing may fail."""
         ready, why = self._services.engine.ready()
         self._report(ready)
+        self._services.extensions.apply()
         if ready and not self._told:
             self._told = self._notifier.send(ready=1)
         self._notifier.send(watchdog=1, status=announce.summary(self._services) if ready else why)
@@ -129,8 +144,22 @@ class Lifespan:
     def _report(self, ready: bool) -> None:
         assert self._metrics is not None
         self._metrics.ready.set(ready)
+        name = f"frontend-{self._services.slot}"
+        self._metrics.input_shm_used.labels(name).set(self._services.client.inputs.used_nbytes)
+        self._copied.report(self._metrics.copied, name)
         for channel in self._services.client.channels:
             self._metrics.workers_joined.labels(f"worker-{channel.slot}").set(channel.responsive)
+
+
+async def _start_grpc(services: Services) -> GrpcServer | None:
+    """The gRPC server, where there is one. Its library is not imported in processes that do without."""
+    if not services.settings.grpc.enabled:
+        return None
+    from frontend.grpc.server import GrpcServer
+
+    server = GrpcServer(services, grpc_services(services))
+    await server.start()
+    return server
 
 
 def _open_ring(paths: RunPaths, name: str) -> RecentWriter | None:

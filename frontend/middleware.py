@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any
 
 import falcon
@@ -12,11 +11,11 @@ from falcon.asgi import Request, Response, WebSocket
 
 from frontend import context
 from frontend.denial import deny
+from frontend.finishing import Outcome, finish
 from frontend.protocols.registry import WireProtocol, protocol_of
 from frontend.services import Services
 from ipc import logs
 from ipc.errors import Cancelled, Draining, PenstockError, Unauthenticated
-from ipc.recent import Recent
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +33,6 @@ class RequestMiddleware:
         logs.request_id.set(made.request_id)
         if self._services.tracer is not None:
             self._services.tracer.begin(made, req.path)
-        context.shorten(made, req, self._services.settings.limits)
 
     async def process_request_ws(self, req: Request, ws: WebSocket) -> None:
         """Ids of a handshake; the common headers go into its answer, whatever it is."""
@@ -57,25 +55,22 @@ class RequestMiddleware:
         if made is None:
             made = req.context.penstock = context.make_plain()
         resp.set_headers(self._common(made))
-        if made.operation and self._services.started:
-            made.phases.setdefault("total", (time.perf_counter() - made.started) * 1e3)
-            protocol = protocol_of(req.path, self._known).name
-            self._services.recorder.finished(
-                protocol, made.operation, made.model, str(resp.status_code), made.error, made.phases
-            )
-            self._remember(made, protocol, resp.status_code)
-        if self._services.tracer is not None:
-            self._services.tracer.end(made, req, resp)
+        protocol = protocol_of(req.path, self._known)
+        if made.error and not made.operation:
+            made.operation, made.model = protocol.inference_at(req.path)
+        outcome = Outcome(req.method, req.path, req.uri_template or "", resp.status_code)
+        finish(self._services, made, protocol.name, outcome)
 
-    def _remember(self, made: context.RequestContext, protocol: str, status: int) -> None:
-        ring = self._services.recent
-        if ring is not None:
-            ids = (made.request_id, made.trace_id)
-            ring.add(
-                Recent(
-                    time.time(), *ids, protocol, made.operation, made.model, status, made.error, made.phases
-                )
-            )
+
+class DeadlineMiddleware:
+    """Applies the caller's own deadline; comes after the middleware that decides who is let in."""
+
+    def __init__(self, services: Services) -> None:
+        self._limits = services.settings.limits
+
+    async def process_request(self, req: Request, resp: Response) -> None:
+        """Shorten the deadline. Raises `InvalidInput`."""
+        context.shorten(req.context.penstock, req, self._limits)
 
 
 class ErrorRenderer:
@@ -121,8 +116,8 @@ class ErrorRenderer:
         log.error("%s %s failed", req.method, req.path, exc_info=error)
         await self.penstock(req, resp, PenstockError("internal error"), params, ws)
 
-    @staticmethod
     async def http(
+        self,
         req: Request,
         resp: Response | None,
         error: falcon.HTTPError,
@@ -130,11 +125,8 @@ class ErrorRenderer:
         ws: WebSocket | None = None,
     ) -> None:
         """Unknown path, wrong method, and Falcon's own refusals of bad headers."""
-        title = error.title or falcon.code_to_http_status(error.status)[4:]
-        detail: Any = {404: "Not Found", 405: "Method Not Allowed"}.get(error.status_code)
-        if detail is None:
-            detail = {"code": "INVALID_INPUT", "message": error.description or title}
-        await _answer(req, resp, ws, error.status_code, {"detail": detail}, dict(error.headers or {}))
+        status, body, headers = protocol_of(req.path, self._known).render_http(error, req.path)
+        await _answer(req, resp, ws, status, body, headers | dict(error.headers or {}))
 
 
 async def _answer(
@@ -142,15 +134,18 @@ async def _answer(
     resp: Response | None,
     ws: WebSocket | None,
     status: int,
-    body: dict[str, Any],
+    body: dict[str, Any] | None,
     headers: dict[str, str],
 ) -> None:
     """An error as the response, or as the refusal of a WebSocket handshake."""
     if resp is None:
         if ws is not None:
-            await deny(req, ws, status, body, headers | getattr(req.context, "common", {}))
+            await deny(req, ws, status, body or {}, headers | getattr(req.context, "common", {}))
         return
     resp.status = status
-    resp.content_type = falcon.MEDIA_JSON
-    resp.data = orjson.dumps(body)
+    if body is None:
+        resp.data = b""
+    else:
+        resp.content_type = falcon.MEDIA_JSON
+        resp.data = orjson.dumps(body)
     resp.set_headers(headers)

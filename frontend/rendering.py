@@ -1,4 +1,4 @@
-"""Threads of their own for large answers, so that many of them hold up neither metrics nor the joining of workers."""
+"""Threads of their own for large bodies and answers, which so hold up neither metrics nor the joining of workers."""
 
 from __future__ import annotations
 

@@ -11,6 +11,9 @@ from frontend.engine import Engine
 from frontend.recording import Recorder
 from frontend.sending import CopyBudget
 from frontend.server.drain import DRAIN, Drain
+from frontend.tensors.extensions import Extensions
+from frontend.tensors.served import ServedModels
+from frontend.tensors.uploading import InputRoom, UploadOrder
 from frontend.tracing.tracer import Tracer
 from ipc.catalog import Catalog
 from ipc.client import Client
@@ -36,3 +39,7 @@ class Services:
     tracer: Tracer | None = None
     bodies: BodyReader = None  # type: ignore[assignment]
     copies: CopyBudget = None  # type: ignore[assignment]
+    extensions: Extensions = None  # type: ignore[assignment]
+    served: ServedModels = field(default_factory=ServedModels)
+    room: InputRoom = None  # type: ignore[assignment]
+    uploads: UploadOrder = field(default_factory=UploadOrder)

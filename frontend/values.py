@@ -3,9 +3,15 @@
 A decoded value takes about a hundred bytes and may be written in one or two, so a body that is nothing but empty maps
 costs fifty times its size once it is decoded. Bodies above `UNCHECKED_NBYTES` are therefore counted first. Where images
 make up most of a body, only the rest is looked through.
+
+A large body is looked through in pieces of `PIECE_NBYTES`: one step over all of it would hold the interpreter, and with
+it the event loop, though another thread does it.
 """
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterator
 
 from ipc.errors import InvalidInput
 
@@ -13,6 +19,10 @@ UNCHECKED_NBYTES = 512 << 10
 VALUES_PER_ITEM = 64
 LONG_NBYTES = 4096
 """Strings and binaries over this size are no names of fields."""
+PIECE_NBYTES = 256 << 10
+_BACKSLASHES = re.compile(rb"\\*")
+
+_MARKS = (b",", b"[", b"{")
 
 # By first byte: bytes of a msgpack token without the payload that its length field announces, and that field's width
 # (https://github.com/msgpack/msgpack/blob/master/spec.md).
@@ -42,22 +52,49 @@ def check_values(body: bytes, binary: bool, max_items: int) -> None:
         )
 
 
+def has_more_values(text: bytes, limit: int) -> bool:
+    """Whether JSON holds more than `limit` values; strings and keys count, what is inside of strings does not."""
+    return _json_values(text, limit) > limit
+
+
 def _json_values(body: bytes, limit: int) -> int:
     """Every value follows a comma or an opening bracket outside a string; those inside are left out when it matters."""
     body = without_long_values(body, binary=False)
-    found = _marks(body)
+    found = sum(count(body, mark) for mark in _MARKS)
     if found <= limit:
         return found
-    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    strings = bare.count(b'"') // 2
-    # Each key and each value is one string at most, and the keys are no more than the values.
-    if strings > 2 * limit:
-        return strings // 2
-    return _marks(b"".join(bare.split(b'"')[::2]))
+    found = quotes = 0
+    for piece in _whole_escapes(body):
+        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        outside = b"".join(parts[quotes & 1 :: 2])
+        found += sum(map(outside.count, _MARKS))
+        quotes += len(parts) - 1
+        # Each key and each value is one string at most, and the keys are no more than the values.
+        if found > limit or quotes // 2 > 2 * limit:
+            return limit + 1
+    return found
 
 
-def _marks(text: bytes) -> int:
-    return text.count(b",") + text.count(b"[") + text.count(b"{")
+def _whole_escapes(body: bytes) -> Iterator[bytes]:
+    """`body` in pieces, none of which ends inside an escape sequence."""
+    start = 0
+    while start < len(body):
+        end = start + PIECE_NBYTES
+        if body[end - 1 : end] == b"\\":
+            found = _BACKSLASHES.match(body, end)
+            end = found.end() + 1 if found else end + 1
+        yield body[start:end]
+        start = end
+
+
+def count(body: bytes, mark: bytes, most: int | None = None) -> int:
+    """How often `mark` occurs, in pieces; no further than `most` + 1 where that is all that matters."""
+    found, reach = 0, len(mark) - 1
+    for start in range(0, len(body), PIECE_NBYTES):
+        found += body.count(mark, start, start + PIECE_NBYTES + reach)
+        if most is not None and found > most:
+            break
+    return found
 
 
 def _msgpack_values(body: bytes, limit: int) -> int:

@@ -1,4 +1,6 @@
-"""The shared-memory file of one worker life: the owner writes, frontends map it read-only.
+"""The shared-memory file of one process: the owner writes, others map it read-only.
+
+A worker's holds results and is mapped by frontends; a frontend's holds large inputs and is mapped by workers.
 
 Layout (little endian): 4 KiB header, 60 KiB flight record, then blocks. A block starts with a 64-byte stamp
 (generation, nbytes); its data follow. The header is written once; the stamp is written by the owner only,
@@ -45,8 +47,8 @@ class ArenaHeader:
 class Arena:
     """Owner's side: creates, faults in, stamps and unlinks the file."""
 
-    def __init__(self, path: Path, nbytes: int, epoch: str) -> None:
-        """Create `path` exclusively with `nbytes` preallocated and touched.
+    def __init__(self, path: Path, nbytes: int, epoch: str, setting: str = "arena.bytes") -> None:
+        """Create `path` exclusively with `nbytes` preallocated and touched; `setting` is what gave that size.
 
         Raises `ConfigError` that names the size needed when the file system cannot hold it.
         """
@@ -59,7 +61,7 @@ class Arena:
         except OSError as error:
             path.unlink(missing_ok=True)
             raise ConfigError(
-                f"arena.bytes {nbytes} does not fit on {path.parent}: {os.strerror(error.errno or 0)}"
+                f"{setting} {nbytes} does not fit on {path.parent}: {os.strerror(error.errno or 0)}"
             ) from error
         finally:
             os.close(fd)

@@ -1,12 +1,14 @@
 """Which models are served: one YAML file per model, read from one or more directories.
 
 A model names its source (hub id, directory, or installed package), its adapter, what it outputs, and its profiles.
-Every non-default profile is also a model of its own, `<id>:<profile>`. Unknown keys are refused.
+Every non-default profile is also a model of its own, `<id>:<profile>`. Unknown keys are refused. A file in SIE's own
+layout (`ipc.sie_layout`) may lie beside ours.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from ipc import sie_layout, yaml_text
 from ipc.catalog_watch import Files, look, yaml_files
 from ipc.errors import ConfigError, ModelNotFound
 from ipc.paths import asset
@@ -24,6 +27,8 @@ AUTO = "auto"
 MOST_LEVELS = 32
 """Nesting of options in a catalog file."""
 LORA_PART = "[A-Za-z0-9._-]{1,64}"
+ADAPTER_FILE = ".py:"
+"""What tells an adapter in a file, `adapter.py:Class`, from one in a module."""
 DEFAULT_SIMILARITY = {"dense": "cosine", "sparse": "dot", "multivector": "maxsim"}
 
 
@@ -55,25 +60,43 @@ class PackageSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     path: str = "model"
 
 
-Source = HubSource | DirectorySource | PackageSource
+class AdapterSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="adapter"):
+    """The adapter needs no files of weights, or finds them by itself; `path` is the directory that it is given."""
+
+    path: str = "."
+
+
+Source = HubSource | DirectorySource | PackageSource | AdapterSource
 LoraSource = HubSource | DirectorySource
+
+
+Similarity = Literal["cosine", "dot", "maxsim"]
+Precision = Literal["float32", "bfloat16", "float16"]
+Tokens = Annotated[int, msgspec.Meta(gt=0)]
 
 
 class OutputSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One output of a model: its width and how two of them are compared."""
 
     dims: Annotated[int, msgspec.Meta(gt=0)] | None = None
-    similarity: Literal["cosine", "dot", "maxsim"] | None = None
+    similarity: Similarity | None = None
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Named variation of a model. A non-empty `runtime` or `loadtime` replaces the parent's whole map."""
+    """Named variation of a model. A non-empty `runtime` or `loadtime` replaces the parent's whole map.
+
+    `adapter`, `precision` and `max_batch_tokens` are the parent's, then the model's, where they are absent;
+    `similarity` says by output how two of this profile are compared where that differs from the model.
+    """
 
     extends: str | None = None
     output_types: tuple[str, ...] = ()
     runtime: dict[str, Any] = {}
     loadtime: dict[str, Any] = {}
-    precision: Literal["float32", "bfloat16", "float16"] | None = None
+    precision: Precision | None = None
+    adapter: str | None = None
+    similarity: dict[str, Similarity] = {}
+    max_batch_tokens: Tokens | None = None
 
 
 class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,7 +104,9 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `proof` is the text of the canned inference after a load, `fingerprint` what it must give: the first values of the
     first output. `replicas` is the number of workers that have the model once one of them has. `loras` are the LoRA
-    adapters that requests may name, in PEFT's layout.
+    adapters that requests may name, in PEFT's layout. `adapter` is a family, "package.module:Class", or
+    "adapter.py:Class" of a file beside the entry's, whose content `code` stands for. No batch has more than
+    `max_batch_tokens`. `preload` false keeps the model out of what `catalog.preload: auto` loads.
     """
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}(:[A-Za-z0-9._-]{1,64})?$")]
@@ -90,7 +115,8 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inputs: tuple[str, ...] = ("text",)
     outputs: dict[str, OutputSpec] = msgspec.field(default_factory=lambda: {"dense": OutputSpec()})
     max_sequence_length: Annotated[int, msgspec.Meta(gt=0)] | None = None
-    precision: Literal["float32", "bfloat16", "float16"] | None = None
+    max_batch_tokens: Tokens | None = None
+    precision: Precision | None = None
     runtime: dict[str, Any] = {}
     loadtime: dict[str, Any] = {}
     profiles: dict[str, Profile] = {}
@@ -100,6 +126,8 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replicas: Annotated[int, msgspec.Meta(gt=0)] | None = None
     loras: dict[str, LoraSource] = {}
     served: bool = True
+    preload: bool = True
+    code: str = ""
     description: str = ""
 
     @property
@@ -113,20 +141,34 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         chosen = self.profiles["default"].output_types if "default" in self.profiles else ()
         return chosen or (("dense",) if "dense" in self.outputs else self.encode_outputs)
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The model's adapter and those that profiles name, each once."""
+        named = (profile.adapter for profile in self.profiles.values())
+        return tuple(dict.fromkeys((self.adapter, *(name for name in named if name))))
+
 
 class Catalog(Mapping[str, ModelEntry]):
     """All models that may be served, by id; variants of profiles included.
 
-    `files` is what they were read from, `sources` the entries as they were read, without variants.
+    `files` is what they were read from, `sources` the entries as they were read, without variants. `versions` are those
+    of each model of a repository, ascending; `<name>@<version>` is the id of one (`ipc.repository`).
     """
 
     def __init__(self, entries: Iterable[ModelEntry], files: Files = frozenset()) -> None:
         self.files, self.sources = files, tuple(entries)
         self._entries = {variant.id: variant for entry in self.sources for variant in _variants(entry)}
+        self.versions = _versions(self._entries)
+
+    @property
+    def entries(self) -> list[ModelEntry]:
+        """All of them at one moment; safe in any thread, as iterating is not while the catalog may be replaced."""
+        return list(self._entries.values())
 
     def replace(self, other: Catalog) -> None:
         """Serve what `other` serves from now on; whoever holds this catalog sees it."""
         self._entries, self.files, self.sources = other._entries, other.files, other.sources
+        self.versions = other.versions
 
     def __getitem__(self, name: str) -> ModelEntry:
         return self._entries[name]
@@ -149,6 +191,15 @@ class Catalog(Mapping[str, ModelEntry]):
         return entry
 
 
+def _versions(names: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    found: dict[str, list[int]] = {}
+    for name in names:
+        model, at, version = name.rpartition("@")
+        if at:
+            found.setdefault(model, []).append(int(version))
+    return {model: tuple(sorted(versions)) for model, versions in found.items()}
+
+
 def is_lora_name(name: str) -> bool:
     """Whether a LoRA adapter may have this name; such a name leads nowhere but below the directory it is joined to."""
     parts = name.split("/")
@@ -162,6 +213,8 @@ def _variants(entry: ModelEntry) -> Iterable[ModelEntry]:
         runtime=default.runtime or entry.runtime,
         loadtime=default.loadtime or entry.loadtime,
         precision=default.precision or entry.precision,
+        adapter=default.adapter or entry.adapter,
+        max_batch_tokens=default.max_batch_tokens or entry.max_batch_tokens,
     )
     for name, profile in entry.profiles.items():
         if name == "default":
@@ -173,7 +226,9 @@ def _variants(entry: ModelEntry) -> Iterable[ModelEntry]:
             runtime=profile.runtime or parent.runtime or entry.runtime,
             loadtime=profile.loadtime or parent.loadtime or entry.loadtime,
             precision=profile.precision or parent.precision or entry.precision,
-            profiles={"default": Profile(output_types=profile.output_types)},
+            adapter=profile.adapter or parent.adapter or entry.adapter,
+            max_batch_tokens=profile.max_batch_tokens or parent.max_batch_tokens or entry.max_batch_tokens,
+            profiles={"default": Profile(output_types=profile.output_types, similarity=profile.similarity)},
         )
 
 
@@ -182,7 +237,8 @@ def _check(entry: ModelEntry, path: Path) -> None:
         parent = entry.profiles.get(profile.extends) if profile.extends else None
         if profile.extends and (parent is None or parent.extends or profile.extends == name):
             raise ConfigError(f"{path}: profile {name!r} must extend one existing profile that extends none")
-        unknown = set(profile.output_types) - set(entry.outputs)
+        made = {"dense"} if profile.runtime.get("muvera") is not None else set()
+        unknown = {*profile.output_types, *profile.similarity} - {*entry.outputs, *made}
         if unknown:
             raise ConfigError(f"{path}: profile {name!r} names outputs the model lacks: {sorted(unknown)}")
     for name in entry.loras:
@@ -193,7 +249,10 @@ def _check(entry: ModelEntry, path: Path) -> None:
 def read_entry(path: Path) -> ModelEntry:
     """One catalog file. Raises `ConfigError` that names the file and the field."""
     try:
-        entry = msgspec.yaml.decode(path.read_bytes(), type=ModelEntry)
+        raw = yaml_text.decode(path.read_bytes())
+        if isinstance(raw, dict) and sie_layout.KEY in raw:
+            raw = sie_layout.translate(raw)
+        entry = msgspec.convert(raw, ModelEntry)
         owners: list[ModelEntry | Profile] = [entry, *entry.profiles.values()]
         for owner in owners:
             check_plain(owner.runtime, "runtime")
@@ -204,7 +263,32 @@ def read_entry(path: Path) -> ModelEntry:
         raise ConfigError(f"{path}: nested too deeply") from error
     _check(entry, path)
     loras = {name: _beside(path, source) for name, source in entry.loras.items()}
-    return msgspec.structs.replace(entry, source=_beside(path, entry.source), loras=loras)
+    return _with_code(path, msgspec.structs.replace(entry, source=_beside(path, entry.source), loras=loras))
+
+
+def _with_code(path: Path, entry: ModelEntry) -> ModelEntry:
+    """The entry with the files of its adapters found beside `path`, and what stands for their content."""
+    places = {name: _adapter_beside(path, name) for name in entry.adapters}
+    files = sorted({place.rpartition(":")[0] for place in places.values() if ADAPTER_FILE in place})
+    content = hashlib.sha256()
+    for file in files:
+        if not Path(file).is_file():
+            raise ConfigError(f"{path}: adapter: the file {file} does not exist")
+        try:
+            content.update(Path(file).read_bytes())
+        except OSError as error:
+            raise ConfigError(f"{path}: adapter: {error}") from error
+    profiles = {
+        name: msgspec.structs.replace(profile, adapter=places[profile.adapter] if profile.adapter else None)
+        for name, profile in entry.profiles.items()
+    }
+    code = content.hexdigest() if files else ""
+    return msgspec.structs.replace(entry, adapter=places[entry.adapter], profiles=profiles, code=code)
+
+
+def _adapter_beside(path: Path, name: str) -> str:
+    file, _, class_name = name.rpartition(":")
+    return f"{(path.parent / file).resolve()}:{class_name}" if ADAPTER_FILE in name else name
 
 
 def check_plain(options: Any, field: str, levels: int = MOST_LEVELS) -> None:
@@ -231,8 +315,8 @@ def _whole(value: Any) -> int:
 
 def _beside(path: Path, source: Any) -> Any:
     """A source whose relative directory is taken from the catalog file `path`."""
-    if isinstance(source, DirectorySource) and not Path(source.path).is_absolute():
-        return DirectorySource(str((path.parent / source.path).resolve()))
+    if isinstance(source, DirectorySource | AdapterSource) and not Path(source.path).is_absolute():
+        return type(source)(str((path.parent / source.path).resolve()))
     return source
 
 
@@ -301,11 +385,15 @@ def preloaded_names(
 ) -> list[str]:
     """Ids of the models that are loaded at the start, in the catalog's order; variants of profiles go with their model.
 
-    `auto` means all of `catalog.models`, or every served model without such a list, but none with `catalog.serve_all`.
+    `auto` means all of `catalog.models`, or every served model without such a list, but none with `catalog.serve_all`
+    and none whose entry says `preload: false`. Of repository models their own section of the settings decides.
     """
     wanted = set(preload)
     if AUTO in wanted:
         wanted |= set(models)
-    if ALL in wanted or (AUTO in wanted and not any(models) and not serve_all):
-        return list(catalog)
-    return [name for name in catalog if name in wanted or name.partition(":")[0] in wanted]
+    if ALL in wanted:
+        wanted |= set(catalog)
+    if AUTO in wanted and not any(models) and not serve_all:
+        wanted |= {name for name, entry in catalog.items() if entry.preload}
+    own = {name for name, entry in catalog.items() if entry.preload}
+    return [n for n in catalog if (n in own if "@" in n else n in wanted or n.partition(":")[0] in wanted)]

@@ -1,6 +1,7 @@
 """Notices that the files of the catalog changed: one look a second, and a change counts once it has settled.
 
-1. A look is the set of all `*.yaml` files below the catalog's directories with their size and time.
+1. A look is the set of all `*.yaml` files below the catalog's directories, of the Python files (adapters) among them,
+   and of all files and directories of the model repositories, with their size and time.
 2. A look that differs from the one before only starts the waiting; an editor may still be writing.
 3. Two equal looks that differ from what was read last mean that the catalog is to be read again.
 """
@@ -12,23 +13,33 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ipc.paths import asset
+from ipc.repository import layout
 
 EVERY_S = 1.0
 Files = frozenset[tuple[str, int, int, int]]
 
 
-def look(dirs: Iterable[str]) -> Files:
-    """(path, size, time in nanoseconds, inode) of every catalog file; what vanishes meanwhile is left out."""
+def look(dirs: Iterable[str], repositories: Iterable[str] = ()) -> Files:
+    """(path, size, time in nanoseconds, inode) of every file that says what is served; what vanishes is left out.
+
+    Directories of repositories are there too, with zeros.
+    """
     roots = [Path(d) for d in dirs] or [asset("config/models")]
-    return frozenset(found for root in roots for path in yaml_files(root) if (found := _facts(path)))
+    paths = (path for root in roots for path in _files(root, (".yaml", ".py")))
+    catalog = frozenset(found for path in paths if (found := _facts(path)))
+    return catalog.union(*(layout.look(Path(root)) for root in repositories))
 
 
 def yaml_files(root: Path) -> list[Path]:
     """Every `*.yaml` below a directory, sorted; directories that vanish or cannot be read are passed over."""
+    return _files(root, (".yaml",))
+
+
+def _files(root: Path, endings: tuple[str, ...]) -> list[Path]:
     found: list[Path] = []
     # NOTE: Path.rglob raises when a directory vanishes between being listed and being opened.
     for directory, _, names in os.walk(root):
-        found += [Path(directory, name) for name in names if name.endswith(".yaml")]
+        found += [Path(directory, name) for name in names if name.endswith(endings)]
     return sorted(found)
 
 
@@ -43,13 +54,15 @@ def _facts(path: Path) -> tuple[str, int, int, int] | None:
 class CatalogWatch:
     """Looks at the files of one catalog; `read` is what they were when the catalog was read."""
 
-    def __init__(self, dirs: Iterable[str], read: Files | None = None) -> None:
-        self._dirs = tuple(dirs)
-        self._read = self._last = look(self._dirs) if read is None else read
+    def __init__(
+        self, dirs: Iterable[str], read: Files | None = None, repositories: Iterable[str] = ()
+    ) -> None:
+        self._dirs, self._repositories = tuple(dirs), tuple(repositories)
+        self._read = self._last = look(self._dirs, self._repositories) if read is None else read
 
     def changed(self) -> bool:
         """Whether the files differ from those read last and have settled; says so once for each change."""
-        now = look(self._dirs)
+        now = look(self._dirs, self._repositories)
         settled, self._last = now == self._last, now
         if not settled or now == self._read:
             return False

@@ -25,9 +25,11 @@ from pathlib import Path
 
 import zmq
 
-from ipc import codec
+from ipc import codec, copies, dealer
 from ipc.arena import ArenaView
+from ipc.directions import ToFrontend, ToWorker
 from ipc.errors import DeadlineExceeded, ProtocolError, WorkerLost, from_code
+from ipc.input_arena import InputBlock
 from ipc.liveness import open_pidfd, start_ticks
 from ipc.messages import (
     LANES,
@@ -35,6 +37,7 @@ from ipc.messages import (
     Cancel,
     Credits,
     Failure,
+    Forget,
     Goodbye,
     Hello,
     Leaving,
@@ -45,16 +48,15 @@ from ipc.messages import (
     Pong,
     Release,
     Result,
-    Stats,
     Submit,
-    ToFrontend,
-    ToWorker,
     Unload,
+    Unread,
     Watch,
     Welcome,
 )
 from ipc.paths import RunPaths
 from ipc.shares import Shares
+from ipc.stats import Stats
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +64,9 @@ PING_EVERY_S = 0.5
 EXPIRE_GRACE_NS = 50_000_000
 SUSPECT_AFTER_S = 2.0
 FOREIGN_WEIGHT = 0.2
+
+Payload = bytes | memoryview | InputBlock | None
+"""Raw tensors that go with a request: in the frame after it, or in a block of this frontend."""
 
 
 @dataclass(slots=True)
@@ -107,6 +112,8 @@ class Channel:
         self._last_ping = self._last_pong = 0.0
         self._mapping: asyncio.Task[None] | None = None
         self._watching = False
+        self._inputs_named = False
+        self._reading: dict[int, InputBlock] = {}
 
     @property
     def responsive(self) -> bool:
@@ -153,7 +160,8 @@ class Channel:
     def _connect(self) -> None:
         self._tag = random.getrandbits(62)
         try:
-            self._socket = self._open_socket()
+            path = self._paths.worker_socket(self.slot)
+            self._socket = dealer.connect(self._context, path, f"{self._name}.{self._tag:x}")
         except zmq.ZMQError as error:
             log.error("no socket for worker %d: %s", self.slot, error)
             return
@@ -161,35 +169,28 @@ class Channel:
         self.state = "connecting"
         self._look_soon()
 
-    def _open_socket(self) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.DEALER)
-        try:
-            for option, value in (
-                (zmq.LINGER, 0),
-                (zmq.IMMEDIATE, 1),
-                (zmq.SNDHWM, 10000),
-                (zmq.RCVHWM, 0),
-                (zmq.RECONNECT_IVL, 50),
-                (zmq.RECONNECT_IVL_MAX, 500),
-            ):
-                socket.setsockopt(option, value)
-            socket.setsockopt(zmq.ROUTING_ID, f"{self._name}.{self._tag:x}".encode())
-            socket.connect(f"ipc://{self._paths.worker_socket(self.slot)}")
-        except zmq.ZMQError:
-            socket.close(0)
-            raise
-        return socket
-
-    def submit(self, build: Callable[[int], Submit]) -> tuple[int, asyncio.Future[Delivery]]:
-        """Send the message that `build(id)` makes. Raises `WorkerLost` when the socket takes nothing."""
+    def submit(
+        self, build: Callable[[int], Submit], payload: Payload = None
+    ) -> tuple[int, asyncio.Future[Delivery]]:
+        """Send what `build(id)` makes, with its payload. Raises `WorkerLost` when the socket takes nothing."""
         request = next(self._ids)
         message = build(request)
-        if not self._send(message):
+        block = payload if isinstance(payload, InputBlock) else None
+        frame = None if isinstance(payload, InputBlock) else payload
+        if (block is not None and not self._named(block)) or not self._send(message, frame):
             raise WorkerLost("the worker takes no requests", retry_after_s=1)
+        if block is not None:
+            block.add_reader()
+            self._reading[request] = block
         future: asyncio.Future[Delivery] = self._loop.create_future()
         self._pending[request] = (future, message)
         self._in_flight[message.lane].add(message.cost, message.caller, message.share)
         return request, future
+
+    def _named(self, block: InputBlock) -> bool:
+        """Tell this life of the worker, once, where the blocks of this frontend are; whether it knows."""
+        self._inputs_named = self._inputs_named or self._send(block.inputs)
+        return self._inputs_named
 
     def cancel(self, request: int) -> None:
         """The caller has gone: drop the future and tell the worker. Idempotent."""
@@ -221,6 +222,10 @@ class Channel:
         """Ask the worker to unload a model; its answer is a new state of the model. Returns whether it was sent."""
         return self.state == "ready" and self._send(Unload(model))
 
+    def forget(self, model: str, sequence: int | str) -> None:
+        """A sequence of that id begins on another worker."""
+        self._send(Forget(model, sequence))
+
     def watch(self, on: bool) -> None:
         """Ask the worker for `stats`, or for no more; to be repeated, since a new life of it knows of nothing."""
         if self.state in ("ready", "leaving") and self._watching != on and self._send(Watch(on)):
@@ -239,15 +244,17 @@ class Channel:
             self._send(Goodbye())
         self._reset("the frontend closed", set())
 
-    def _send(self, message: ToWorker) -> bool:
+    def _send(self, message: ToWorker, frame: bytes | memoryview | None = None) -> bool:
         if self._socket is None:
             return False
         try:
-            self._socket.send(codec.encode(message), zmq.NOBLOCK)
+            dealer.send(self._socket, codec.encode(message), frame)
         except zmq.Again:
             return False
         finally:
             self._look_soon()
+        if frame is not None:
+            copies.count("frame", len(frame))
         return True
 
     def _look_soon(self) -> None:
@@ -281,6 +288,8 @@ class Channel:
                         detail=message.detail,
                     )
                 )
+        elif isinstance(message, Unread):
+            self._end_reading(message.id)
         elif isinstance(message, Credits):
             self.credits = message
             self._changed()
@@ -292,13 +301,22 @@ class Channel:
             self._last_pong = time.monotonic()
         elif isinstance(message, Welcome):
             if self._mapping is None and self.state == "connecting":
+                # NOTE: taken in now, since newer credits and states may lie right behind.
+                self.credits, self.device, self.threads = message.credits, message.device, message.threads
+                self._set_models(message)
                 self._mapping = self._loop.create_task(self._welcomed(message))
         elif isinstance(message, Leaving):
             self.leave()
         elif isinstance(message, Goodbye):
             self._reset("the worker dropped this session", set())
 
+    def _end_reading(self, request: int) -> None:
+        block = self._reading.pop(request, None)
+        if block is not None:
+            block.end_reader()
+
     def _deliver(self, result: Result, inline: bytes) -> None:
+        self._end_reading(result.id)
         future = self._forget(result.id)
         if future is not None and not future.done():
             future.set_result(Delivery(result, self._arena if result.block is not None else None, inline))
@@ -319,9 +337,6 @@ class Channel:
 
     async def _welcomed(self, message: Welcome) -> None:
         """Watch the worker's process and map its arena off the loop; mapping faults in every page."""
-        # NOTE: taken in now, since newer credits and states may arrive while the arena is mapped.
-        self.credits, self.device, self.threads = message.credits, message.device, message.threads
-        self._set_models(message)
         try:
             if message.version != VERSION:
                 raise ProtocolError(
@@ -358,6 +373,9 @@ class Channel:
 
     def _reset(self, why: str, suspects: set[int]) -> None:
         pending, self._pending = self._pending, {}
+        self._inputs_named = False
+        for request in list(self._reading):
+            self._end_reading(request)
         self._in_flight = {lane: Shares() for lane in LANES}
         if self._mapping is not None:
             self._mapping.cancel()

@@ -13,14 +13,13 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
+import msgspec
 import zmq
 
-from ipc import deadline, retry, routing, tensors
-from ipc.channel import Channel, Delivery
+from ipc import deadline, input_arena, retry, routing
+from ipc.channel import Channel
 from ipc.demand import Demand
 from ipc.errors import (
     Draining,
@@ -31,13 +30,19 @@ from ipc.errors import (
     ModelNotLoaded,
     NoReplica,
     QueueFull,
+    SequenceLost,
+    SequenceUnknown,
     WorkerCrashed,
     WorkerLost,
 )
-from ipc.messages import Call, ItemError, Submit, Timing, Trace
+from ipc.exchange import Reply, Request
+from ipc.input_arena import InputArena, InputBlock
+from ipc.messages import InferCall, Submit
 from ipc.paths import RunPaths
 from ipc.poison import PoisonList
 from ipc.settings import Settings
+
+__all__ = ["Client", "Reply", "Request"]
 
 log = logging.getLogger(__name__)
 
@@ -46,96 +51,6 @@ T = TypeVar("T")
 TICK_S = 0.1
 FULL_WAIT_S = 0.05
 _SOCKET_NAME = re.compile(r"^worker-(\d+)\.sock$")
-
-
-@dataclass(slots=True)
-class Request:
-    """One call on its way: what, until when, for whom, and how dear."""
-
-    model: str
-    call: Call
-    deadline_ns: int
-    cost: int
-    request_id: str
-    traceparent: str = ""
-    lane: str = "interactive"
-    caller: str = ""
-    share: float = 1.0
-
-
-class Reply:
-    """A result whose tensors may lie in a leased block; use it as a context manager."""
-
-    def __init__(self, channel: Channel, delivery: Delivery) -> None:
-        self._channel, self._arena = channel, delivery.arena
-        self._result = delivery.result
-        self._inline = memoryview(delivery.inline)
-        block = delivery.result.block
-        if block is not None and delivery.arena is not None:
-            self._bytes = delivery.arena.data(block.offset, block.nbytes, block.generation)
-        else:
-            self._bytes = self._inline
-
-    @property
-    def tokens(self) -> list[int]:
-        """Tokens used per item, special tokens included."""
-        return self._result.tokens
-
-    @property
-    def truncated(self) -> list[int]:
-        """Indices of items that were cut to the model's length."""
-        return self._result.truncated
-
-    @property
-    def errors(self) -> list[ItemError]:
-        """Items that failed on their own."""
-        return self._result.errors
-
-    @property
-    def timing(self) -> Timing:
-        """Phases at the worker."""
-        return self._result.timing
-
-    @property
-    def trace(self) -> Trace | None:
-        """Instants at the worker, when the request is traced."""
-        return self._result.trace
-
-    @property
-    def worker(self) -> int:
-        """Slot of the worker that answered."""
-        return self._channel.slot
-
-    @property
-    def leased(self) -> bool:
-        """Whether the tensors lie in the arena and a lease is held."""
-        return self._arena is not None
-
-    def tensors(self) -> dict[str, np.ndarray]:
-        """Read-only views by name; valid while the lease is held."""
-        views = {ref.name: tensors.view(self._bytes, ref) for ref in self._result.tensors}
-        return views | {ref.name: tensors.view(self._inline, ref) for ref in self._result.loose}
-
-    def rows(self, name: str) -> list[int]:
-        """Rows per item of a tensor that has more or fewer than one."""
-        return self._result.rows[name]
-
-    def check(self) -> None:
-        """Raise `LeaseRevoked` when the block was taken back; call it after every copy."""
-        if self._arena is not None and self._result.block is not None:
-            self._arena.check(self._result.block.offset, self._result.block.generation)
-
-    def release(self) -> None:
-        """End the lease; safe to call twice."""
-        if self._arena is not None:
-            arena, self._arena = self._arena, None
-            self._channel.release(self._result, arena)
-
-    def __enter__(self) -> Reply:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
 
 class Client:
@@ -156,6 +71,7 @@ class Client:
         self.demand = Demand(lambda: self.channels, self._on_demand)
         self._budget = retry.RetryBudget()
         self.poison = PoisonList(paths.poison(), settings.limits.poison_ttl_s)
+        self.inputs = InputArena(paths, int(name.rpartition("-")[2]), settings.arena.input_bytes)
         self._ticker: asyncio.Task[None] | None = None
 
     @property
@@ -173,6 +89,7 @@ class Client:
             self._ticker.cancel()
         for channel in self.channels:
             channel.close()
+        self.inputs.close()
         await asyncio.sleep(0)
         self._context.destroy(linger=0)
 
@@ -219,7 +136,7 @@ class Client:
             ) from error
 
     async def _run(self, request: Request) -> Reply:
-        if self.poison.holds(request.model, request.call):
+        if self.poison.holds(request.model, request.call, input_arena.bytes_of(request.payload)):
             raise InputRefused("this input crashed worker processes before and is refused for a while")
         self._budget.count_request()
         attempts = retry.Attempts()
@@ -239,6 +156,8 @@ class Client:
                     raise
             except QueueFull:
                 # Another worker may have room; a request that was lost before waits for one.
+                if request.sequence is not None:
+                    raise
                 attempts.avoid.add(channel.slot)
                 slots = {c.slot for c in routing.loaded(self.channels, request.model)}
                 if slots <= attempts.avoid:
@@ -246,10 +165,18 @@ class Client:
                         raise
                     attempts.avoid.clear()
                     await asyncio.sleep(FULL_WAIT_S)
+            except SequenceUnknown as unknown:
+                first = attempts.unknown(unknown, channel.slot)
+                if {c.slot for c in routing.loaded(self.channels, request.model)} <= attempts.strangers:
+                    raise first from None
             except WorkerLost as lost:
+                if (name := request.sequence) is not None:
+                    raise SequenceLost(
+                        f"the worker was lost, and with it the state of sequence {name!a}, which must begin again"
+                    ) from lost
                 error = attempts.next_error(lost, channel.slot, request.deadline_ns, self._budget)
                 if isinstance(error, WorkerCrashed):
-                    self.poison.add(request.model, request.call)
+                    self.poison.add(request.model, request.call, input_arena.bytes_of(request.payload))
                 if error is not None:
                     raise error from lost
                 self._on_retry("suspect" if lost.suspect else "bystander")
@@ -272,6 +199,8 @@ class Client:
         """A channel, now or after a wait for a restart, a load, or (for a retry) a free credit."""
 
         def pick() -> Channel:
+            if request.sequence is not None:
+                return self._home(request, request.sequence, attempts)
             if attempts.solo:
                 # Suspects all go to one worker, so that a poison among them can cost only that one.
                 return routing.loaded(self.channels, request.model)[0]
@@ -287,6 +216,24 @@ class Client:
             )
 
         return await self._until(pick, request.model, request.deadline_ns, patient=bool(attempts.losses))
+
+    def _home(self, request: Request, name: int | str, attempts: retry.Attempts) -> Channel:
+        """The channel of a sequence; where it begins, other workers are told that theirs of that id is over."""
+        chosen = routing.home(
+            self.channels,
+            request.model,
+            request.lane,
+            name,
+            strangers=attempts.strangers,
+            caller=request.caller,
+            share=request.share,
+            on_demand=self._on_demand,
+        )
+        if request.begins:
+            for other in self.channels:
+                if other is not chosen and other.state == "ready" and request.model in other.models:
+                    other.forget(request.model, name)
+        return chosen
 
     async def _until(self, attempt: Callable[[], T], model: str, deadline_ns: int, patient: bool) -> T:
         """`attempt` again after every change, until it succeeds or its error has outlasted its wait.
@@ -334,11 +281,15 @@ class Client:
             return
 
     async def _send(self, channel: Channel, request: Request, solo: bool) -> Reply:
+        call = request.call
+        if isinstance(request.payload, InputBlock) and isinstance(call, InferCall):
+            call = msgspec.structs.replace(call, block=request.payload.ref)
+
         def build(number: int) -> Submit:
             return Submit(
                 number,
                 request.model,
-                request.call,
+                call,
                 request.deadline_ns,
                 request.cost,
                 request.request_id,
@@ -349,7 +300,7 @@ class Client:
                 request.share,
             )
 
-        number, future = channel.submit(build)
+        number, future = channel.submit(build, request.payload)
         try:
             return Reply(channel, await future)
         except asyncio.CancelledError:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ipc.directions import ToFrontend, ToWorker
 from ipc.errors import ProtocolError
-from ipc.messages import ToFrontend, ToWorker
 
 MAX_FRAMES = 2
 MAX_MESSAGE_NBYTES = 1 << 30

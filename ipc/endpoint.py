@@ -19,7 +19,8 @@ from typing import Protocol
 
 import zmq
 
-from ipc import codec
+from ipc import codec, input_arena, router
+from ipc.directions import ToFrontend, ToWorker
 from ipc.errors import InferenceFailed, PenstockError, ProtocolError
 from ipc.leases import Block, LeaseTable
 from ipc.messages import (
@@ -28,8 +29,11 @@ from ipc.messages import (
     Cancel,
     Credits,
     Failure,
+    Forget,
     Goodbye,
     Hello,
+    InferCall,
+    Inputs,
     Leaving,
     Load,
     Models,
@@ -37,16 +41,15 @@ from ipc.messages import (
     Pong,
     Release,
     Result,
-    Stats,
     Submit,
-    ToFrontend,
-    ToWorker,
     Unload,
+    Unread,
     Watch,
     Welcome,
 )
 from ipc.paths import RunPaths
 from ipc.sessions import Session, SessionTable
+from ipc.stats import Stats
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +66,12 @@ class Handler(Protocol):
     def welcome(self) -> Welcome:
         """Present state, for a new session."""
 
-    def submit(self, session: Session, message: Submit) -> None:
-        """Take a request in, or raise a `PenstockError` that goes back as its failure."""
+    def submit(self, session: Session, message: Submit, payload: memoryview) -> None:
+        """Take a request in, or raise a `PenstockError` that goes back as its failure.
+
+        `payload` are the raw tensors of an infer call. When they lie in a block of the frontend, `Endpoint.reply` with
+        the result or `Endpoint.unread` must be called once nothing reads them any more, however the request ends.
+        """
 
     def cancel(self, session: Session, request: int) -> None:
         """The caller of a request has gone."""
@@ -74,6 +81,9 @@ class Handler(Protocol):
 
     def unload(self, model: str) -> None:
         """Somebody wants a model's memory back."""
+
+    def forget(self, message: Forget) -> None:
+        """A sequence begins on another worker."""
 
     def released(self) -> None:
         """A lease ended, so there may be room in the arena."""
@@ -90,19 +100,9 @@ class Endpoint:
     ) -> None:
         self.sessions = SessionTable()
         self.leases = leases
-        self._handler, self._tick_s = handler, tick_s
+        self._handler, self._tick_s, self._paths = handler, tick_s, paths
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        for option, value in (
-            (zmq.LINGER, 0),
-            (zmq.ROUTER_MANDATORY, 1),
-            (zmq.ROUTER_HANDOVER, 1),
-            (zmq.SNDHWM, 10000),
-            (zmq.RCVHWM, 10000),
-        ):
-            self._socket.setsockopt(option, value)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, codec.MAX_MESSAGE_NBYTES)
-        self._socket.bind(f"ipc://{paths.worker_socket(slot)}")
+        self._socket = router.bind(self._context, paths.worker_socket(slot))
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -166,23 +166,24 @@ class Endpoint:
 
     def _receive(self) -> None:
         for _ in range(_BURST):
-            try:
-                key, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            received = router.receive(self._socket)
+            if received is None:
                 return
+            key, *frames = received
             try:
-                self._dispatch(key, codec.decode_to_worker(frames))
+                payload = frames[1] if len(frames) > 1 else b""
+                self._dispatch(key, codec.decode_to_worker(frames), payload)
             except ProtocolError as error:
                 log.warning("dropped a frame from a frontend: %s", error.message)
 
-    def _dispatch(self, key: bytes, message: ToWorker) -> None:
+    def _dispatch(self, key: bytes, message: ToWorker, frame: bytes) -> None:
         session = self.sessions.get(key)
         if isinstance(message, Hello):
             self._register(key, session, message)
         elif session is None:
             self._send(key, Goodbye())
         elif isinstance(message, Submit):
-            self._submit(session, message)
+            self._submit(session, message, frame)
         elif isinstance(message, Release):
             if self.leases.release(key, message.offset, message.generation):
                 self._handler.released()
@@ -194,8 +195,12 @@ class Endpoint:
             self._handler.load(message)
         elif isinstance(message, Unload):
             self._handler.unload(message.model)
+        elif isinstance(message, Forget):
+            self._handler.forget(message)
         elif isinstance(message, Watch):
             session.watching = message.on
+        elif isinstance(message, Inputs):
+            session.inputs = input_arena.view_of(self._paths, message)
         elif isinstance(message, Goodbye):
             self.drop(session, "it said goodbye")
 
@@ -218,16 +223,29 @@ class Endpoint:
         if self._handler.draining:
             self._send(key, Leaving())
 
-    def _submit(self, session: Session, message: Submit) -> None:
+    def _submit(self, session: Session, message: Submit, frame: bytes) -> None:
         session.outstanding[message.id] = message.cost
         try:
-            self._handler.submit(session, message)
+            self._handler.submit(session, message, self._payload(session, message, frame))
+            return
         except PenstockError as error:
             self.fail(session.key, message.id, error)
         except Exception:
             # NOTE: a model family's own code runs in there; its bugs end one request, not the worker.
             log.exception("request %s could not be taken", message.request_id)
             self.fail(session.key, message.id, InferenceFailed("the model failed on this request"))
+        self.unread(session.key, message.id)
+
+    @staticmethod
+    def _payload(session: Session, message: Submit, frame: bytes) -> memoryview:
+        """Raw tensors of a request: the frame after it, or a block of the frontend."""
+        block = message.call.block if isinstance(message.call, InferCall) else None
+        if block is None:
+            return memoryview(frame)
+        session.reading.add(message.id)
+        if session.inputs is None:
+            raise ProtocolError("a block of inputs was named before the arena it lies in")
+        return session.inputs.data(block.offset, block.nbytes, block.generation)
 
     def drop(self, session: Session, why: str) -> None:
         """End a session: cancel its requests, revoke its leases."""
@@ -241,15 +259,20 @@ class Endpoint:
         log.info("frontend %s dropped: %s; %d leases reclaimed", session.slot, why, revoked)
 
     def reply(self, key: bytes, result: Result, block: Block | None, inline: bytes | None) -> None:
-        """Send a result. A block is leased to the session, or freed when nobody waits for it. Endpoint thread only."""
+        """Send a result, which says too that the inputs were read. Endpoint thread only.
+
+        A block is leased to the session, or freed when nobody waits for it.
+        """
         session = self.sessions.get(key)
-        wanted = session is not None and session.outstanding.pop(result.id, None) is not None
-        if block is not None:
-            if not wanted:
+        if session is None or session.outstanding.pop(result.id, None) is None:
+            if block is not None:
                 self.leases.discard(block)
-                return
+            self.unread(key, result.id)
+            return
+        session.reading.discard(result.id)
+        if block is not None:
             self.leases.lease(block, key)
-        if wanted and not self._send(key, result, inline) and block is not None:
+        if not self._send(key, result, inline) and block is not None:
             self.leases.release(key, block.offset, block.generation)
 
     def fail(self, key: bytes, request: int, error: PenstockError) -> None:
@@ -257,6 +280,13 @@ class Endpoint:
         session = self.sessions.get(key)
         if session is not None and session.outstanding.pop(request, None) is not None:
             self._send(key, Failure(request, error.code, error.message, error.retry_after_s, error.detail))
+
+    def unread(self, key: bytes, request: int) -> None:
+        """Nothing reads the input block of a failed or cancelled request any more. Idempotent; endpoint thread only."""
+        session = self.sessions.get(key)
+        if session is not None and request in session.reading:
+            session.reading.discard(request)
+            self._send(key, Unread(request))
 
     def broadcast(self, message: Credits | Models | Leaving) -> None:
         """Send one message to every session. Endpoint thread only."""
@@ -270,11 +300,8 @@ class Endpoint:
                 self._send(session.key, stats)
 
     def _send(self, key: bytes, message: ToFrontend, inline: bytes | None = None) -> bool:
-        frames = [key, codec.encode(message)]
-        if inline is not None:
-            frames.append(inline)
         try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
+            router.send(self._socket, key, codec.encode(message), inline)
         except zmq.ZMQError as error:
             session = self.sessions.get(key)
             if session is not None:

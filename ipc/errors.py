@@ -5,6 +5,9 @@
     |   +-- InputTooLong          INPUT_TOO_LONG       422
     |   +-- BodyTooLarge          BODY_TOO_LARGE       413
     |   +-- TooSlow               TOO_SLOW             408
+    |   +-- RegionExists          REGION_EXISTS        400
+    |   +-- RegionNotFound        REGION_NOT_FOUND     404
+    |   +-- SequenceUnknown       SEQUENCE_UNKNOWN     400
     +-- AccessRefused
     |   +-- Unauthenticated       UNAUTHENTICATED      401
     |   +-- Forbidden             FORBIDDEN            403
@@ -17,6 +20,7 @@
     |   +-- LoraLoading           LORA_LOADING         503  retryable
     |   +-- DependencyConflict    DEPENDENCY_CONFLICT  409
     |   +-- InferenceFailed       INFERENCE_ERROR      500
+    |   +-- UnexpectedOutput      UNEXPECTED_OUTPUT    500
     +-- Overloaded
     |   +-- QueueFull             QUEUE_FULL           503  retryable
     |   +-- Draining              DRAINING             503  retryable
@@ -29,8 +33,10 @@
     |   +-- WorkerCrashed         WORKER_CRASHED       500
     |   |   +-- InputRefused      WORKER_CRASHED       500
     |   +-- LeaseRevoked          LEASE_REVOKED        503  retryable
+    |   +-- SequenceLost          SEQUENCE_LOST        503
     +-- Cancelled                 CANCELLED            499
     +-- Unsupported               UNSUPPORTED          501
+    +-- ControlDisabled           CONTROL_DISABLED     503
     +-- ConfigError               CONFIG_ERROR         (never on the wire)
     +-- ProtocolError             PROTOCOL_ERROR       (between our own processes)
 
@@ -82,6 +88,24 @@ class TooSlow(InvalidInput):
     """The request body arrives below the accepted rate."""
 
     code, status = "TOO_SLOW", 408
+
+
+class RegionExists(InvalidInput):
+    """A shared memory region of that name is registered already."""
+
+    code, status = "REGION_EXISTS", 400
+
+
+class RegionNotFound(InvalidInput):
+    """No shared memory region of that name is registered."""
+
+    code, status = "REGION_NOT_FOUND", 404
+
+
+class SequenceUnknown(InvalidInput):
+    """The request goes on with a sequence that never began, has ended, or was idle for too long."""
+
+    code, status = "SEQUENCE_UNKNOWN", 400
 
 
 class AccessRefused(PenstockError):
@@ -156,6 +180,12 @@ class InferenceFailed(ModelError):
     code, status = "INFERENCE_ERROR", 500
 
 
+class UnexpectedOutput(ModelError):
+    """The model gave an output whose shape or datatype its configuration forbids."""
+
+    code, status = "UNEXPECTED_OUTPUT", 500
+
+
 class Overloaded(PenstockError):
     """The request is fine, but capacity or time ran out."""
 
@@ -226,6 +256,12 @@ class LeaseRevoked(WorkerFault):
     code, status, retryable = "LEASE_REVOKED", 503, True
 
 
+class SequenceLost(WorkerFault):
+    """The worker that held the state of a sequence died; the sequence must begin again."""
+
+    code, status = "SEQUENCE_LOST", 503
+
+
 class Cancelled(PenstockError):
     """The client went away."""
 
@@ -236,6 +272,12 @@ class Unsupported(PenstockError):
     """The feature is not offered by this build."""
 
     code, status = "UNSUPPORTED", 501
+
+
+class ControlDisabled(PenstockError):
+    """Models are loaded and unloaded by name only with `repository.control: explicit`."""
+
+    code, status = "CONTROL_DISABLED", 503
 
 
 class ConfigError(PenstockError):

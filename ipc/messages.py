@@ -1,8 +1,7 @@
 """Every struct that crosses a process border, and nothing else.
 
-Array-like tagged msgspec structs. Frontend to worker: Hello, Submit, Cancel, Release, Load, Unload, Ping, Watch,
-Inputs, Goodbye. Worker to frontend: Welcome, Result, Failure, Unread, Credits, Models, Stats, Leaving, Pong, Goodbye.
-Durations are nanoseconds, instants are CLOCK_MONOTONIC nanoseconds, costs are tokens.
+Array-like tagged msgspec structs; `ipc.directions` says which of them go which way. Durations are nanoseconds, instants
+are CLOCK_MONOTONIC nanoseconds, costs are tokens.
 """
 
 from __future__ import annotations
@@ -200,6 +199,13 @@ class Unload(Wire, frozen=True, tag="unload"):
     model: str
 
 
+class Forget(Wire, frozen=True, tag="forget"):
+    """This sequence of a model begins on another worker: one of its id that is still open here is over."""
+
+    model: str
+    sequence: int | str
+
+
 class Ping(Wire, frozen=True, tag="ping"):
     """Are you there?"""
 
@@ -376,54 +382,9 @@ class Failure(Wire, frozen=True, tag="failure"):
 
 
 class Unread(Wire, frozen=True, tag="unread"):
-    """The cancelled request `id` reads its input block no more."""
+    """The failed or cancelled request `id` reads its input block no more; a `Result` says so by itself."""
 
     id: int
-
-
-class QueueState(Wire, frozen=True):
-    """What waits of one model, and for how long the oldest of it has."""
-
-    model: str
-    items: int
-    tokens: int
-    oldest_s: float
-
-
-class BatchRecord(Wire, frozen=True):
-    """One batch: when it ended (CLOCK_MONOTONIC), how long it took, what was in it, how much would have fitted."""
-
-    at_ns: int
-    seconds: float
-    model: str
-    items: int
-    tokens: int
-    budget: int
-
-
-class Stats(Wire, frozen=True, tag="stats"):
-    """A look at the worker for those who watch it.
-
-    Memory in bytes: of the device; on CPU resident memory and the host's. `utilization` is what the device says of the
-    last second and `busy` the share of the time in which batches ran, both 0 to 1; `cpu` is the processor time of this
-    process per second. What nobody can tell is None.
-    """
-
-    memory_used: int
-    memory_total: int
-    resident: int
-    cpu: float
-    busy: float
-    utilization: float | None
-    temperature_c: float | None
-    budget: int
-    admitted: int
-    bound: int
-    arena_used: int
-    arena_total: int
-    leases: int
-    queues: list[QueueState]
-    batches: list[BatchRecord]
 
 
 class Leaving(Wire, frozen=True, tag="leaving"):
@@ -434,7 +395,3 @@ class Pong(Wire, frozen=True, tag="pong"):
     """Yes."""
 
     seq: int
-
-
-ToWorker = Hello | Submit | Cancel | Release | Load | Unload | Ping | Watch | Inputs | Goodbye
-ToFrontend = Welcome | Result | Failure | Unread | Credits | Models | Stats | Leaving | Pong | Goodbye

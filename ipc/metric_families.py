@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from ipc import infer_families, sie_metrics
+from ipc.metric_family import (
+    LATENCY_BUCKETS,
+    RATIO_BUCKETS,
+    SIZE_BUCKETS,
+    TOKEN_BUCKETS,
+    Family,
+)
 
-LATENCY_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-SIZE_BUCKETS = tuple(2.0**n for n in range(11))
-TOKEN_BUCKETS = tuple(2.0**n for n in range(6, 17))
-RATIO_BUCKETS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
-
-GaugeMode = Literal["livesum", "livemax", "livemostrecent"]
-Kind = Literal["counter", "gauge", "histogram"]
-
-
-class Family(NamedTuple):
-    """One family; `attribute` is its name in the code."""
-
-    attribute: str
-    kind: Kind
-    name: str
-    text: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
-    mode: GaugeMode = "livesum"
-
+__all__ = ["FRONTEND", "SUPERVISOR", "WORKER", "Family"]
 
 FRONTEND = (
+    *infer_families.FRONTEND,
     Family(
         "requests",
         "counter",
@@ -78,6 +67,21 @@ FRONTEND = (
         mode="livemax",
     ),
     Family(
+        "input_shm_used",
+        "gauge",
+        "penstock_input_shm_bytes_used",
+        "Input arena bytes in use.",
+        ("frontend",),
+        mode="livemostrecent",
+    ),
+    Family(
+        "copied",
+        "counter",
+        "penstock_tensor_copied_bytes",
+        "Bytes of named tensors that were copied, by place.",
+        ("process", "place"),
+    ),
+    Family(
         "build_info",
         "gauge",
         "penstock_build_info",
@@ -99,6 +103,7 @@ FRONTEND = (
     ),
 )
 WORKER = (
+    *infer_families.WORKER,
     Family("queue_depth", "gauge", "penstock_queue_depth", "Items waiting.", ("model", "lane")),
     Family("queue_tokens", "gauge", "penstock_queue_tokens", "Tokens waiting.", ("model", "lane")),
     Family(
@@ -204,6 +209,28 @@ WORKER = (
         mode="livemostrecent",
     ),
     Family("revoked", "counter", "penstock_shm_leases_revoked", "Leases taken back.", ("worker", "reason")),
+    Family(
+        "copied",
+        "counter",
+        "penstock_tensor_copied_bytes",
+        "Bytes of named tensors that were copied, by place.",
+        ("process", "place"),
+    ),
+    Family(
+        "sequences",
+        "gauge",
+        "penstock_sequences",
+        "Sequences that have a slot (active) or wait for one (waiting).",
+        ("model", "worker", "state"),
+        mode="livemostrecent",
+    ),
+    Family(
+        "sequences_expired",
+        "counter",
+        "penstock_sequences_expired",
+        "Sequences whose slot was taken back because nobody asked for them.",
+        ("model", "worker"),
+    ),
     Family("tokens", "counter", "penstock_tokens", "Tokens processed.", ("model", "direction")),
     Family(
         "truncated",
@@ -236,67 +263,7 @@ WORKER = (
         ("worker", "uuid"),
         mode="livemostrecent",
     ),
-    Family(
-        "sie_batch_size",
-        "histogram",
-        "sie_batch_size",
-        "Batch size distribution.",
-        ("model",),
-        buckets=SIZE_BUCKETS,
-    ),
-    Family("sie_tokens", "counter", "sie_tokens_processed", "Total tokens processed.", ("model",)),
-    Family("sie_queue_depth", "gauge", "sie_queue_depth", "Pending items per model.", ("model",)),
-    Family(
-        "sie_request_queue", "gauge", "sie_request_queue_depth", "The same, under its other name.", ("model",)
-    ),
-    Family(
-        "sie_gpu_items",
-        "histogram",
-        "sie_gpu_batch_items",
-        "Items per batch on the device.",
-        ("model",),
-        buckets=SIZE_BUCKETS[:10],
-    ),
-    Family(
-        "sie_gpu_tokens",
-        "histogram",
-        "sie_gpu_batch_tokens",
-        "Tokens per batch on the device.",
-        ("model",),
-        buckets=TOKEN_BUCKETS[:10],
-    ),
-    Family(
-        "sie_oom_attempted",
-        "counter",
-        "sie_oom_recoveries_attempted",
-        "Batches that ran out of memory.",
-        ("model",),
-    ),
-    Family(
-        "sie_oom_succeeded",
-        "counter",
-        "sie_oom_recoveries_succeeded",
-        "Of them, those that lost no item.",
-        ("model",),
-    ),
-    Family(
-        "sie_oom_terminal",
-        "counter",
-        "sie_oom_terminal_failures",
-        "Items that did not fit even alone.",
-        ("model",),
-    ),
-    Family(
-        "sie_oom_clears", "counter", "sie_oom_cache_clears", "Cached device memory given back.", ("model",)
-    ),
-    Family("sie_oom_splits", "counter", "sie_oom_batch_splits", "Batches split in halves.", ("model",)),
-    Family(
-        "sie_loaded", "gauge", "sie_model_loaded", "Model load status.", ("model", "device"), mode="livemax"
-    ),
-    Family("sie_memory", "gauge", "sie_model_memory_bytes", "Memory per model.", ("model", "device")),
-    Family(
-        "sie_idle_evictions", "counter", "sie_idle_evictions", "Models unloaded for being idle.", ("model",)
-    ),
+    *sie_metrics.WORKER,
     Family(
         "loads", "counter", "penstock_model_loads", "Loads by how they ended.", ("model", "worker", "outcome")
     ),

@@ -1,7 +1,7 @@
 """Sums of counters, histograms and gauges over all slots, read from the metric files without merging their text.
 
 1. A file of prometheus_client's multi-process mode only grows at its end, so the place of every value is found once.
-2. `MetricFiles.read` gathers the values at these places with numpy and adds up equal series of all slots.
+2. `MetricFiles.read` and `series` gather the values at these places with numpy and add up equal series of all slots.
 3. Only what has counted something comes out, so a large catalog of idle models costs nothing.
 
 The files are read a few times per second while somebody watches, which `ipc.metrics.render` is too slow for.
@@ -13,6 +13,7 @@ import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -26,6 +27,8 @@ _HEADER_NBYTES = 8
 _KEY_LENGTH = struct.Struct("i")
 _SUMMED = ("counter_", "histogram_", "gauge_livesum_")
 """Files whose series are added up over the slots."""
+_HIGHEST = "gauge_max_"
+"""Files of which the highest value over the slots counts."""
 _key_decoder: msgspec.json.Decoder[tuple[str, str, dict[str, str], str]] = msgspec.json.Decoder(
     tuple[str, str, dict[str, str], str]
 )
@@ -123,26 +126,47 @@ class MetricFiles:
 
     def read(self) -> Totals:
         """Present sums. Blocks on files, so call it in a thread."""
-        numbers, values = [np.empty(0, np.int64)], [np.empty(0)]
-        for path in self._directory.glob("*.db"):
-            if not path.name.startswith(_SUMMED):
-                continue
-            try:
-                with path.open("rb") as file:
-                    inode, data = os.fstat(file.fileno()).st_ino, _used(file.read())
-            except FileNotFoundError:
-                continue
-            known = self._files.get(path.name)
-            if known is None or known.inode != inode:
-                known = self._files[path.name] = _File(inode)
-            if not known.extend(path.name.split("_")[0], data, self._index):
-                del self._files[path.name]
-                continue
-            places, found = known.values(data)
-            numbers.append(places)
-            values.append(found)
-        sums = np.bincount(np.concatenate(numbers), np.concatenate(values), minlength=len(self._index.series))
-        return _totals(self._index, sums)
+        return _totals(self._index, self._sums())
+
+    def series(self, prefix: str) -> dict[Series, float]:
+        """Present value of every series of that name that has counted something, of instants the latest; as `read`."""
+        values, known = self._sums(), self._index.series
+        return {
+            known[number]: float(values[number])
+            for number in np.flatnonzero(values).tolist()
+            if known[number].name.startswith(prefix)
+        }
+
+    def _sums(self) -> np.ndarray:
+        """float64 [series]."""
+        empty = np.empty(0, np.int64), np.empty(0)
+        summed, highest = [empty], [empty]
+        # NOTE: in one order, since sums of fractions that are rounded in another might go back.
+        for path in sorted(self._directory.glob("*.db")):
+            if path.name.startswith((*_SUMMED, _HIGHEST)):
+                found = self._values(path)
+                if found is not None:
+                    (highest if path.name.startswith(_HIGHEST) else summed).append(found)
+        numbers, values = (np.concatenate(parts) for parts in zip(*summed, strict=True))
+        sums = np.bincount(numbers, values, minlength=len(self._index.series))
+        for numbers, values in highest:
+            np.maximum.at(sums, numbers, values)
+        return sums
+
+    def _values(self, path: Path) -> tuple[np.ndarray, np.ndarray] | None:
+        """(number of the series int64 [n], value float64 [n]) of one file; None when it is gone or was replaced."""
+        try:
+            with path.open("rb") as file:
+                inode, data = os.fstat(file.fileno()).st_ino, _used(file.read())
+        except FileNotFoundError:
+            return None
+        known = self._files.get(path.name)
+        if known is None or known.inode != inode:
+            known = self._files[path.name] = _File(inode)
+        if not known.extend(path.name.split("_")[0], data, self._index):
+            del self._files[path.name]
+            return None
+        return known.values(data)
 
 
 def _used(data: bytes) -> bytes:

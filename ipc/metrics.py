@@ -11,12 +11,15 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from ipc import nv_families
+from ipc.infer_families import CALLS, REASONS, UNVERSIONED, split_id
 from ipc.messages import LANES
 from ipc.metric_families import FRONTEND, SUPERVISOR, WORKER, Family
 from ipc.paths import RunPaths
 
 PHASES = ("queue", "tokenize", "device", "copy", "encode", "total")
 STATES = ("available", "loading", "loaded", "unloading", "failed")
+SEQUENCE_STATES = ("active", "waiting")
 REJECTIONS = ("queue_full", "no_worker", "loading", "deadline", "too_long", "draining")
 NO_KEY = "-"
 """Label of requests that were refused for want of a known key."""
@@ -26,6 +29,7 @@ CANCEL_STAGES = ("queued", "running")
 LOADS = ("loaded", "failed")
 UNLOADS = ("admin", "catalog", "idle", "memory", "oom")
 REVOCATIONS = ("age", "session")
+GPU_GAUGES = ("memory", "memory_total", "utilization", "temperature", "power", "power_limit", "energy")
 UNKNOWN = "unknown"
 
 
@@ -90,8 +94,12 @@ class FrontendMetrics(_Families):
         for reason in ("suspect", "bystander"):
             self.retries.labels(reason)
         self.poison.labels("crashed"), self.poison.labels("refused")
+        for kind in CALLS:
+            self.infer_calls.labels(kind), self.infer_calls_time.labels(kind)
         for outcome in TRACED:
             self.traced.labels(outcome)
+        for model in models:
+            self._touch_infer(*split_id(model))
         for model in (*models, UNKNOWN):
             self.requests.labels("sie", "encode", model, "200")
             self.sie_requests.labels(model, "encode", "success")
@@ -104,6 +112,16 @@ class FrontendMetrics(_Families):
                 self.duration.labels("encode", model, phase)
             for phase in ("total", "queue", "tokenize", "inference"):
                 self.sie_duration.labels(model, "encode", phase)
+
+    def _touch_infer(self, model: str, version: int) -> None:
+        """Families of tensor requests; the many of a batch size exist once it has been asked for."""
+        key, unsized = (model, str(version)), (model, str(UNVERSIONED), "0")
+        self.infer_rows.labels(*key), self.infer_last.labels(*key)
+        for name in ("requests", "seconds", "queue", "input", "compute", "output"):
+            getattr(self, f"infer_{name}").labels(*key, "1")
+        self.infer_failed.labels(*unsized)
+        for reason in REASONS:
+            self.infer_failures.labels(*unsized, reason)
 
     def touch_keys(self, names: Iterable[str]) -> None:
         """Make the families about API keys exist at zero; `names` are those of the keys."""
@@ -128,8 +146,8 @@ class WorkerMetrics(_Families):
         self.shm_used.labels(w).set(0), self.shm_leases.labels(w).set(0)
         for reason in REVOCATIONS:
             self.revoked.labels(w, reason)
-        for gauge in (self.gpu_memory, self.gpu_utilization, self.gpu_temperature):
-            gauge.labels(w, device).set(0)
+        for name in GPU_GAUGES:
+            getattr(self, f"gpu_{name}").labels(w, device).set(0)
         for model in models:
             for lane in LANES:
                 for gauge in (self.queue_depth, self.queue_tokens, self.queue_oldest):
@@ -143,13 +161,21 @@ class WorkerMetrics(_Families):
                 gauge.labels(model, w).set(0)
             for state in STATES:
                 self.state.labels(model, w, state).set(0)
+            for name in ("runs", "runs_input", "runs_compute", "runs_output"):
+                getattr(self, name).labels(model, "1")
             self.tokens.labels(model, "in"), self.truncated.labels(model, "truncate")
             self.sie_batch_size.labels(model), self.sie_tokens.labels(model)
             self.sie_queue_depth.labels(model).set(0), self.sie_request_queue.labels(model).set(0)
             for family in (self.sie_gpu_items, self.sie_gpu_tokens, *self._recoveries()):
                 family.labels(model)
+            for name in ("wait", "p50", "cost", "fill"):
+                getattr(self, f"sie_adaptive_{name}").labels(model).set(0)
+            self.sie_adaptive_efficiency.labels(model)
             self.sie_loaded.labels(model, device).set(0), self.sie_memory.labels(model, device).set(0)
             self.sie_idle_evictions.labels(model)
+            self.sequences_expired.labels(model, w)
+            for state in SEQUENCE_STATES:
+                self.sequences.labels(model, w, state).set(0)
             for outcome in LOADS:
                 self.loads.labels(model, w, outcome)
             for reason in UNLOADS:
@@ -157,7 +183,7 @@ class WorkerMetrics(_Families):
 
     def _recoveries(self) -> list[Any]:
         """Families about batches that ran out of memory, under the names of the SIE contract."""
-        names = ("attempted", "succeeded", "terminal", "clears", "splits")
+        names = ("attempted", "succeeded", "terminal", "clears", "splits", "evictions")
         return [getattr(self, f"sie_oom_{name}") for name in names]
 
 
@@ -170,9 +196,20 @@ class SupervisorMetrics(_Families):
 
 def render(paths: RunPaths) -> bytes:
     """Text exposition of all slots merged; reads files, so call it in a thread."""
-    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client import generate_latest
     from prometheus_client.multiprocess import MultiProcessCollector
 
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry, path=str(paths.metrics()))  # type: ignore[no-untyped-call]
-    return generate_latest(registry)
+    collector = MultiProcessCollector(None, path=str(paths.metrics()))  # type: ignore[no-untyped-call]
+    families = list(collector.collect())  # type: ignore[no-untyped-call]
+    return generate_latest(_Collected(families)) + nv_families.text(families)
+
+
+class _Collected:
+    """Families that have been read already, in the place of a registry."""
+
+    def __init__(self, families: list[Any]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Any]:
+        """All of them."""
+        return self._families

@@ -9,6 +9,9 @@ from typing import Literal
 
 import msgspec
 
+ROW_COST = 16
+"""Tokens that a row counts as in queues, credits and budgets."""
+
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of all parts of a model configuration."""
@@ -71,6 +74,24 @@ class InstanceGroup(Part, frozen=True):
     gpus: tuple[int, ...] = ()
 
 
+class WarmupInput(Part, frozen=True):
+    """Values of one input of a warm-up, without the batch dimension: zeros, random ones, or those of a file."""
+
+    datatype: str
+    dims: tuple[int, ...]
+    data: Literal["zero", "random", "file"] = "zero"
+    file: str = ""
+
+
+class Warmup(Part, frozen=True):
+    """A request that the model must answer before it counts as loaded, `count` times; `batch_size` 0 is one row."""
+
+    name: str
+    inputs: dict[str, WarmupInput]
+    batch_size: int = 0
+    count: int = 1
+
+
 class ModelConfig(Part, frozen=True):
     """One model of named tensors. `platform` says what runs it; `backend` is the adapter's name."""
 
@@ -88,6 +109,7 @@ class ModelConfig(Part, frozen=True):
     decoupled: bool = False
     metric_tags: dict[str, str] = {}
     parameters: dict[str, str] = {}
+    warmups: tuple[Warmup, ...] = ()
 
     @property
     def batches(self) -> bool:

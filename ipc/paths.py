@@ -45,12 +45,24 @@ class RunPaths:
         """Directory whose file names are hashes of inputs that crashed workers."""
         return self.root / "poison"
 
+    def regions(self) -> Path:
+        """Directory of the table of clients' shared memory regions, one file each."""
+        return self.root / "regions"
+
+    def control(self) -> Path:
+        """Directory of what was asked for by name: models loaded and unloaded, log and trace settings."""
+        return self.root / "control"
+
     def arena(self, slot: int, epoch: str) -> Path:
         """Shared-memory file of one worker life."""
         return self.shm / f"penstock.{self.instance}.{slot}.{epoch}"
 
+    def input_arena(self, slot: int, epoch: str) -> Path:
+        """Shared-memory file for the inputs of one frontend life."""
+        return self.shm / f"penstock.{self.instance}.f{slot}.{epoch}"
+
     def arenas(self, slot: int | str = "*") -> list[Path]:
-        """Arenas of all lives of a slot (or of all slots) that still have a name."""
+        """Arenas of all lives of a slot (or of all slots) that still have a name; `f0` is the slot of `frontend-0`."""
         return sorted(self.shm.glob(f"penstock.{self.instance}.{slot}.*"))
 
 
@@ -69,7 +81,7 @@ def prepare_run_dir(paths: RunPaths) -> None:
         paths.root.chmod(0o700)
     if len(os.fsencode(paths.notify_socket(999))) > _SUN_PATH_MAX:
         raise ConfigError(f"run.dir {paths.root} is too long: a socket name may have {_SUN_PATH_MAX} bytes")
-    for directory in (paths.metrics(), paths.poison()):
+    for directory in (paths.metrics(), paths.poison(), paths.regions(), paths.control()):
         directory.mkdir(exist_ok=True, mode=0o700)
 
 

@@ -17,9 +17,11 @@ from ipc.messages import Call
 log = logging.getLogger(__name__)
 
 
-def fingerprint(model: str, call: Call) -> str:
-    """Hash of what would be run: model and call."""
-    return hashlib.blake2b(msgspec.msgpack.encode((model, call)), digest_size=16).hexdigest()
+def fingerprint(model: str, call: Call, payload: bytes | memoryview = b"") -> str:
+    """Hash of what would be run: model, call and raw tensors."""
+    digest = hashlib.blake2b(msgspec.msgpack.encode((model, call)), digest_size=16)
+    digest.update(payload)
+    return digest.hexdigest()
 
 
 class PoisonList:
@@ -43,15 +45,15 @@ class PoisonList:
                 continue
         self._known = frozenset(known)
 
-    def add(self, model: str, call: Call) -> None:
+    def add(self, model: str, call: Call, payload: bytes | memoryview = b"") -> None:
         """Refuse this input from now on, in every frontend."""
-        name = fingerprint(model, call)
+        name = fingerprint(model, call, payload)
         self._known |= {name}
         try:
             (self._directory / name).touch(mode=0o600)
         except OSError as error:
             log.error("a poisonous input could not be noted for the other frontends: %s", error)
 
-    def holds(self, model: str, call: Call) -> bool:
+    def holds(self, model: str, call: Call, payload: bytes | memoryview = b"") -> bool:
         """Whether this input is refused. Costs nothing while the list is empty."""
-        return bool(self._known) and fingerprint(model, call) in self._known
+        return bool(self._known) and fingerprint(model, call, payload) in self._known

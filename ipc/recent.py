@@ -1,8 +1,9 @@
 """The last requests of every frontend, in one small file per frontend that any of them can read.
 
 A file holds two rings of fixed slots: answers and errors, so that a flood of good answers does not wash out the errors.
-Only the frontend that holds the slot writes. A slot is `sequence number, length, checksum, msgpack`; a reader that
-meets a slot while it is written sees a wrong checksum and leaves it out.
+Only the frontend that holds the slot writes. A slot is `sequence number, length, checksum, msgpack`. A reader that
+meets a slot with a wrong checksum waits for it once, since it may be being written; if nothing has changed at the next
+look, its writer was killed in the middle, and the slot is passed over.
 """
 
 from __future__ import annotations
@@ -100,9 +101,11 @@ class RecentWriter:
 
 
 class _Seen(NamedTuple):
+    """Last sequence numbers read of one file, and those at which a torn slot was met."""
+
     inode: int
-    answers: int
-    errors: int
+    latest: tuple[int, int] = (0, 0)
+    torn: tuple[int, int] = (0, 0)
 
 
 class RecentReader:
@@ -126,20 +129,26 @@ class RecentReader:
         return sorted(found, key=lambda record: record.at)
 
     def _new(self, name: str, inode: int, data: bytes) -> list[Recent]:
-        seen = self._seen.get(name, _Seen(inode, 0, 0))
-        if seen.inode != inode:
-            seen = _Seen(inode, 0, 0)
+        seen = self._seen.get(name)
+        if seen is None or seen.inode != inode:
+            seen = _Seen(inode)
         sequences = np.frombuffer(data, _FIELDS)["seq"]
-        fresh = np.concatenate([sequences[:ANSWERS] > seen.answers, sequences[ANSWERS:] > seen.errors])
-        records, broken = [], False
-        for place in np.flatnonzero(fresh).tolist():
-            record = _decode(data, place * SLOT_NBYTES)
-            broken |= record is None
-            if record is not None:
-                records.append(record)
-        if not broken:
-            latest = int(sequences[:ANSWERS].max()), int(sequences[ANSWERS:].max())
-            self._seen[name] = _Seen(inode, *latest)
+        records: list[Recent] = []
+        latest, torn = [], []
+        for ring, (first, end) in enumerate(((0, ANSWERS), (ANSWERS, ANSWERS + ERRORS))):
+            numbers = {int(sequences[place]): place for place in range(first, end)}
+            reached, stopped = seen.latest[ring], 0
+            for number in sorted(each for each in numbers if each > reached):
+                record = _decode(data, numbers[number] * SLOT_NBYTES)
+                if record is not None:
+                    records.append(record)
+                elif number != seen.torn[ring]:
+                    stopped = number
+                    break
+                reached = number
+            latest.append(reached)
+            torn.append(stopped)
+        self._seen[name] = _Seen(inode, (latest[0], latest[1]), (torn[0], torn[1]))
         return records
 
 

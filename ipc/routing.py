@@ -1,10 +1,12 @@
 """Which worker takes a request: model loaded, answering, in credit, and then the least outstanding cost.
 
-When none fits, the error says why, and how long it will last: from the drain rate of the workers, or the load time.
+A sequence goes to the worker that has its state, whatever else that has to do. When none fits, the error says why, and
+how long it will last: from the drain rate of the workers, or the load time.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Collection, Sequence
 
@@ -81,6 +83,36 @@ def pick(
         return (channel.cost + channel.foreign_cost) / max(channel.credits.rate, 1.0)
 
     return min(open_, key=lambda c: (wait_s(c), c.cost, c.slot))
+
+
+def home(
+    channels: Sequence[Channel],
+    model: str,
+    lane: str,
+    sequence: int | str,
+    *,
+    strangers: Collection[int] = (),
+    caller: str = "",
+    share: float = 1.0,
+    on_demand: bool = True,
+) -> Channel:
+    """The channel of a sequence: all frontends choose the same worker, and few ids move when workers come or go.
+
+    It has the highest of the hashes of model, id and slot (rendezvous hashing). `strangers` names slots that do not
+    know the sequence: it began elsewhere, before workers came or went. Raises as `pick`.
+    """
+    able = loaded(channels, model, on_demand=on_demand)
+    known = [c for c in able if c.slot not in strangers] or able
+
+    def weight(channel: Channel) -> bytes:
+        return hashlib.blake2b(f"{model}\0{sequence!r}\0{channel.slot}".encode(), digest_size=8).digest()
+
+    chosen = max(known, key=weight)
+    if not has_credit(chosen, lane, caller, share):
+        raise QueueFull(
+            "the queue of the worker with this sequence is full", retry_after_s=retry_after_s([chosen])
+        )
+    return chosen
 
 
 def explain(channels: Sequence[Channel], model: str, *, on_demand: bool = True) -> PenstockError:

@@ -9,13 +9,17 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ipc.arena import ArenaView
 from ipc.liveness import open_pidfd
 from ipc.messages import Hello
 
 
 @dataclass(slots=True)
 class Session:
-    """One registration of one frontend. `outstanding` maps request id to cost; `watching` asks for `Stats`."""
+    """One registration of one frontend. `outstanding` maps request id to cost; `watching` asks for `Stats`.
+
+    `inputs` is its arena for large inputs; `reading` are the requests whose block in there may still be read.
+    """
 
     key: bytes
     tag: int
@@ -24,6 +28,8 @@ class Session:
     pidfd: int
     outstanding: dict[int, int] = field(default_factory=dict)
     watching: bool = False
+    inputs: ArenaView | None = None
+    reading: set[int] = field(default_factory=set)
 
 
 class SessionTable:

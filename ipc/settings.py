@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, get_origin
 
 import msgspec
 
+from ipc import yaml_text
 from ipc.errors import ConfigError
 from ipc.paths import RunPaths, default_run_root
 
@@ -35,6 +36,7 @@ SIE_NAMES = {
     "SIE_MODEL_FILTER": "catalog.models",
     "SIE_PRELOAD_MODELS": "catalog.preload",
     "SIE_MACHINE_PROFILE": "server.machine_profile",
+    "SIE_GPU_TYPE": "server.gpu_type",
 }
 """Environment variables of SIE that mean a setting here; one of ours wins over them."""
 
@@ -62,8 +64,11 @@ class Server(Section, frozen=True):
     body_floor_after_s: Seconds = 10.0
     max_connections: Positive = 10000
     write_stall_s: Seconds = 60.0
+    max_header_bytes: Annotated[int, msgspec.Meta(ge=4096, le=16 << 20)] = 256 << 10
     version_header: str = "0.3.4"
     machine_profile: str = ""
+    machine_profile_strict: bool = False
+    gpu_type: str = ""
     admin: bool = True
     status_origins: str = ""
     status_user: str = ""
@@ -113,14 +118,18 @@ class Batch(Section, frozen=True):
 
 
 class Queue(Section, frozen=True):
-    """Bound of a worker's queue: the larger of `min_tokens` and what drains in `max_wait_s`."""
+    """Bound of a worker's queue: the larger of `min_tokens` and what drains in `max_wait_s`.
+
+    Of each model `max_waiting_sequences` sequences may wait for a slot.
+    """
 
     min_tokens: Positive = 65536
     max_wait_s: Seconds = 2.0
+    max_waiting_sequences: Count = 1024
 
 
 class Arena(Section, frozen=True):
-    """Shared memory for results; one file of `bytes` per worker."""
+    """Shared memory for results, one file of `bytes` per worker, and for large inputs, `input_bytes` per frontend."""
 
     bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] = 256 << 20
     inline_bytes: Count = 64 << 10
@@ -128,6 +137,17 @@ class Arena(Section, frozen=True):
     lease_copy_after_s: Duration = 1.0
     slice_bytes: Positive = 512 << 10
     copy_out_bytes: Positive = 1 << 30
+    input_bytes: Count = 256 << 20
+    input_inline_bytes: Count = 64 << 10
+
+
+class SharedMemory(Section, frozen=True):
+    """Shared memory that clients of the tensor protocols register: which of it they may, and how much."""
+
+    enabled: bool = False
+    key_prefix: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = "client_"
+    max_region_bytes: Positive = 1 << 30
+    max_regions: Positive = 256
 
 
 class Limits(Section, frozen=True):
@@ -145,6 +165,7 @@ class Limits(Section, frozen=True):
     load_wait_s: Duration = 10.0
     restart_wait_s: Duration = 10.0
     poison_ttl_s: Seconds = 600.0
+    exhausted_retry_s: Annotated[int, msgspec.Meta(ge=1, le=60)] = 5
     max_status_streams: Count = 32
 
 
@@ -159,6 +180,20 @@ class Catalog(Section, frozen=True):
     on_demand: bool = True
     watch: bool = True
     serve_all: bool = False
+
+
+class Repository(Section, frozen=True):
+    """Directories of models of named tensors, and which of them are loaded.
+
+    `default_max_batch_size` is for programs whose configuration is inferred.
+    """
+
+    dirs: tuple[str, ...] = ()
+    control: Literal["none", "explicit"] = "none"
+    models: tuple[str, ...] = ()
+    allow_python: bool = False
+    follow_links: bool = False
+    default_max_batch_size: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 32
 
 
 class Log(Section, frozen=True):
@@ -177,6 +212,36 @@ class Tracing(Section, frozen=True):
     headers_file: str = ""
 
 
+class Grpc(Section, frozen=True):
+    """gRPC side. `max_message_bytes` 0 = `limits.max_body_bytes`."""
+
+    enabled: bool = True
+    bind: str = "127.0.0.1:8001"
+    max_message_bytes: Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)] = 0
+    max_rpcs: Positive = 10000
+    max_stream_requests: Annotated[int, msgspec.Meta(gt=0, le=4096)] = 64
+    max_connection_age_s: Duration = 0.0
+
+
+class Trtis(Section, frozen=True):
+    """TensorRT Inference Server API: the name that statuses carry, and what readiness asks for."""
+
+    server_id: Annotated[str, msgspec.Meta(min_length=1, max_length=128)] = "inference:0"
+    strict_readiness: bool = True
+
+
+class Kserve(Section, frozen=True):
+    """KServe v2 over HTTP. `json_nonfinite`: NaN and infinities in JSON answers are refused, or sent as words."""
+
+    server_name: Annotated[str, msgspec.Meta(min_length=1, max_length=128)] = "penstock"
+    max_json_bytes: Positive = 64 << 20
+    max_unpack_ratio: Positive = 200
+    compress_min_bytes: Positive = 1024
+    json_nonfinite: Literal["refuse", "words"] = "refuse"
+    forward_headers: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+    restricted_file: str = ""
+
+
 class Settings(Section, frozen=True):
     """The whole tree."""
 
@@ -186,10 +251,15 @@ class Settings(Section, frozen=True):
     batch: Batch = Batch()
     queue: Queue = Queue()
     arena: Arena = Arena()
+    shared_memory: SharedMemory = SharedMemory()
     limits: Limits = Limits()
     catalog: Catalog = Catalog()
+    repository: Repository = Repository()
     log: Log = Log()
     tracing: Tracing = Tracing()
+    grpc: Grpc = Grpc()
+    trtis: Trtis = Trtis()
+    kserve: Kserve = Kserve()
 
     @property
     def instance(self) -> str:
@@ -213,6 +283,11 @@ class Settings(Section, frozen=True):
     def worker_count(self) -> int:
         """GPU processes that the embedded supervisor starts."""
         return self.worker.count or (count_gpus() if self.worker.device != "cpu" else 0) or 1
+
+    @property
+    def max_rpc_bytes(self) -> int:
+        """Largest message that the gRPC server takes; the library knows no larger limit than 2 GiB."""
+        return self.grpc.max_message_bytes or min(self.limits.max_body_bytes, (1 << 31) - 1)
 
     @property
     def frontend_count(self) -> int:
@@ -247,8 +322,8 @@ def _put(tree: dict[str, dict[str, Any]], section: str, field: str, value: Any, 
 
 def _from_file(tree: dict[str, dict[str, Any]], path: Path) -> None:
     try:
-        raw = msgspec.yaml.decode(path.read_bytes()) or {}
-    except (OSError, msgspec.DecodeError) as error:
+        raw = yaml_text.decode(path.read_bytes()) or {}
+    except (OSError, ValueError, RecursionError, msgspec.DecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: expected a map of sections")

@@ -21,6 +21,11 @@ def sweep_slot(paths: RunPaths, slot: int) -> list[str]:
     return _unlink([*paths.arenas(slot), paths.worker_socket(slot)])
 
 
+def sweep_frontend(paths: RunPaths, slot: int) -> list[str]:
+    """Remove the input arenas of earlier lives of a frontend slot; the caller must hold its lock. Returns the names."""
+    return _unlink(paths.arenas(f"f{slot}"))
+
+
 def _unlink(files: list[Path]) -> list[str]:
     """Remove those of `files` that exist; returns their names."""
     found = [path for path in files if path.exists() or path.is_socket()]
@@ -38,7 +43,8 @@ def sweep(paths: RunPaths) -> list[str]:
         for path in paths.root.glob("*.lock")
         if (found := _LOCK_NAME.match(path.name)) and found[1] == "worker"
     }
-    slots |= {int(part) for path in paths.arenas() if (part := path.name.split(".")[2]).isdigit()}
+    owners = {path.name.split(".")[2] for path in paths.arenas()}
+    slots |= {int(owner) for owner in owners if owner.isdigit()}
     removed: list[str] = []
     for slot in sorted(slots):
         try:
@@ -47,8 +53,20 @@ def sweep(paths: RunPaths) -> list[str]:
                 paths.notify_socket(slot).unlink(missing_ok=True)
         except SlotTaken:
             continue
+    for slot in sorted(int(owner[1:]) for owner in owners if owner[:1] == "f" and owner[1:].isdigit()):
+        try:
+            with SlotLock(paths.lock(f"frontend-{slot}")):
+                removed += sweep_frontend(paths, slot)
+        except SlotTaken:
+            continue
     if not any(is_held(path) for path in paths.root.glob("*.lock")):
         shutil.rmtree(paths.metrics(), ignore_errors=True)
         paths.metrics().mkdir(mode=0o700, exist_ok=True)
         (paths.root / "announced").unlink(missing_ok=True)
     return removed
+
+
+def forget(paths: RunPaths) -> None:
+    """The server starts: what clients registered and asked for by name at an earlier one is gone."""
+    for directory in (paths.regions(), paths.control()):
+        _unlink(list(directory.iterdir()))

@@ -54,6 +54,14 @@ def nbytes_of(dtype: str, shape: Sequence[int]) -> int:
     return math.prod(shape) * np.dtype(dtype).itemsize
 
 
+def raw(buffer: memoryview, ref: TensorRef) -> memoryview:
+    """Bytes of one tensor of uint8. Raises `ProtocolError` when it does not fit."""
+    nbytes = nbytes_of(ref.dtype, ref.shape)
+    if ref.start < 0 or ref.start + nbytes > len(buffer):
+        raise ProtocolError(f"tensor {ref.name!r} lies outside its block")
+    return buffer[ref.start : ref.start + nbytes].toreadonly()
+
+
 def view(buffer: memoryview | bytes, ref: TensorRef) -> np.ndarray:
     """numpy view of one tensor; read-only when the buffer is. Raises `ProtocolError` when it does not fit."""
     nbytes = nbytes_of(ref.dtype, ref.shape)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ipc.catalog import Catalog, check_lists, check_lora_dirs, load_catalog
+from ipc.catalog import Catalog, check_lists, check_lora_dirs
 from ipc.errors import ConfigError
+from ipc.repository.opening import check_models, open_catalog
 from ipc.settings import Settings
 from workers.adapters import registry
 
@@ -16,8 +17,9 @@ def read(config: Settings) -> Catalog:
 
     An adapter that is a dotted path is not imported, since that may take the model libraries.
     """
-    found = load_catalog(config.catalog.dirs, config.catalog.models, config.catalog.serve_all)
+    found = open_catalog(config.catalog, config.repository)
     check_lists(found, config.catalog.preload, config.catalog.pinned)
+    check_models(found, config.repository)
     check_lora_dirs(config.catalog.lora_dirs)
     for name, entry in found.items():
         try:

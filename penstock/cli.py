@@ -1,4 +1,4 @@
-"""`penstock serve | check | doctor | sweep | models | verify | keys | openapi | version`.
+"""`penstock serve | check | doctor | sweep | models | verify | layout | keys | openapi | version`.
 
 Flags become settings, and settings travel to Gunicorn and the workers as environment variables. Exit codes: 0 fine,
 2 wrong command line, 3 wrong configuration, 1 anything else.
@@ -19,7 +19,7 @@ from ipc import settings, sweep
 from ipc.errors import ConfigError
 from ipc.liveness import SlotLock, SlotTaken
 from ipc.paths import asset
-from penstock import __version__, catalog, doctor, keys, models
+from penstock import __version__, catalog, doctor, keys, layout, models
 
 EXIT_CONFIG = 3
 
@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     sweeper.add_argument("--slot", type=int, help="only this worker slot")
     models.add_parsers(commands, _common)
     keys.add_parser(commands)
+    layout.add_parser(commands)
     commands.add_parser("openapi", help="print the OpenAPI document of the HTTP surface")
     commands.add_parser("version", help="print the version")
     return parser
@@ -109,6 +110,8 @@ def _run(options: argparse.Namespace) -> int:
             return 0
         if options.command == "keys":
             return keys.run(options)
+        if options.command == "layout":
+            return layout.run(options)
         flags = flags_of(options)
         config = settings.load(options.config, flags)
         if options.command == "serve":

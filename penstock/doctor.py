@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from frontend.access import keyfile
+from frontend.grpc import address
 from ipc.errors import ConfigError, PenstockError
 from ipc.paths import prepare_run_dir
 from ipc.settings import Settings, count_gpus
@@ -20,6 +21,7 @@ Finding = tuple[bool, str]
 PACKAGES = (
     "gunicorn",
     "falcon",
+    "grpcio",
     "uvicorn",
     "pyzmq",
     "msgspec",
@@ -105,6 +107,12 @@ def _port(config: Settings) -> Iterator[Finding]:
             yield True, f"{config.server.bind} is free"
         except (OSError, ValueError) as error:
             yield False, f"{config.server.bind} cannot be bound: {error}"
+    if config.grpc.enabled:
+        try:
+            address.keep(config.grpc).close()
+            yield True, f"{config.grpc.bind} is free (gRPC)"
+        except ConfigError as error:
+            yield False, error.message
 
 
 def _catalog(config: Settings) -> Iterator[Finding]:

@@ -23,6 +23,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 PACKAGES = {
     "gliclass": ("gliclass",),
     "gliner": ("gliner", "sentencepiece"),
+    "onnx": ("onnxruntime",),
     "siglip": ("PIL", "sentencepiece"),
     "vision": ("PIL", "scipy"),
 }
@@ -72,4 +73,8 @@ FAMILIES: dict[str, Family] = {
     "document_qa": Family(
         title="Document questions", about="Answers from a page and its words.", extra="vision"
     ),
+    "torch_export": Family(title="torch.export", about="Programs of a model repository, `model.pt2`."),
+    "torchscript": Family(title="TorchScript", about="Programs of a model repository, `model.pt`."),
+    "onnx": Family(title="ONNX", about="Programs of a model repository, `model.onnx`.", extra="onnx"),
+    "python_model": Family(title="Python models", about="Programs of a model repository, `model.py`."),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ipc.catalog import DirectorySource, HubSource, ModelEntry
+from ipc.catalog import AdapterSource, DirectorySource, HubSource, ModelEntry
 from workers.loading import source
 
 
@@ -14,6 +14,8 @@ def located(entry: ModelEntry, progress: source.Progress, *, cached_only: bool =
     Raises `SourceError` for a model that is absent or damaged, and huggingface_hub's errors.
     """
     where = entry.source
+    if isinstance(where, AdapterSource):
+        return Path(where.path)
     if isinstance(where, DirectorySource):
         return source.from_directory(where.path)
     if not isinstance(where, HubSource):

@@ -1,6 +1,6 @@
 """Import rule: who may import whom, and what nobody may use.
 
-1. `ipc` imports the standard library and four packages. `frontend` and `workers` import `ipc` and never each
+1. `ipc` imports the standard library and five packages. `frontend` and `workers` import `ipc` and never each
    other; `penstock` may import all three and is imported by none of them.
 2. Frontends load no model library, workers load no web server.
 3. Protocol packages never import each other, and neither do model families.
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tools.source_tree import Finding, report, tree_argument, walk_files
 
-IPC_MAY_IMPORT = sys.stdlib_module_names | {"ipc", "msgspec", "numpy", "prometheus_client", "zmq"}
+IPC_MAY_IMPORT = sys.stdlib_module_names | {"google", "ipc", "msgspec", "numpy", "prometheus_client", "zmq"}
 
 _MODEL_LIBRARIES = {
     "accelerate",
@@ -97,7 +97,8 @@ def import_problems(path: Path, name: str) -> Iterator[str]:
     if banned:
         yield f"{banned} is banned everywhere"
     if package == "ipc" and top not in IPC_MAY_IMPORT:
-        yield f"ipc imports {name}; allowed are the standard library, msgspec, numpy, prometheus_client and zmq"
+        allowed = "the standard library, google.protobuf, msgspec, numpy, prometheus_client, zmq"
+        yield f"ipc imports {name}; allowed: {allowed}"
     if top in MUST_NOT_IMPORT.get(package, ()):
         yield f"{package} must not import {top}"
     for directory, open_to_all in _SEPARATE_DIRECTORIES.items():

@@ -6,7 +6,8 @@
 3. `take` chooses a group: interactive work before bulk, then the group that has used the least time of the device,
    by the pace of its model.
 4. It fills the token budget: bulk items that have waited too long first (half of the budget at most), then
-   interactive, then bulk. An item over the budget runs alone. There is no timer: what is there is taken.
+   interactive, then bulk. An item over the budget runs alone. What is there is taken, but of a group that gathers: that
+   is left alone until its oldest item has waited for the delay of its model, or a batch is full.
 5. Who sends queries waits for at most one batch of others. While a group has had interactive work lately, other groups'
    batches, and its own bulk work, take a turn each: what the device does in `turn_s`. Bulk items never ride along
    with interactive ones in two batches one after the other. A batch taken ahead lets such work pass once.
@@ -18,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from workers.adapters.base import Gathering
 from workers.job import Job, Piece
 
 MAX_AHEAD = 256
@@ -70,6 +72,13 @@ class Lane:
     def oldest_ns(self) -> int | None:
         """Arrival of the oldest job, or None when empty."""
         return min((caller.jobs[0][0].queued_ns for caller in self._callers.values()), default=None)
+
+    def head(self) -> Piece | None:
+        """The item that `pop` would give."""
+        if not self._callers:
+            return None
+        job, indices = min(self._callers.values(), key=lambda caller: caller.used).jobs[0]
+        return Piece(job, indices[0], job.prepared[indices[0]])
 
     def pop(self, room: int, force: bool) -> Piece | None:
         """The next item if it fits `room` tokens (or in any case when `force`), else None."""
@@ -131,13 +140,29 @@ def _group_key(job: Job) -> Hashable:
 class _Group:
     """Items of one model that may share a batch; `used` is device time in seconds."""
 
-    def __init__(self, model: str, used: float) -> None:
-        self.model, self.used = model, used
+    def __init__(self, model: str, used: float, gathering: Gathering | None) -> None:
+        self.model, self.used, self._gathering = model, used, gathering
         self.lanes = {"interactive": Lane(), "bulk": Lane()}
 
     @property
     def items(self) -> int:
-        return sum(lane.items for lane in self.lanes.values())
+        return self.lanes["interactive"].items + self.lanes["bulk"].items
+
+    @property
+    def tokens(self) -> int:
+        return self.lanes["interactive"].tokens + self.lanes["bulk"].tokens
+
+    def due_ns(self) -> int:
+        """When a batch may be taken; 0 is now."""
+        gathering = self._gathering
+        if gathering is None or not gathering.delay_ns or self.tokens >= gathering.full_tokens:
+            return 0
+        arrivals = [at for lane in self.lanes.values() if (at := lane.oldest_ns()) is not None]
+        return min(arrivals, default=0) + gathering.delay_ns
+
+    def most(self, max_tokens: int) -> int:
+        """Most tokens of a batch."""
+        return max_tokens if self._gathering is None else min(max_tokens, self._gathering.full_tokens)
 
 
 class Batcher:
@@ -152,16 +177,8 @@ class Batcher:
         self._asked_ns: dict[Hashable, int] = {}
         self._bulk_ran = False
         self._last: tuple[Hashable, float] = (None, 0.0)
-
-    @property
-    def items(self) -> int:
-        """Items waiting."""
-        return sum(group.items for group in self._groups.values())
-
-    @property
-    def tokens(self) -> int:
-        """Tokens waiting."""
-        return sum(lane.tokens for group in self._groups.values() for lane in group.lanes.values())
+        self.items = self.tokens = 0
+        """What waits."""
 
     def add(self, job: Job, start: int, stop: int) -> None:
         """Take in the prepared items `start` to `stop` of a job, but those that failed alone."""
@@ -170,8 +187,13 @@ class Batcher:
             return
         key = _group_key(job)
         if key not in self._groups:
-            self._groups[key] = _Group(job.model, max(self._clock, self._ahead.pop(key, 0.0)))
-        self._groups[key].lanes[job.lane].add(job, ready)
+            used = max(self._clock, self._ahead.pop(key, 0.0))
+            self._groups[key] = _Group(job.model, used, None if job.solo else job.gathering)
+        lane = self._groups[key].lanes[job.lane]
+        before = lane.tokens
+        lane.add(job, ready)
+        self.items += len(ready)
+        self.tokens += lane.tokens - before
         if job.lane == "interactive":
             self._asked_ns[key] = job.queued_ns
 
@@ -179,9 +201,13 @@ class Batcher:
         """Drop what is still waiting of a job; returns the number of items."""
         removed = 0
         for key, group in list(self._groups.items()):
-            removed += group.lanes[job.lane].remove(job)
+            lane = group.lanes[job.lane]
+            before = lane.tokens
+            removed += lane.remove(job)
+            self.tokens -= before - lane.tokens
             if not group.items:
                 self._leave(key)
+        self.items -= removed
         return removed
 
     def take(
@@ -192,25 +218,68 @@ class Batcher:
         pace: Pace = _unknown,
         room: Room | None = None,
     ) -> list[Piece]:
-        """The next batch, at most `max_items` and (unless it is one item) `max_tokens`; empty when nothing waits.
+        """The next batch, at most `max_items` and (unless it is one item) `max_tokens`; empty when nothing is due.
 
-        `room` is what a batch of a model may hold at most, where that is less.
+        `room` is what a batch of a model may hold instead.
         """
-        if not self._groups:
+        due = [key for key, group in self._groups.items() if group.due_ns() <= now_ns]
+        if not due:
             return []
-        key = min(self._groups, key=lambda k: self._urgency(self._groups[k], now_ns))
+        key = min(due, key=lambda k: self._urgency(self._groups[k], now_ns))
         group = self._groups[key]
         self._clock, self._last = max(self._clock, group.used), (key, group.used)
         tokens_per_s = pace(group.model) or UNKNOWN_PACE
         if room is not None:
-            max_tokens = min(max_tokens, room(group.model))
-        most, most_with_bulk = self._limits(key, max_tokens, tokens_per_s, now_ns)
+            max_tokens = room(group.model)
+        most, most_with_bulk = self._limits(key, group.most(max_tokens), tokens_per_s, now_ns)
         pieces = self._pieces(group, most, most_with_bulk, max_items, now_ns)
         self._bulk_ran = any(piece.job.lane == "bulk" for piece in pieces)
-        group.used += sum(piece.prepared.cost for piece in pieces) / tokens_per_s
+        self._taken(key, pieces, tokens_per_s)
+        return pieces
+
+    def take_beside(
+        self, adapter: object, most_s: float, max_items: int, now_ns: int, pace: Pace, room: Room
+    ) -> list[Piece]:
+        """Queries that may run between two steps of a long batch on `adapter`: of other weights, in `most_s` at most.
+
+        Only models count whose pace is known; empty when there is nothing of the kind.
+        """
+        found = [
+            (group.used, number, key)
+            for number, (key, group) in enumerate(self._groups.items())
+            if (head := group.lanes["interactive"].head()) is not None
+            and head.job.adapter is not adapter
+            and 0 < head.prepared.cost <= most_s * pace(group.model)
+            and group.due_ns() <= now_ns
+        ]
+        if not found:
+            return []
+        _, _, key = min(found)
+        group = self._groups[key]
+        tokens_per_s = pace(group.model)
+        pieces: list[Piece] = []
+        most = group.most(min(room(group.model), int(most_s * tokens_per_s)))
+        self._fill(pieces, group.lanes["interactive"], most, max_items)
+        self._clock = max(self._clock, group.used)
+        self._taken(key, pieces, tokens_per_s)
+        return pieces
+
+    def _taken(self, key: Hashable, pieces: list[Piece], tokens_per_s: float) -> None:
+        """Count what a batch takes, and charge its group."""
+        group, tokens = self._groups[key], sum([piece.prepared.cost for piece in pieces])
+        self.items -= len(pieces)
+        self.tokens -= tokens
+        group.used += tokens / tokens_per_s
         if not group.items:
             self._leave(key)
-        return pieces
+
+    def due_ns(self) -> int | None:
+        """When the next batch may be taken (0 is now); None when nothing waits."""
+        return min([group.due_ns() for group in self._groups.values()], default=None)
+
+    def due_tokens(self, now_ns: int) -> int:
+        """Tokens of all groups of which a batch may be taken now."""
+        return sum(group.tokens for group in self._groups.values() if group.due_ns() <= now_ns)
 
     def settle(self, job: Job, seconds: float) -> None:
         """A batch with this job took `seconds` more (or less) of the device than was predicted."""

@@ -77,6 +77,7 @@ class Monitor:
         self._device = device
         self._nvml: Any = None
         self._handle: Any = None
+        self._first_energy_j: float | None = None
         if device.torch.type == "cuda":
             with contextlib.suppress(Exception):
                 import pynvml
@@ -113,6 +114,23 @@ class Monitor:
         with contextlib.suppress(Exception):
             return float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu) / 100
         return None
+
+    def power_w(self) -> tuple[float, float]:
+        """(drawn, allowed) watts; 0 when nobody can tell."""
+        drawn = limit = 0.0
+        with contextlib.suppress(Exception):
+            drawn = float(self._nvml.nvmlDeviceGetPowerUsage(self._handle)) / 1000
+            limit = float(self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle)) / 1000
+        return drawn, limit
+
+    def energy_j(self) -> float:
+        """Joules that the device took since the first call; 0 when nobody can tell."""
+        with contextlib.suppress(Exception):
+            joules = float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1000
+            if self._first_energy_j is None:
+                self._first_energy_j = joules
+            return joules - self._first_energy_j
+        return 0.0
 
     def temperature_c(self) -> float | None:
         """Temperature in degrees Celsius; None when nobody can tell."""

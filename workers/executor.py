@@ -3,8 +3,10 @@
 1. A batch formed ahead is taken if there is one; otherwise what waits is taken now. Nothing waits on a timer.
 2. While the device is busy and at least a full budget waits, a second thread forms and collates the next batch.
 3. The requests of a batch are named in the arena's flight record before it starts.
-4. A batch that fails is split in halves until the guilty item stands alone; memory trouble also shrinks the budget.
+4. A batch that fails is split in halves until the guilty item stands alone; memory trouble also shrinks the budget. A
+   batch of a model that keeps state fails as a whole.
 5. A poisoned device context ends the process: nothing runs on it again.
+6. Between the steps of a batch that writes text, one short batch of queries of other models may run (`Interlude`).
 """
 
 from __future__ import annotations
@@ -17,20 +19,26 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import torch
 
 from ipc import logs
 from ipc.arena import Arena
+from ipc.errors import PenstockError
 from ipc.messages import ItemError
 from ipc.metrics import WorkerMetrics
 from ipc.settings import Settings
 from workers import oom, outputs, stepping, tracing
 from workers.adapters.base import ItemFailure
+from workers.batch_metrics import BatchMetrics
+from workers.executions import Executions
 from workers.forming import Batch, Former, collate
+from workers.interlude import LONGEST_S, Interlude
 from workers.job import Piece
 from workers.jobs import JobBook
+from workers.named_outputs import Placer
 from workers.operations import operation_of
 from workers.queue import DrainRate, WorkQueue
 from workers.statistics import BatchLog
@@ -54,13 +62,17 @@ class Executor:
         budgets: oom.ModelBudgets,
         metrics: WorkerMetrics,
         touch: Callable[[str], None] = lambda model: None,
+        unload_idle: Callable[[str, float], bool] = lambda model, wait_s: False,
     ) -> None:
-        """`touch` is told of the model of every batch."""
-        self._queue, self._book, self._arena, self._metrics = queue, book, arena, metrics
+        """`touch` is told of the model of every batch; `unload_idle` is that of `oom.Relief`."""
+        self._queue, self._book, self._arena = queue, book, arena
         self._settings, self._touch = settings, touch
         self.budgets = budgets
-        self._recoveries = oom.RecoveryCounts(metrics)
+        self._recoveries, self._relief = oom.RecoveryCounts(metrics), oom.Relief(unload_idle)
+        self._executions, self._batch_metrics = Executions(metrics), BatchMetrics(metrics)
+        self._placer = Placer(book, settings.arena.inline_bytes)
         self.activity = Activity()
+        self._interlude = Interlude()
         self.batches = BatchLog()
         self._rates: defaultdict[str, DrainRate] = defaultdict(DrainRate)
         self._former = Former(
@@ -126,11 +138,12 @@ class Executor:
         return rate.tokens_per_s if rate else 0.0
 
     def _run_batch(self, batch: Batch) -> None:
-        began = time.monotonic_ns()
+        began, paused_ns = time.monotonic_ns(), self._interlude.total_ns
         jobs = list({id(piece.job): piece.job for piece in batch.pieces}.values())
         model = jobs[0].model
         self._touch(model)
-        self._arena.record_flight([(job.tag, job.id) for job in jobs])
+        flight = [(job.tag, job.id) for job in jobs]
+        self._arena.record_flight(self._interlude.flight + flight)
         for job in jobs:
             job.first_run_ns = job.first_run_ns or began
             job.batches += 1
@@ -138,28 +151,16 @@ class Executor:
             self._attempt(batch.pieces, batch.collated)
         finally:
             self.activity.end()
-            self._arena.record_flight([])
+            self._arena.record_flight(self._interlude.flight)
             self._book.land(batch.pieces)
             self._recoveries.ended(model)
-        seconds = (time.monotonic_ns() - began) / 1e9
+        seconds = (time.monotonic_ns() - began - self._interlude.total_ns + paused_ns) / 1e9
         self._queue.settle_time(jobs[0], seconds - batch.predicted_s)
         for rate in (self._queue.rate, self._rates[model]):
             rate.record(batch.tokens, seconds)
-        self.batches.note(model, len(batch.pieces), batch.tokens, self.budgets.tokens_of(model), seconds)
-        self._count(model, batch)
-
-    def _count(self, model: str, batch: Batch) -> None:
-        metrics, worker = self._metrics, self._metrics.worker
-        metrics.batch_size.labels(model, worker).observe(len(batch.pieces))
-        metrics.sie_batch_size.labels(model).observe(len(batch.pieces))
-        metrics.sie_gpu_items.labels(model).observe(len(batch.pieces))
-        metrics.sie_gpu_tokens.labels(model).observe(batch.tokens)
-        metrics.batch_tokens.labels(model, worker).observe(batch.tokens)
-        metrics.padding.labels(model, worker).observe(getattr(batch.collated, "padding_ratio", 0.0))
-        metrics.tokens.labels(model, "in").inc(batch.tokens)
-        metrics.sie_tokens.labels(model).inc(batch.tokens)
-        truncated = sum(piece.prepared.truncated for piece in batch.pieces)
-        metrics.truncated.labels(model, "truncate").inc(truncated)
+        budget = self.budgets.tokens_of(model)
+        self.batches.note(model, len(batch.pieces), batch.tokens, budget, seconds)
+        self._batch_metrics.note(model, batch, budget)
 
     def _attempt(self, pieces: list[Piece], collated: Any = None) -> None:
         """Run some pieces; on failure run their halves, down to the single item that fails."""
@@ -170,6 +171,9 @@ class Executor:
             self._give_up(error)
         # PERF: the frames of a failed pass would hold its tensors while the halves need the memory.
         oom.forget_frames(error)
+        if not pieces[0].job.adapter.repeatable:
+            self._fail_together(pieces, error)
+            return
         if oom.is_out_of_memory(error):
             error = self._make_room(pieces, error)
         if error is not None:
@@ -183,25 +187,54 @@ class Executor:
         self.activity.begin(batch_limit_s(self._settings.worker.hang_timeout_s, predicted_s))
         self._queue.device_busy()
         try:
-            began = time.monotonic_ns()
+            began, paused_ns = time.monotonic_ns(), self._interlude.total_ns
             if collated is None:
                 collated = collate(pieces)
-            with stepping.running(self.activity, pieces), job.adapter.using(job.call.lora):
+            collated_ns = time.monotonic_ns()
+            between = partial(self._between_steps, pieces)
+            with stepping.running(self.activity, pieces, between), job.adapter.using(job.call.lora):
                 results = operation_of(job.call).run(job.adapter, collated, job.call)
             finite = results.finite([piece.prepared.rows for piece in pieces])
             computed = time.monotonic_ns()
             outputs.write(pieces, results)
+            if results.named:
+                results.failures |= self._placer.write(pieces, results.named)
             failures = _failures(pieces, finite, results.failures)
             copied = time.monotonic_ns()
             tracing.note_batch(pieces, began, computed, copied)
-            self._finish(pieces, failures, computed - began, copied - computed)
+            paused_ns = self._interlude.total_ns - paused_ns
+            self._finish(pieces, failures, computed - began - paused_ns, copied - computed)
+            rows = sum(getattr(piece.job.call, "rows", 1) for piece in pieces)
+            self._executions.note(
+                job.model, rows, collated_ns - began, computed - collated_ns - paused_ns, copied - computed
+            )
             self.budgets.grow(job.model)
         except Exception as error:
             return error
         return None
 
+    def _between_steps(self, pieces: list[Piece]) -> None:
+        """Run one short batch of queries of other models, if there is one; not inside of such a batch."""
+        if self._interlude.playing:
+            return
+        batch = self._former.beside(pieces[0].job.adapter, LONGEST_S)
+        if batch is None:
+            return
+        limit_s, recoveries = self.activity.limit_s, self._recoveries
+        flight = list(dict.fromkeys((piece.job.tag, piece.job.id) for piece in pieces))
+        self._recoveries = recoveries.fresh()
+        try:
+            with self._interlude.of(flight):
+                self._run_batch(batch)
+        finally:
+            self._recoveries = recoveries
+            self.activity.begin(limit_s)
+
     def _make_room(self, pieces: list[Piece], error: Exception) -> Exception | None:
-        """Memory ran out: give the cache back, shrink the budget, and run a single item once more; what that raised."""
+        """Memory ran out: give the cache back; several items get a smaller budget, a single one is tried again.
+
+        Returns what the last try raised.
+        """
         model = pieces[0].job.model
         if len(pieces) > 1:
             self.budgets.shrink(model, sum(piece.prepared.cost for piece in pieces))
@@ -211,8 +244,23 @@ class Executor:
             self._recoveries.exhausted(model, len(pieces))
             return error
         again = self._try(pieces)
+        if again is not None and oom.is_out_of_memory(again):
+            again = self._without_another(pieces, again)
         self._recoveries.exhausted(model, 1, lost=again is not None)
         return again
+
+    def _without_another(self, pieces: list[Piece], error: Exception) -> Exception | None:
+        """Have an idle model unloaded and run a single item for the last time; what that raised."""
+        model = pieces[0].job.model
+        oom.forget_frames(error)
+        self.activity.begin(2 * oom.EVICTION_WAIT_S)
+        if not self._relief.make_room(model):
+            return error
+        self._recoveries.evicted(model)
+        last = self._try(pieces)
+        if last is not None:
+            self._relief.in_vain(model)
+        return last
 
     def _recover(self, pieces: list[Piece], error: Exception) -> None:
         """Run the halves of a batch that failed; fail an item that stands alone."""
@@ -224,16 +272,32 @@ class Executor:
             self._attempt(pieces[:middle])
             self._attempt(pieces[middle:])
             return
-        piece = pieces[0]
+        self._fail(pieces[0], error)
+
+    def _fail(self, piece: Piece, error: Exception) -> None:
+        """An item fails by what the model raised on it alone."""
         if oom.is_out_of_memory(error):
             text = f"item {piece.index} ({piece.prepared.cost} tokens) does not fit in device memory"
             failed = ItemError(piece.index, "RESOURCE_EXHAUSTED", text)
+        elif isinstance(error, PenstockError):
+            failed = ItemError(piece.index, error.code, error.message)
         else:
             request = piece.job.request_id
             log.error("request %s item %d failed in the model", request, piece.index, exc_info=error)
             text = f"item {piece.index}: the model failed on this input"
             failed = ItemError(piece.index, "INFERENCE_ERROR", text)
         self._book.complete(piece.job, 1, [failed])
+
+    def _fail_together(self, pieces: list[Piece], error: Exception) -> None:
+        """A batch that must not run again: nobody knows what of it the model has kept, or whose fault it was."""
+        if len(pieces) == 1:
+            self._fail(pieces[0], error)
+            return
+        names = ", ".join(piece.job.request_id for piece in pieces[:8])
+        log.error("a batch of %d requests (%s) failed in the model", len(pieces), names, exc_info=error)
+        text = "the model failed on a batch with this request; what it keeps of the sequence is not certain"
+        for piece in pieces:
+            self._book.complete(piece.job, 1, [ItemError(piece.index, "INFERENCE_ERROR", text)])
 
     def _finish(
         self, pieces: list[Piece], failures: dict[int, ItemError], device_ns: int, copy_ns: int
@@ -264,9 +328,8 @@ def _failures(
     errors = {}
     for at, piece in enumerate(pieces):
         if at in failed:
-            errors[at] = ItemError(
-                piece.index, failed[at].code, f"items[{piece.index}]: {failed[at].message}"
-            )
+            where = f"items[{piece.index}]: " if operation_of(piece.job.call).itemized else ""
+            errors[at] = ItemError(piece.index, failed[at].code, where + failed[at].message)
         elif not finite[at]:
             text = f"item {piece.index}: the model gave a value that is not finite"
             errors[at] = ItemError(piece.index, "INFERENCE_ERROR", text)

@@ -72,8 +72,29 @@ class Former:
             self._ahead = None
             return ahead
 
+    def beside(self, adapter: object, most_s: float) -> Batch | None:
+        """Queries for other weights than `adapter`'s that take `most_s` at most, by what is known of their model."""
+        with self._lock:
+            ahead = self._ahead
+            if ahead is not None and self._is_query(ahead, adapter, most_s):
+                self._ahead = None
+                return ahead
+            return self._of(self._queue.take_beside(adapter, most_s, self._max_items, self._pace, self._room))
+
+    def _is_query(self, batch: Batch, adapter: object, most_s: float) -> bool:
+        job = batch.pieces[0].job
+        quick = self._pace(job.model) > 0 and batch.predicted_s <= most_s
+        return (
+            quick
+            and job.adapter is not adapter
+            and all(piece.job.lane == "interactive" for piece in batch.pieces)
+        )
+
     def _form(self) -> Batch | None:
-        taken = self._queue.take(self._max_tokens, self._max_items, self._pace, self._room)
+        return self._of(self._queue.take(self._max_tokens, self._max_items, self._pace, self._room))
+
+    def _of(self, taken: list[Piece]) -> Batch | None:
+        """A batch of what was taken, as far as its jobs are still open."""
         pieces = self._book.board(taken)
         if not pieces:
             return None

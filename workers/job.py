@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ipc.leases import Block
-from ipc.messages import Call, ItemError, TensorRef
-from workers.adapters.base import Prepared
+from ipc.messages import Call, ItemError, TensorInfo, TensorRef
+from workers.adapters.base import Gathering, Prepared
+from workers.payload import NOTHING, Payload
 
 if TYPE_CHECKING:
+    from workers.sequences import Turn
     from workers.tracing import JobTrace
 
 
@@ -24,7 +26,7 @@ class Output:
     """
 
     block: Block | None
-    buffer: memoryview
+    buffer: memoryview | bytes
     arrays: dict[str, np.ndarray]
 
 
@@ -33,7 +35,9 @@ class Job:
     """A submitted request. Times are CLOCK_MONOTONIC nanoseconds; cost is in tokens.
 
     `starts` is the first row of each item (and the end) in tensors with many rows per item; `loose` keeps values whose
-    size the model decides, by name and item.
+    size the model decides, by name and item. `claims` counts who may still read its input or write to its output: a
+    preparing thread, the device. `infos` are the outputs of an infer call. `gathering` says whether it waits for others
+    to share a batch with, `turn` is its place in a sequence, `ordered` jobs are answered in the order of their arrival.
     """
 
     session: bytes
@@ -45,21 +49,26 @@ class Job:
     request_id: str
     solo: bool
     cost: int
+    payload: Payload = NOTHING
     prepared: list[Prepared] = field(default_factory=list)
     group: Hashable = None
     lane: str = "interactive"
     caller: str = ""
     share: float = 1.0
     adapter: Any = None
+    gathering: Gathering | None = None
+    turn: Turn | None = None
+    ordered: bool = False
     refs: list[TensorRef] = field(default_factory=list)
     result_nbytes: int = 0
     starts: dict[str, list[int]] = field(default_factory=dict)
     loose: dict[str, dict[int, np.ndarray]] = field(default_factory=dict)
     output: Output | None = None
+    infos: list[TensorInfo] = field(default_factory=list)
     errors: dict[int, ItemError] = field(default_factory=dict)
     open_items: int = 0
     prepared_items: int = 0
-    on_device: int = 0
+    claims: int = 0
     queued_ns: int = 0
     first_run_ns: int = 0
     prepare_ns: int = 0

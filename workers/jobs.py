@@ -13,10 +13,12 @@ from collections.abc import Callable
 
 from ipc.endpoint import Endpoint, block_ref
 from ipc.errors import DeadlineExceeded, PenstockError, from_code
-from ipc.messages import ItemError, Result, Timing
+from ipc.messages import InferCall, ItemError, Result, TensorRef, Timing
 from workers import outputs
 from workers.job import Job, Output, Piece
 from workers.queue import WorkQueue
+from workers.response_order import ResponseOrder
+from workers.sequences import Outcome
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,7 @@ class JobBook:
     def __init__(self, queue: WorkQueue, endpoint: Callable[[], Endpoint]) -> None:
         self._queue, self._endpoint = queue, endpoint
         self._open: dict[tuple[bytes, int], Job] = {}
+        self._order = ResponseOrder()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -49,6 +52,7 @@ class JobBook:
 
     def open(self, job: Job) -> None:
         """A job begins; its cost has been admitted."""
+        self._order.enter(job)
         with self._lock:
             self._open[job.session, job.id] = job
 
@@ -69,6 +73,7 @@ class JobBook:
             self._post_failure(job, from_code(first.code, first.message))
         else:
             self._post_result(job)
+            self._end_turn(job)
 
     def fail(self, job: Job, error: PenstockError) -> None:
         """The whole request fails."""
@@ -85,6 +90,7 @@ class JobBook:
                 return 0
         waiting = self._queue.remove(job)
         self._free(job)
+        self._order.withdraw(job)
         return waiting
 
     def expire(self) -> list[Job]:
@@ -104,6 +110,27 @@ class JobBook:
         if output.block is not None:
             self._endpoint().leases.discard(output.block)
 
+    def reserve(self, nbytes: int) -> Output:
+        """Output space of a size that was not known before; `replace` gives it to its job.
+
+        Raises `ShmExhausted` when there is no room now, and `InvalidInput` when there never is.
+        """
+        leases = self._endpoint().leases
+        outputs.check_size(nbytes, leases)
+        block = leases.reserve(nbytes)
+        if block is None:
+            raise outputs.exhausted(1.0)
+        return Output(block, leases.data(block), {})
+
+    def replace(self, job: Job, refs: list[TensorRef], output: Output) -> None:
+        """Give an open job the output that was made for it, in place of any it had; an ended one gives it back."""
+        unused: Output | None = output
+        with self._lock:
+            if job.state == "open":
+                unused, job.output, job.refs = job.output, output, refs
+        if unused is not None and unused.block is not None:
+            self._endpoint().leases.discard(unused.block)
+
     def correct(self, job: Job, cost: int) -> None:
         """Replace the estimated cost of an open job by the real one."""
         with self._lock:
@@ -118,36 +145,72 @@ class JobBook:
         self._queue.settle(job.cost, job.lane, job.caller)
         return True
 
+    def claim(self, job: Job) -> bool:
+        """A preparing thread begins to read a job's input, unless it has ended; `unclaim` follows."""
+        with self._lock:
+            if job.state == "open":
+                job.claims += 1
+                return True
+        return False
+
+    def unclaim(self, job: Job) -> None:
+        """The preparing thread is done with it."""
+        with self._lock:
+            job.claims -= 1
+        if job.state in ("cancelled", "failed"):
+            self._free(job)
+
     def board(self, pieces: list[Piece]) -> list[Piece]:
         """Those pieces whose job is still open; from now on the device may write to their output."""
         with self._lock:
             boarded = [piece for piece in pieces if piece.job.state == "open"]
             for piece in boarded:
-                piece.job.on_device += 1
+                piece.job.claims += 1
         return boarded
 
     def land(self, pieces: list[Piece]) -> None:
         """The device is done with these pieces; blocks of jobs that ended meanwhile are given back."""
         with self._lock:
             for piece in pieces:
-                piece.job.on_device -= 1
+                piece.job.claims -= 1
         for piece in pieces:
             if piece.job.state in ("cancelled", "failed"):
                 self._free(piece.job)
 
     def _free(self, job: Job) -> None:
-        """Give the block of an ended job back, unless the device still writes to it: then `land` does."""
-        if job.output is not None and job.output.block is not None and not job.on_device:
-            self._endpoint().leases.discard(job.output.block)
+        """Give the blocks of an ended job back, unless somebody works with them: then `land` or `unclaim` does."""
+        if job.claims:
+            return
+        endpoint = self._endpoint()
+        if job.output is not None and job.output.block is not None:
+            endpoint.leases.discard(job.output.block)
+        if isinstance(job.call, InferCall) and job.call.block is not None:
+            endpoint.post(lambda: endpoint.unread(job.session, job.id))
+        self._end_turn(job)
+
+    def _end_turn(self, job: Job) -> None:
+        """Nothing runs for an ended job any more: the next of its sequence may."""
+        outcome = self._queue.sequencer.finish(job)
+        if outcome is not None:
+            self.follow(outcome)
+
+    def follow(self, outcome: Outcome) -> None:
+        """Run and fail the jobs of sequences whose turn has come, or comes no more."""
+        for job in outcome.void:
+            if outcome.error is not None:
+                self.fail(job, outcome.error)
+        for job in outcome.run:
+            self._queue.put(job, 0, len(job.prepared))
 
     def _post_failure(self, job: Job, error: PenstockError) -> None:
         self._free(job)
         endpoint = self._endpoint()
-        endpoint.post(lambda: endpoint.fail(job.session, job.id, error))
+        self._order.answer(job, lambda: endpoint.post(lambda: endpoint.fail(job.session, job.id, error)))
 
     def _post_result(self, job: Job) -> None:
         output, endpoint = job.output, self._endpoint()
         if output is None:
+            self._order.withdraw(job)
             return
         timing = Timing(
             job.prepare_ns, max(0, job.first_run_ns - job.queued_ns), job.device_ns, job.copy_ns, job.batches
@@ -164,5 +227,8 @@ class JobBook:
             loose,
             outputs.rows_of(job),
             None if job.trace is None else job.trace.record(job.queued_ns),
+            job.infos,
         )
-        endpoint.post(lambda: endpoint.reply(job.session, result, output.block, inline))
+        self._order.answer(
+            job, lambda: endpoint.post(lambda: endpoint.reply(job.session, result, output.block, inline))
+        )

@@ -10,15 +10,18 @@ States are in `lifecycle.shelf`, threads in `lifecycle.keeper`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from ipc.catalog import Catalog
 from ipc.messages import ModelStatus
 from ipc.metrics import WorkerMetrics
+from ipc.model_config import ROW_COST
 from ipc.settings import Settings
 from workers.device import Device
 from workers.jobs import JobBook
+from workers.lifecycle import instance_groups
 from workers.lifecycle.keeper import Keeper
 from workers.lifecycle.memory import budget_of
 from workers.lifecycle.shelf import Shelf
@@ -42,6 +45,8 @@ class ModelTable:
         self._device = device
         self._shelf = Shelf(settings, budget_of(settings, device), book, metrics, changed)
         self._keeper = Keeper(self._shelf, settings, slot, catalog.files, device, run, book, metrics)
+        workers = settings.worker_count
+        self._shelf.takes = lambda entry: instance_groups.takes(entry, slot, device.torch, workers)
         self._shelf.take(catalog)
         self._shelf.untried = {i.serial for i in self._shelf.instances() if self._shelf.is_preloaded(i)}
         self.find, self.touch = self._shelf.find, self._shelf.touch
@@ -79,6 +84,16 @@ class ModelTable:
         """What models may take together."""
         return self._shelf.budget.nbytes
 
+    def batch_tokens(self, name: str, configured: int) -> int:
+        """Most tokens of a batch: those of the rows that the model takes, else what is configured for it or all."""
+        host = self.find(name)
+        if host is None:
+            return configured
+        config = host.adapter.config if host.adapter is not None else None
+        if config is not None:
+            return ROW_COST * max(1, config.max_batch_size)
+        return min(configured, host.entry.max_batch_tokens or configured)
+
     def load(self, name: str, explicit: bool = False) -> None:
         """A request waits for this model, or (`explicit`) somebody wants it loaded whatever happened before."""
         shelf, host = self._shelf, self.find(name)
@@ -92,6 +107,23 @@ class ModelTable:
                 shelf.promote(host.instance)
             elif state == "unloading":
                 host.instance.wanted = True
+
+    def unload_idle(self, name: str, wait_s: float) -> bool:
+        """Unload the model that has no work and was used longest ago, and wait until its memory has come back.
+
+        Whether that happened within `wait_s`. `name`, pinned models and busy ones stay. The device thread may call it:
+        nobody who holds the lock waits for that thread.
+        """
+        shelf, until = self._shelf, time.monotonic() + wait_s
+        if not shelf.lock.acquire(timeout=wait_s):
+            return False
+        try:
+            going = shelf.evict_idle(self.find(name))
+            if going is None:
+                return False
+            return shelf.lock.wait_for(lambda: going.state != "unloading", until - time.monotonic())
+        finally:
+            shelf.lock.release()
 
     def unload(self, name: str) -> None:
         """Somebody wants this model unloaded."""

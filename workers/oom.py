@@ -1,4 +1,4 @@
-"""Out of memory: how it is recognised, and the token budgets that shrink on it and grow back.
+"""Out of memory: how it is recognised, the token budgets that shrink on it and grow back, and who makes room.
 
 The budget of a model halves when a batch of it does not fit and recovers by a quarter after every `GROW_AFTER_S`
 without trouble, so it is back at its configured size within five minutes.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import time
 import traceback
+from collections.abc import Callable
 
 import torch
 
@@ -24,6 +25,9 @@ MARKS = (
 LOST_MARKS = ("uncorrectable ecc", "fallen off the bus", "no cuda-capable device", "device is lost")
 GROW_AFTER_S = 20.0
 SMALLEST_TOKENS = 64
+EVICTION_WAIT_S = 5.0
+"""How long the device thread waits for the memory of another model."""
+EVICT_AGAIN_AFTER_S = 60.0
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -86,10 +90,13 @@ class TokenBudget:
 
 
 class ModelBudgets:
-    """One token budget per model; models that never ran out of memory have the configured one."""
+    """One token budget per model; models that never ran out of memory have the configured one, or their own cap."""
 
-    def __init__(self, tokens: int) -> None:
-        self.configured = tokens
+    def __init__(
+        self, tokens: int, full_of: Callable[[str, int], int] = lambda model, tokens: tokens
+    ) -> None:
+        """`full_of` is what a model's batch may hold, given what is configured for all."""
+        self.configured, self._full_of = tokens, full_of
         self._by_model: dict[str, TokenBudget] = {}
 
     @property
@@ -100,19 +107,44 @@ class ModelBudgets:
     def tokens_of(self, model: str) -> int:
         """Tokens per batch of a model."""
         budget = self._by_model.get(model)
-        return self.configured if budget is None else budget.tokens
+        return self._full_of(model, self.configured) if budget is None else budget.tokens
 
     def shrink(self, model: str, tried: int) -> None:
         """A batch of `tried` tokens did not fit."""
-        self._by_model.setdefault(model, TokenBudget(self.configured)).shrink(tried)
+        self._by_model.setdefault(model, TokenBudget(self._full_of(model, self.configured))).shrink(tried)
 
     def grow(self, model: str) -> None:
         """Called after a batch that fitted."""
         budget = self._by_model.get(model)
         if budget is not None:
             budget.grow()
-            if budget.tokens >= self.configured:
+            if budget.tokens >= budget.configured:
                 del self._by_model[model]
+
+
+class Relief:
+    """Has an idle model unloaded for an item that does not fit even alone.
+
+    An item may simply be too large for the device. After an eviction that did not help, the same model causes none for
+    `EVICT_AGAIN_AFTER_S`, so that such items do not clear the device of all other models.
+    """
+
+    def __init__(self, unload_idle: Callable[[str, float], bool]) -> None:
+        """`unload_idle(model, wait_s)` unloads an idle model other than `model`; whether its memory has come back."""
+        self._unload_idle = unload_idle
+        self._in_vain: dict[str, float] = {}
+
+    def make_room(self, model: str) -> bool:
+        """Whether memory of another model was given back for this one. Device thread only."""
+        since = self._in_vain.get(model)
+        if since is not None and time.monotonic() < since + EVICT_AGAIN_AFTER_S:
+            return False
+        self._in_vain.pop(model, None)
+        return self._unload_idle(model, EVICTION_WAIT_S)
+
+    def in_vain(self, model: str) -> None:
+        """The item did not fit all the same."""
+        self._in_vain[model] = time.monotonic()
 
 
 class RecoveryCounts:
@@ -121,6 +153,10 @@ class RecoveryCounts:
     def __init__(self, metrics: WorkerMetrics) -> None:
         self._metrics = metrics
         self._attempted = self._lost = False
+
+    def fresh(self) -> RecoveryCounts:
+        """The same counters, for a batch that runs in a pause of another one."""
+        return RecoveryCounts(self._metrics)
 
     def exhausted(self, model: str, items: int, *, lost: bool = False) -> None:
         """Some items of a batch did not fit: several are split, one alone is tried again and may be `lost`."""
@@ -135,6 +171,10 @@ class RecoveryCounts:
         elif lost:
             self._lost = True
             metrics.sie_oom_terminal.labels(model).inc()
+
+    def evicted(self, model: str) -> None:
+        """Another model was unloaded for an item of this one."""
+        self._metrics.sie_oom_evictions.labels(model).inc()
 
     def ended(self, model: str) -> None:
         """A batch is done; a recovery in which no item was given up succeeded."""

@@ -27,10 +27,17 @@ def plan(job: Job, parts: Sequence[Part], leases: LeaseTable) -> None:
 
     Raises `InvalidInput` when the result is larger than the whole arena.
     """
+    if not parts:
+        return
     job.refs, job.result_nbytes = tensors.layout((part.name, part.dtype, part.shape) for part in parts)
     job.starts = {part.name: [0, *accumulate(part.rows)] for part in parts if part.rows is not None}
-    if job.result_nbytes > leases.capacity_nbytes:
-        sizes = f"the result needs {job.result_nbytes} bytes, arena.bytes allows {leases.capacity_nbytes}"
+    check_size(job.result_nbytes, leases)
+
+
+def check_size(nbytes: int, leases: LeaseTable) -> None:
+    """Raise `InvalidInput` for a result that is larger than the whole arena."""
+    if nbytes > leases.capacity_nbytes:
+        sizes = f"the result needs {nbytes} bytes, arena.bytes allows {leases.capacity_nbytes}"
         raise InvalidInput(f"items: {sizes}")
 
 

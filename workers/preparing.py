@@ -72,6 +72,8 @@ class Preparer:
 
     def _prepare(self, job: Job, place: int) -> bool:
         """Prepare the next chunk; a failure ends the job. Returns whether there is more to do."""
+        if not self._book.claim(job):
+            return False
         self._arena.record_preparing(place, job.tag, job.id)
         try:
             return self._chunk(job)
@@ -82,23 +84,22 @@ class Preparer:
             self._book.fail(job, InferenceFailed("the input could not be prepared for this model"))
         finally:
             self._arena.record_preparing(place, 0, 0)
+            self._book.unclaim(job)
         return False
 
     def _chunk(self, job: Job) -> bool:
-        if job.state != "open":
-            return False
         began = time.monotonic_ns()
         start, total = job.prepared_items, len(job.prepared)
         stop = _chunk_end(job.call.items, start)
         operation = operation_of(job.call)
-        failures = _store(job, start, operation.prepare(job.adapter, job.call, start, stop))
+        failures = _store(job, start, operation.prepare(job.adapter, job.call, start, stop, job.payload))
         job.prepared_items = stop
         ended = time.monotonic_ns()
         job.prepare_ns += ended - began
         if job.trace is not None:
             job.trace.prepared(began, ended)
-        if stop == total:
-            self._book.correct(job, sum(item.cost for item in job.prepared))
+        if stop == total and (cost := sum([item.cost for item in job.prepared])) != job.cost:
+            self._book.correct(job, cost)
         if failures:
             self._book.complete(job, len(failures), failures)
         if job.output is not None:

@@ -19,6 +19,7 @@ from ipc.settings import Settings
 from ipc.shares import Shares
 from workers.batcher import Batcher, Pace, Room
 from workers.job import Job, Piece
+from workers.sequencer import Sequencer
 
 
 class DrainRate:
@@ -53,6 +54,7 @@ class WorkQueue:
         self._backlog_tokens = 0
         self._admitted = {lane: Shares() for lane in LANES}
         self._closed = False
+        self.sequencer = Sequencer(settings.queue.max_waiting_sequences)
         self.rate = DrainRate()
 
     @property
@@ -88,11 +90,13 @@ class WorkQueue:
             self._admitted[lane].correct(change, caller)
 
     def put(self, job: Job, start: int, stop: int) -> None:
-        """Prepared items `start` to `stop` of an open job wait for the device from now on."""
+        """Prepared items `start` to `stop` of an open job wait for the device from now on, or first for their turn."""
+        job.queued_ns = job.queued_ns or time.monotonic_ns()
+        if not self.sequencer.arrive(job):
+            return
         with self._lock:
             if job.state != "open":
                 return
-            job.queued_ns = job.queued_ns or time.monotonic_ns()
             self._batcher.add(job, start, stop)
             self._work.notify()
             # PERF: waking the thread that forms ahead for every request would cost more than the request.
@@ -106,9 +110,18 @@ class WorkQueue:
         pace: Pace = lambda model: 0.0,
         room: Room | None = None,
     ) -> list[Piece]:
-        """The next batch now; empty when nothing waits. See `Batcher.take`."""
+        """The next batch now; empty when nothing is due. See `Batcher.take`."""
         with self._lock:
             return self._batcher.take(max_tokens, max_items, time.monotonic_ns(), pace, room)
+
+    def take_beside(
+        self, adapter: object, most_s: float, max_items: int, pace: Pace, room: Room
+    ) -> list[Piece]:
+        """Queries that may run between two steps of a long batch. See `Batcher.take_beside`."""
+        if not self._batcher.items:
+            return []
+        with self._lock:
+            return self._batcher.take_beside(adapter, most_s, max_items, time.monotonic_ns(), pace, room)
 
     def settle_time(self, job: Job, seconds: float) -> None:
         """A batch with this job took `seconds` more (or less) of the device than its model's pace said."""
@@ -121,9 +134,14 @@ class WorkQueue:
             return self._batcher.overtakes(pieces)
 
     def wait_work(self, other: Callable[[], bool]) -> bool:
-        """Wait until something waits or `other` is true (see `nudge`); False when the queue closed."""
+        """Wait until a batch is due or `other` is true (see `nudge`); False when the queue closed."""
         with self._lock:
-            self._work.wait_for(lambda: self._closed or self._batcher.items or other())
+            while not (self._closed or other()):
+                due_ns = self._batcher.due_ns()
+                left_s = None if due_ns is None else (due_ns - time.monotonic_ns()) / 1e9
+                if left_s is not None and left_s <= 0:
+                    break
+                self._work.wait(left_s)
             return not self._closed
 
     def wait_backlog(self, tokens: Callable[[], int], wanted: Callable[[], bool]) -> bool:
@@ -131,7 +149,9 @@ class WorkQueue:
 
         def due() -> bool:
             self._backlog_tokens = tokens()
-            return self._closed or (self._batcher.tokens >= self._backlog_tokens and wanted())
+            if self._closed or self._batcher.tokens < self._backlog_tokens or not wanted():
+                return self._closed
+            return self._batcher.due_tokens(time.monotonic_ns()) >= self._backlog_tokens
 
         with self._lock:
             self._backlog.wait_for(due)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from ipc import copies
 from ipc.messages import LANES, ModelStatus
-from ipc.metrics import STATES, WorkerMetrics
+from ipc.metrics import SEQUENCE_STATES, STATES, WorkerMetrics
 from workers.device import Device, Monitor
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ class Reporter:
         self.monitor = Monitor(device)
         self._next = self._next_device = 0.0
         self._reclaimed = 0
+        self._copied = copies.Reported()
         self._names: set[str] = set()
+        self._sequenced: set[str] = set()
 
     def tick(self, revoked: int) -> None:
         """Sample what is due; `revoked` leases were taken back since the last call."""
@@ -39,16 +42,29 @@ class Reporter:
             return
         self._next = now + EVERY_S
         self._queue()
+        self._sequences()
+        self._copied.report(self._metrics.copied, self._metrics.worker)
         worker, leases = self._metrics.worker, self._runtime.leases
         self._metrics.shm_used.labels(worker).set(leases.used_nbytes)
         self._metrics.shm_total.labels(worker).set(leases.capacity_nbytes)
         self._metrics.shm_leases.labels(worker).set(leases.leases)
         if now >= self._next_device:
             self._next_device = now + DEVICE_EVERY_S
-            uuid = self._device.uuid
-            self._metrics.gpu_memory.labels(worker, uuid).set(self.monitor.memory_bytes())
-            self._metrics.gpu_utilization.labels(worker, uuid).set(self.monitor.utilization() or 0.0)
-            self._metrics.gpu_temperature.labels(worker, uuid).set(self.monitor.temperature_c() or 0.0)
+            self._look()
+
+    def _look(self) -> None:
+        """What the device says of itself."""
+        metrics, monitor = self._metrics, self.monitor
+        key = metrics.worker, self._device.uuid
+        used, total = monitor.memory()
+        drawn, limit = monitor.power_w()
+        metrics.gpu_memory.labels(*key).set(used)
+        metrics.gpu_memory_total.labels(*key).set(total)
+        metrics.gpu_utilization.labels(*key).set(monitor.utilization() or 0.0)
+        metrics.gpu_temperature.labels(*key).set(monitor.temperature_c() or 0.0)
+        metrics.gpu_power.labels(*key).set(drawn)
+        metrics.gpu_power_limit.labels(*key).set(limit)
+        metrics.gpu_energy.labels(*key).set(monitor.energy_j())
 
     def _queue(self) -> None:
         totals: dict[tuple[str, str], tuple[int, int, float]] = {}
@@ -65,9 +81,26 @@ class Reporter:
                 self._metrics.queue_oldest.labels(status.name, lane).set(age)
             self._metrics.sie_queue_depth.labels(status.name).set(pending)
             self._metrics.sie_request_queue.labels(status.name).set(pending)
-            self._metrics.budget.labels(status.name, self._metrics.worker).set(
-                self._runtime.executor.budgets.tokens_of(status.name)
-            )
+            self._batches(status.name)
+
+    def _sequences(self) -> None:
+        totals = dict.fromkeys(self._sequenced, (0, 0))
+        for model, active, waiting in self._runtime.queue.sequencer.counts():
+            known = totals.get(model, (0, 0))
+            totals[model] = (known[0] + active, known[1] + waiting)
+        self._sequenced = set(totals)
+        for model, counts in totals.items():
+            for state, count in zip(SEQUENCE_STATES, counts, strict=True):
+                self._metrics.sequences.labels(model, self._metrics.worker, state).set(count)
+
+    def _batches(self, model: str) -> None:
+        """Budget, pace and fill of a model's batches; `sie_adaptive_batch_wait_ms` stays 0, nothing waits here."""
+        metrics, executor = self._metrics, self._runtime.executor
+        budget, (p50_ms, fill) = executor.budgets.tokens_of(model), executor.batches.pace_of(model)
+        metrics.budget.labels(model, metrics.worker).set(budget)
+        metrics.sie_adaptive_cost.labels(model).set(budget)
+        metrics.sie_adaptive_p50.labels(model).set(p50_ms)
+        metrics.sie_adaptive_fill.labels(model).set(fill)
 
     def models(self) -> None:
         """States, load times and memory of all models; those that the catalog lost count as available."""

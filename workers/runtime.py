@@ -16,7 +16,20 @@ from ipc.endpoint import Endpoint
 from ipc.errors import DeadlineExceeded, Draining, ModelNotLoaded, PenstockError
 from ipc.leases import LeaseTable
 from ipc.liveness import start_ticks
-from ipc.messages import LANES, VERSION, Call, Credits, Leaving, Load, Models, ScoreCall, Submit, Welcome
+from ipc.messages import (
+    LANES,
+    VERSION,
+    Call,
+    Credits,
+    Forget,
+    InferCall,
+    Leaving,
+    Load,
+    Models,
+    ScoreCall,
+    Submit,
+    Welcome,
+)
 from ipc.metrics import WorkerMetrics
 from ipc.notify import Notifier
 from ipc.sessions import Session
@@ -28,8 +41,10 @@ from workers.job import Job
 from workers.jobs import JobBook
 from workers.models import ModelTable
 from workers.operations import operation_of
+from workers.payload import NOTHING, Payload
 from workers.preparing import Preparer
 from workers.queue import WorkQueue
+from workers.regions import ClientMemory
 from workers.reporting import Reporter
 from workers.statistics import Statistics
 
@@ -56,9 +71,17 @@ class Runtime:
         self.leases = LeaseTable(arena)
         self.queue = WorkQueue(settings)
         self.book = JobBook(self.queue, lambda: self.endpoint)
-        budgets = oom.ModelBudgets(devices.batch_tokens(settings, device))
+        tokens = devices.batch_tokens(settings, device)
+        budgets = oom.ModelBudgets(tokens, lambda *of: self.models.batch_tokens(*of))
         self.executor = Executor(
-            self.queue, self.book, arena, settings, budgets, metrics, lambda model: self.models.touch(model)
+            self.queue,
+            self.book,
+            arena,
+            settings,
+            budgets,
+            metrics,
+            lambda model: self.models.touch(model),
+            lambda model, wait_s: self.models.unload_idle(model, wait_s),
         )
         self.models = ModelTable(
             catalog,
@@ -73,6 +96,7 @@ class Runtime:
         self.preparer = Preparer(
             self.queue, self.book, arena, settings.worker.prepare_threads, self._prepared
         )
+        self._client_memory = ClientMemory(settings, device.torch)
         self.endpoint = Endpoint(settings.paths, slot, self.leases, self)
         self.notifier = Notifier()
         self._reporter = Reporter(self, metrics, device)
@@ -130,7 +154,7 @@ class Runtime:
         """Somebody wants a model's memory back."""
         self.models.unload(model)
 
-    def submit(self, session: Session, message: Submit) -> None:
+    def submit(self, session: Session, message: Submit, payload: memoryview) -> None:
         """Take a request in. Raises a `PenstockError` when it cannot be taken."""
         host = self.models.find(message.model)
         adapter = host.adapter if host is not None else None
@@ -156,14 +180,20 @@ class Runtime:
             message.request_id,
             message.solo,
             message.cost,
+            Payload(payload, self._client_memory) if isinstance(message.call, InferCall) else NOTHING,
         )
         # Two instances of a model may serve at the same time while a changed entry takes effect.
         group = (message.model, host.instance.serial, operations.group_of(adapter, message.call))
-        job.adapter, job.group = adapter, group
+        job.adapter, job.group, job.gathering = adapter, group, adapter.gathering
         job.lane, job.caller, job.share = lane, message.caller, message.share
         job.trace = tracing.begin(message.traceparent)
         count = len(message.call.items)
         job.prepared, job.open_items = [None] * count, count  # type: ignore[list-item]
+        try:
+            self.queue.sequencer.enrol(job)
+        except PenstockError:
+            self.queue.settle(job.cost, lane, job.caller)
+            raise
         self.book.open(job)
         self._place(job)
 
@@ -178,11 +208,14 @@ class Runtime:
             raise
         if known and not self._reserve(job, arena_allowed=not self._parked):
             self._parked.append(job)
-        elif len(self.book) == 1 and self.executor.idle and _is_short(job.call):
+        elif operation_of(job.call).instant(job.call) or self._is_lone(job):
             # PERF: a lone short request gains a thread switch; nobody waits behind it in this thread.
             self.preparer.prepare_now(job)
         else:
             self.preparer.put(job)
+
+    def _is_lone(self, job: Job) -> bool:
+        return len(self.book) == 1 and self.executor.idle and _is_short(job.call)
 
     def _plan(self, job: Job) -> None:
         outputs.plan(job, operation_of(job.call).layout(job.adapter, job.call, job.prepared), self.leases)
@@ -240,6 +273,19 @@ class Runtime:
         self._metrics.cancelled.labels(job.model, stage).inc()
         self._metrics.saved.labels(job.model, stage).inc(self.queue.rate.seconds_for(unspent))
 
+    def forget(self, message: Forget) -> None:
+        """A sequence begins on another worker."""
+        host = self.models.find(message.model)
+        if host is not None and host.adapter is not None:
+            outcome = self.queue.sequencer.forget(host.adapter, message.sequence)
+            if outcome is not None:
+                self.book.follow(outcome)
+
+    def _expire_sequences(self) -> None:
+        for model, count, outcome in self.queue.sequencer.expire():
+            self._metrics.sequences_expired.labels(model, self._metrics.worker).inc(count)
+            self.book.follow(outcome)
+
     def released(self) -> None:
         """A lease ended: there may be room for parked jobs."""
         if self._parked:
@@ -248,12 +294,14 @@ class Runtime:
     def tick(self) -> None:
         """Ten times a second: deadlines, parked jobs, old leases, credits, watchdog, metrics, drain."""
         self.book.expire()
+        self._expire_sequences()
         self._unpark()
         revoked = self.leases.revoke_older(self._settings.arena.lease_max_age_s)
         if revoked:
             log.error("%d leases were older than arena.lease_max_age_s and were taken back", revoked)
         self._reporter.tick(revoked)
         self._statistics.tick()
+        self._client_memory.tick()
         self._send_credits()
         if self.executor.activity.overdue():
             log.critical("the device thread hangs; this process ends")

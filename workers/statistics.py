@@ -8,11 +8,12 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ipc.messages import BatchRecord, QueueState, Stats
+from ipc.stats import BatchRecord, QueueState, Stats
 from workers.device import Monitor
 
 if TYPE_CHECKING:
@@ -37,6 +38,14 @@ class BatchLog:
         """A batch has ended."""
         self._records.append(BatchRecord(time.monotonic_ns(), seconds, model, items, tokens, budget))
         self.busy_s += seconds
+
+    def pace_of(self, model: str) -> tuple[float, float]:
+        """(median milliseconds, mean fill of the budget from 0 to 1) of a model's recent batches; 0 for none."""
+        recent = [record for record in self.records() if record.model == model]
+        if not recent:
+            return 0.0, 0.0
+        fills = [min(1.0, record.tokens / record.budget) for record in recent if record.budget]
+        return statistics.median(record.seconds for record in recent) * 1e3, statistics.fmean(fills or [0.0])
 
     def records(self) -> list[BatchRecord]:
         """Oldest first."""

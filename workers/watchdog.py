@@ -29,6 +29,11 @@ class Activity:
         """Whether something runs."""
         return bool(self._since)
 
+    @property
+    def limit_s(self) -> float:
+        """What was allowed to what runs, or ran last."""
+        return self._limit_s
+
     def begin(self, limit_s: float) -> None:
         """Something begins that may take `limit_s` seconds."""
         self._limit_s, self._since = limit_s, time.monotonic()

@@ -71,18 +71,22 @@ class Gate:
 
     def check(self, scope: dict[str, Any]) -> Grant:
         """Who calls, for an ASGI scope of HTTP or a WebSocket. Raises an `AccessRefused`. Counts against the rate."""
-        outcome = self._decide(scope)
+        return self.check_need(scope, rules.need_of(scope["path"], self.open_metrics))
+
+    def check_need(self, scope: dict[str, Any], need: rules.Need, spend: bool = True) -> Grant:
+        """`check` where the path does not tell what is needed; without `spend` nothing is counted."""
+        outcome = self._decide(scope, need, spend)
         if outcome.refusal is not None:
             raise outcome.refusal
         return outcome.grant
 
     def admit(self, scope: dict[str, Any]) -> bool:
         """Check a scope once and keep the outcome in it for `outcome_of`; returns whether it was let in."""
-        outcome = scope[SCOPE_KEY] = self._decide(scope)
+        need = rules.need_of(scope["path"], self.open_metrics)
+        outcome = scope[SCOPE_KEY] = self._decide(scope, need)
         return outcome.refusal is None
 
-    def _decide(self, scope: dict[str, Any]) -> Outcome:
-        need = rules.need_of(scope["path"], self.open_metrics)
+    def _decide(self, scope: dict[str, Any], need: rules.Need, spend: bool = True) -> Outcome:
         if not self.closed:
             if need == "admin" and not _is_local(scope):
                 return Outcome(refusal=Forbidden(_ONLY_LOCAL))
@@ -94,9 +98,8 @@ class Gate:
         except Unauthenticated as error:
             wrong = need == "admin" and error.presented
             return Outcome(refusal=Forbidden(error.message) if wrong else error)
-        return Outcome(
-            Grant(entry.name, entry.id, entry.share, need == "admin"), self._limit(number, entry, need)
-        )
+        refusal = self._limit(number, entry, need, spend)
+        return Outcome(Grant(entry.name, entry.id, entry.share, need == "admin"), refusal)
 
     def _find(self, key: str) -> tuple[int, keyfile.KeyEntry]:
         if not key:
@@ -108,10 +111,10 @@ class Gate:
             raise Unauthenticated("the key that was sent is not valid", presented=True)
         return found
 
-    def _limit(self, number: int, entry: keyfile.KeyEntry, need: str) -> AccessRefused | None:
+    def _limit(self, number: int, entry: keyfile.KeyEntry, need: str, spend: bool) -> AccessRefused | None:
         if need not in entry.scopes:
             return Forbidden(f"this key lacks the scope '{need}'")
-        if entry.requests_per_s:
+        if entry.requests_per_s and spend:
             try:
                 self.meter.spend(number, entry.requests_per_s, entry.allowed_burst)
             except RateLimited as error:

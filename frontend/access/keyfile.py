@@ -6,17 +6,15 @@ Every mistake is a `ConfigError` that names file, entry and field, and never sho
 from __future__ import annotations
 
 import math
-import os
-import stat
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from frontend.access import keys
+from frontend.access import keys, private_file
 from ipc.errors import ConfigError
 
-MAX_NBYTES = 1 << 20
+SETTING = "server.keys_file"
 NAME_PATTERN = r"\A(?!pk_)[A-Za-z0-9][A-Za-z0-9._@-]{0,63}\Z"
 
 Scope = Literal["infer", "admin"]
@@ -63,7 +61,7 @@ def read(path: Path) -> tuple[KeyEntry, ...]:
 
 def _list(path: Path) -> list[Any]:
     try:
-        raw = msgspec.yaml.decode(_bytes(path))
+        raw = msgspec.yaml.decode(private_file.read(path, SETTING))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise _mistake(path, f"neither YAML nor JSON: {error}") from None
     if not isinstance(raw, list) or not raw:
@@ -72,31 +70,6 @@ def _list(path: Path) -> list[Any]:
             "expected a list of at least one key; to switch authentication off, leave server.keys_file empty",
         )
     return raw
-
-
-def _bytes(path: Path) -> bytes:
-    """The content, of the very file whose mode was checked."""
-    try:
-        # NOTE: non-blocking, since a pipe in the place of the file would hold up the start for ever.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise _mistake(path, error.strerror or "cannot be opened") from None
-    try:
-        _check_file(path, os.fstat(descriptor))
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read(MAX_NBYTES)
-    finally:
-        os.close(descriptor)
-
-
-def _check_file(path: Path, found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise _mistake(path, "not a file")
-    if found.st_mode & 0o007:
-        mode = stat.S_IMODE(found.st_mode)
-        raise _mistake(path, f"mode {mode:04o} lets all users in; chmod 640 or stricter")
-    if found.st_size > MAX_NBYTES:
-        raise _mistake(path, f"{found.st_size} bytes, the limit is {MAX_NBYTES}")
 
 
 def _entry(path: Path, number: int, raw: Any) -> KeyEntry:
@@ -111,4 +84,4 @@ def _entry(path: Path, number: int, raw: Any) -> KeyEntry:
 
 
 def _mistake(path: Path, text: str) -> ConfigError:
-    return ConfigError(keys.redact(f"server.keys_file {path}: {text}"))
+    return ConfigError(keys.redact(f"{SETTING} {path}: {text}"))

@@ -2,20 +2,49 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 Need = Literal["", "infer", "admin"]
 
-OPEN = frozenset(("/", "/healthz", "/livez", "/readyz", "/health", "/docs", "/redoc", "/openapi.json"))
+OPEN = frozenset(
+    (
+        "/",
+        "/healthz",
+        "/livez",
+        "/readyz",
+        "/health",
+        "/api/health/live",
+        "/api/health/ready",
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/docs",
+        "/redoc",
+        "/openapi.json",
+    )
+)
 """Probes, and pages that hold no data of this server."""
-ADMIN_FOLDERS = ("/v1/admin/",)
+ADMIN_FOLDERS = (
+    "/v1/admin/",
+    "/api/modelcontrol/",
+    "/api/sharedmemorycontrol/register/",
+    "/api/sharedmemorycontrol/cudaregister/",
+    "/api/sharedmemorycontrol/unregister/",
+)
+ADMIN_V2 = re.compile(
+    r"/v2/(repository/(.+/)?(load|unload)"
+    r"|(system|cuda)sharedmemory/(.+/)?(register|unregister)"
+    r"|logging|(models/.+/)?trace/setting)/?|/v1/config/reload",
+    re.DOTALL,
+)
+"""What changes the server, or the settings of its log and traces, in KServe v2."""
 
 
 def need_of(path: str, open_metrics: bool) -> Need:
     """Scope that `path` (decoded) needs; empty when it is open to all."""
     # NOTE: the router ignores further slashes at the start; a path must not get another scope by them.
     path = "/" + path.lstrip("/")
-    if path.startswith(ADMIN_FOLDERS):
+    if path.startswith(ADMIN_FOLDERS) or ADMIN_V2.fullmatch(path):
         return "admin"
     if path in OPEN or (open_metrics and path == "/metrics"):
         return ""

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
@@ -15,6 +16,7 @@ import msgspec
 
 from frontend.openapi.operation import JSON, TEXT, Operation
 
+_WORD = re.compile(r"{(\w+)}")
 REF = "#/components/{kind}/{name}"
 MODEL = {
     "name": "model",
@@ -104,6 +106,11 @@ def _operation(operation: Operation) -> dict[str, Any]:
     }
     parameters: list[dict[str, Any]] = [_ref("parameters", "model")] if "{model}" in operation.path else []
     parameters += [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in _WORD.findall(operation.path)
+        if name != "model"
+    ]
+    parameters += [
         {"name": one.name, "in": one.place, "description": one.text, "schema": one.schema}
         for one in operation.parameters
     ]
@@ -120,31 +127,40 @@ def _operation(operation: Operation) -> dict[str, Any]:
 
 def _responses(operation: Operation) -> dict[str, Any]:
     timed = (*TIME_HEADERS, *SOMETIMES) if operation.timed else ()
-    made = {"200": _response(operation.answer_text, operation.answer, operation.media, timed)}
+    made = {"200": _response(operation.answer_text, operation.answer, operation.media, timed, operation.many)}
     for status, text in operation.also.items():
         made[str(status)] = _response(text, operation.answer, operation.media, ())
     for status, struct in operation.errors.items():
         text = f"{HTTPStatus(status).phrase}."
         media = (TEXT if struct is None else JSON,)
-        made[str(status)] = _response(text, struct, media, _error_headers(status, struct))
+        made[str(status)] = _response(text, struct, media, _error_headers(operation, status, struct))
     return dict(sorted(made.items()))
 
 
-def _error_headers(status: int, struct: type[msgspec.Struct] | None) -> tuple[str, ...]:
+def _error_headers(operation: Operation, status: int, struct: type[msgspec.Struct] | None) -> tuple[str, ...]:
     if struct is None:
         return ()
     retry = ("Retry-After",) if status in WITH_RETRY else ()
     asked = ("WWW-Authenticate",) if status == 401 else ()
-    return ("X-SIE-Error-Code", *retry, *asked)
+    code = ("X-SIE-Error-Code",) if operation.error_code_header else ()
+    return (*code, *retry, *asked)
 
 
 def _response(
-    text: str, struct: type[msgspec.Struct] | None, media: tuple[str, ...], headers: tuple[str, ...]
+    text: str,
+    struct: type[msgspec.Struct] | None,
+    media: tuple[str, ...],
+    headers: tuple[str, ...],
+    many: bool = False,
 ) -> dict[str, Any]:
+    def schema(kind: str) -> dict[str, Any]:
+        one = _any_of(kind) if struct is None else _struct(struct)
+        return {"type": "array", "items": one} if many else one
+
     return {
         "description": text,
         "headers": {name: _ref("headers", name) for name in (*COMMON_HEADERS, *headers)},
-        "content": {kind: {"schema": _any_of(kind) if struct is None else _struct(struct)} for kind in media},
+        "content": {kind: {"schema": schema(kind)} for kind in media},
     }
 
 

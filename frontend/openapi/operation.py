@@ -27,9 +27,9 @@ class Parameter:
 class Operation:
     """One method on one path.
 
-    `{model}` in a path is a model's name and may hold slashes. `body` is the struct of requests and `answer` that of
-    answers (None: text), both written in each of `media`. `errors` maps further statuses to the struct of their body
-    (None: text). `timed` answers carry the timing headers.
+    `{model}` in a path is a model's name and may hold slashes; other names in braces are words. `body` is the struct of
+    requests and `answer` that of answers (None: text), both written in each of `media`. `errors` maps further statuses
+    to the struct of their body (None: text). `timed` answers carry the timing headers.
     """
 
     method: Literal["get", "post"]
@@ -40,6 +40,8 @@ class Operation:
     body_required: bool = True
     answer: type[msgspec.Struct] | None = None
     answer_text: str = "Success."
+    many: bool = False
+    """Whether the answer is a list of `answer`."""
     media: tuple[str, ...] = (JSON,)
     request_media: tuple[str, ...] = ()
     errors: dict[int, type[msgspec.Struct] | None] = field(default_factory=dict)
@@ -48,6 +50,8 @@ class Operation:
     parameters: tuple[Parameter, ...] = ()
     timed: bool = False
     example: dict[str, Any] | None = None
+    error_code_header: bool = True
+    """Whether errors carry X-SIE-Error-Code."""
     closed: bool = True
     """Whether a key is needed when the server has keys."""
 

@@ -8,9 +8,11 @@ import orjson
 
 from frontend.openapi.document import document
 from frontend.openapi.operation import HTML, TEXT, Operation, Parameter
+from frontend.protocols.kserve_v2.operations import OPERATIONS as KSERVE
 from frontend.protocols.sie.answers import ErrorResponse
 from frontend.protocols.sie.operations import OPERATIONS as SIE
 from frontend.protocols.sie.operations import faults
+from frontend.protocols.trtis_v1.operations import OPERATIONS as TRTIS
 from frontend.version import VERSION
 
 _READY = Parameter("model", "query", "Ask for one model.")
@@ -44,7 +46,7 @@ SERVER = (
 
 def operations() -> tuple[Operation, ...]:
     """All of them."""
-    return (*SIE, *SERVER)
+    return (*SIE, *KSERVE, *TRTIS, *SERVER)
 
 
 @cache

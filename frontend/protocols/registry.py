@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import falcon
 import falcon.asgi
 
 from frontend.services import Services
 from ipc.errors import PenstockError
+
+if TYPE_CHECKING:
+    from frontend.grpc.service import GrpcService
+
+
+Rendered = tuple[int, dict[str, Any] | None, dict[str, str]]
+"""(status, JSON body or None for an empty one, headers) of an error."""
 
 
 class WireProtocol(Protocol):
@@ -20,15 +28,31 @@ class WireProtocol(Protocol):
     def mount(self, app: falcon.asgi.App[Any, Any], services: Services) -> None:
         """Add the routes of this protocol."""
 
-    def render_error(self, error: PenstockError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """(status, JSON body, headers) of an error on `path`."""
+    def inference_at(self, path: str) -> tuple[str, str]:
+        """(operation, model) that `path` asks for, to count what is refused before a responder; empty for none."""
+
+    def render_error(self, error: PenstockError, path: str) -> Rendered:
+        """The form of an error on `path`."""
+
+    def render_http(self, error: falcon.HTTPError, path: str) -> Rendered:
+        """The same for what the framework refuses itself: unknown paths, wrong methods, bad header fields."""
 
 
 def protocols() -> list[WireProtocol]:
     """All protocols of this build, most specific prefix first."""
+    from frontend.protocols.kserve_v2 import KserveProtocol
     from frontend.protocols.sie import SieProtocol
+    from frontend.protocols.trtis_v1 import TrtisProtocol
 
-    return [SieProtocol()]
+    return [SieProtocol(), TrtisProtocol(), KserveProtocol()]
+
+
+def grpc_services(services: Services) -> list[GrpcService]:
+    """All services of the gRPC server. To be called in frontends only, since it imports gRPC."""
+    from frontend.protocols.kserve_v2.grpc.service import KserveService
+    from frontend.protocols.trtis_v1.grpc.service import TrtisService
+
+    return [KserveService(services.settings.kserve), TrtisService(services)]
 
 
 def protocol_of(path: str, known: Sequence[WireProtocol]) -> WireProtocol:

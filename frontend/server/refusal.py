@@ -56,7 +56,8 @@ def malformed(message: str) -> Refusal:
 
 def head_too_large(limit_bytes: int) -> Refusal:
     """431 for a request line and header fields (or framing of a chunked body) above `limit_bytes`."""
-    return Refusal(431, "HEADERS_TOO_LARGE", f"The request head is larger than {limit_bytes} bytes.")
+    message = f"The request head is larger than {limit_bytes} bytes (server.max_header_bytes); gRPC has no such limit."
+    return Refusal(431, "HEADERS_TOO_LARGE", message)
 
 
 def too_slow(rate_bytes_per_s: float, floor_bytes_per_s: int) -> Refusal:

@@ -89,6 +89,8 @@ class PenstockWebSocket(WebSocketsSansIOProtocol):
             raise ClientDisconnected
         await super().send(message)
         if self.close_sent:
+            # NOTE: a refused handshake is answered too; otherwise uvicorn logs an error about it.
+            self.handshake_complete = True
             self._cut_soon()
 
     def keepalive_timeout(self) -> None:

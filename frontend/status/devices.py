@@ -9,7 +9,8 @@ from typing import Any
 
 from frontend.gpu_types import CPU, gpu_type
 from ipc.channel import Channel
-from ipc.messages import BatchRecord, Credits, ModelStatus, Stats
+from ipc.messages import Credits, ModelStatus
+from ipc.stats import BatchRecord, Stats
 
 DEFAULT_THRESHOLD_PCT = 85.0
 FILL_S = 10.0

@@ -32,7 +32,7 @@ def build(services: Services, view: View, seen: traffic.Traffic) -> dict[str, An
     """The frame. Reads nothing that the event loop changes, so any thread may build it."""
     budget = services.settings.worker.memory_budget_bytes
     gpus = [gpu_fields(worker, budget) for worker in view.workers if worker.name not in ("", CPU)]
-    gpu = gpus[0]["gpu_type"] if gpus else CPU
+    gpu = services.settings.server.gpu_type or (gpus[0]["gpu_type"] if gpus else CPU)
     models = model_fields(services.catalog, view.workers, seen)
     restarts = traffic.restart_fields(seen.totals)
     return {

@@ -10,13 +10,14 @@ from frontend.engine import STATE_ORDER
 from frontend.status.devices import WorkerView, fill
 from frontend.status.traffic import Traffic
 from ipc.catalog import Catalog, HubSource, ModelEntry
-from ipc.messages import ModelStatus, QueueState
+from ipc.messages import ModelStatus
+from ipc.stats import QueueState
 
 
 def model_fields(catalog: Catalog, workers: Sequence[WorkerView], traffic: Traffic) -> list[dict[str, Any]]:
     """Every model, by memory in descending order, then as in the catalog."""
     now_ns = time.monotonic_ns()
-    found = [_model(entry, workers, traffic, now_ns) for entry in catalog.values()]
+    found = [_model(entry, workers, traffic, now_ns) for entry in catalog.entries]
     return sorted(found, key=lambda fields: -fields["memory_bytes"])
 
 

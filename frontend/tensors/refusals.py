@@ -1,10 +1,10 @@
-"""Why a model cannot be asked, with what a protocol needs to say so in its own words."""
+"""Why a request is not run, with what a protocol needs to say so in its own words."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from ipc.errors import ModelNotFound
+from ipc.errors import DeadlineExceeded, ModelNotFound
 
 Reason = Literal["model", "version", "unloaded", "failed"]
 
@@ -17,3 +17,9 @@ class UnavailableModel(ModelNotFound):
         named = f"model {model[:200]!a}" + (f" version {version}" if version is not None else "")
         super().__init__(f"{named} is not available ({reason}{': ' + why if why else ''})", **detail)
         self.model, self.version, self.reason, self.why = model, version, reason, why
+
+
+class TimeoutExpired(DeadlineExceeded):
+    """The `timeout` that the request itself states passed before it ran; unlike the client's deadline, that is 503."""
+
+    status = 503

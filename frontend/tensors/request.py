@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ipc.input_arena import InputBlock
+
 Parameter = bool | int | float | str
 
 
@@ -52,9 +54,10 @@ class Sequence:
 class TensorRequest:
     """One inference request.
 
-    `version` None is the latest that is ready. `outputs` None are all. `batch_size` is what a protocol states apart from
-    the shapes (None: it does not). `priority` 0 is the default and 1 the highest; `timeout_us` 0 is none. `parameters`
-    are those that go to the model.
+    `version` None is the latest that is ready. `outputs` None are all. `batch_size` is what a protocol states apart
+    from the shapes (None: it does not). `priority` 0 is the default and 1 the highest; `timeout_us` 0 is none.
+    `parameters` are those that go to the model. `block` is where inputs were received (`receiving.Body.block`): when
+    all `data` are slices of it, they are read there.
     """
 
     model: str
@@ -66,3 +69,4 @@ class TensorRequest:
     sequence: Sequence = field(default_factory=Sequence)
     priority: int = 0
     timeout_us: int = 0
+    block: InputBlock | None = None

@@ -12,7 +12,7 @@ class TopClass(NamedTuple):
     """One entry of a classification: the value, its index among the elements of its row, and the label ("": none)."""
 
     value: float
-    index: int
+    index: int  # type: ignore[assignment]
     label: str
 
 

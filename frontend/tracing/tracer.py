@@ -1,6 +1,7 @@
 """Which requests are traced, and what is kept of each until it has ended.
 
-1. `begin` decides: a valid `traceparent` brings its own sampled flag, a request without one is sampled by its trace id.
+1. `begin` decides (`sampling`): a valid `traceparent` brings its own sampled flag, a request without one is sampled by
+   its trace id.
 2. The request goes to the worker under the span's id, and the worker's times come back with the result.
 3. `end` hands one record to the exporting thread. Spans are made there, not on the event loop.
 """
@@ -12,9 +13,8 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from falcon.asgi import Request, Response
-
 from frontend.context import RequestContext
+from frontend.tracing.sampling import Sampling
 from ipc.messages import Trace
 
 UNTRACED = frozenset({"/healthz", "/livez", "/readyz", "/health", "/metrics"})
@@ -66,27 +66,22 @@ class Tracer:
 
     def __init__(self, sink: Sink, sample_ratio: float) -> None:
         self._sink = sink
-        self._bound = round(sample_ratio * (1 << 64))
+        self.sampling = Sampling(sample_ratio)
 
     def begin(self, context: RequestContext, path: str) -> None:
         """Open the span of a request if it is sampled, and give the request its id to carry on."""
         if path in UNTRACED:
             return
-        if context.parent:
-            sampled = bool(int(context.parent[-2:], 16) & 1)
-        else:
-            # The lower half of the trace id decides, as in OpenTelemetry's TraceIdRatioBased.
-            sampled = int(context.trace_id[16:], 16) < self._bound
-        if sampled:
+        if self.sampling.begins(context.trace_id, context.parent):
             parent_id = context.parent[36:52] if context.parent else ""
             span = ServerSpan(f"{random.getrandbits(64) or 1:016x}", parent_id, time.monotonic_ns())
             context.span = span
             context.traceparent = f"00-{context.trace_id}-{span.span_id}-01"
 
-    def end(self, context: RequestContext, req: Request, resp: Response) -> None:
-        """Close the span of a request, if it has one."""
+    def end(self, context: RequestContext, method: str, path: str, route: str, status: int) -> None:
+        """Close the span of a request, if it has one; `method` is empty for an rpc."""
         span, context.span = context.span, None
-        if span is None:
+        if span is None or not self.sampling.keeps(context.trace_id, context.parent, context.model):
             return
         now = time.monotonic_ns()
         self._sink.put(
@@ -95,10 +90,10 @@ class Tracer:
                 context.trace_id,
                 now,
                 time.time_ns() - now,
-                req.method,
-                req.path[:MAX_PATH_CHARACTERS],
-                req.uri_template or "",
-                resp.status_code,
+                method,
+                path[:MAX_PATH_CHARACTERS],
+                route,
+                status,
                 context.request_id,
                 context.model,
                 context.operation,

@@ -40,13 +40,13 @@ def spans_of(ended: Ended) -> list[Span]:
     """All spans of a request, the server span first."""
     span = ended.span
     root = Span(
-        f"{ended.method} {ended.route}".rstrip(),
+        f"{ended.method} {ended.route}".strip(),
         ended.trace_id,
         span.span_id,
         span.parent_id,
         span.began_ns + ended.clock_ns,
         ended.ended_ns + ended.clock_ns,
-        _server_attributes(ended),
+        _http_attributes(ended) if ended.method else _rpc_attributes(ended),
         server=True,
         failed=ended.status >= 500,
     )
@@ -57,21 +57,32 @@ def spans_of(ended: Ended) -> list[Span]:
     return found
 
 
-def _server_attributes(ended: Ended) -> Attributes:
+def _http_attributes(ended: Ended) -> Attributes:
     """Names by the HTTP semantic conventions of OpenTelemetry where they have one."""
     attributes: Attributes = {
         "http.request.method": ended.method,
         "http.response.status_code": ended.status,
         "url.path": ended.path,
-        "penstock.request_id": ended.request_id,
     }
+    route: Attributes = {"http.route": ended.route} if ended.route else {}
+    return attributes | route | _request_attributes(ended)
+
+
+def _rpc_attributes(ended: Ended) -> Attributes:
+    """Names by the RPC semantic conventions."""
+    service, _, method = ended.path.strip("/").partition("/")
+    attributes: Attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
+    return attributes | _request_attributes(ended)
+
+
+def _request_attributes(ended: Ended) -> Attributes:
     named = {
-        "http.route": ended.route,
+        "penstock.request_id": ended.request_id,
         "penstock.model": ended.model[:256],
         "penstock.operation": ended.operation,
         "error.type": ended.error,
     }
-    return attributes | {name: value for name, value in named.items() if value}
+    return {name: value for name, value in named.items() if value}
 
 
 def _worker_spans(ended: Ended) -> Iterator[Span]:

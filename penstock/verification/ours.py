@@ -21,6 +21,7 @@ from workers.adapters.base import Adapter, ItemFailure, LoadContext, Prepared
 from workers.adapters.registry import resolve
 from workers.adapters.shared.precision import resolve_dtype
 from workers.operations.results import Results
+from workers.payload import NOTHING
 
 BATCH_ITEMS = 8
 
@@ -30,7 +31,7 @@ class Ours:
 
     def __init__(self, entry: ModelEntry, settings: Settings) -> None:
         """Fetch and load the model; raises whatever the adapter or the source raises."""
-        family = resolve(entry.adapter)
+        family = resolve(entry.adapter, files=settings.worker.trust_remote_code)
         self.device = devices.select(settings).torch
         self.dtype = resolve_dtype(entry.precision or settings.worker.precision, self.device)
         self.directory: Path = located(entry, ignore_progress)
@@ -86,7 +87,7 @@ class Ours:
     def _batches(self, call: Call) -> list[list[Prepared]]:
         operation = operations.operation_of(call)
         ready: list[Prepared] = []
-        for one in operation.prepare(self.adapter, call, 0, len(call.items)):
+        for one in operation.prepare(self.adapter, call, 0, len(call.items), NOTHING):
             if isinstance(one, ItemFailure):
                 raise InferenceFailed(one.message)
             ready.append(one)

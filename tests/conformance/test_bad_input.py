@@ -180,6 +180,33 @@ def test_null_is_the_same_as_absent_at_every_optional_field(unharmed: Server, fo
         assert send(unharmed, form, form.dump({"items": [item], "params": params})).status == 200
 
 
+@pytest.mark.parametrize("number", [2**64, 2**70, -(2**63) - 1])
+@pytest.mark.parametrize(
+    "place",
+    ['"params":{"options":{"x":N}}', '"params":{"options":{"x":[{"y":[N]}]}}', '"x":1,"metadata":{"n":N}'],
+)
+def test_numbers_beyond_64_bits_are_refused_by_the_fields_that_may_hold_them(
+    unharmed: Server, place: str, number: int
+) -> None:
+    field = place.replace("N", str(number))
+    body = (
+        f'{{"items":[{{"text":"a",{field}}}]}}'
+        if "metadata" in place
+        else f'{{"items":[{{"text":"a"}}],{field}}}'
+    )
+    answer = send(unharmed, JSON, body.encode())
+    assert_refused(answer, 400, "INVALID_INPUT", "options", "metadata", "64 bits")
+
+
+@pytest.mark.parametrize("levels", [30, 500, 940, 960, 980, 990, 1000, 1100])
+def test_options_are_carried_or_refused_however_deep_they_are(unharmed: Server, levels: int) -> None:
+    deep = b"[" * levels + b"]" * levels
+    answer = send(unharmed, JSON, b'{"items":[{"text":"a"}],"params":{"options":{"x":' + deep + b"}}}")
+    if answer.status != 200:
+        assert_refused(answer, 400, "INVALID_INPUT", "nested too deep")
+    assert answer.status == 200 or levels > 900
+
+
 def test_bad_base64_in_a_media_field_is_refused_by_name(unharmed: Server) -> None:
     for data in ("a", "ab=c", "####", "YQ"):
         answer = send(unharmed, JSON, JSON.dump({"items": [{"text": "a", "images": [{"data": data}]}]}))

@@ -40,6 +40,7 @@ ROWS = [
     "Memory and leases",
     "Faults and restarts",
     "SIE names",
+    "Tensor requests",
 ]
 
 

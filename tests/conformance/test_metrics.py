@@ -12,8 +12,19 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ipc import metric_families
-from ipc.metrics import ACCESS_REFUSALS, LANES, PHASES, REJECTIONS, REVOCATIONS, STATES, UNKNOWN, UNLOADS
+from ipc import metric_families, nv_families
+from ipc.infer_families import REASONS
+from ipc.metrics import (
+    ACCESS_REFUSALS,
+    LANES,
+    PHASES,
+    REJECTIONS,
+    REVOCATIONS,
+    SEQUENCE_STATES,
+    STATES,
+    UNKNOWN,
+    UNLOADS,
+)
 from tests.harness.raw import RawClient
 from tests.harness.server import Server, alive, make_server, serving, wait_until
 
@@ -27,11 +38,20 @@ SETTINGS = {
 CONSTANT = {
     "penstock_build_info",
     "penstock_batch_budget_tokens",
+    "penstock_gpu_energy_joules",
+    "penstock_gpu_memory_total_bytes",
+    "penstock_gpu_power_limit_watts",
+    "penstock_gpu_power_watts",
     "penstock_gpu_temperature_celsius",
     "penstock_gpu_utilization_ratio",
+    "penstock_input_shm_bytes_used",
     "penstock_quarantined",
+    "penstock_sequences",
+    "penstock_sequences_expired_total",
     "penstock_shm_bytes_total",
+    "penstock_tensor_copied_bytes_total",
     "penstock_traced_requests_total",
+    "sie_adaptive_batch_wait_ms",
     "sie_idle_evictions_total",
 }
 """Families that traffic on one CPU worker leaves as they are; the others have tests of their own."""
@@ -108,7 +128,17 @@ def seen(server: Server, first: dict[Sample, float]) -> dict[str, set[float]]:
             values.setdefault(family_of(key[0]), set()).add(value - first.get(key, 0.0))
         return found
 
-    for act in (plain, refused, turned_away, queued_and_left, without_memory, taken_out, slow_reader, crash):
+    for act in (
+        plain,
+        tensors,
+        refused,
+        turned_away,
+        queued_and_left,
+        without_memory,
+        taken_out,
+        slow_reader,
+        crash,
+    ):
         act(server, look)
     return values
 
@@ -127,6 +157,15 @@ def plain(server: Server, look: Look) -> None:
     assert server.encode("fake/echo", ["hello", "x" * 4000]).status == 200
     assert server.encode("fake/large", ["large"]).status == 200
     wait_until(lambda: moved(look, "penstock_truncated_inputs_total"), what="a truncation")
+
+
+def tensors(server: Server, look: Look) -> None:
+    """A tensor request that is answered, one that is refused, and a look at the server."""
+    text = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["hello"]}
+    assert server.post("/v2/models/fake/echo/infer", {"inputs": [text]}).status == 200
+    assert server.post("/v2/models/fake/echo/infer", {"inputs": []}).status == 400
+    assert server.get("/api/status").status == 200
+    wait_until(lambda: moved(look, "penstock_infer_calls_total", kind="status"), what="a call")
 
 
 def refused(server: Server, look: Look) -> None:
@@ -164,7 +203,8 @@ def without_memory(server: Server, look: Look) -> None:
 
 
 def taken_out(server: Server, look: Look) -> None:
-    """A model that is unloaded by hand."""
+    """A model that is unloaded by hand; the trouble with memory may have unloaded it before."""
+    assert server.post("/v1/admin/load/fake/late", {}).status == 200
     assert server.post("/v1/admin/unload/fake/late", {}).status == 200
     wait_until(lambda: moved(look, "penstock_model_unloads_total", reason="admin"), what="its end")
 
@@ -187,7 +227,11 @@ def crash(server: Server, look: Look) -> None:
 
 
 def test_every_declared_family_exists_at_the_first_scrape_and_no_other(first: dict[Sample, float]) -> None:
-    assert {family_of(name) for name, _ in first} == set(declared())
+    found = {family_of(name) for name, _ in first}
+    assert {name for name in found if not name.startswith("nv_")} == set(declared())
+    assert found >= {
+        family.name + ("_total" if family.kind == "counter" else "") for family in nv_families.INFERENCE
+    }
 
 
 def test_types_and_help_of_the_exposition_are_those_declared(server: Server) -> None:
@@ -196,6 +240,7 @@ def test_types_and_help_of_the_exposition_are_those_declared(server: Server) -> 
     found = {
         family.name + ("_total" if family.type == "counter" else ""): family
         for family in text_string_to_metric_families(answer.body.decode())
+        if not family.name.startswith("nv_")
     }
     assert {name: family.type for name, family in found.items()} == declared()
     assert all(family.documentation for family in found.values())
@@ -243,12 +288,12 @@ def test_clients_cannot_invent_label_values(server: Server) -> None:
     assert {key for key in grown if ("endpoint", "embeddings") not in key[1]} == set()
     allowed = {
         "model": {*MODELS, UNKNOWN},
-        "operation": {"encode", "embeddings"},
+        "operation": {"encode", "embeddings", "infer", "status"},
         "endpoint": {"encode", "embeddings"},
-        "protocol": {"sie"},
+        "protocol": {"sie", "kserve", "trtis_v1"},
         "lane": set(LANES),
         "phase": {*PHASES, "inference"},
-        "state": set(STATES),
+        "state": {*STATES, *SEQUENCE_STATES},
         "worker": {"worker-0"},
         "stage": {"queued", "running"},
         "uuid": {"cpu"},
@@ -263,6 +308,7 @@ def test_clients_cannot_invent_label_values(server: Server) -> None:
         *REVOCATIONS,
         *UNLOADS,
         *ACCESS_REFUSALS,
+        *REASONS,
         "suspect",
         "bystander",
         "crashed",

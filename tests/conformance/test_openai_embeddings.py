@@ -96,6 +96,29 @@ def test_usage_is_the_true_number_of_tokens(client: openai.OpenAI) -> None:
     assert long.usage.prompt_tokens == 256, "what the model saw, not what was sent"
 
 
+def test_a_text_that_was_cut_is_reported_and_the_policy_may_refuse_or_split_it(
+    client: openai.OpenAI, server: Server
+) -> None:
+    beginning, end = "alpha " * 300, "omega " * 300
+
+    def ask(policy: str | None) -> Any:
+        more = {"overflow_policy": policy} if policy else {}
+        return client.embeddings.create(model=MODEL, input=["short", beginning + end], extra_body=more)
+
+    answers = {policy: ask(policy) for policy in (None, "truncate_text", "truncate_left", "chunk")}
+    usages = {policy: answer.usage.model_dump() for policy, answer in answers.items()}
+    assert [usages[policy].get("truncated") for policy in answers] == [[1], [1], [1], None]
+    rows = {policy: np.array(answer.data[1].embedding) for policy, answer in answers.items()}
+    first, last = reference(["alpha " * 254, "omega " * 254])
+    assert np.allclose(rows[None], first, atol=1e-4) and np.allclose(rows["truncate_text"], first, atol=1e-4)
+    assert np.allclose(rows["truncate_left"], last, atol=1e-4)
+    assert rows["chunk"] @ first < 0.999 and rows["chunk"] @ last < 0.999
+    for policy, said in (("error", "256"), ("sideways", "overflow_policy")):
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(policy)
+        assert caught.value.code == "invalid_input" and said in caught.value.message
+
+
 @pytest.mark.parametrize("special", [True, False])
 def test_token_ids_are_the_text_they_stand_for(
     client: openai.OpenAI, expected: np.ndarray, special: bool

@@ -56,6 +56,30 @@ def test_token_counts_are_those_of_all_pairs(server: Server) -> None:
     assert body["meta"] == {"billed_units": {"search_units": 1}, "tokens": {"input_tokens": used}}
 
 
+@pytest.mark.parametrize(
+    "document",
+    ['{"text":"1","n":18446744073709551616}', '{"text":"1","n":{"a":[-9223372036854775809]}}'],
+)
+def test_a_document_that_json_cannot_carry_back_is_refused_by_its_place(
+    server: Server, document: str
+) -> None:
+    def ask(echo: str) -> Answer:
+        body = f'{{"model":"{MODEL}","query":"q","documents":["2",{document}],"return_documents":{echo}}}'
+        return server.request("POST", PATH, body.encode(), {"Content-Type": "application/json"})
+
+    assert_refused_openai(ask("true"), 400, "INVALID_INPUT", "invalid_input", "documents[1]")
+    assert ask("false").status == 200
+
+
+def test_a_document_that_was_cut_is_reported_and_the_policy_may_refuse_it(server: Server) -> None:
+    documents = ["1", "x" * 4000]
+    assert post(server, documents=documents).json()["usage"]["truncated"] == [1]
+    answer = post(server, documents=documents, overflow_policy="error")
+    assert_refused_openai(answer, 400, "INPUT_TOO_LONG", "invalid_input")
+    answer = post(server, documents=documents, overflow_policy="sideways")
+    assert_refused_openai(answer, 400, "INVALID_INPUT", "invalid_input", "overflow_policy", "sideways")
+
+
 @pytest.mark.parametrize(("top_n", "expected"), [(None, 4), (1, 1), (3, 3), (4, 4), (5, 4), (2**62, 4)])
 def test_top_n_limits_the_results_and_keeps_the_best(
     server: Server, top_n: int | None, expected: int

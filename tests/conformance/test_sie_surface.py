@@ -292,7 +292,7 @@ def test_client_headers_without_meaning_here_are_accepted(sie: Server, value: st
 
 
 @pytest.mark.parametrize(
-    "path", ["/nope", "/v1/nope", "/v1", "/v1/encode", "/v2/models", "/v1/models2", "//nope"]
+    "path", ["/nope", "/v1/nope", "/v1", "/v1/encode", "/v3/models", "/v1/models2", "//nope"]
 )
 def test_an_unknown_path_is_not_found_with_a_plain_detail(sie: Server, path: str) -> None:
     for method in ("GET", "POST"):

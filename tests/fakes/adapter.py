@@ -63,6 +63,7 @@ class FakeAdapter(Adapter):
         operations=("encode",),
         inputs=("text",),
         outputs=("dense", "sparse", "multivector"),
+        builds_alone=False,
         options=(
             "dims",
             "batch_ms",

@@ -1,4 +1,4 @@
-"""A worker without a device: every request is answered at once with bytes that its id decides."""
+"""A worker without a device: it answers at once, with bytes that a text decides or with the payload."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ipc.endpoint import Endpoint, block_ref
 from ipc.errors import ShmExhausted
 from ipc.leases import LeaseTable
 from ipc.liveness import start_ticks
-from ipc.messages import VERSION, Credits, ModelStatus, Result, Submit, TensorRef, Timing, Welcome
+from ipc.messages import VERSION, Credits, InferCall, ModelStatus, Result, Submit, TensorRef, Timing, Welcome
 from ipc.sessions import Session
 
 MODEL = "fake/answers"
@@ -40,12 +40,12 @@ class AnsweringHandler:
         ticks = start_ticks(pid)
         return Welcome(VERSION, self._epoch, pid, ticks, str(self._arena), "none", 1, [status], credits)
 
-    def submit(self, session: Session, message: Submit) -> None:
+    def submit(self, session: Session, message: Submit, payload: memoryview) -> None:
         """Answer in a later turn of the loop, as a device thread would."""
         text = message.call.items[0].text or ""
         if text in self.ignored:
             return
-        raw = answer_of(text)[:NBYTES]
+        raw = bytes(payload) if isinstance(message.call, InferCall) else answer_of(text)[:NBYTES]
         endpoint = self.endpoint
         assert endpoint is not None
         refs = [TensorRef("dense", "uint8", [1, len(raw)], 0)]
@@ -63,6 +63,8 @@ class AnsweringHandler:
     def cancel(self, session: Session, request: int) -> None:
         """Answers that are on their way are discarded by the endpoint."""
         session.outstanding.pop(request, None)
+        if self.endpoint is not None:
+            self.endpoint.unread(session.key, request)
 
     def released(self) -> None:
         """Nothing waits for room."""

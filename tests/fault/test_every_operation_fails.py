@@ -23,26 +23,29 @@ from typing import Any
 import pytest
 import zmq
 
-from ipc import channel, client, deadline
+from ipc import channel, client, deadline, dealer, router
 from ipc.arena import Arena
 from ipc.client import Client, Request
 from ipc.endpoint import Endpoint
 from ipc.errors import PenstockError
 from ipc.leases import LeaseTable
-from ipc.messages import EncodeCall, InputItem
+from ipc.messages import EncodeCall, InferCall, InputItem, TensorInput, TensorOutput
 from ipc.paths import RunPaths, prepare_run_dir
+from ipc.settings import Arena as ArenaSettings
 from ipc.settings import Limits, Settings
 from tests.fakes.handler import MODEL, NBYTES, AnsweringHandler, answer_of
 
 EPOCH = "0123456789abcdef"
-SETTINGS = Settings(limits=Limits(restart_wait_s=2.0, request_timeout_s=5.0))
+SETTINGS = Settings(
+    limits=Limits(restart_wait_s=2.0, request_timeout_s=5.0), arena=ArenaSettings(input_bytes=1 << 20)
+)
 
 OPERATIONS: list[tuple[Any, str, Callable[[], Exception]]] = [
     (zmq.Context, "socket", lambda: zmq.ZMQError(errno.EMFILE)),
     (zmq.Socket, "bind", lambda: zmq.ZMQError(errno.EADDRINUSE)),
     (zmq.Socket, "connect", lambda: zmq.ZMQError(errno.EMFILE)),
-    (zmq.Socket, "send", zmq.Again),
-    (zmq.Socket, "send_multipart", lambda: zmq.ZMQError(errno.EHOSTUNREACH)),
+    (dealer, "send", zmq.Again),
+    (router, "send", lambda: zmq.ZMQError(errno.EHOSTUNREACH)),
     (zmq.Socket, "recv_multipart", zmq.Again),
     (os, "open", lambda: OSError(errno.EMFILE, "too many open files")),
     (os, "fstat", lambda: OSError(errno.EIO, "input/output error")),
@@ -151,6 +154,22 @@ async def ask(frontend: Client, text: str) -> None:
         assert raw == answer_of(text)[:NBYTES]
 
 
+async def ask_with_block(frontend: Client, number: int) -> None:
+    """One call whose input lies in a block, or in a frame when there is none; its answer is its input."""
+    raw = bytes([number]) * NBYTES
+    call = InferCall([TensorInput("x", "UINT8", [NBYTES], 0, NBYTES)], [TensorOutput("dense")])
+    block = await frontend.inputs.reserve(NBYTES)
+    with block or contextlib.nullcontext(), contextlib.suppress(PenstockError):
+        if block is not None:
+            block.buffer[:] = raw
+        until_ns = deadline.after(SETTINGS.limits.request_timeout_s)
+        asked = Request(MODEL, call, until_ns, 1, "req", payload=raw if block is None else block)
+        with await frontend.call(asked) as reply:
+            found = bytes(reply.raw("dense"))
+            reply.check()
+            assert found == raw
+
+
 async def use(paths: RunPaths, peer: Peer) -> None:
     """A frontend's life: answers by memory and inline, several at once, a cancelled call, a lease never given back."""
     frontend = Client(paths, SETTINGS, "frontend-0")
@@ -160,6 +179,7 @@ async def use(paths: RunPaths, peer: Peer) -> None:
         await asyncio.gather(
             *(ask(frontend, f"{kind} {n}") for n in range(2) for kind in ("leased", "inline"))
         )
+        await asyncio.gather(*(ask_with_block(frontend, number) for number in range(2)))
         peer.handler.ignored.add("never")
         with contextlib.suppress(TimeoutError, PenstockError):
             async with asyncio.timeout(0.02):
@@ -168,6 +188,8 @@ async def use(paths: RunPaths, peer: Peer) -> None:
             await frontend.call(request("kept"))
     finally:
         await frontend.close()
+        frontend.inputs.verify()
+        assert frontend.inputs.used_nbytes == 0 and not paths.arenas("f0")
 
 
 async def must_answer(paths: RunPaths) -> None:

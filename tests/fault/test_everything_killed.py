@@ -62,7 +62,7 @@ def test_after_the_death_of_the_supervisor_the_server_ends_as_a_unit(server: Ser
 
 
 def test_after_the_death_of_everything_at_once_the_next_start_needs_no_hand(server: Server) -> None:
-    server.kill_everything()
+    server.kill_all_processes()
     wait_until(lambda: not server.pids(), 10, "the end of all processes")
     assert len(server.arenas()) == 2
     assert_starts_again(server)

@@ -13,6 +13,7 @@ GAUGES = (
     "penstock_queue_tokens",
     "penstock_shm_bytes_used",
     "penstock_shm_leases",
+    "penstock_input_shm_bytes_used",
 )
 
 

@@ -207,7 +207,13 @@ class Server:
         return code
 
     def kill_everything(self) -> None:
-        """SIGKILL to every process of this server."""
+        """SIGKILL to every process of this server, and away with what it leaves in shared memory."""
+        self.kill_all_processes()
+        for arena in self.arenas():
+            arena.unlink(missing_ok=True)
+
+    def kill_all_processes(self) -> None:
+        """SIGKILL to every process of this server, which leaves its arenas to the next start."""
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -247,6 +253,7 @@ def make_server(
         "catalog.dirs": catalog,
         "catalog.models": ",".join(models),
         "log.format": "text",
+        "grpc.enabled": "false",
         **(settings or {}),
     }
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}

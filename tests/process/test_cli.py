@@ -47,6 +47,7 @@ def served(tmp_path: Path, environment: dict[str, str]) -> Iterator[Server]:
         "limits.max_items": 2,
         "arena.bytes": 8 << 20,
         "server.drain_s": 0.2,
+        "grpc.bind": f"127.0.0.1:{free_port()}",
         "log.format": "text",
     }
     pairs = [part for name, value in chosen.items() for part in ("--set", f"{name}={value}")]

@@ -32,6 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     models.write("org/long", load_s=60)
     models.write("org/broken", fail_load="UNKNOWN")
     models.write("org/profiled", PROFILES)
+    models.write("org/apart", {"default": {}, "wide": {"loadtime": {"dims": 24}}})
     models.write("org/gone"), shutil.rmtree(models.weights("org/gone", 1))
     models.write("org/half"), os.truncate(models.weights("org/half", 1 << 20) / "model.safetensors", 1000)
     models.write("org/full", oom_file=str(root / "full"))
@@ -123,6 +124,13 @@ def test_profiles_that_differ_in_options_of_a_call_share_one_load(server: Server
     assert np.allclose(shouted, vector_of("hey you", 16), atol=1e-6)
     assert server.metric("penstock_model_loads_total", outcome="loaded", model="org/profiled") == 1
     assert server.metric("penstock_model_loads_total", model="org/profiled:shout", outcome="loaded") == 0
+
+
+def test_a_profile_named_in_the_options_loads_its_own_entry_and_no_other(server: Server) -> None:
+    answer = server.encode("org/apart", ["hello"], options={"profile": "wide"})
+    assert np.allclose(vector(answer), vector_of("hello", 24), atol=1e-6)
+    assert (state(server, "org/apart:wide"), state(server, "org/apart")) == ("loaded", "available")
+    assert server.metric("penstock_model_loads_total", model="org/apart") == 0
 
 
 def test_loading_and_unloading_by_hand(server: Server) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from frontend.access import keyfile, keys
+from frontend.access import keyfile, keys, private_file
 from ipc.errors import ConfigError
 
 HASH = "sha256:" + "0" * 16 + ":" + "a" * 64
@@ -130,7 +130,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_file_over_the_limit_is_refused_and_one_at_the_limit_is_read(tmp_path: Path) -> None:
     text = f"- name: web\n  hash: {HASH}\n".encode()
-    at_limit = text + b"#" * (keyfile.MAX_NBYTES - len(text))
+    at_limit = text + b"#" * (private_file.MAX_NBYTES - len(text))
     assert len(keyfile.read(written(tmp_path, at_limit))) == 1
     with pytest.raises(ConfigError, match="the limit is 1048576"):
         keyfile.read(written(tmp_path, at_limit + b"#"))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipc.messages import EncodeCall
-from workers.adapters.base import Prepared
+from workers.adapters.base import Gathering, Prepared
 from workers.batcher import ATTENTION_NS, TURN_PARTS, Batcher
 from workers.job import Job, Piece
 
@@ -355,3 +355,72 @@ def test_a_model_that_has_had_more_than_its_part_does_not_overtake() -> None:
     first, second = takes(batcher, 2, 10)
     assert {first[0].job.group, second[0].job.group} == {"one", "two"}
     assert not batcher.overtakes(second)
+
+
+def test_only_quick_queries_of_other_weights_run_beside_a_long_batch() -> None:
+    def beside(*jobs: Job, adapter: object = "writer", pace: float = 100.0) -> list[str]:
+        batcher = filled(*jobs)
+        taken = batcher.take_beside(adapter, 0.1, 8, NOW_NS, lambda model: pace, lambda model: 1000)
+        assert batcher.items == sum(len(each.prepared) for each in jobs) - len(taken)
+        return [str(piece.job.group) for piece in taken]
+
+    query = job([4, 4, 4], group="other")
+    assert beside(query) == ["other", "other"], "a batch of ten tokens takes a tenth of a second"
+    assert beside(query, adapter=query.adapter) == [], "its own weights are in use"
+    assert beside(job([4], group="other", lane="bulk")) == []
+    assert beside(job([11], group="other")) == [], "it would take too long"
+    assert beside(query, pace=0.0) == [], "nobody knows how long it takes"
+    assert beside() == []
+
+
+def gathering(delay_s: float, full: int, *jobs: Job) -> Batcher:
+    """A batcher with these jobs, of models that gather."""
+    for one in jobs:
+        one.gathering = Gathering(int(delay_s * SECOND_NS), full)
+    return filled(*jobs)
+
+
+def test_a_group_that_gathers_is_due_when_its_oldest_item_has_waited_for_the_delay() -> None:
+    batcher = gathering(1.0, 64, job([16], age_s=0.4), job([16]))
+    assert batcher.due_ns() == NOW_NS + int(0.6 * SECOND_NS)
+    assert not batcher.take(128, 10, NOW_NS) and not batcher.due_tokens(NOW_NS)
+    due = int(0.6 * SECOND_NS) + NOW_NS
+    assert batcher.due_tokens(due) == 32
+    assert tokens(batcher.take(128, 10, due)) == 32
+    assert batcher.due_ns() is None
+
+
+def test_a_group_that_gathers_is_due_once_a_batch_is_full_and_takes_no_more_than_that() -> None:
+    jobs = [job([16]) for _ in range(6)]
+    batcher = gathering(60.0, 64, *jobs)
+    assert batcher.due_ns() == 0
+    assert tokens(batcher.take(256, 10, NOW_NS)) == 64
+    assert not batcher.take(256, 10, NOW_NS), "the rest gathers again"
+    assert batcher.tokens == 32
+
+
+def test_preferred_sizes_without_a_delay_bound_batches_and_nothing_waits() -> None:
+    batcher = gathering(0.0, 64, *[job([16]) for _ in range(6)])
+    assert [tokens(batcher.take(256, 10, NOW_NS)) for _ in range(2)] == [64, 32]
+
+
+def test_a_group_that_gathers_delays_no_other() -> None:
+    patient = job([16], group="patient", age_s=0.5)
+    patient.gathering = Gathering(SECOND_NS, 64)
+    batcher = filled(patient, job([8], group="other"))
+    assert batcher.due_ns() == 0 and batcher.due_tokens(NOW_NS) == 8
+    assert [piece.job.group for piece in batcher.take(128, 10, NOW_NS)] == ["other"]
+    assert not batcher.take(128, 10, NOW_NS)
+    assert [piece.job.group for piece in batcher.take(128, 10, NOW_NS + SECOND_NS // 2)] == ["patient"]
+
+
+def test_a_request_that_must_run_alone_gathers_nobody() -> None:
+    batcher = gathering(60.0, 64, job([16], solo=True))
+    assert batcher.due_ns() == 0 and len(batcher.take(128, 10, NOW_NS)) == 1
+
+
+def test_a_request_that_is_gone_gathers_no_more() -> None:
+    first, second = job([16], age_s=0.9), job([16])
+    batcher = gathering(1.0, 64, first, second)
+    batcher.remove(first)
+    assert batcher.due_ns() == NOW_NS + SECOND_NS

@@ -38,14 +38,14 @@ _METRIC = re.compile(r"\b(?:penstock|sie)_[a-z_]*[a-z]\b(?!_?\*)")
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 _TARGET = re.compile(r"^make ([a-z-]+)")
 _MEMBER = re.compile(r"(?<![\w/.@-])([A-Za-z]\w*)\.([a-z_]\w*)\b")
-_FOREIGN_FILES = {"adapter.py", "keys.yaml", "adapter_config.json"}
+_FOREIGN_FILES = {"adapter.py", "keys.yaml", "adapter_config.json", "config.yaml"}
 """Files of an operator, of a model, or of another server."""
-_FOREIGN_METRICS = {"sie_oom_evictions_triggered_total"}
-"""Metrics of the contract that a page names to say that they are not there."""
+_FOREIGN_METRICS = {"sie_adaptive_headroom_ms", "sie_id", "sie_server", "sie_layout"}
+"""Metrics of the contract that a page names to say that they are not there, and names that only look like metrics."""
 _FOREIGN_CLASSES = {"CrossEncoder"}
 """Classes of libraries."""
-_FIELDS = {"options"}
-"""Modules whose name, in a page, is that of a field of requests."""
+_FIELDS = {"options", "model"}
+"""Modules whose name, in a page, is that of a field of requests or the beginning of a file name."""
 _SUFFIXES = {"counter": ("_total", ""), "gauge": ("",), "histogram": ("", "_bucket", "_sum", "_count")}
 
 

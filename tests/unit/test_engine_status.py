@@ -9,6 +9,7 @@ import pytest
 
 from frontend.engine import Engine
 from frontend.server.drain import Drain
+from ipc.catalog import Catalog, DirectorySource, ModelEntry
 from ipc.messages import ModelStatus
 from ipc.settings import Catalog as CatalogSettings
 from ipc.settings import Settings
@@ -21,7 +22,7 @@ def engine(*workers: ModelStatus, preloaded: bool = True, preload: tuple[str, ..
         for status in workers
     ]
     client: Any = SimpleNamespace(channels=channels)
-    catalog: Any = {"m": None}
+    catalog = Catalog([ModelEntry("m", DirectorySource("m"))])
     nothing: Any = None
     return Engine(Settings(catalog=CatalogSettings(preload=preload)), catalog, client, nothing, Drain())
 

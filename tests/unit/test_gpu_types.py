@@ -18,6 +18,7 @@ GIB = 1 << 30
         ("NVIDIA A100-SXM4-40GB", 40 * GIB, "a100-40gb"),
         ("NVIDIA A100-SXM4-80GB", 80 * GIB, "a100-80gb"),
         ("NVIDIA A100 80GB PCIe", 79 * GIB, "a100-80gb"),
+        ("NVIDIA A100 80GB PCIe", 0, "a100-80gb"),
         ("NVIDIA H100 80GB HBM3", 80 * GIB, "h100"),
         ("NVIDIA H200", 140 * GIB, "h200"),
         ("NVIDIA B200", 180 * GIB, "b200"),

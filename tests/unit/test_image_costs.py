@@ -10,8 +10,8 @@ from typing import Any
 import msgpack
 import pytest
 
+from frontend.costs import characters_of, images_of
 from frontend.engine import Engine
-from frontend.protocols.sie.flow import characters_of, images_of
 from frontend.values import LONG_NBYTES, UNCHECKED_NBYTES, without_long_values
 from ipc.messages import Call, EncodeCall, InputItem, ModelStatus, ScoreCall
 from workers.preparing import CHUNK_IMAGES, CHUNK_ITEMS, _chunk_end

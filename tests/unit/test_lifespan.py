@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,6 +32,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Lifespan:
     services = Services(load(None, {"run.dir": str(tmp_path)}), load_catalog([str(FAKE_CATALOG)]), Gate())
     monkeypatch.setattr(Engine, "ready", lambda self: (True, "ok"))
     services.engine = Engine(services.settings, services.catalog, None, None, services.drain)  # type: ignore[arg-type]
+    services.extensions = SimpleNamespace(apply=lambda: None)  # type: ignore[assignment]
     return Lifespan(services)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from frontend.protocols.sie.options import resolve
+from frontend.options import resolve
 from ipc.catalog import Catalog, DirectorySource, ModelEntry, Profile
 from ipc.errors import InvalidInput
 from ipc.settings import Limits

@@ -20,6 +20,8 @@ from workers.job import Job, Piece
 from workers.operations.results import Part, Results
 
 WIDTH = 4
+WIDTHS = [WIDTH, (1 << 18) + 1]
+"""Results that one thread sums, and larger ones."""
 
 
 @pytest.fixture
@@ -140,11 +142,12 @@ def test_a_result_without_room_waits_and_one_that_never_fits_is_refused(leases: 
         outputs.plan(job_of([1]), [Part("multivector", "float32", (1 << 20, WIDTH), [1 << 20])], leases)
 
 
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("bad", [None, 0, 1, 3])
-def test_values_that_are_not_finite_name_their_item(bad: int | None) -> None:
+def test_values_that_are_not_finite_name_their_item(bad: int | None, width: int) -> None:
     rows = [2, 3, 0, 4]
     for kind in ("rows", "ragged", "loose"):
-        dense, ragged = torch.ones(4, WIDTH), torch.ones(sum(rows), WIDTH)
+        dense, ragged = torch.ones(4, width), torch.ones(sum(rows), width)
         loose = [np.ones(2, np.float32) for _ in rows]
         if bad is not None:
             dense[bad, 1] = torch.inf if kind == "rows" else 1
@@ -154,6 +157,8 @@ def test_values_that_are_not_finite_name_their_item(bad: int | None) -> None:
         assert found == [index != bad for index in range(4)], kind
 
 
-def test_sums_that_overflow_do_not_condemn_finite_values() -> None:
-    large = torch.full((3, WIDTH), torch.finfo(torch.float32).max)
-    assert Results({"dense": large}, {"multivector": large}).finite([1, 1, 1]) == [True] * 3
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("width", WIDTHS)
+def test_sums_that_overflow_do_not_condemn_finite_values(width: int) -> None:
+    large = torch.full((4, width), torch.finfo(torch.float32).max)
+    assert Results({"dense": large}, {"multivector": large}).finite([1, 1, 1, 1]) == [True] * 4

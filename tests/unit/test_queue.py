@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from ipc.errors import QueueFull
 from ipc.settings import Queue, Settings
 from tests.unit.test_batcher import job
+from workers.adapters.base import Gathering
 from workers.queue import DrainRate, WorkQueue
 
 
@@ -190,3 +192,43 @@ def test_a_full_bulk_lane_keeps_no_query_out() -> None:
     work.settle(10_000, "bulk")
     work.admit(1, "bulk")
     assert work.admitted == 100
+
+
+def test_the_device_thread_sleeps_until_what_gathers_is_due() -> None:
+    work, taken = work_queue(), queue.Queue[int]()
+    patient, now = job([16]), time.monotonic_ns()
+    patient.queued_ns, patient.gathering = now, Gathering(200_000_000, 64)
+    looks = 0
+
+    def other() -> bool:
+        nonlocal looks
+        looks += 1
+        return False
+
+    def wait() -> None:
+        work.wait_work(other)
+        taken.put(len(work.take(100, 10)))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    work.put(patient, 0, 1)
+    assert taken.get(timeout=10) == 1, "it woke before anything was due"
+    thread.join()
+    assert time.monotonic_ns() - now >= 200_000_000
+    assert looks <= 4, "it does not look all the time"
+
+
+def test_the_thread_that_forms_ahead_is_not_woken_for_what_gathers() -> None:
+    work = work_queue()
+    patient = job([100])
+    patient.queued_ns, patient.gathering = time.monotonic_ns(), Gathering(60_000_000_000, 1000)
+    woken = queue.Queue[bool]()
+    thread = threading.Thread(target=lambda: woken.put(work.wait_backlog(lambda: 50, lambda: True)))
+    thread.start()
+    work.put(patient, 0, 1)
+    work.device_busy()
+    with pytest.raises(queue.Empty):
+        woken.get(timeout=0.2)
+    work.put(job([60], group="other"), 0, 1)
+    assert woken.get(timeout=10) is True
+    thread.join()

@@ -166,3 +166,48 @@ def test_a_model_that_is_not_loaded_on_demand_is_not_said_to_be_loading() -> Non
 def test_retry_after_of_a_model_that_was_loaded_before_is_what_its_last_load_took() -> None:
     known = ModelStatus("m", "available", load_s=12.3)
     assert routing.explain([channel(0, known)], "m").retry_after_s == 13
+
+
+def homes(channels: list[Any], ids: range = range(200)) -> dict[int, int]:
+    """The slot of each sequence."""
+    return {name: routing.home(channels, "m", "interactive", name).slot for name in ids}
+
+
+def test_all_frontends_send_a_sequence_to_the_same_worker_whatever_that_has_to_do() -> None:
+    idle = [channel(slot) for slot in range(4)]
+    busy = [channel(slot, cost=100 * slot) for slot in reversed(range(4))]
+    found = homes(idle)
+    assert homes(busy) == found
+    assert all(list(found.values()).count(slot) > 20 for slot in range(4)), "they are not spread"
+
+
+def test_only_the_sequences_of_a_worker_that_goes_get_another_home() -> None:
+    channels = [channel(slot) for slot in range(4)]
+    before, after = homes(channels), homes(channels[:3])
+    assert all(after[name] == slot for name, slot in before.items() if slot != 3)
+
+
+def test_the_id_and_the_model_decide_and_a_text_is_no_number() -> None:
+    models = {name: ModelStatus(name, "loaded") for name in ("m", "n")}
+    channels: list[Any] = [FakeChannel(slot, models) for slot in range(8)]
+
+    def of(model: str, kind: type[int] | type[str]) -> list[int]:
+        return [routing.home(channels, model, "interactive", kind(name)).slot for name in range(1, 50)]
+
+    assert of("m", int) != of("n", int) and of("m", int) != of("m", str)
+
+
+def test_a_worker_that_does_not_know_the_sequence_is_passed_over() -> None:
+    channels = [channel(slot) for slot in range(3)]
+    first = routing.home(channels, "m", "interactive", 7).slot
+    second = routing.home(channels, "m", "interactive", 7, strangers={first}).slot
+    rest = {0, 1, 2} - {first, second}
+    assert routing.home(channels, "m", "interactive", 7, strangers={first, second}).slot in rest
+
+
+def test_a_sequence_whose_worker_is_out_of_credit_goes_nowhere_else() -> None:
+    channels = [channel(slot, cost=2000) if slot == 1 else channel(slot) for slot in range(2)]
+    with pytest.raises(QueueFull):
+        homes(channels)
+    silent = [channel(0), channel(1, responsive=False)]
+    assert set(homes(silent).values()) == {0}

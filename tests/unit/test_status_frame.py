@@ -14,11 +14,12 @@ from frontend.status.devices import WorkerView, fill, threshold_pct
 from frontend.status.frame import View, build
 from frontend.status.traffic import Traffic, TrafficReader, latencies
 from ipc.catalog import load_catalog
-from ipc.messages import BatchRecord, Credits, ModelStatus, QueueState, Stats
+from ipc.messages import Credits, ModelStatus
 from ipc.metric_files import Totals
 from ipc.paths import RunPaths, prepare_run_dir
 from ipc.recent import Recent, RecentWriter, ring_path
 from ipc.settings import load
+from ipc.stats import BatchRecord, QueueState, Stats
 from tests.harness.server import FAKE_CATALOG
 
 GIB = 1 << 30

@@ -44,6 +44,25 @@ def test_each_step_starts_the_limit_anew() -> None:
     assert not activity.busy, "a step does not begin anything"
 
 
+def test_what_may_run_between_steps_is_called_at_each_and_a_batch_inside_leaves_the_outer_one_as_it_was() -> (
+    None
+):
+    calls: list[str] = []
+
+    def inner() -> None:
+        calls.append("outer")
+        with stepping.running(Activity(), [], lambda: calls.append("inner")):
+            stepping.current().step()
+
+    with stepping.running(Activity(), [piece("cancelled")], inner):
+        stepping.current().step()
+        assert stepping.current().abandoned(0), "the outer batch is the current one again"
+        stepping.current().step()
+    assert calls == ["outer", "inner"] * 2
+    stepping.current().step()
+    assert len(calls) == 4
+
+
 def test_an_item_is_abandoned_when_its_job_ended_or_its_deadline_passed() -> None:
     pieces = [piece(), piece("cancelled"), piece(left_s=-1.0)]
     with stepping.running(Activity(), pieces):

@@ -5,6 +5,7 @@
 3. `prepare` makes items ready for the device (tokens, pixels) on any of the preparing threads.
 4. `collate` lays the prepared items of one batch into host tensors, on the device thread or the one that forms ahead.
 5. `encode`, `score` or `extract` runs the batch on the device thread; the answer has one entry per prepared item.
+   `infer` runs one of named tensors (`shared.program.ProgramAdapter` is the base of such families).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -22,8 +23,13 @@ import torch
 from ipc.errors import InvalidInput
 from ipc.extraction import Extraction
 from ipc.messages import Call, InputItem
+from ipc.model_config import ModelConfig
+from ipc.repository.entries import RepositoryEntry
 from workers.adapters.shared.lora import LoraLayers
 from workers.adapters.spec import AdapterSpec
+
+if TYPE_CHECKING:
+    from workers.adapters.shared.named_tensors import NamedBatch
 
 
 @dataclass(slots=True)
@@ -31,12 +37,25 @@ class Prepared:
     """One item ready for a batch.
 
     `cost` is its token count, special tokens included; `rows` is how many token vectors it gives in `multivector`.
+    `slot` is the row that an item of a sequence must have in its batch.
     """
 
     payload: Any
     cost: int
     truncated: bool = False
     rows: int = 1
+    slot: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """How long items of a model wait for others, and how many tokens make a batch that need not wait.
+
+    No batch has more than `full_tokens`, unless it is one item.
+    """
+
+    delay_ns: int
+    full_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +79,7 @@ class LoadContext:
     """All that `Adapter.load` may know.
 
     `progress(phase, fraction)` reports how far a phase has come, 0.0 to 1.0.  `max_sequence_length` (tokens) and
-    `options` come from the model's catalog entry.
+    `options` come from the model's catalog entry; `repository` is the whole entry of a repository model.
     """
 
     directory: Path
@@ -71,6 +90,7 @@ class LoadContext:
     options: Mapping[str, Any]
     progress: Callable[[str, float], None]
     trust_remote_code: bool = False
+    repository: RepositoryEntry | None = None
 
 
 class Adapter(ABC):
@@ -79,6 +99,10 @@ class Adapter(ABC):
     spec: ClassVar[AdapterSpec]
     loras: LoraLayers | None = None
     """The LoRA adapters of this model, in families whose spec has `lora`."""
+    gathering: Gathering | None = None
+    """How batches of this model are put together where that is configured; by default what waits is taken."""
+    repeatable: bool = True
+    """Whether a batch that failed may run again in parts; a model that keeps state between batches must not."""
 
     @classmethod
     @abstractmethod
@@ -104,6 +128,11 @@ class Adapter(ABC):
     def image_tokens(self) -> int:
         """About how many tokens an image counts as, before it is prepared."""
         return 1024
+
+    @property
+    def config(self) -> ModelConfig | None:
+        """Inputs and outputs of a model of named tensors, None for any other; the same object as long as it lives."""
+        return None
 
     def check(self, call: Call) -> None:
         """Raise `InvalidInput` for options, labels or inputs that this family refuses."""
@@ -146,3 +175,19 @@ class Adapter(ABC):
     def extract(self, batch: Any) -> list[Extraction | ItemFailure]:
         """Run one batch: what was found in each item.  Device thread only."""
         raise InvalidInput("this model does not support extract")
+
+    def infer(self, batch: NamedBatch) -> Mapping[str, np.ndarray | torch.Tensor]:
+        """Run one batch of named tensors: at least the outputs of `batch.outputs`.  Device thread only.
+
+        Inputs come from `batch.array(name)` or `batch.tensor(name, device)`: checked against `config`, joined along the
+        rows, in the shape of the program ([rows, *reshape or dims]; without rows when `max_batch_size` is 0).
+
+        An output has the shape [rows, *reshape or dims of the program] (without rows when `max_batch_size` is 0), with
+        all rows of the batch, and the datatype of `config`: a tensor on any device, or an array. BF16 is a
+        `torch.bfloat16` tensor or an array of its 16 bits (uint16); BYTES is an array of objects (`bytes`, or `str`
+        for UTF-8). It may share memory with an input; it is copied before the next batch runs.
+
+        A `PenstockError` becomes the answer of the request that causes it; any other exception says nothing to the
+        client. When a batch of several requests raises, its halves are tried, so this may be called again for the same.
+        """
+        raise InvalidInput("this model does not support infer")

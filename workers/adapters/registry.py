@@ -3,14 +3,22 @@
 1. A built-in family name, imported when first asked for.
 2. A name that an installed package registers in the entry-point group `penstock.adapters`.
 3. A dotted path, "package.module:Class".
+4. A file, "/directory/adapter.py:Class": code of the operator's own, run only where that is allowed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import importlib.util
+import sys
 from difflib import get_close_matches
 from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from ipc.catalog import ADAPTER_FILE
 
 if TYPE_CHECKING:
     from workers.adapters.base import Adapter
@@ -38,11 +46,19 @@ BUILT_IN = {
     "nli_zero_shot": "workers.adapters.nli_zero_shot:NliZeroShotAdapter",
     "gliclass": "workers.adapters.gliclass:GliclassAdapter",
     "gliner": "workers.adapters.gliner:GlinerAdapter",
+    "torch_export": "workers.adapters.torch_export:TorchExportAdapter",
+    "torchscript": "workers.adapters.torchscript:TorchScriptAdapter",
+    "onnx": "workers.adapters.onnx:OnnxAdapter",
+    "python_model": "workers.adapters.python_model:PythonModelAdapter",
 }
 
 
 class UnknownAdapterError(ValueError):
     """The name is no family and no importable class; the message lists the nearest names."""
+
+
+class AdapterFileRefused(PermissionError):
+    """The adapter is a file, and code of the catalog's directories is not run here."""
 
 
 def names() -> tuple[str, ...]:
@@ -60,12 +76,18 @@ def check(name: str) -> None:
     raise UnknownAdapterError(f"unknown adapter {name!r}: {hint}")
 
 
-def resolve(name: str) -> type[Adapter]:
-    """The adapter class called `name`.
+def resolve(name: str, *, files: bool = False) -> type[Adapter]:
+    """The adapter class called `name`; `files` says whether code beside the catalog's files may be run.
 
-    Raises UnknownAdapterError when there is none, TypeError when what the name leads to is not an Adapter, and
-    ImportError when a dependency of the family is missing.
+    Raises UnknownAdapterError when there is none, TypeError when what the name leads to is not an Adapter, ImportError
+    when a dependency of the family is missing, and AdapterFileRefused.
     """
+    if ADAPTER_FILE in name:
+        if not files:
+            raise AdapterFileRefused(
+                f"the adapter {Path(name).name} is a file of the catalog; set worker.trust_remote_code to run its code"
+            )
+        return _checked(name, _from_file(name))
     if name in BUILT_IN:
         return _checked(name, _import_path(BUILT_IN[name]))
     for point in entry_points(group=ENTRY_POINT_GROUP):
@@ -86,6 +108,38 @@ def _import_path(path: str) -> Any:
         raise
     except AttributeError as error:
         raise UnknownAdapterError(f"unknown adapter {path!r}: {module_name} has no {class_name}") from error
+
+
+def _from_file(path: str) -> Any:
+    """The class of "/directory/adapter.py:Class"; a changed file is a new module, in the place of the old one."""
+    file, _, class_name = path.rpartition(":")
+    place = hashlib.sha256(file.encode()).hexdigest()[:16]
+    content = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+    module = sys.modules.get(f"penstock_adapter_{place}")
+    if module is None or module.__dict__.get("_content") != content:
+        module = _run_file(f"penstock_adapter_{place}", file)
+        module.__dict__["_content"] = content
+    if not hasattr(module, class_name):
+        raise UnknownAdapterError(f"unknown adapter {class_name!r}: {Path(file).name} has no such class")
+    return getattr(module, class_name)
+
+
+def _run_file(name: str, file: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise UnknownAdapterError(f"unknown adapter: {Path(file).name} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(name)
+    # NOTE: dataclasses and type hints look their module up by name while it is being run.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        if before is not None:
+            sys.modules[name] = before
+        raise
+    return module
 
 
 def _checked(name: str, found: Any) -> type[Adapter]:

@@ -12,11 +12,16 @@ from pathlib import Path
 
 import msgspec
 
-from ipc.catalog import Catalog, ModelEntry, check_lists, check_lora_dirs, load_catalog
+from ipc.catalog import Catalog, ModelEntry, check_lists, check_lora_dirs
 from ipc.errors import ConfigError
+from ipc.repository import opening
+from ipc.repository.entries import RepositoryEntry
 from ipc.settings import Catalog as CatalogSettings
+from ipc.settings import Repository
 
 log = logging.getLogger(__name__)
+
+NONE = Repository()
 
 
 class _Kept(msgspec.Struct):
@@ -26,32 +31,41 @@ class _Kept(msgspec.Struct):
     entries: list[ModelEntry]
 
 
-def open_catalog(root: Path, chosen: CatalogSettings) -> Catalog:
+def open_catalog(root: Path, chosen: CatalogSettings, repository: Repository = NONE) -> Catalog:
     """The catalog of a worker that starts; `root` is the run directory.
 
     Raises `ConfigError` for any mistake, unless a catalog was accepted here before with the same settings.
     """
     kept = _read(root, chosen)
     if kept is None:
-        catalog = load_catalog(chosen.dirs, chosen.models, chosen.serve_all)
+        catalog = opening.open_catalog(chosen, repository)
         _check(catalog, chosen)
     else:
-        catalog = _reopen(kept, chosen)
+        catalog = _reopen(kept, chosen, repository)
     keep(root, chosen, catalog)
     return catalog
 
 
-def _reopen(kept: Catalog, chosen: CatalogSettings) -> Catalog:
+def _reopen(kept: Catalog, chosen: CatalogSettings, repository: Repository) -> Catalog:
     try:
-        catalog = load_catalog(chosen.dirs, chosen.models, chosen.serve_all, vanished_ok=True)
+        catalog = opening.open_catalog(chosen, repository, vanished_ok=True)
     except (ConfigError, OSError) as error:
         log.error("the catalog is refused, the one accepted last stays: %s", error)
-        return kept
+        return _with_repositories(kept, repository)
     try:
         _check(catalog, chosen)
     except ConfigError as error:
         log.warning("%s", error.message)
     return catalog
+
+
+def _with_repositories(kept: Catalog, repository: Repository) -> Catalog:
+    """What was kept, which are catalog files only, and the models of the repositories as they are now."""
+    try:
+        return opening.add_repositories(kept.sources, repository, kept.files)
+    except ConfigError as error:
+        log.error("models of repositories are not served: %s", error.message)
+        return kept
 
 
 def _check(catalog: Catalog, chosen: CatalogSettings) -> None:
@@ -64,7 +78,8 @@ def keep(root: Path, chosen: CatalogSettings, catalog: Catalog) -> None:
     path = _path(root)
     draft = path.with_suffix(f".{os.getpid()}")
     try:
-        draft.write_bytes(msgspec.json.encode(_Kept(_settings(chosen), list(catalog.sources))))
+        entries = [entry for entry in catalog.sources if not isinstance(entry, RepositoryEntry)]
+        draft.write_bytes(msgspec.json.encode(_Kept(_settings(chosen), entries)))
         draft.replace(path)
     except OSError as error:
         log.warning("the accepted catalog is not kept: %s", error)

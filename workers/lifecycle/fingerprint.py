@@ -108,7 +108,7 @@ def _facts(path: Path, directory: Path) -> tuple[str, int, int]:
 def _relevant(entry: ModelEntry) -> tuple[Any, ...]:
     kinds = (entry.inputs, entry.outputs)
     limits = (entry.max_sequence_length, entry.runtime, entry.loadtime, entry.proof)
-    return (entry.id, entry.source, entry.adapter, *kinds, *limits)
+    return (entry.id, entry.source, entry.adapter, entry.code, *kinds, *limits)
 
 
 def _versions() -> list[str]:

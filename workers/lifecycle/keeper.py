@@ -14,10 +14,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ipc.catalog import Catalog, load_catalog
+from ipc.catalog import Catalog
 from ipc.catalog_watch import EVERY_S, CatalogWatch, Files
 from ipc.errors import ConfigError, ModelNotLoaded
 from ipc.metrics import WorkerMetrics
+from ipc.repository.entries import RepositoryEntry
+from ipc.repository.layout import ModelRefused
+from ipc.repository.opening import open_catalog
+from ipc.repository.retaining import with_retained
 from ipc.settings import Settings
 from workers.device import Device
 from workers.jobs import JobBook
@@ -28,6 +32,7 @@ from workers.lifecycle.loading import LoadAbandoned, Loaded, Loader, NoRoom
 from workers.lifecycle.loras import LoraLoader
 from workers.lifecycle.shelf import Shelf
 from workers.loading import failure
+from workers.loading.source import SourceError
 from workers.threads import vital_thread
 
 log = logging.getLogger(__name__)
@@ -55,7 +60,10 @@ class Keeper:
         self._loader = Loader(settings, device, run)
         self.loras = LoraLoader(shelf, settings, slot, run, book)
         self._marks = LoadMarks(settings.paths.root / "loading", slot)
-        self._watch = CatalogWatch(settings.catalog.dirs, files) if settings.catalog.watch else None
+        places = (settings.catalog.dirs, files, settings.repository.dirs)
+        self._watch = CatalogWatch(*places) if settings.catalog.watch else None
+        self._wanted: Catalog | None = None
+        """The catalog of the files, while more than that is served."""
         self._loading = 0
         self._next_look = 0.0
         self._closed = False
@@ -114,7 +122,7 @@ class Keeper:
         except Exception as error:
             failed = failure.classify(error)
             text = "model %s failed to load: %s: %s"
-            unknown = failed.error_class == "UNKNOWN"
+            unknown = failed.error_class == "UNKNOWN" and not isinstance(error, SourceError | ModelRefused)
             log.warning(text, instance.name, failed.error_class, failed.message, exc_info=unknown)
         else:
             self._loaded(instance, loaded, time.monotonic() - began)
@@ -246,8 +254,9 @@ class Keeper:
         chosen = self._settings.catalog
         try:
             if not self._watch.changed():
+                self._retire_retained()
                 return
-            catalog = load_catalog(chosen.dirs, chosen.models, chosen.serve_all, vanished_ok=True)
+            catalog = open_catalog(chosen, self._settings.repository, vanished_ok=True)
             sharing.groups(catalog)
         except ConfigError as error:
             log.error("the changed catalog is refused, the old one stays: %s", error.message)
@@ -257,15 +266,36 @@ class Keeper:
             return
         log.info("the catalog changed: it has %d models now", len(catalog))
         accepted.keep(self._settings.paths.root, chosen, catalog)
-        self.apply(catalog)
+        self._wanted = catalog
+        self.apply(self._with_retained(catalog))
+
+    def _with_retained(self, catalog: Catalog) -> Catalog:
+        """`catalog`, and versions that stay until one of those that it names can take their place."""
+        hosts = dict(self._shelf.hosts)
+        loaded = {name for name, host in hosts.items() if host.instance.state == "loaded"}
+        return with_retained(catalog, (host.entry for host in hosts.values()), loaded.__contains__)
+
+    def _retire_retained(self) -> None:
+        """Unload versions whose place has been taken meanwhile."""
+        if self._wanted is not None:
+            catalog = self._with_retained(self._wanted)
+            if self._shelf.hosts.keys() - catalog.keys():
+                self.apply(catalog)
+            if catalog is self._wanted:
+                self._wanted = None
 
     def apply(self, catalog: Catalog) -> None:
         """Serve this catalog: new models become available, removed and changed ones are unloaded.
 
-        A changed model that is loaded at the start is loaded again at once, any other when somebody asks.
+        A changed model that is loaded at the start is loaded again at once, any other when somebody asks; so is a new
+        one of a repository.
         """
         with self._shelf.lock:
-            for instance in self._shelf.take(catalog):
+            replaced = self._shelf.take(catalog)
+            new = (
+                i for i in self._shelf.instances() if not i.attempts and isinstance(i.entry, RepositoryEntry)
+            )
+            for instance in dict.fromkeys([*replaced, *new]):
                 if instance.state == "available" and self._shelf.is_preloaded(instance):
                     self._shelf.enqueue(instance, demanded=False)
             self._shelf.announce()

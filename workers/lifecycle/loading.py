@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 
-from ipc.catalog import DirectorySource, HubSource, ModelEntry
+from ipc.catalog import AdapterSource, DirectorySource, HubSource, ModelEntry
+from ipc.repository.entries import RepositoryEntry
 from ipc.settings import Settings
 from workers.adapters.base import Adapter, LoadContext
 from workers.adapters.registry import resolve
 from workers.adapters.shared.building import BUILDING
 from workers.adapters.shared.precision import resolve_dtype
 from workers.device import Device
-from workers.lifecycle import fingerprint, memory
+from workers.lifecycle import fingerprint, instance_groups, memory
 from workers.lifecycle.instance import Instance
 from workers.lifecycle.proof import prove
 from workers.loading import source
@@ -85,8 +86,9 @@ class Loader:
         Raises whatever went wrong, for `workers.loading.failure` to classify.
         """
         entry, progress = instance.entry, Progress(instance, changed)
+        instance_groups.check(entry, self._device.torch, self._settings.worker_count)
         directory = fetch(entry, progress)
-        nbytes = memory.estimate(directory)
+        nbytes = memory.estimate(directory, entry.program if isinstance(entry, RepositoryEntry) else "")
         instance.load_s = instance.load_s or 1.0 + nbytes / BYTES_PER_S
         room(instance, instance.known_bytes or nbytes)
         began = self._meter.begin()
@@ -114,16 +116,24 @@ class Loader:
             options={**entry.runtime, **entry.loadtime},
             progress=progress,
             trust_remote_code=self._settings.worker.trust_remote_code,
+            repository=entry if isinstance(entry, RepositoryEntry) else None,
         )
         with BUILDING:
-            family = resolve(entry.adapter)
+            family = resolve(entry.adapter, files=context.trust_remote_code)
         with BUILDING if family.spec.builds_alone else nullcontext():
             return family.load(context)
 
 
 def fetch(entry: ModelEntry, progress: Callable[[str, float], None]) -> Path:
-    """Local directory of a model's files, whatever its source; its weights have been read once."""
+    """Local directory of a model's files, whatever its source; its weights have been read once.
+
+    Raises `SourceError`, also for what is wrong with a repository model.
+    """
     where = entry.source
+    if isinstance(entry, RepositoryEntry):
+        if entry.error:
+            raise source.SourceError(entry.error, "UNKNOWN")
+        return Path(entry.directory) / str(entry.version)
     if isinstance(where, HubSource):
         directory = source.from_hub(
             where.repo,
@@ -132,6 +142,8 @@ def fetch(entry: ModelEntry, progress: Callable[[str, float], None]) -> Path:
             extra_files=where.files,
             tokenizer_repo=where.tokenizer_repo,
         )
+    elif isinstance(where, AdapterSource):
+        return Path(where.path)
     elif isinstance(where, DirectorySource):
         directory = source.from_directory(where.path)
     else:

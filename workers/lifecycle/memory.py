@@ -55,9 +55,10 @@ def available_bytes() -> int:
     return free if limit == "max" else min(free, max(0, int(limit) - used))
 
 
-def estimate(directory: Path) -> int:
-    """Bytes of the weight files, which is what a load will take, more or less."""
-    return sum(path.stat().st_size for path in weight_files(directory))
+def estimate(directory: Path, program: str = "") -> int:
+    """Bytes of the weight files, or of the file of a program, which is what a load will take, more or less."""
+    files = [directory / program] if program else weight_files(directory)
+    return sum(path.stat().st_size for path in files)
 
 
 def device_share(device: Device) -> float:

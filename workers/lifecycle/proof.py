@@ -22,8 +22,11 @@ from ipc.errors import InferenceFailed, InvalidInput
 from ipc.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
 from workers import operations
 from workers.adapters.base import Adapter, ItemFailure, Prepared
+from workers.adapters.shared.program import ProgramAdapter
+from workers.lifecycle import program_proof
 from workers.lifecycle.fingerprint import FINDINGS
 from workers.operations.results import Results
+from workers.payload import NOTHING
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +49,8 @@ def prove(adapter: Adapter, entry: ModelEntry) -> Values:
     Raises whatever went wrong, and `InferenceFailed` when one gives values that are not finite or when no operation
     takes any of the canned inputs.
     """
+    if isinstance(adapter, ProgramAdapter):
+        return program_proof.prove(adapter, entry.id)
     values: Values = {}
     proven = 0
     for operation in offered(adapter, entry):
@@ -76,7 +81,7 @@ def _attempt(adapter: Adapter, entry: ModelEntry, operation: str) -> Values | No
     for call in _calls(adapter, entry, operation):
         try:
             operations.check(adapter, call)
-            [prepared] = operations.operation_of(call).prepare(adapter, call, 0, 1)
+            [prepared] = operations.operation_of(call).prepare(adapter, call, 0, 1, NOTHING)
         except InvalidInput:
             continue
         if isinstance(prepared, Prepared):

@@ -27,6 +27,7 @@ def _load_facts(entry: ModelEntry, runtime: dict[str, Any]) -> bytes:
         entry.adapter,
         entry.precision,
         entry.max_sequence_length,
+        entry.code,
         entry.loadtime,
         runtime,
     )

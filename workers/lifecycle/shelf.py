@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ipc.catalog import ALL, Catalog, ModelEntry, preloaded_names
+from ipc.marks import Marks
 from ipc.metrics import WorkerMetrics
 from ipc.settings import Settings
 from workers.adapters.base import Adapter
@@ -52,8 +53,13 @@ class Shelf:
     ) -> None:
         self._settings, self._book, self._metrics, self.progressed = settings, book, metrics, changed
         self.budget = budget
+        # What was loaded and unloaded by name outlives this process.
+        explicit = settings.repository.control == "explicit"
+        self._marks = Marks(settings.paths) if explicit else None
         self.lock = threading.Condition(threading.RLock())
         self.hosts: dict[str, Host] = {}
+        self.takes: Callable[[ModelEntry], bool] = lambda entry: True
+        """Whether this worker offers a model of the catalog."""
         self.untried: set[int] = set()
         """Serials of the instances that the start waits for."""
         self._by_facts: dict[bytes, Instance] = {}
@@ -96,14 +102,17 @@ class Shelf:
         """Serve this catalog from now on; returns the new instances of models that were served by others before."""
         known, self._by_facts = self._by_facts, {}
         hosts: dict[str, Host] = {}
-        for facts, entries in sharing.groups(catalog).items():
+        offered = [entry for entry in catalog.values() if self.takes(entry)]
+        for facts, entries in sharing.groups(offered).items():
             instance = self._by_facts[facts] = known.pop(facts) if facts in known else Instance(entries)
             instance.entries = entries
             hosts.update({entry.id: Host(entry, instance) for entry in entries})
-        before, self.hosts = self.hosts, {name: hosts[name] for name in catalog}
+        before, self.hosts = self.hosts, {entry.id: hosts[entry.id] for entry in offered}
         chosen = self._settings.catalog
         names = preloaded_names(catalog, chosen.preload, chosen.models, chosen.serve_all)
-        self._preloaded = {self.hosts[name].instance.serial for name in names}
+        if self._marks is not None:
+            names = self._marks.adjust(names, catalog)
+        self._preloaded = {self.hosts[name].instance.serial for name in names if name in self.hosts}
         for instance in known.values():
             self._retire(instance)
         replaced = [
@@ -192,6 +201,16 @@ class Shelf:
             for i in self.instances()
             if i.state == "loaded"
         ]
+
+    def evict_idle(self, keep: Host | None) -> Instance | None:
+        """Begin to unload the model without work that was used longest ago, `keep` aside; None when there is none."""
+        kept = keep.instance.serial if keep is not None else 0
+        free = [r for r in eviction.order(self.residents()) if not r.busy and r.serial != kept]
+        if not free:
+            return None
+        chosen = next(instance for instance in self.instances() if instance.serial == free[0].serial)
+        self.begin_unload(chosen, "oom")
+        return chosen
 
     def evict(self, excess_bytes: int, reason: str, *, last_may_go: bool = False) -> bool:
         """Begin to unload enough models to free so much, or as many as may go; whether there was one."""

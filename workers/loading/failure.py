@@ -134,6 +134,7 @@ _RULES: tuple[tuple[ErrorClass, Callable[[BaseException], bool]], ...] = (
     ("DEPENDENCY", _is_own("DEPENDENCY")),
     ("NOT_FOUND", _is_own("NOT_FOUND")),
     ("UNKNOWN", _is_own("UNKNOWN")),
+    ("DEPENDENCY", lambda error: _named(error, "UnknownAdapterError")),
     ("FINGERPRINT", lambda error: _named(error, "FingerprintMismatch")),
     ("GATED", _is_gated),
     ("OOM", _is_out_of_memory),

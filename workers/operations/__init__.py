@@ -10,20 +10,24 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 from ipc.errors import InvalidInput
-from ipc.messages import Call, EncodeCall, ExtractCall, ScoreCall
+from ipc.messages import Call, EncodeCall, ExtractCall, InferCall, ScoreCall
 from workers.adapters.base import Adapter, ItemFailure, Prepared
 from workers.operations.encode import Encode
 from workers.operations.extract import Extract
+from workers.operations.infer import Infer
 from workers.operations.results import Part, Results
 from workers.operations.score import Score
+from workers.payload import Payload
 
 
 class Operation(Protocol):
     """One operation over any adapter that offers it."""
 
     name: str
+    itemized: bool
+    """Whether a request has items that can fail one by one, and that messages name."""
 
-    def check(self, adapter: Adapter, call: Any) -> None:
+    def check(self, adapter: Any, call: Any) -> None:
         """Raise `InvalidInput` when the adapter cannot answer this call."""
 
     def group(self, call: Any) -> Hashable:
@@ -32,17 +36,27 @@ class Operation(Protocol):
     def needs_prepared(self, call: Any) -> bool:
         """Whether the layout is known only when all items are prepared."""
 
-    def layout(self, adapter: Adapter, call: Any, prepared: Sequence[Prepared]) -> list[Part]:
+    def layout(self, adapter: Any, call: Any, prepared: Sequence[Prepared]) -> list[Part]:
         """The tensors of the result whose size is known before the device runs."""
 
-    def prepare(self, adapter: Adapter, call: Any, start: int, stop: int) -> list[Prepared | ItemFailure]:
+    def instant(self, call: Any) -> bool:
+        """Whether preparing takes less time than handing the request to another thread."""
+
+    def prepare(
+        self, adapter: Any, call: Any, start: int, stop: int, payload: Payload
+    ) -> Sequence[Prepared | ItemFailure]:
         """Items `start` to `stop` made ready for the device."""
 
-    def run(self, adapter: Adapter, batch: Any, call: Any) -> Results:
+    def run(self, adapter: Any, batch: Any, call: Any) -> Results:
         """One forward pass over a collated batch."""
 
 
-_BY_CALL: dict[type, Operation] = {EncodeCall: Encode(), ScoreCall: Score(), ExtractCall: Extract()}
+_BY_CALL: dict[type, Operation] = {
+    EncodeCall: Encode(),
+    ScoreCall: Score(),
+    ExtractCall: Extract(),
+    InferCall: Infer(),
+}
 
 
 def operation_of(call: Call) -> Operation:

@@ -9,12 +9,14 @@ from ipc.errors import InvalidInput
 from ipc.messages import EncodeCall
 from workers.adapters.base import Adapter, ItemFailure, Prepared, SparseRows
 from workers.operations.results import Part, Results
+from workers.payload import Payload
 
 
 class Encode:
     """Dense vectors have a fixed width, token vectors as many rows as the item has tokens, sparse ones come loose."""
 
     name = "encode"
+    itemized = True
 
     def check(self, adapter: Adapter, call: EncodeCall) -> None:
         """Raise `InvalidInput` when an output is not one of the adapter's."""
@@ -27,6 +29,10 @@ class Encode:
     def group(self, call: EncodeCall) -> Hashable:
         """Same outputs, same forward pass; instruction and query mode only change the text."""
         return tuple(sorted(call.outputs))
+
+    def instant(self, call: EncodeCall) -> bool:
+        """Tokenizing takes its time."""
+        return False
 
     def needs_prepared(self, call: EncodeCall) -> bool:
         """How many token vectors there will be is known once the items are tokens."""
@@ -43,7 +49,7 @@ class Encode:
         return parts
 
     def prepare(
-        self, adapter: Adapter, call: EncodeCall, start: int, stop: int
+        self, adapter: Adapter, call: EncodeCall, start: int, stop: int, payload: Payload
     ) -> list[Prepared | ItemFailure]:
         """Tokenize, decode images."""
         return adapter.prepare(call.items[start:stop], call)

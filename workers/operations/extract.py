@@ -12,12 +12,14 @@ from ipc.extraction import Extraction
 from ipc.messages import ExtractCall
 from workers.adapters.base import Adapter, ItemFailure, Prepared
 from workers.operations.results import Part, Results
+from workers.payload import Payload
 
 
 class Extract:
     """Structured findings, written as msgpack per item."""
 
     name = "extract"
+    itemized = True
 
     def check(self, adapter: Adapter, call: ExtractCall) -> None:
         """Nothing beyond what the adapter checks."""
@@ -25,6 +27,10 @@ class Extract:
     def group(self, call: ExtractCall) -> Hashable:
         """Whatever separates batches is the adapter's to say."""
         return None
+
+    def instant(self, call: ExtractCall) -> bool:
+        """Tokenizing takes its time."""
+        return False
 
     def needs_prepared(self, call: ExtractCall) -> bool:
         """Findings come loose."""
@@ -35,7 +41,7 @@ class Extract:
         return []
 
     def prepare(
-        self, adapter: Adapter, call: ExtractCall, start: int, stop: int
+        self, adapter: Adapter, call: ExtractCall, start: int, stop: int, payload: Payload
     ) -> list[Prepared | ItemFailure]:
         """Tokens, words, pixels: what the family reads."""
         return adapter.prepare(call.items[start:stop], call)

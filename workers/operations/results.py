@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -11,6 +12,10 @@ import numpy as np
 import torch
 
 from workers.adapters.base import ItemFailure
+from workers.operations.named import NamedOutput
+
+_ALONE_NUMEL = 1 << 20
+"""Host tensors up to this size are summed by one thread."""
 
 
 class Part(NamedTuple):
@@ -29,16 +34,20 @@ class Results:
     rows      float tensors [items, ...]
     ragged    float tensors [rows of all items, ...], item after item, `Prepared.rows` of each
     loose     per item a 1-D host array of any length
+    named     outputs of a batch of named tensors; they may have any values
     failures  items that failed alone, by place in the batch
     """
 
     rows: dict[str, torch.Tensor] = field(default_factory=dict)
     ragged: dict[str, torch.Tensor] = field(default_factory=dict)
     loose: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    named: dict[str, NamedOutput] = field(default_factory=dict)
     failures: dict[int, ItemFailure] = field(default_factory=dict)
 
     def finite(self, rows: Sequence[int]) -> list[bool]:
         """For each item of the batch, whether all its values are finite; `rows` are its rows in ragged tensors."""
+        if not (self.rows or self.ragged or self.loose):
+            return [True] * len(rows)
         flags = np.ones(len(rows), dtype=bool)
         for tensor in self.rows.values():
             if not _all_finite(tensor):
@@ -56,4 +65,8 @@ class Results:
 
 def _all_finite(tensor: torch.Tensor) -> bool:
     # PERF: one pass without a tensor of flags; a sum that overflows only sends the rows to the exact check.
-    return bool(torch.isfinite(tensor.sum()))
+    if tensor.is_cuda or tensor.numel() > _ALONE_NUMEL:
+        return bool(torch.isfinite(tensor.sum()))
+    # PERF: torch would wake its team for this, and on busy cores waiting for that takes longer than the sum.
+    with np.errstate(all="ignore"):
+        return math.isfinite(tensor.numpy().sum())

@@ -8,12 +8,14 @@ from typing import Any
 from ipc.messages import ScoreCall
 from workers.adapters.base import Adapter, ItemFailure, Prepared
 from workers.operations.results import Part, Results
+from workers.payload import Payload
 
 
 class Score:
     """One float32 per item."""
 
     name = "score"
+    itemized = True
 
     def check(self, adapter: Adapter, call: ScoreCall) -> None:
         """Nothing beyond what the adapter checks."""
@@ -21,6 +23,10 @@ class Score:
     def group(self, call: ScoreCall) -> Hashable:
         """All pairs of a model share batches."""
         return None
+
+    def instant(self, call: ScoreCall) -> bool:
+        """Tokenizing takes its time."""
+        return False
 
     def needs_prepared(self, call: ScoreCall) -> bool:
         """One score per item, whatever it holds."""
@@ -31,7 +37,7 @@ class Score:
         return [Part("score", "float32", (len(call.items),))]
 
     def prepare(
-        self, adapter: Adapter, call: ScoreCall, start: int, stop: int
+        self, adapter: Adapter, call: ScoreCall, start: int, stop: int, payload: Payload
     ) -> list[Prepared | ItemFailure]:
         """Pairs of the query and each item."""
         return adapter.prepare(call.items[start:stop], call)

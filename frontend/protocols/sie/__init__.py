@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import falcon
 import falcon.asgi
 
 from frontend.protocols.sie import errors
@@ -16,7 +17,9 @@ from frontend.protocols.sie.models import ModelResource, ModelsResource
 from frontend.protocols.sie.rerank import RerankResource
 from frontend.protocols.sie.score import ScoreResource
 from frontend.services import Services
-from ipc.errors import PenstockError
+from ipc.errors import PenstockError, ResourceExhausted
+
+OPERATIONS = frozenset(("encode", "score", "extract", "embeddings", "rerank"))
 
 
 class SieProtocol:
@@ -25,8 +28,12 @@ class SieProtocol:
     name = "sie"
     prefixes: Sequence[str] = ("/v1/", "/")
 
+    def __init__(self) -> None:
+        self._exhausted_retry_s: float | None = None
+
     def mount(self, app: falcon.asgi.App[Any, Any], services: Services) -> None:
         """Add the routes."""
+        self._exhausted_retry_s = services.settings.limits.exhausted_retry_s
         app.add_route("/v1/encode/{model:path}", EncodeResource(services))
         app.add_route("/v1/embeddings", EmbeddingsResource(services))
         app.add_route("/v1/models", ModelsResource(services))
@@ -39,7 +46,19 @@ class SieProtocol:
             app.add_route("/v1/admin/load/{model:path}", AdminResource(services, load=True))
             app.add_route("/v1/admin/unload/{model:path}", AdminResource(services, load=False))
 
+    def inference_at(self, path: str) -> tuple[str, str]:
+        """The operation of an inference route, and the model where the path has it."""
+        version, _, rest = path.lstrip("/").partition("/")
+        operation, _, model = rest.partition("/")
+        return (operation, model) if version == "v1" and operation in OPERATIONS else ("", "")
+
     def render_error(self, error: PenstockError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
         """(status, JSON body, headers) of an error on `path`."""
+        if isinstance(error, ResourceExhausted) and error.retry_after_s is None:
+            error.retry_after_s = self._exhausted_retry_s
         render = errors.render_openai if path in ("/v1/embeddings", "/v1/rerank") else errors.render
         return render(error)
+
+    def render_http(self, error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
+        """The same for an error of the framework."""
+        return errors.render_http(error)

@@ -7,7 +7,7 @@ import orjson
 from falcon.asgi import Request, Response
 
 from frontend.disconnect import until_disconnect
-from frontend.protocols.sie.schemas import AdminRequest, read
+from frontend.protocols.sie.schemas import AdminRequest, read_aside
 from frontend.services import Services
 from ipc.errors import DeadlineExceeded
 
@@ -22,7 +22,8 @@ class AdminResource:
         """200 with the final state, 202 with the present one when nobody waits for the end or it takes too long."""
         services, context = self._services, req.context.penstock
         async with services.bodies.hold(req, context.deadline_ns) as body:
-            wait = read(body or b"{}", "application/json", AdminRequest, services.settings.limits).wait
+            given = (body or b"{}", "application/json", AdminRequest, services.settings.limits)
+            wait = (await read_aside(*given)).wait
         entry = services.engine.find(model)
         state = await until_disconnect(self._run(entry.id, wait is not False, context.deadline_ns), req.scope)
         final = state == ("loaded" if self._load else "available")

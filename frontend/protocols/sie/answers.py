@@ -131,6 +131,7 @@ class Usage(msgspec.Struct):
 
     prompt_tokens: int
     total_tokens: int
+    truncated: list[int] | UnsetType = UNSET
 
 
 class Embedding(msgspec.Struct):

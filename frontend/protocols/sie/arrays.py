@@ -77,13 +77,20 @@ def append_map(
     """
     open_bytes += map_header(len(values))
     for name, value in values.items():
-        open_bytes += _name(name)
-        if isinstance(value, np.ndarray):
-            open_bytes = _append_array(parts, open_bytes, value, copied_nbytes)
-        elif isinstance(value, dict):
-            open_bytes = append_map(parts, open_bytes, value, copied_nbytes)
-        else:
-            open_bytes += packed(value)
+        open_bytes = append_pair(parts, open_bytes, name, value, copied_nbytes)
+    return open_bytes
+
+
+def append_pair(
+    parts: list[Part], open_bytes: bytearray, name: str, value: Any, copied_nbytes: int
+) -> bytearray:
+    """Write one entry of such a map; arguments and result are those of `append_map`."""
+    open_bytes += _name(name)
+    if isinstance(value, np.ndarray):
+        return _append_array(parts, open_bytes, value, copied_nbytes)
+    if isinstance(value, dict):
+        return append_map(parts, open_bytes, value, copied_nbytes)
+    open_bytes += packed(value)
     return open_bytes
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from frontend.muvera import Muvera, check_size, read_settings
-from frontend.protocols.sie.options import Resolved, typed
+from frontend.options import Resolved, typed
 from frontend.protocols.sie.schemas import EncodeParams
 from frontend.quantize import OUTPUT_DTYPES
 from ipc.catalog import ENCODE_OUTPUTS, ModelEntry

@@ -10,14 +10,15 @@ from typing import Any
 import orjson
 
 from frontend.context import RequestContext
+from frontend.options import resolve
 from frontend.protocols.sie import render
 from frontend.protocols.sie.convert import check_dimensions
 from frontend.protocols.sie.flow import InferenceResource
-from frontend.protocols.sie.items import check_count, check_texts
-from frontend.protocols.sie.options import resolve
+from frontend.protocols.sie.foreign import TOP_LEVEL, usage_of
 from frontend.protocols.sie.outputs import dense_of
 from frontend.protocols.sie.schemas import EmbeddingsRequest
 from frontend.sending import Part
+from frontend.texts import check_count, check_texts
 from ipc.catalog import ModelEntry
 from ipc.client import Reply
 from ipc.errors import InvalidInput, from_code
@@ -99,7 +100,8 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
             raise InvalidInput(f"model: '{entry.id}' has no dense output")
         check_dimensions(request.dimensions, entry, status.dims.get("dense", 0), "dimensions")
         limits = self.services.settings.limits
-        found = resolve(entry, None, None, self.services.catalog, len(inputs), limits)
+        chosen = {"overflow_policy": request.overflow_policy}
+        found = resolve(entry, chosen, None, self.services.catalog, len(inputs), limits, TOP_LEVEL)
         is_query = bool(found.options.get("is_query"))
         call = EncodeCall(
             inputs, ["dense"], found.instruction, is_query, found.options, found.overflow, found.lora
@@ -121,20 +123,21 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
         """The body, which holds no view on the result; one failed input fails the request."""
         if reply.errors:
             raise from_code(reply.errors[0].code, reply.errors[0].message)
-        parts = await _body(reply, request, _usage(plan.call.items, reply.tokens))
+        usage = usage_of(_tokens(plan.call.items, reply.tokens), reply.truncated)
+        parts = await _body(reply, request, usage)
         reply.check()
         reply.release()
         return parts
 
 
-def _usage(inputs: list[InputItem], tokens: list[int]) -> int:
+def _tokens(inputs: list[InputItem], tokens: list[int]) -> int:
     """True number of tokens: of ids the number sent, of texts what the tokenizer made, special tokens included."""
     return sum(
         len(item.ids) if item.ids is not None else used for item, used in zip(inputs, tokens, strict=True)
     )
 
 
-async def _body(reply: Reply, request: EmbeddingsRequest, used: int) -> list[Part]:
+async def _body(reply: Reply, request: EmbeddingsRequest, usage: dict[str, Any]) -> list[Part]:
     rows = (await dense_of(reply, "float32", request.dimensions)).quantized.values
 
     def entry_at(index: int) -> dict[str, Any]:
@@ -144,7 +147,6 @@ async def _body(reply: Reply, request: EmbeddingsRequest, used: int) -> list[Par
         return {"object": "embedding", "index": index, "embedding": vector}
 
     data = await render.json_array(len(rows), rows.shape[1] * rows.itemsize, entry_at)
-    usage = {"prompt_tokens": used, "total_tokens": used}
     return [
         b'{"object":"list","data":',
         *data,

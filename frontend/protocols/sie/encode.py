@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from frontend.context import RequestContext
+from frontend.options import resolve
 from frontend.protocols.sie.convert import EncodePlan, plan_encode
 from frontend.protocols.sie.flow import InferenceResource, timing_of
-from frontend.protocols.sie.items import check_count, inputs_of
-from frontend.protocols.sie.options import resolve
+from frontend.protocols.sie.items import inputs_of
 from frontend.protocols.sie.outputs import outputs_of
 from frontend.protocols.sie.render import Answer, json_parts, msgpack_parts
 from frontend.protocols.sie.schemas import EncodeParams, EncodeRequest
 from frontend.sending import Part
+from frontend.texts import check_count
 from ipc.catalog import ModelEntry
 from ipc.client import Reply
 from ipc.messages import InputItem, ModelStatus

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import falcon
+
 from ipc.errors import PenstockError
 
 _TABLE: dict[str, tuple[int, str]] = {
@@ -68,6 +70,17 @@ def render(error: PenstockError) -> tuple[int, dict[str, Any], dict[str, str]]:
     if error.code == "DRAINING":
         body = {"error": "Service shutting down", "detail": {**body["detail"], "reason": "draining"}}
     return status, body, _headers(error, status, code)
+
+
+def render_http(error: falcon.HTTPError) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """The same for an error of the framework, such as an unknown path."""
+    detail: Any = {404: "Not Found", 405: "Method Not Allowed"}.get(error.status_code)
+    if detail is None:
+        title = error.title or falcon.code_to_http_status(error.status)[4:]
+        code = "INVALID_INPUT"
+        detail = {"code": code, "message": error.description or title}
+        return error.status_code, {"detail": detail}, {"X-SIE-Error-Code": code}
+    return error.status_code, {"detail": detail}, {}
 
 
 def _group_of(status: int) -> str:

@@ -16,13 +16,14 @@ import numpy as np
 import orjson
 
 from frontend.context import RequestContext
-from frontend.protocols.sie.flow import InferenceResource, characters_of
-from frontend.protocols.sie.items import check_count, inputs_of
-from frontend.protocols.sie.labels import check_labels, check_schema
-from frontend.protocols.sie.options import resolve
+from frontend.labels import check_labels, check_schema
+from frontend.options import resolve
+from frontend.protocols.sie.flow import InferenceResource
+from frontend.protocols.sie.items import inputs_of
 from frontend.protocols.sie.schemas import ExtractParams, ExtractRequest
 from frontend.rendering import off_loop
 from frontend.sending import Part
+from frontend.texts import check_count
 from ipc import extraction
 from ipc.catalog import ModelEntry
 from ipc.client import Reply
@@ -89,11 +90,6 @@ class ExtractResource(InferenceResource[ExtractRequest, ExtractPlan]):
             found.lora,
         )
         return ExtractPlan(found.entry.id, call)
-
-    def characters(self, plan: ExtractPlan) -> list[int]:
-        """Characters per item; most families read the labels with each of them."""
-        labels = sum(len(label) + 4 for label in plan.call.labels)
-        return [labels + characters for characters in characters_of(plan.call)]
 
     async def render(
         self, reply: Reply, plan: ExtractPlan, request: ExtractRequest, context: RequestContext, json: bool

@@ -19,17 +19,18 @@ import falcon
 from falcon.asgi import Request, Response
 
 from frontend.context import RequestContext
+from frontend.costs import characters_of, images_of
 from frontend.disconnect import until_disconnect
+from frontend.options import target_of
 from frontend.protocols.sie.machine_profile import check_machine_profile
-from frontend.protocols.sie.options import target_of
-from frontend.protocols.sie.schemas import Body, read
+from frontend.protocols.sie.schemas import Body, read_aside
 from frontend.responding import send_parts
 from frontend.sending import Part
 from frontend.services import Services
 from ipc.catalog import ModelEntry
 from ipc.client import Reply
 from ipc.errors import InvalidInput
-from ipc.messages import Call, ModelStatus, ScoreCall
+from ipc.messages import Call, ModelStatus
 
 
 class Plan(Protocol):
@@ -96,20 +97,6 @@ def timing_of(context: RequestContext) -> dict[str, float | None]:
     }
 
 
-def characters_of(call: Call) -> list[int]:
-    """Characters that each item of a call puts before the model, for the estimate of its cost."""
-    before = len(call.instruction or "")
-    if isinstance(call, ScoreCall):
-        before += len(call.query.text or "")
-    return [before + len(item.text or "") for item in call.items]
-
-
-def images_of(call: Call) -> int:
-    """Items of a call that are images, its query included."""
-    count = sum(1 for item in call.items if item.images)
-    return count + (isinstance(call, ScoreCall) and bool(call.query.images))
-
-
 class InferenceResource(ABC, Generic[R, P]):
     """One POST route over the engine; subclasses say what is special about it.
 
@@ -130,10 +117,10 @@ class InferenceResource(ABC, Generic[R, P]):
         """One request; without `model` in the path the body names it."""
         services, context = self.services, req.context.penstock
         context.model, context.operation = model, self.operation
-        check_machine_profile(req, services.settings.server.machine_profile)
+        check_machine_profile(req, services)
         sent = "application/json" if self.always_json else req.content_type
         async with services.bodies.hold(req, context.deadline_ns) as body:
-            request = read(body, sent, self.body, services.settings.limits)
+            request = await read_aside(body, sent, self.body, services.settings.limits)
             del body
             context.started = time.perf_counter()
             context.model = model or getattr(request, "model", "")
@@ -154,6 +141,7 @@ class InferenceResource(ABC, Generic[R, P]):
         """The result, and how to render it."""
         engine, context = self.services.engine, req.context.penstock
         self.examine(request)
+        self._refuse_program(context.model)
         entry = engine.find(context.model)
         if self.capability and self.capability not in entry.outputs:
             raise InvalidInput(f"model '{entry.id}' does not support {self.operation}")
@@ -164,6 +152,15 @@ class InferenceResource(ABC, Generic[R, P]):
         cost = engine.cost_of(self.characters(plan), status, images_of(plan.call))
         reply = await engine.run(context, plan.model, plan.call, cost, req.scope)
         return reply, plan
+
+    def _refuse_program(self, name: str) -> None:
+        """Raise `InvalidInput` for a model of named tensors, by its name or with its version."""
+        model = name.rpartition("@")[0] or name
+        if model in self.services.catalog.versions:
+            raise InvalidInput(
+                f"model '{model}' takes named tensors and does not support {self.operation}; "
+                f"it is called by /v2/models/{model}/infer"
+            )
 
     def characters(self, plan: P) -> list[int]:
         """Characters per item, for the estimate of the cost."""

@@ -1,22 +1,52 @@
-"""The header by which clients ask for a kind of machine: checked only where the operator says what this one is."""
+"""The header by which clients ask for a kind of machine.
+
+1. `server.machine_profile` says what this machine is: another one is refused. Empty: the header is ignored, unless
+2. `server.machine_profile_strict` asks for more: then `server.gpu_type` counts, else the type of the workers' GPUs, and
+   where neither is known no machine fits.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from falcon.asgi import Request
 
-from ipc.errors import InvalidInput
+from frontend.gpu_types import CPU, UNKNOWN, gpu_type
+from frontend.services import Services
+from ipc.errors import InvalidInput, NoReplica
+from ipc.settings import Server
 
 HEADER = "X-SIE-MACHINE-PROFILE"
 _SHOWN = 64
 
 
-def check_machine_profile(req: Request, own: str) -> None:
-    """Raise `InvalidInput` when the request asks for another profile than `own`; "" takes all."""
-    asked = req.get_header(HEADER)
-    if not own or asked is None or asked.strip().lower() == own.lower():
+def check_machine_profile(req: Request, services: Services) -> None:
+    """Raise `InvalidInput` when the request asks for another machine than this one.
+
+    Raises `NoReplica` when that depends on the workers' devices and none has told its own yet.
+    """
+    asked, server = req.get_header(HEADER), services.settings.server
+    if asked is None or not (server.machine_profile or server.machine_profile_strict):
         return
+    own = profiles_of(server, [channel.device for channel in services.client.channels])
+    if asked.strip().lower() in (profile.lower() for profile in own):
+        return
+    known = " or ".join(repr(profile) for profile in own)
     raise InvalidInput(
-        f"{HEADER}: {asked[:_SHOWN]!r} was asked for, this server is {own!r} (server.machine_profile)",
+        f"{HEADER}: {asked[:_SHOWN]!r} was asked for, "
+        + (f"this server is {known}" if own else "this server does not know what it is")
+        + (" (server.machine_profile)" if server.machine_profile else " (server.machine_profile_strict)"),
         requested_profile=asked[:_SHOWN],
-        worker_identity=own,
+        worker_identity=own[0] if own else UNKNOWN,
     )
+
+
+def profiles_of(server: Server, devices: Sequence[str]) -> list[str]:
+    """What this server is, by its settings or by the names of its workers' devices ("": not told yet)."""
+    named = server.machine_profile or server.gpu_type
+    if named:
+        return [named]
+    if not any(devices):
+        raise NoReplica("no worker has told its device yet", retry_after_s=1)
+    types = dict.fromkeys(gpu_type(device) for device in devices if device)
+    return [found for found in types if found not in (CPU, UNKNOWN)]

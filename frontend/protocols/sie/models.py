@@ -9,8 +9,9 @@ import orjson
 from falcon.asgi import Request, Response
 
 from frontend.services import Services
-from ipc.catalog import DEFAULT_SIMILARITY, ENCODE_OUTPUTS, ModelEntry
+from ipc.catalog import DEFAULT_SIMILARITY, ENCODE_OUTPUTS, ModelEntry, Profile
 from ipc.messages import ModelStatus
+from ipc.repository.entries import RepositoryEntry
 
 INPUT_ORDER = ("text", "image", "audio", "video", "document")
 OUTPUT_ORDER = (*ENCODE_OUTPUTS, "score", "json")
@@ -45,17 +46,21 @@ def _last_error(status: ModelStatus) -> dict[str, Any]:
 def _profiles(entry: ModelEntry) -> dict[str, Any]:
     profiles: dict[str, Any] = {}
     for name in dict.fromkeys(("default", *entry.profiles)):
-        chosen = entry.profiles[name].output_types if name in entry.profiles else ()
-        outputs = list(chosen or entry.encode_outputs)
-        similarity = {
-            output: entry.outputs[output].similarity or DEFAULT_SIMILARITY[output] for output in outputs
-        }
+        profile = entry.profiles.get(name, Profile())
+        outputs = list(profile.output_types or entry.encode_outputs)
+        similarity = {output: _similarity(entry, profile, output) for output in outputs}
         profiles[name] = {
             "is_default": name == "default",
             "output_types": outputs,
             "output_similarity": similarity,
         }
     return profiles
+
+
+def _similarity(entry: ModelEntry, profile: Profile, output: str) -> str:
+    """How two outputs are compared; dense vectors that are made of token vectors (MUVERA) by their dot product."""
+    stated = entry.outputs[output].similarity if output in entry.outputs else "dot"
+    return profile.similarity.get(output) or stated or DEFAULT_SIMILARITY[output]
 
 
 def _openai_fields(name: str, created: int) -> dict[str, Any]:
@@ -69,9 +74,10 @@ class ModelsResource:
         self._services = services
 
     async def on_get(self, req: Request, resp: Response) -> None:
-        """The list, in the SIE form and in the OpenAI form."""
+        """The list, in the SIE form and in the OpenAI form; models of named tensors have an index of their own."""
         engine, created = self._services.engine, int(self._services.started_at)
-        infos = [model_info(entry, engine.status(name)) for name, entry in self._services.catalog.items()]
+        entries = [each for each in self._services.catalog.values() if not isinstance(each, RepositoryEntry)]
+        infos = [model_info(entry, engine.status(entry.id)) for entry in entries]
         resp.content_type = falcon.MEDIA_JSON
         resp.data = orjson.dumps(
             {"object": "list", "data": [_openai_fields(i["name"], created) for i in infos], "models": infos}

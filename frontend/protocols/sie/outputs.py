@@ -6,15 +6,15 @@ once no view is left, the lease ends.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
 import numpy as np
 
 from frontend import muvera
-from frontend.protocols.sie.arrays import append_map, array_prefix, map_header, packed
+from frontend.protocols.sie.arrays import append_map, append_pair, array_prefix, map_header, packed
 from frontend.protocols.sie.convert import EncodePlan
 from frontend.quantize import Quantized, quantize, shorten, to_half
 from frontend.rendering import off_loop
@@ -39,6 +39,25 @@ class Output(Protocol):
         """The same as msgpack; see `arrays.append_map`."""
 
 
+class _Rows:
+    """The vectors of all items as bytes."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self._flat = memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+        self._row_nbytes = values[:1].nbytes
+
+    def write(
+        self, parts: list[Part], written: bytearray, start: int, stop: int, copied_nbytes: int
+    ) -> bytearray:
+        """Rows `start` to `stop` into the open bytes, or as a view behind them; returns the open bytes."""
+        rows = self._flat[start * self._row_nbytes : stop * self._row_nbytes]
+        if len(rows) <= copied_nbytes:
+            written += rows
+            return written
+        parts += (bytes(written), rows)
+        return bytearray()
+
+
 class Dense:
     """One vector per item."""
 
@@ -49,26 +68,21 @@ class Dense:
         self.quantized, self.nbytes = quantized, values.nbytes
         self._head = {"dims": dims, "dtype": quantized.dtype}
         self._scales = list(_scales(quantized))
-        self._row_nbytes = values[:1].nbytes
-        self._prefix: bytes | None = None
-        self._flat: memoryview | None = None
+
+    @cached_property
+    def _prefix(self) -> bytes:
+        values = self.quantized.values
+        return _prefix(self._head, values.dtype.str, values.shape[1:], len(self._scales))
+
+    @cached_property
+    def _rows(self) -> _Rows:
+        return _Rows(self.quantized.values)
 
     def write(self, parts: list[Part], written: bytearray, index: int, copied_nbytes: int) -> bytearray:
         """The fields of one item as msgpack."""
-        if self._prefix is None or self._flat is None:
-            # PERF: all rows have the same bytes before their values, and many items have little else.
-            values = np.ascontiguousarray(self.quantized.values)
-            head = b"".join(packed(part) for pair in self._head.items() for part in pair) + packed("values")
-            prefix = array_prefix(values.dtype.str, values.shape[1:])
-            self._prefix = map_header(3 + len(self._scales)) + head + prefix
-            self._flat = memoryview(values.reshape(-1).view(np.uint8).data)
+        # PERF: all rows have the same bytes before their values, and many items have little else.
         written += self._prefix
-        row = self._flat[index * self._row_nbytes : (index + 1) * self._row_nbytes]
-        if self._row_nbytes <= copied_nbytes:
-            written += row
-        else:
-            parts += (bytes(written), row)
-            written = bytearray()
+        written = self._rows.write(parts, written, index, index + 1, copied_nbytes)
         for name, values in self._scales:
             written += packed(name) + packed(float(values[index]))
         return written
@@ -81,19 +95,7 @@ class Dense:
         return found
 
 
-class _Mapped(ABC):
-    """An output that is written field by field."""
-
-    @abstractmethod
-    def entry(self, index: int) -> dict[str, Any]:
-        """The fields of one item."""
-
-    def write(self, parts: list[Part], written: bytearray, index: int, copied_nbytes: int) -> bytearray:
-        """The fields of one item as msgpack."""
-        return append_map(parts, written, self.entry(index), copied_nbytes)
-
-
-class Multivector(_Mapped):
+class Multivector:
     """As many vectors per item as it has tokens."""
 
     name = "multivector"
@@ -101,22 +103,41 @@ class Multivector(_Mapped):
     def __init__(self, quantized: Quantized, dims: int, rows: Sequence[int]) -> None:
         self.quantized, self.nbytes = quantized, quantized.values.nbytes
         self._dims, self._starts = dims, [0, *accumulate(rows)]
+        self._scales = list(_scales(quantized))
+        self._prefixes: dict[int, bytes] = {}
+
+    @cached_property
+    def _rows(self) -> _Rows:
+        return _Rows(self.quantized.values)
+
+    def write(self, parts: list[Part], written: bytearray, index: int, copied_nbytes: int) -> bytearray:
+        """The fields of one item as msgpack."""
+        start, stop = self._starts[index], self._starts[index + 1]
+        prefix = self._prefixes.get(stop - start)
+        if prefix is None:
+            values = self.quantized.values
+            shape = (stop - start, *values.shape[1:])
+            prefix = _prefix(self._head(stop - start), values.dtype.str, shape, len(self._scales))
+            self._prefixes[stop - start] = prefix
+        written += prefix
+        written = self._rows.write(parts, written, start, stop, copied_nbytes)
+        for name, values in self._scales:
+            written = append_pair(parts, written, name, values[start:stop], copied_nbytes)
+        return written
+
+    def _head(self, count: int) -> dict[str, Any]:
+        return {"token_dims": self._dims, "num_tokens": count, "dtype": self.quantized.dtype}
 
     def entry(self, index: int) -> dict[str, Any]:
         """token_dims, num_tokens, dtype, values [n, d], and scale and offset [n] where the dtype has them."""
         start, stop = self._starts[index], self._starts[index + 1]
-        found = {
-            "token_dims": self._dims,
-            "num_tokens": stop - start,
-            "dtype": self.quantized.dtype,
-            "values": self.quantized.values[start:stop],
-        }
-        for name, values in _scales(self.quantized):
+        found = {**self._head(stop - start), "values": self.quantized.values[start:stop]}
+        for name, values in self._scales:
             found[name] = values[start:stop]
         return found
 
 
-class Sparse(_Mapped):
+class Sparse:
     """Terms and their weights; `dims` is the size of the vocabulary, as far as it is known."""
 
     name = "sparse"
@@ -128,10 +149,20 @@ class Sparse(_Mapped):
         self._starts, self.nbytes = [0, *accumulate(rows)], indices.nbytes + values.nbytes
         self._head = {"dims": dims, "dtype": values.dtype.name}
 
+    def write(self, parts: list[Part], written: bytearray, index: int, copied_nbytes: int) -> bytearray:
+        """The fields of one item as msgpack."""
+        return append_map(parts, written, self.entry(index), copied_nbytes)
+
     def entry(self, index: int) -> dict[str, Any]:
         """dims, dtype, indices int32 [k], values [k]."""
         terms = slice(self._starts[index], self._starts[index + 1])
         return {**self._head, "indices": self._indices[terms], "values": self._values[terms]}
+
+
+def _prefix(head: dict[str, Any], dtype: str, shape: tuple[int, ...], scales: int) -> bytes:
+    """The bytes of one item before the data of its `values`; `scales` pairs follow these."""
+    pairs = b"".join(packed(part) for pair in head.items() for part in pair)
+    return map_header(len(head) + 1 + scales) + pairs + packed("values") + array_prefix(dtype, shape)
 
 
 def _scales(quantized: Quantized) -> Iterable[tuple[str, np.ndarray]]:

@@ -9,10 +9,11 @@ import numpy as np
 import orjson
 
 from frontend.context import RequestContext
-from frontend.protocols.sie.items import check_count, check_shared, check_texts
-from frontend.protocols.sie.options import Resolved, resolve
+from frontend.options import Resolved, resolve
+from frontend.protocols.sie.foreign import TOP_LEVEL, usage_of
 from frontend.protocols.sie.schemas import RerankRequest
 from frontend.protocols.sie.score import Pairs, ScoringResource, ranking
+from frontend.texts import check_count, check_shared, check_texts
 from ipc.catalog import ModelEntry
 from ipc.client import Reply
 from ipc.errors import InvalidInput
@@ -65,8 +66,9 @@ class RerankResource(ScoringResource[RerankRequest]):
         return Pairs(InputItem(request.query), [InputItem(text) for text in texts])
 
     def resolve(self, request: RerankRequest, entry: ModelEntry, items: int) -> Resolved:
-        """The options of the model's profile."""
-        return resolve(entry, None, None, self.services.catalog, items, self.services.settings.limits)
+        """The options of the model's profile, and what becomes of texts that are too long."""
+        chosen, limits = {"overflow_policy": request.overflow_policy}, self.services.settings.limits
+        return resolve(entry, chosen, None, self.services.catalog, items, limits, TOP_LEVEL)
 
     def answer(
         self, request: RerankRequest, context: RequestContext, scores: np.ndarray, reply: Reply
@@ -85,6 +87,6 @@ class RerankResource(ScoringResource[RerankRequest]):
             "object": "list",
             "model": request.model,
             "results": results,
-            "usage": {"prompt_tokens": used, "total_tokens": used},
+            "usage": usage_of(used, reply.truncated),
             "meta": {"billed_units": {"search_units": 1}, "tokens": {"input_tokens": used}},
         }

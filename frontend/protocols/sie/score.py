@@ -12,12 +12,13 @@ import numpy as np
 import orjson
 
 from frontend.context import RequestContext
+from frontend.options import Resolved, resolve
 from frontend.protocols.sie.flow import InferenceResource
-from frontend.protocols.sie.items import check_count, check_shared, input_of, inputs_of
-from frontend.protocols.sie.options import Resolved, resolve
+from frontend.protocols.sie.items import input_of, inputs_of
 from frontend.protocols.sie.schemas import Body, ScoreRequest
 from frontend.rendering import off_loop
 from frontend.sending import Part
+from frontend.texts import check_count, check_shared
 from ipc.catalog import ModelEntry
 from ipc.client import Reply
 from ipc.errors import from_code

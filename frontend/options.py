@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from frontend.protocols.sie.items import check_shared
+from frontend.texts import check_shared
 from ipc.catalog import Catalog, ModelEntry
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
@@ -60,7 +60,8 @@ def resolve(
     if instruction is None:
         instruction = typed(options, "instruction", str, "str", where)
     if instruction is not None:
-        check_shared(instruction, where.removesuffix("options") + "instruction", items, limits)
+        beside = where.removesuffix("options") if where.endswith("options") else f"{where}."
+        check_shared(instruction, f"{beside}instruction", items, limits)
     return Resolved(
         entry, explicit, options, instruction, _overflow(options, where), _lora(request, entry.runtime, where)
     )

@@ -18,16 +18,16 @@ LARGEST_SCHEMA = 64 << 10
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufffe\uffff]")
 
 
-def check_labels(labels: Sequence[str] | None, limits: Limits) -> list[str]:
-    """The labels in the caller's order. Raises `InvalidInput` that names the label which cannot be used."""
+def check_labels(labels: Sequence[str] | None, limits: Limits, field: str = "params.labels") -> list[str]:
+    """The labels in the caller's order. Raises `InvalidInput` that names the label of `field` which cannot be used."""
     given = list(labels or ())
     if len(given) > limits.max_labels:
         raise InvalidInput(
-            f"params.labels: {len(given)} given, the limit is {limits.max_labels} (limits.max_labels)"
+            f"{field}: {len(given)} given, the limit is {limits.max_labels} (limits.max_labels)"
         )
     places: dict[str, int] = {}
     for index, label in enumerate(given):
-        where = f"params.labels[{index}]"
+        where = f"{field}[{index}]"
         if not label.strip():
             raise InvalidInput(f"{where}: may not be empty")
         if len(label) > LONGEST_LABEL:
@@ -36,7 +36,7 @@ def check_labels(labels: Sequence[str] | None, limits: Limits) -> list[str]:
         if control is not None:
             raise InvalidInput(f"{where}: control character at offset {control.start()}")
         if label in places:
-            raise InvalidInput(f"{where}: the same label as params.labels[{places[label]}]")
+            raise InvalidInput(f"{where}: the same label as {field}[{places[label]}]")
         places[label] = index
     return given
 

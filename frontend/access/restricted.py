@@ -1,0 +1,78 @@
+"""Groups of endpoints that answer only to requests with a secret header: the file that `kserve.restricted_file` names.
+
+    - apis: [model-repository, shared-memory]
+      header: x-penstock-admin
+      value: at least sixteen characters
+
+It stands beside API keys and their scopes: a request must pass both.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+import msgspec
+
+from frontend.access import private_file
+from ipc.errors import ConfigError, Forbidden
+
+Api = Literal[
+    "health",
+    "metadata",
+    "inference",
+    "shared-memory",
+    "model-config",
+    "model-repository",
+    "statistics",
+    "trace",
+    "logging",
+]
+APIS: tuple[str, ...] = get_args(Api)
+SETTING = "kserve.restricted_file"
+
+
+class Restriction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One secret and what it opens."""
+
+    apis: Annotated[tuple[Api, ...], msgspec.Meta(min_length=1)]
+    header: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9-]{1,64}\Z")]
+    value: Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{16,256}\Z")]
+
+
+class Restrictions:
+    """What is restricted; nothing without a file."""
+
+    def __init__(self, restrictions: tuple[Restriction, ...] = ()) -> None:
+        self._by_api = {api: one for one in restrictions for api in one.apis}
+
+    @classmethod
+    def of(cls, file: str) -> Restrictions:
+        """Those of a file, or none for "". Raises `ConfigError` for a file that others may read, or with mistakes."""
+        return cls(_read(Path(file))) if file else cls()
+
+    def check(self, api: Api, header: Callable[[str], str | None]) -> None:
+        """Raise `Forbidden` unless `header` gives the secret of that group, where it has one."""
+        found = self._by_api.get(api)
+        if found is None:
+            return
+        given = header(found.header) or ""
+        if not hmac.compare_digest(given.encode("utf-8", "replace"), found.value.encode()):
+            raise Forbidden(f"this endpoint is restricted: '{api}' needs the header {found.header}")
+
+
+def _read(path: Path) -> tuple[Restriction, ...]:
+    try:
+        found = msgspec.yaml.decode(private_file.read(path, SETTING), type=tuple[Restriction, ...])
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{SETTING} {path}: {error}") from None
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        # NOTE: what the parser says would show the secrets of the line.
+        raise ConfigError(f"{SETTING} {path}: neither YAML nor JSON") from None
+    apis = [api for one in found for api in one.apis]
+    twice = next((api for api in apis if apis.count(api) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{SETTING} {path}: '{twice}' is restricted twice")
+    return found

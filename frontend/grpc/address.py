@@ -1,0 +1,50 @@
+"""The address of the gRPC server: checked, found free, and kept by the arbiter for its own frontends.
+
+Frontends share the port by SO_REUSEPORT, which would let a second server of the same user share it as well, without a
+word. So the arbiter first binds without that option, which fails where anybody listens, and then holds a socket of its
+own on the port that never listens, so that the next server's try fails in turn.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from ipc.errors import ConfigError
+from ipc.settings import Grpc
+
+
+def parse(bind: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT` or `[HOST]:PORT`. Raises `ConfigError`."""
+    host, colon, port = bind.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"grpc.bind: expected HOST:PORT with a port from 1 to 65535, got {bind!r}")
+    return host, int(port)
+
+
+def check(grpc: Grpc) -> None:
+    """Raise `ConfigError` when the settings cannot be served."""
+    if grpc.enabled:
+        parse(grpc.bind)
+
+
+def keep(grpc: Grpc) -> socket.socket:
+    """A socket that keeps the address for processes of this server. Raises `ConfigError` when somebody else has it."""
+    host, port = parse(grpc.bind)
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # NOTE: else connections of an earlier life that still wait to end would look like a server.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+        kept = socket.socket(family, kind, protocol)
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        kept.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"grpc.bind: {grpc.bind} cannot be had ({error.strerror or error}); set another address, or "
+            "grpc.enabled: false"
+        ) from None
+    return kept

@@ -1,0 +1,132 @@
+"""One request over gRPC: an rpc, or one message of a stream. Its ids, its deadline, who asks, and how it ended.
+
+1. `begin` makes the request's context from the metadata (`x-request-id`, `traceparent`) and the rpc's deadline.
+2. `admit` asks the gate, which knows HTTP: the metadata of an rpc is given to it as the head of a request.
+3. `finish` counts the request, remembers it and closes its span, once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from grpc import aio
+
+from frontend import context, finishing
+from frontend.access.gate import ANONYMOUS, Grant
+from frontend.access.rules import Need
+from frontend.context import RequestContext
+from frontend.services import Services
+from ipc import deadline, logs
+from ipc.errors import AccessRefused, Cancelled, DeadlineExceeded, PenstockError
+from ipc.metrics import NO_KEY
+
+log = logging.getLogger(__name__)
+
+Metadata = dict[str, str | bytes]
+LATE_NS = 50_000_000
+_ACCESS_HEADERS = ("authorization", "x-api-key", "forwarded", "x-forwarded-for", "x-real-ip", "origin")
+
+
+@dataclass(slots=True)
+class Call:
+    """A request under way. `path` is `/package.Service/Method`; `raw` are the values of `Method.raw_field`.
+
+    `scheduled` is set by contracts that number requests from there on.
+    """
+
+    services: Services
+    rpc: aio.ServicerContext[Any, Any]
+    protocol: str
+    path: str
+    metadata: Metadata
+    context: RequestContext
+    grant: Grant = ANONYMOUS
+    raw: Sequence[bytes | memoryview] = field(default=())
+    scheduled: bool = False
+
+    @classmethod
+    def begin(
+        cls,
+        services: Services,
+        rpc: aio.ServicerContext[Any, Any],
+        protocol: str,
+        path: str,
+        operation: str,
+        number: int = 0,
+    ) -> Call:
+        """A request that has just arrived; `number` is its place in a stream, from 1."""
+        metadata: Metadata = dict(rpc.invocation_metadata() or ())
+        given, traceparent = metadata.get("x-request-id", ""), metadata.get("traceparent", "")
+        if number and given:
+            given = f"{given!s}/{number}"
+        made = context.of_ids(str(given), str(traceparent), services.settings.limits)
+        left_s = rpc.time_remaining()
+        if left_s is not None:
+            made.deadline_ns = min(made.deadline_ns, deadline.after(max(0.0, left_s)))
+        made.operation = operation
+        logs.request_id.set(made.request_id)
+        if services.tracer is not None and operation:
+            services.tracer.begin(made, path)
+        return cls(services, rpc, protocol, path, metadata, made)
+
+    def admit(self, need: Need, spend: bool = True) -> None:
+        """Let the caller in, who may need a key with the scope `need`, and count it. Raises an `AccessRefused`."""
+        services = self.services
+        try:
+            self.grant = self.context.grant = services.access.check_need(self._scope(), need, spend)
+        except AccessRefused as error:
+            services.recorder.refused(error.code.lower())
+            raise
+        logs.caller.set(self.grant.name)
+
+    def header(self, name: str) -> str | None:
+        """A value of the metadata by its name in any case; None for one that is not there, or binary."""
+        value = self.metadata.get(name.lower())
+        return value if isinstance(value, str) else None
+
+    def _scope(self) -> dict[str, Any]:
+        metadata = self.metadata
+        headers = []
+        for name in _ACCESS_HEADERS:
+            if name in metadata:
+                value = metadata[name]
+                headers.append((name.encode(), value if isinstance(value, bytes) else value.encode("utf-8")))
+        return {"type": "http", "path": self.path, "headers": headers, "client": _client_of(self.rpc.peer())}
+
+    def finish(self, error: PenstockError | None = None) -> None:
+        """The request has been answered, or has failed with `error`."""
+        made = self.context
+        status = 200 if error is None else error.status
+        made.error = "" if error is None else error.code
+        if self.grant.name or isinstance(error, AccessRefused):
+            self.services.recorder.called(self.grant.name or NO_KEY, str(status))
+        if self.grant.admin and self.grant.name:
+            log.info("%s answered %s for key %s", self.path, made.error or "OK", self.grant.name)
+        finishing.finish(
+            self.services, made, self.protocol, finishing.Outcome("", self.path, self.path[1:], status)
+        )
+
+    def ended_early(self) -> PenstockError:
+        """Why the rpc was cancelled: its deadline passed, or its client went away."""
+        # The client's clock runs ahead of ours by the way of its request.
+        if self.context.deadline_ns <= time.monotonic_ns() + LATE_NS:
+            return DeadlineExceeded("the deadline of the rpc passed", retry_after_s=1)
+        return Cancelled("the client went away")
+
+    @property
+    def trailers(self) -> tuple[tuple[str, str], ...]:
+        """The request's ids, for the trailing metadata."""
+        return (("x-request-id", self.context.request_id), ("x-trace-id", self.context.trace_id))
+
+
+def _client_of(peer: str) -> tuple[str, int] | None:
+    """Host of gRPC's `ipv4:127.0.0.1:5000` or `ipv6:[::1]:5000`; None for a Unix socket."""
+    kind, _, rest = unquote(peer).partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return None
+    return rest.rpartition(":")[0].strip("[]"), 0

@@ -1,0 +1,117 @@
+"""The grpc.aio server of one frontend: all services on one port, which the frontends of a server share.
+
+1. At the drain health says NOT_SERVING. In a reload all else goes on until a new frontend listens (`succession`).
+2. Streams are read no further, and clients are asked to connect to the new one (`farewell`).
+3. What is in work is finished within the grace time, the rest is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from grpc import aio
+from grpc_reflection.v1alpha import reflection
+
+from frontend.grpc import address, farewell
+from frontend.grpc.health import SERVICE as HEALTH_SERVICE
+from frontend.grpc.health import Health
+from frontend.grpc.methods import handlers
+from frontend.grpc.service import GrpcService
+from frontend.grpc.streaming import Streams
+from frontend.grpc.succession import SUCCESSION
+from frontend.services import Services
+from ipc.errors import ConfigError
+from ipc.settings import Settings
+
+log = logging.getLogger(__name__)
+
+MAX_STREAMS = 1024
+"""Rpcs at a time on one connection; more wait at the client."""
+KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 120, 20
+SUCCESSION_SHARE = 0.5
+"""Part of the graceful timeout that a successor may take to listen."""
+FAREWELL_S = 2.0
+"""How long clients of a replaced frontend are asked to leave it."""
+GRACE_S = 2.0
+"""What is left of the graceful timeout for the rest of this process's shutdown."""
+
+
+class GrpcServer:
+    """Serves from `start` to `stop`."""
+
+    def __init__(self, services: Services, offered: list[GrpcService]) -> None:
+        self._services, self._offered = services, offered
+        self._streams = Streams(services.settings.grpc.max_stream_requests)
+        names = [service.descriptor.full_name for service in offered]
+        self._health = Health(services, names)
+        self._server = aio.server(
+            options=options(services.settings), maximum_concurrent_rpcs=services.settings.grpc.max_rpcs
+        )
+        found = [handlers(services, service, self._streams) for service in offered]
+        self._server.add_generic_rpc_handlers((*found, self._health.handler()))
+        listed = [*names, HEALTH_SERVICE.full_name, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(listed, self._server)
+        self._stopping: asyncio.Task[None] | None = None
+        self._since_ns = 0
+
+    async def start(self) -> None:
+        """Listen. Raises `ConfigError` when the address cannot be had."""
+        bind = self._services.settings.grpc.bind
+        try:
+            self._server.add_insecure_port(bind)
+        except RuntimeError:
+            raise ConfigError(f"grpc.bind: {bind} cannot be had") from None
+        await self._server.start()
+        self._since_ns = time.monotonic_ns()
+        SUCCESSION.listens(self._services.slot)
+        self._services.drain.on_begin(self.drain)
+        log.info("gRPC on %s", bind)
+
+    def drain(self) -> None:
+        """Begin to stop."""
+        if self._stopping is None:
+            self._stopping = asyncio.get_running_loop().create_task(self._stop())
+
+    async def stop(self) -> None:
+        """Stop, and wait until all rpcs have ended."""
+        self.drain()
+        assert self._stopping is not None
+        await self._stopping
+
+    async def _stop(self) -> None:
+        began, graceful_s = time.monotonic(), self._services.settings.server.graceful_timeout_s
+        replaced = await SUCCESSION.replaced(self._since_ns, graceful_s * SUCCESSION_SHARE)
+        self._health.drain()
+        self._streams.drain()
+        if replaced:
+            await farewell.say(address.parse(self._services.settings.grpc.bind)[1], FAREWELL_S)
+        left_s = began + graceful_s - min(GRACE_S, graceful_s / 3) - time.monotonic()
+        await self._server.stop(max(left_s, 0.0))
+
+
+def options(settings: Settings) -> list[tuple[str, Any]]:
+    """Options of gRPC's core."""
+    age_s = settings.grpc.max_connection_age_s
+    found: list[tuple[str, Any]] = [
+        ("grpc.so_reuseport", 1),
+        ("grpc.max_receive_message_length", settings.max_rpc_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.server_handshake_timeout_ms", round(settings.server.header_deadline_s * 1000)),
+        # Clients may send keepalive pings as often as they like, also without an rpc.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_ping_strikes", 0),
+        # A client that has vanished is noticed by our own pings.
+        ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+    ]
+    if age_s:
+        grace_ms = round(settings.limits.request_timeout_s * 1000)
+        found += [
+            ("grpc.max_connection_age_ms", round(age_s * 1000)),
+            ("grpc.max_connection_age_grace_ms", grace_ms),
+        ]
+    return found

@@ -1,0 +1,52 @@
+"""What a protocol brings to the gRPC server: services, their methods, and what each method answers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message import Message
+
+from frontend.access.rules import Need
+from frontend.grpc.call import Call
+from ipc.errors import PenstockError
+
+Answer = Message | bytes
+"""A response, or one that is serialized already."""
+Failed = Callable[[Call, Any, PenstockError], Answer | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One method, unary or a stream in both directions, of which each message is a request.
+
+    `answer` takes a call and its request, and gives the response or raises a `PenstockError`; it is cancelled with the
+    rpc. `operation` names it in metrics and traces ("": neither, for probes). `need` is the scope that it needs, or
+    tells it from the request (not of streams). `raw_field` is the number of the request's large bytes field: its values
+    are in `Call.raw` then, and perhaps not in the request. `failed` makes the response that says an error itself, where
+    the contract has one; without it, or where it gives None, the rpc ends with a gRPC status. `ordered` streams answer
+    in the order of their requests, others as answers come.
+    """
+
+    answer: Callable[[Call, Any], Awaitable[Answer]]
+    operation: str = ""
+    need: Need | Callable[[Any], Need] = "infer"
+    raw_field: int = 0
+    failed: Failed | None = None
+    ordered: bool = True
+
+
+class GrpcService(Protocol):
+    """One service of a protocol; `protocol` names it in metrics."""
+
+    protocol: str
+    descriptor: ServiceDescriptor
+
+    @property
+    def methods(self) -> Mapping[str, Method]:
+        """Methods by name; the others of the descriptor answer UNIMPLEMENTED."""
+
+    def message_of(self, error: PenstockError) -> str:
+        """The words of the contract for an error."""

@@ -1,0 +1,85 @@
+"""Protobuf messages with large byte fields, taken apart and put together without copies of those fields.
+
+The protobuf library copies a bytes field when it parses, again when it is read, and twice more on the way out. Here a
+message is split into what is left for the library and views of the received bytes, and joined once from its parts.
+Wire format: https://protobuf.dev/programming-guides/encoding/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Buffer = bytes | memoryview
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_MAX_VARINT_NBYTES = 10
+
+
+def split(data: bytes, field: int) -> tuple[bytes, list[memoryview]]:
+    """`data` without its bytes fields numbered `field`, and those as views. Raises `ValueError` for no message."""
+    view, wanted = memoryview(data), field << 3 | _BYTES
+    rest: list[memoryview] = []
+    found: list[memoryview] = []
+    at = kept = 0
+    while at < len(data):
+        began = at
+        tag, at = _varint(data, at)
+        at, content = _skip(data, at, tag & 7)
+        if at > len(data):
+            raise ValueError("a field is cut short")
+        if tag == wanted:
+            rest.append(view[kept:began])
+            found.append(view[content:at])
+            kept = at
+    rest.append(view[kept:])
+    return b"".join(rest), found
+
+
+def parts(head: bytes, field: int, contents: Sequence[Buffer]) -> list[Buffer]:
+    """The message `head` with one bytes field numbered `field` for each of `contents`."""
+    found: list[Buffer] = [head]
+    for content in contents:
+        found += (_prefix(field, len(content)), content)
+    return found
+
+
+def nested(field: int, inner: list[Buffer]) -> list[Buffer]:
+    """A message whose only field, numbered `field`, is the message of the parts `inner`."""
+    return [_prefix(field, sum(map(len, inner))), *inner]
+
+
+def _prefix(field: int, nbytes: int) -> bytes:
+    return _encoded(field << 3 | _BYTES) + _encoded(nbytes)
+
+
+def _encoded(number: int) -> bytes:
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number and the place after it."""
+    number = shift = 0
+    for place in range(at, min(at + _MAX_VARINT_NBYTES, len(data))):
+        byte = data[place]
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number, place + 1
+        shift += 7
+    raise ValueError("a number is cut short or too long")
+
+
+def _skip(data: bytes, at: int, kind: int) -> tuple[int, int]:
+    """The place after a field's value, and where its content begins."""
+    if kind == _BYTES:
+        nbytes, content = _varint(data, at)
+        return content + nbytes, content
+    if kind == _VARINT:
+        return _varint(data, at)[1], at
+    if kind in (_FIXED64, _FIXED32):
+        return at + (8 if kind == _FIXED64 else 4), at
+    raise ValueError(f"wire type {kind} is not in use")

@@ -1,0 +1,102 @@
+"""Bodies packed with gzip or deflate (a zlib stream), in both directions.
+
+Unpacking stops at a limit of bytes and of growth, so that a small body cannot become a large one unnoticed.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+
+from ipc.errors import BodyTooLarge, InvalidInput, Unsupported
+
+OFFERED = ("gzip", "deflate")
+FREE_NBYTES = 4 << 20
+"""Unpacked bytes up to which the growth is not looked at: small tensors of zeros are honest."""
+_WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+_STEP_NBYTES = 1 << 20
+_LEVEL = 1
+
+
+class UnsupportedEncoding(Unsupported):
+    """A `Content-Encoding` that is not offered; the answer says which are."""
+
+
+def encoding_of(header: str | None) -> str:
+    """Encoding that a `Content-Encoding` names; "" for none. Raises `UnsupportedEncoding`."""
+    name = (header or "").strip().lower()
+    if name in ("", "identity"):
+        return ""
+    if name not in OFFERED:
+        raise UnsupportedEncoding(
+            f"Content-Encoding {name[:64]!r} is not supported, only {' and '.join(OFFERED)}"
+        )
+    return name
+
+
+def unpack(body: bytes, encoding: str, most_nbytes: int, most_ratio: int) -> bytes:
+    """The body that was packed. `most_nbytes` and `most_ratio` (beyond `FREE_NBYTES`) bound it.
+
+    Raises `BodyTooLarge` without growing past the bounds, `InvalidInput` for broken or cut streams.
+    """
+    stream = zlib.decompressobj(_WINDOWS[encoding])
+    limit = min(most_nbytes, max(FREE_NBYTES, most_ratio * len(body)))
+    parts: list[bytes] = []
+    total = 0
+    rest = body
+    try:
+        while not stream.eof:
+            part = stream.decompress(rest, min(_STEP_NBYTES, limit - total + 1))
+            rest = stream.unconsumed_tail
+            total += len(part)
+            if total > limit:
+                raise BodyTooLarge(_too_large(encoding, len(body), limit, most_nbytes))
+            if not part and not rest:
+                break
+            parts.append(part)
+    except zlib.error as error:
+        raise InvalidInput(f"the body is not valid {encoding}: {error}") from error
+    if not stream.eof:
+        raise InvalidInput(f"the {encoding} body ends before its stream does")
+    if stream.unused_data:
+        raise InvalidInput(f"{len(stream.unused_data)} bytes follow the {encoding} stream of the body")
+    return b"".join(parts)
+
+
+def _too_large(encoding: str, packed_nbytes: int, limit: int, most_nbytes: int) -> str:
+    setting = "limits.max_body_bytes" if limit == most_nbytes else "kserve.max_unpack_ratio"
+    return f"the {encoding} body of {packed_nbytes} bytes holds more than {limit} bytes ({setting})"
+
+
+def choose(accept: str | None, binary: bool) -> str:
+    """Encoding of an answer for an `Accept-Encoding`; "" for none.
+
+    NOTE: the asyncio client offers gzip, deflate and br on every request though nobody asked it to; so what holds
+    tensors in binary is packed only for clients that offer gzip or deflate alone.
+    """
+    if not accept:
+        return ""
+    offers = dict(_offers(accept))
+    if binary and (len(offers) != 1 or next(iter(offers)) not in OFFERED):
+        return ""
+    best = max(OFFERED, key=lambda name: offers.get(name, 0.0))
+    quality = offers.get(best, 0.0)
+    return best if quality > 0 and quality >= offers.get("identity", 0.0) else ""
+
+
+def _offers(accept: str) -> Iterable[tuple[str, float]]:
+    for offer in accept[:1024].lower().split(","):
+        name, *fields = (part.strip() for part in offer.split(";"))
+        quality = next((field[2:] for field in fields if field.startswith("q=")), "1")
+        try:
+            weight = float(quality)
+        except ValueError:
+            continue
+        if name and 0 <= weight <= 1:
+            yield name, weight
+
+
+def pack(parts: Sequence[bytes | memoryview], encoding: str) -> bytes:
+    """These parts one after another, packed."""
+    stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOWS[encoding])
+    return b"".join([*(stream.compress(part) for part in parts), stream.flush()])

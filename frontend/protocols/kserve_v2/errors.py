@@ -1,0 +1,77 @@
+"""The form of errors: `{"error": <text>, "code", "request_id", "retryable"}`, with the statuses of this protocol."""
+
+from __future__ import annotations
+
+import math
+from http import HTTPStatus
+from typing import Any
+
+import falcon
+
+from frontend.protocols.kserve_v2 import paths
+from frontend.protocols.kserve_v2.compression import OFFERED, UnsupportedEncoding
+from frontend.tensors.refusals import UnavailableModel
+from ipc import logs
+from ipc.errors import InvalidInput, PenstockError
+
+_STATUSES = {
+    "INPUT_TOO_LONG": 400,
+    "MODEL_LOAD_FAILED": 500,
+    "DEPENDENCY_CONFLICT": 500,
+    "RESOURCE_EXHAUSTED": 503,
+}
+"""Where this protocol differs from `PenstockError.status`."""
+_HTTP = {
+    404: ("there is nothing at this path", "NOT_FOUND"),
+    405: ("this path does not answer to this method", "METHOD_NOT_ALLOWED"),
+}
+_RETRY = frozenset((429, 503, 504))
+_CLOSING = frozenset(("BODY_TOO_LARGE", "DRAINING"))
+
+
+def render(error: PenstockError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """(status, body, headers) of an error on `path`."""
+    status = _STATUSES.get(error.code, error.status)
+    if path.endswith("/ready") and status == HTTPStatus.NOT_FOUND:
+        status = 400
+    headers: dict[str, str] = {}
+    if status in _RETRY and (error.retryable or error.retry_after_s):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s or 1.0)))
+    if error.code in _CLOSING:
+        headers["Connection"] = "close"
+    if isinstance(error, UnsupportedEncoding):
+        headers["Accept-Encoding"] = ", ".join(OFFERED)
+    return status, _body(text_of(error), error.code, error.retryable, error.detail), headers
+
+
+def text_of(error: PenstockError) -> str:
+    """The message as clients of this protocol know it."""
+    if not isinstance(error, UnavailableModel):
+        return error.message
+    name = error.model[:200]
+    if error.reason == "model":
+        return f"Request for unknown model: '{name}' is not found"
+    if error.reason == "version":
+        return f"Request for unknown model: '{name}' version {error.version} is not found"
+    why = f" ({error.reason}{': ' + error.why if error.why else ''})"
+    return f"Request for unknown model: '{name}' has no available versions{why}"
+
+
+def render_http(error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """The same for an error of the framework. A path with a `..` segment is refused for that, wherever it leads."""
+    try:
+        paths.check(path)
+    except InvalidInput as refusal:
+        return render(refusal, path)
+    text, code = _HTTP.get(error.status_code, (error.description or error.title or "", "INVALID_INPUT"))
+    return error.status_code, _body(text, code, False, {}), {}
+
+
+def _body(text: str, code: str, retryable: bool, detail: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **detail,
+        "error": text,
+        "code": code,
+        "request_id": logs.request_id.get(),
+        "retryable": retryable,
+    }

@@ -1,0 +1,128 @@
+"""POST /v2/models/{model}[/versions/{version}]/generate and /generate_stream: tensors without their wrapping.
+
+1. Every key of the body that names an input becomes that tensor: a scalar or a list, in the shape that the model has.
+   All other keys, and those of `parameters`, become parameters of the request.
+2. The answer has each output under its name: a list, or the element itself when there is one.
+3. A stream sends each answer as a Server-Sent Event. Its status is that of the first answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import falcon
+import msgspec
+import orjson
+from falcon.asgi import Request, Response
+
+from frontend.protocols.kserve_v2 import answers, elements, parameters, rendering
+from frontend.protocols.kserve_v2.infer import InferResource
+from frontend.protocols.kserve_v2.paths import Target
+from frontend.protocols.kserve_v2.reading import InferRequest
+from frontend.protocols.kserve_v2.schemas import GENERATE
+from frontend.rendering import off_loop
+from frontend.tensors.request import InputTensor, TensorRequest
+from frontend.tensors.result import TensorResult
+from frontend.tensors.running import book_failure
+from ipc.errors import InvalidInput, PenstockError
+from ipc.model_config import ModelConfig, TensorConfig
+
+MOST_NBYTES = 16 << 20
+EVENTS = "text/event-stream; charset=utf-8"
+_Parameters = dict[str, bool | int | float | str]
+
+
+class GenerateResource:
+    """Both endpoints; `stream` says which one."""
+
+    def __init__(self, infer: InferResource, *, stream: bool) -> None:
+        self._infer, self._stream = infer, stream
+
+    async def on_post(self, req: Request, resp: Response, target: Target) -> None:
+        """One request."""
+        infer, context = self._infer, req.context.penstock
+        context.model, context.operation = target.name, "generate"
+        infer.restrictions.check("inference", req.get_header)
+        served = await infer.find(req, target)
+        body = await answers.body_of(infer.services, req, GENERATE, MOST_NBYTES)
+        try:
+            wanted = request_of(target, served.config, body)
+        except PenstockError as error:
+            book_failure(infer.services, context, target.name, target.version, error)
+            raise
+        result = await infer.run(req, wanted)
+        try:
+            words = infer.services.settings.kserve.json_nonfinite == "words"
+            text = await off_loop(answer_of, result, words)
+            result.reply.check()
+        finally:
+            result.reply.release()
+        if self._stream:
+            resp.content_type = EVENTS
+            resp.set_header("Cache-Control", "no-cache")
+            resp.stream = _events(text)
+        else:
+            resp.content_type = falcon.MEDIA_JSON
+            resp.data = text
+
+
+async def _events(text: bytes) -> AsyncIterator[bytes]:
+    yield b"data: " + text + b"\n\n"
+
+
+def request_of(target: Target, config: ModelConfig, body: dict[str, msgspec.Raw]) -> InferRequest:
+    """The request of a body. Raises `InvalidInput` that names the key."""
+    request = TensorRequest(target.name, target.version, [], None)
+    given: dict[str, Any] = {}
+    for key, raw in body.items():
+        expected = config.input(key)
+        if expected is not None:
+            request.inputs.append(_input(expected, bytes(raw), config.batches))
+        elif key == "parameters":
+            given |= _parameters("parameters", raw, _Parameters)
+        elif key != "id":
+            given |= _parameters(key, raw, None)
+    parameters.apply(request, given)
+    return InferRequest(request, "", False, {})
+
+
+def _parameters(key: str, raw: msgspec.Raw, kind: Any) -> _Parameters:
+    try:
+        if kind is not None:
+            found: _Parameters = msgspec.json.decode(raw, type=kind)
+            return found
+        return {key: msgspec.json.decode(raw, type=bool | int | float | str)}
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"'{key[:200]}': {error}") from None
+
+
+def _input(expected: TensorConfig, text: bytes, batches: bool) -> InputTensor:
+    where = f"input '{expected.name}'"
+    dims = [1, *expected.dims] if batches else list(expected.dims)
+    count = math.prod(dim for dim in dims if dim >= 0)
+    if -1 in dims:
+        if dims.count(-1) > 1:
+            raise InvalidInput(f"{where}: generate cannot tell the shape, the model takes {dims}")
+        found = elements.count_of(text, where)
+        if not count or found % count:
+            raise InvalidInput(
+                f"{where}: expected a multiple of {count} elements for shape {dims}, got {found}"
+            )
+        dims[dims.index(-1)] = found // count
+        count = found
+    return InputTensor(
+        expected.name, expected.datatype, dims, elements.read(text, expected.datatype, count, where)
+    )
+
+
+def answer_of(result: TensorResult, words: bool) -> bytes:
+    """The body of an answer. Raises `InvalidInput` for what JSON cannot say."""
+    body: dict[str, Any] = {"model_name": result.model, "model_version": str(result.version)}
+    for output in result.outputs:
+        if output.data is None:
+            continue
+        text = rendering.json_of(output.data, output.datatype, output.shape, f"output '{output.name}'", words)
+        body[output.name] = orjson.Fragment(text[1:-1] if math.prod(output.shape) == 1 else text)
+    return orjson.dumps(body | result.parameters)

@@ -1,0 +1,85 @@
+"""The methods of `inference.GRPCInferenceService`: what answers each, what it needs, what it is called in metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from frontend.access.restricted import Api, Restrictions
+from frontend.grpc.call import Call
+from frontend.grpc.service import Answer, Method
+from frontend.protocols.kserve_v2.errors import text_of
+from frontend.protocols.kserve_v2.grpc import models, regions, repository, settings, statistics
+from frontend.protocols.kserve_v2.grpc.infer import RAW_INPUT, Infer
+from frontend.protocols.kserve_v2.headers import Forwarding
+from ipc.errors import PenstockError
+from ipc.protos import kserve_v2_pb2 as pb
+from ipc.settings import Kserve
+
+
+class KserveService:
+    """What the gRPC server is given of this protocol."""
+
+    protocol = "kserve"
+    descriptor = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+
+    def __init__(self, kserve: Kserve) -> None:
+        """Raises `ConfigError` for a wrong `kserve` section."""
+        restrictions = Restrictions.of(kserve.restricted_file)
+        table = _table(Infer(Forwarding(kserve.forward_headers)))
+        self.methods: Mapping[str, Method] = {
+            name: _restricted(method, api, restrictions) if kserve.restricted_file else method
+            for api, methods in table.items()
+            for name, method in methods.items()
+        }
+
+    def message_of(self, error: PenstockError) -> str:
+        """The words of this protocol for an error."""
+        return text_of(error)
+
+
+def _table(infer: Infer) -> dict[Api, dict[str, Method]]:
+    """All methods by the group that they may be restricted with."""
+    return {
+        "health": {
+            "ServerLive": Method(models.server_live, need=""),
+            "ServerReady": Method(models.server_ready, need=""),
+            "ModelReady": Method(models.model_ready),
+        },
+        "metadata": {
+            "ServerMetadata": Method(models.server_metadata, "metadata"),
+            "ModelMetadata": Method(models.model_metadata, "metadata"),
+        },
+        "inference": {
+            "ModelInfer": Method(infer.alone, "infer", raw_field=RAW_INPUT),
+            "ModelStreamInfer": Method(infer.streamed, "infer", raw_field=RAW_INPUT, failed=infer.failed),
+        },
+        "model-config": {"ModelConfig": Method(models.model_config, "config")},
+        "statistics": {"ModelStatistics": Method(statistics.model_statistics, "statistics")},
+        "model-repository": {
+            "RepositoryIndex": Method(repository.index, "index"),
+            "RepositoryModelLoad": Method(repository.load, "load", "admin"),
+            "RepositoryModelUnload": Method(repository.unload, "unload", "admin"),
+        },
+        "shared-memory": {
+            "SystemSharedMemoryStatus": Method(regions.system_status, "regions"),
+            "SystemSharedMemoryRegister": Method(regions.system_register, "regions", "admin"),
+            "SystemSharedMemoryUnregister": Method(regions.system_unregister, "regions", "admin"),
+            "CudaSharedMemoryStatus": Method(regions.cuda_status, "regions"),
+            "CudaSharedMemoryRegister": Method(regions.cuda_register, "regions", "admin"),
+            "CudaSharedMemoryUnregister": Method(regions.cuda_unregister, "regions", "admin"),
+        },
+        "trace": {"TraceSetting": Method(settings.trace_setting, "trace", "admin")},
+        "logging": {"LogSettings": Method(settings.log_settings, "logging", "admin")},
+    }
+
+
+def _restricted(method: Method, api: Api, restrictions: Restrictions) -> Method:
+    """`method` behind the secret of its group."""
+
+    async def answer(call: Call, message: Any) -> Answer:
+        restrictions.check(api, call.header)
+        return await method.answer(call, message)
+
+    return replace(method, answer=answer)

@@ -1,0 +1,150 @@
+"""POST /v2/models/{model}[/versions/{version}]/infer.
+
+1. Find the model, and wait for it if it is being loaded; read the head of the request, then its body (`arriving`).
+2. Parse the JSON and split the bytes behind it (`reading`); turn encoded images into tensors (`images`).
+3. Run the request (`frontend.tensors.running`); render the result (`rendering`), packed where the client wants that.
+
+What takes long, by the size of what is parsed, decoded, rendered or packed, is done in the rendering threads.
+"""
+
+from __future__ import annotations
+
+import time
+
+import falcon
+from falcon.asgi import Request, Response
+
+from frontend.access.restricted import Restrictions
+from frontend.disconnect import until_disconnect
+from frontend.protocols.kserve_v2 import compression, images, raw, reading, rendering
+from frontend.protocols.kserve_v2.arriving import Arrived, Arriving
+from frontend.protocols.kserve_v2.headers import Forwarding
+from frontend.protocols.kserve_v2.paths import Target
+from frontend.protocols.kserve_v2.reading import InferRequest
+from frontend.rendering import off_loop
+from frontend.responding import send_parts
+from frontend.services import Services
+from frontend.tensors import served as served_models
+from frontend.tensors.refusals import UnavailableModel
+from frontend.tensors.result import TensorResult
+from frontend.tensors.running import book_failure, run
+from frontend.tensors.served import Served
+from ipc.errors import PenstockError
+
+LONG_NBYTES = 64 << 10
+"""JSON, or tensors to be written as JSON, above this size are work for a thread."""
+LENGTH_HEADER = "Inference-Header-Content-Length"
+
+
+class InferResource:
+    """The endpoint."""
+
+    def __init__(self, services: Services, restrictions: Restrictions) -> None:
+        self.services, self.restrictions = services, restrictions
+        self._settings = services.settings.kserve
+        self._forwarding = Forwarding(self._settings.forward_headers)
+
+    async def on_post(self, req: Request, resp: Response, target: Target) -> None:
+        """One request."""
+        services, context = self.services, req.context.penstock
+        context.model, context.operation = target.name, "infer"
+        self.restrictions.check("inference", req.get_header)
+        served = await self.find(req, target)
+        async with Arriving(services, req, context.deadline_ns) as arrived:
+            wanted = await self._parse(req, served, target, arrived)
+            wanted.request.block = arrived.block
+            result = await self.run(req, wanted)
+        await self._send(req, resp, result, wanted, served)
+
+    async def find(self, req: Request, target: Target) -> Served:
+        """The model that was asked for, once it can answer. Raises as `frontend.tensors.served.ready`."""
+        context = req.context.penstock
+        try:
+            served = self._find_loaded(target)
+            if served is None:
+                ready = served_models.ready(self.services, target.name, target.version, context.deadline_ns)
+                served = await until_disconnect(ready, req.scope, body_read=False)
+        except PenstockError as error:
+            book_failure(self.services, context, target.name, target.version, error)
+            raise
+        context.model = served.id
+        return served
+
+    def _find_loaded(self, target: Target) -> Served | None:
+        """The model if it is loaded: the usual case, in which nothing has to be awaited."""
+        try:
+            served = served_models.find(self.services, target.name, target.version)
+        except UnavailableModel:
+            raise
+        except PenstockError:
+            return None
+        return served if served.status.state == "loaded" else None
+
+    async def run(self, req: Request, wanted: InferRequest) -> TensorResult:
+        """The result of a parsed request. Raises as `frontend.tensors.running.run`."""
+        try:
+            return await run(self.services, req.context.penstock, wanted.request, req.scope)
+        except PenstockError as error:
+            if error.code == "INVALID_INPUT":
+                raise reading.identified(error, wanted.id) from None
+            raise
+
+    async def _parse(self, req: Request, served: Served, target: Target, arrived: Arrived) -> InferRequest:
+        try:
+            wanted = await self._read(served, target, arrived)
+            if self._forwarding.active:
+                self._forwarding.apply(req.headers_lower, wanted.request)
+            for tensor, expected in images.to_convert(served.config, wanted.request.inputs):
+                limits = self.services.settings.limits
+                await off_loop(images.convert, tensor, expected, served.config.batches, limits)
+        except PenstockError as error:
+            book_failure(self.services, req.context.penstock, target.name, target.version, error)
+            raise
+        return wanted
+
+    async def _read(self, served: Served, target: Target, arrived: Arrived) -> InferRequest:
+        if arrived.data is not None and not arrived.head_nbytes:
+            return raw.parse(target.name, target.version, served.config, arrived.data)
+        if len(arrived.head) > LONG_NBYTES:
+            return await off_loop(reading.parse, target.name, target.version, arrived.head, arrived.data)
+        return reading.parse(target.name, target.version, arrived.head, arrived.data)
+
+    async def _send(
+        self, req: Request, resp: Response, result: TensorResult, wanted: InferRequest, served: Served
+    ) -> None:
+        context, reply = req.context.penstock, result.reply
+        began = time.perf_counter()
+        try:
+            words = self._settings.json_nonfinite == "words"
+            given = (result, wanted, served.config.batches, context.request_id, words)
+            if rendering.json_nbytes(result, wanted) > LONG_NBYTES:
+                answer = await off_loop(rendering.render, *given)
+            else:
+                answer = rendering.render(*given)
+            parts = await self._packed(req, resp, answer)
+            if len(parts) == 1:
+                reply.check()
+                reply.release()
+            if answer.json_nbytes:
+                resp.content_type = "application/octet-stream"
+                resp.set_header(LENGTH_HEADER, str(answer.json_nbytes))
+            else:
+                resp.content_type = falcon.MEDIA_JSON
+            context.phases["encode"] = (time.perf_counter() - began) * 1e3
+            send_parts(resp, parts, reply, self.services)
+        except BaseException:
+            reply.release()
+            raise
+
+    async def _packed(
+        self, req: Request, resp: Response, answer: rendering.Answer
+    ) -> list[bytes | memoryview]:
+        encoding = compression.choose(req.get_header("Accept-Encoding"), answer.json_nbytes > 0)
+        nbytes = sum(map(len, answer.parts)) if encoding else 0
+        if not encoding or nbytes < self._settings.compress_min_bytes:
+            return answer.parts
+        resp.set_header("Content-Encoding", encoding)
+        resp.set_header("Vary", "Accept-Encoding")
+        if nbytes > LONG_NBYTES:
+            return [await off_loop(compression.pack, answer.parts, encoding)]
+        return [compression.pack(answer.parts, encoding)]

@@ -1,0 +1,43 @@
+"""Paths below `/v2/models/`: a model's name, which may hold slashes, then perhaps a version, then perhaps an action."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+from ipc.errors import InvalidInput
+
+ACTIONS = ("ready", "infer", "config", "stats", "generate", "generate_stream", "trace/setting")
+_TAIL = re.compile(
+    rf"(?P<name>.+?)(?:/versions/(?P<version>[0-9]{{1,18}}))?(?:/(?P<action>{'|'.join(ACTIONS)}))?/?",
+    re.DOTALL,
+)
+_NUMBER = "/versions/"
+
+
+class Target(NamedTuple):
+    """What a path names; `version` None is the latest, `action` "" the model itself."""
+
+    name: str
+    version: int | None
+    action: str
+
+
+@lru_cache(maxsize=4096)
+def parse(tail: str) -> Target | None:
+    """The target of what follows `/v2/models/`, read from its end; None for a path that cannot be one.
+
+    A version that is no number makes the path unknown. Raises `InvalidInput` as `check` does.
+    """
+    check(tail)
+    found = _TAIL.fullmatch(tail)
+    if found is None or _NUMBER in found["name"]:
+        return None
+    return Target(found["name"], int(found["version"]) if found["version"] else None, found["action"] or "")
+
+
+def check(path: str) -> None:
+    """Raise `InvalidInput` for a path with a `..` segment: what stands between client and server may have cut it."""
+    if ".." in path.split("/"):
+        raise InvalidInput("a path must not contain the segment '..'")

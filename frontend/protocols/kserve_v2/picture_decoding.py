@@ -1,0 +1,90 @@
+"""JPEG and PNG files to arrays as OpenCV gives them when it leaves images unchanged: BGR, alpha and 16 bits kept.
+
+Orientation tags are not applied. Grey with alpha becomes four channels, palettes become colours, CMYK becomes BGR.
+Pillow knows no mode for 16 bits per channel in colour: such a PNG is unpacked twice, once for its high bytes and once
+for its low ones.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ipc.errors import InvalidInput, Unsupported
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_DEEP = {2: ("RGB", "RGB;16B", "RGB;16L"), 6: ("RGBA", "RGBA;16B", "RGBA;16L")}
+"""Mode, and how Pillow unpacks high and low bytes, by the colour type of a PNG file (PNG specification, 11.2.1)."""
+_GREY_ALPHA = 4
+_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error, MemoryError)
+
+
+def decode(data: bytes, where: str) -> np.ndarray:
+    """Pixels [height, width, channels] of uint8 or uint16, channels 1 (grey), 3 (BGR) or 4 (BGRA).
+
+    Limits of size are the caller's. Raises `InvalidInput` for what cannot be decoded to its end, `Unsupported` without
+    Pillow.
+    """
+    try:
+        from PIL import Image
+    except ImportError:
+        raise Unsupported("encoded images need Pillow (pip install 'penstock[vision]')") from None
+    try:
+        if data.startswith(b"\x89PNG") and data[24:25] == b"\x10":
+            pixels = _deep(data, data[25])
+        else:
+            with _opened(data) as image:
+                pixels = np.asarray(_plain(image))
+    except (*_ERRORS, Image.DecompressionBombError) as error:
+        raise InvalidInput(f"{where}: cannot be decoded as an image ({type(error).__name__})") from None
+    if pixels.ndim == 2:
+        return pixels[:, :, np.newaxis]
+    order = [2, 1, 0, 3][: pixels.shape[2]]
+    return pixels[:, :, order]
+
+
+def _opened(data: bytes) -> Image:
+    from PIL import Image
+
+    return Image.open(io.BytesIO(data), formats=("PNG", "JPEG"))
+
+
+def _plain(image: Image) -> Image:
+    """An image of up to 8 bits in one of the modes L, RGB and RGBA."""
+    if image.mode == "1":
+        return image.convert("L")
+    if image.mode in ("L", "RGB", "RGBA"):
+        image.load()
+        return image
+    if image.mode == "LA" or (image.mode in ("P", "PA") and "transparency" in image.info):
+        return image.convert("RGBA")
+    return image.convert("RGB")
+
+
+def _deep(data: bytes, colour_type: int) -> np.ndarray:
+    """A PNG file of 16 bits per channel."""
+    if colour_type in _DEEP:
+        mode, high, low = _DEEP[colour_type]
+        deep: np.ndarray = _unpacked(data, mode, high).astype(np.uint16) << 8 | _unpacked(data, mode, low)
+        return deep
+    if colour_type == _GREY_ALPHA:
+        # Grey and alpha of two bytes each lie in the file as four channels of one byte do.
+        four = _unpacked(data, "RGBA", "RGBA").astype(np.uint16)
+        grey, alpha = four[:, :, 0] << 8 | four[:, :, 1], four[:, :, 2] << 8 | four[:, :, 3]
+        return np.stack([grey, grey, grey, alpha], axis=2)
+    with _opened(data) as image:
+        return np.asarray(image).astype(np.uint16)
+
+
+def _unpacked(data: bytes, mode: str, raw_mode: str) -> np.ndarray:
+    with _opened(data) as opened:
+        image: Any = opened
+        image._mode = mode
+        image.tile = [tile._replace(args=raw_mode) for tile in image.tile]
+        return np.asarray(image)

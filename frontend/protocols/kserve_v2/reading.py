@@ -1,0 +1,227 @@
+"""Infer requests as they arrive: JSON, and in binary requests the bytes of tensors after it.
+
+1. The JSON says of each input where its elements are: in the JSON itself, in the bytes behind it, or in a region.
+2. Bytes follow each other in the order of the inputs. A size that is not given follows from shape and datatype; only a
+   single BYTES input may go without, and takes them all.
+3. What does not add up is refused with the tensor's name, what was expected and what came.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec import UNSET
+
+from frontend.protocols.kserve_v2 import elements, parameters
+from frontend.protocols.kserve_v2.schemas import INFER, Infer, Input, Output
+from frontend.tensors.request import InputTensor, RegionUse, TensorRequest, WantedOutput
+from ipc import datatypes
+from ipc.datatypes import BYTES, DATATYPES
+from ipc.errors import InvalidInput, PenstockError
+
+MOST_DIMS = 64
+MOST_STRINGS = 1 << 20
+UNKNOWN_ID = "<id_unknown>"
+
+
+@dataclass(slots=True)
+class InferRequest:
+    """A request, and how its answer is wanted: `binary` by output where it says so, `binary_default` elsewhere.
+
+    `id` is the client's, "" when it gave none.
+    """
+
+    request: TensorRequest
+    id: str
+    binary_default: bool
+    binary: dict[str, bool]
+
+
+def parse(name: str, version: int | None, head: bytes | memoryview, data: memoryview | None) -> InferRequest:
+    """The request whose JSON is `head`; `data` are the bytes after it, None when the request is not a binary one.
+
+    Raises `InvalidInput` whose message begins with the client's id of the request.
+    """
+    if not head and data is None:
+        raise InvalidInput("the request body is empty, expected JSON")
+    request_id = UNKNOWN_ID
+    try:
+        _check_strings(bytes(head))
+        body: Infer = INFER.decode(head)
+        request_id = body.id or UNKNOWN_ID
+        inputs = _inputs(body.inputs, data)
+        outputs, binary = _outputs(body.outputs)
+        request = TensorRequest(name, version, inputs, outputs)
+        default = parameters.apply(request, body.parameters or {})
+    except InvalidInput as error:
+        raise identified(error, request_id) from None
+    return InferRequest(request, body.id, default, binary)
+
+
+def _check_strings(head: bytes) -> None:
+    """Keys and strings become objects many times their size, numbers in `data` do not."""
+    most = 2 * MOST_STRINGS
+    if len(head) <= most or head.count(b'"') <= most:
+        return
+    if head.replace(b"\\\\", b"").replace(b'\\"', b"").count(b'"') > most:
+        raise InvalidInput(
+            f"request JSON: more than {MOST_STRINGS} strings and keys; send BYTES tensors in binary"
+        )
+
+
+def identified(error: PenstockError, request_id: str) -> PenstockError:
+    """The error with the client's id of its request in front."""
+    error.message = f"[request id: {request_id[:128] or UNKNOWN_ID}] {error.message}"
+    return error
+
+
+def header_length(header: str | None, nbytes: int | None) -> int | None:
+    """Bytes of JSON that `Inference-Header-Content-Length` announces, of a body of `nbytes` (None: not known yet).
+
+    None without the header. Raises `InvalidInput` for what is no number, negative, or more than the body.
+    """
+    if header is None:
+        return None
+    text = header.strip()
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise InvalidInput(
+            f"header Inference-Header-Content-Length: expected a number of bytes, got {text[:64]!r}"
+        )
+    length = int(text)
+    if nbytes is not None:
+        check_header_length(length, nbytes)
+    return length
+
+
+def check_header_length(length: int, nbytes: int) -> None:
+    """Raise `InvalidInput` when a body of `nbytes` has less than that many bytes of JSON."""
+    if length > nbytes:
+        raise InvalidInput(
+            f"header Inference-Header-Content-Length: {length} bytes of JSON announced, the body has {nbytes}"
+        )
+
+
+def _inputs(inputs: list[Input], data: memoryview | None) -> list[InputTensor]:
+    if not inputs:
+        raise InvalidInput("'inputs' is empty, expected at least one input")
+    seen: set[str] = set()
+    tensors: list[InputTensor] = []
+    at = 0
+    for given in inputs:
+        if given.name in seen:
+            raise InvalidInput(f"input '{given.name[:200]}' is given twice")
+        seen.add(given.name)
+        tensor, size = _input(given, data, at, len(inputs) == 1)
+        at += size
+        tensors.append(tensor)
+    if data is not None and at != len(data):
+        raise InvalidInput(
+            f"expected {at} bytes after the JSON, got {len(data)}: {len(data) - at} bytes belong to no input"
+        )
+    return tensors
+
+
+def _input(given: Input, data: memoryview | None, at: int, alone: bool) -> tuple[InputTensor, int]:
+    """One input, and how many of the bytes behind the JSON it takes."""
+    where = f"input '{given.name[:200]}'"
+    count = _count(given, where)
+    tensor = InputTensor(given.name, given.datatype, given.shape, None)
+    source = given.parameters
+    if source is not None and source.shared_memory_region is not UNSET:
+        if given.data is not UNSET or source.binary_data_size is not UNSET:
+            raise InvalidInput(f"{where}: 'shared_memory_region' excludes 'data' and 'binary_data_size'")
+        tensor.region = _region(
+            source.shared_memory_region, source.shared_memory_offset, source.shared_memory_byte_size, where
+        )
+        return tensor, 0
+    announced = source.binary_data_size if source is not None else UNSET
+    if given.data is not UNSET:
+        if announced is not UNSET:
+            raise InvalidInput(f"{where}: has both 'data' and 'binary_data_size', expected one of them")
+        tensor.data = elements.read(bytes(given.data), given.datatype, count, where)
+        return tensor, 0
+    if data is None:
+        raise InvalidInput(
+            f"{where}: has no 'data'; for binary data the header Inference-Header-Content-Length is needed"
+        )
+    size = _size(given, announced, count, len(data) - at if alone else None, where)
+    if at + size > len(data):
+        raise InvalidInput(f"{where}: expected {at + size} bytes after the JSON, got {len(data)}")
+    tensor.data = data[at : at + size]
+    return tensor, size
+
+
+def _count(given: Input, where: str) -> int:
+    if given.datatype not in DATATYPES:
+        raise InvalidInput(
+            f"{where}: unknown datatype '{given.datatype[:64]}', expected one of {', '.join(DATATYPES)}"
+        )
+    if len(given.shape) > MOST_DIMS:
+        raise InvalidInput(f"{where}: shape has {len(given.shape)} dimensions, the limit is {MOST_DIMS}")
+    try:
+        return datatypes.elements(given.shape)
+    except ValueError as error:
+        raise InvalidInput(f"{where}: {str(error)[:300]}") from None
+
+
+def _size(given: Input, announced: object, count: int, rest: int | None, where: str) -> int:
+    """Bytes of an input that is carried in binary; `rest` are those that are left for the only input, else None."""
+    nbytes = DATATYPES[given.datatype].nbytes
+    if isinstance(announced, int) and announced < 0:
+        raise InvalidInput(f"{where}: binary_data_size is {announced}, expected 0 or more")
+    if nbytes:
+        if isinstance(announced, int) and announced != count * nbytes:
+            raise InvalidInput(
+                f"{where}: binary_data_size is {announced}, but shape {given.shape} of {given.datatype} "
+                f"takes {count * nbytes} bytes"
+            )
+        return count * nbytes
+    if isinstance(announced, int):
+        return announced
+    if rest is None:
+        raise InvalidInput(f"{where}: 'binary_data_size' is needed for {BYTES} beside other inputs")
+    return rest
+
+
+def _region(name: object, offset: int, nbytes: object, where: str) -> RegionUse:
+    if not isinstance(nbytes, int):
+        raise InvalidInput(f"{where}: 'shared_memory_byte_size' is needed with 'shared_memory_region'")
+    if offset < 0 or nbytes < 0:
+        raise InvalidInput(
+            f"{where}: offset {offset} and size {nbytes} in shared memory must not be negative"
+        )
+    return RegionUse(str(name), offset, nbytes)
+
+
+def _outputs(outputs: list[Output] | None) -> tuple[list[WantedOutput] | None, dict[str, bool]]:
+    """The outputs that are wanted, and which of them say whether they are wanted in binary."""
+    if outputs is None:
+        return None, {}
+    wanted: dict[str, WantedOutput] = {}
+    binary: dict[str, bool] = {}
+    for given in outputs:
+        where = f"output '{given.name[:200]}'"
+        if given.name in wanted:
+            raise InvalidInput(f"{where} is given twice")
+        wanted[given.name] = output = WantedOutput(given.name)
+        if given.parameters is None:
+            continue
+        if given.parameters.binary_data is not UNSET:
+            binary[given.name] = given.parameters.binary_data
+        _place(given, output, where)
+    return list(wanted.values()) or None, binary
+
+
+def _place(given: Output, output: WantedOutput, where: str) -> None:
+    found = given.parameters
+    assert found is not None
+    output.classes = found.classification
+    if output.classes < 0:
+        raise InvalidInput(f"{where}: classification is {output.classes}, expected 0 or more")
+    if found.shared_memory_region is UNSET:
+        return
+    if output.classes or found.binary_data is True:
+        raise InvalidInput(f"{where}: 'shared_memory_region' excludes 'classification' and 'binary_data'")
+    output.region = _region(
+        found.shared_memory_region, found.shared_memory_offset, found.shared_memory_byte_size, where
+    )

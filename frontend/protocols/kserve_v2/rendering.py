@@ -1,0 +1,138 @@
+"""Results as bodies of infer answers: JSON, and behind it the tensors that are wanted in binary.
+
+1. Each output is an entry of the JSON: with `data`, or with the size of its bytes behind the JSON, in the order of the
+   entries, or, when it was written to shared memory, with neither.
+2. Bytes of tensors are not copied here; they are views that leave with the response.
+3. JSON of numbers is made piece by piece, so that other threads get their turn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from frontend.protocols.kserve_v2.reading import InferRequest
+from frontend.tensors.result import TensorResult, TopClass
+from ipc import bytes_elements
+from ipc.datatypes import BYTES, DATATYPES
+from ipc.errors import InvalidInput
+
+PIECE_ELEMENTS = 1 << 16
+_FLOATS = {"FP16", "BF16", "FP32", "FP64"}
+_NUMPY = orjson.OPT_SERIALIZE_NUMPY
+
+
+@dataclass(slots=True, frozen=True)
+class Answer:
+    """A body: `parts` one after another. `json_nbytes` of JSON stand before binary tensors (0: there are none)."""
+
+    parts: list[bytes | memoryview]
+    json_nbytes: int
+
+
+def render(
+    result: TensorResult, wanted: InferRequest, batches: bool, fallback_id: str, words: bool
+) -> Answer:
+    """The body of an answer.
+
+    `batches`: whether the model has a batch dimension. `fallback_id` is sent when the client gave none. `words` allows
+    NaN and infinities in JSON, by their names.
+
+    Raises:
+        InvalidInput: an output cannot be written as JSON; binary data would do.
+    """
+    entries: list[dict[str, Any]] = []
+    tail: list[bytes | memoryview] = []
+    for output in result.outputs:
+        name, datatype, shape, data = output.name, output.datatype, output.shape, output.data
+        if output.classes is not None:
+            datatype, shape, data = BYTES, *classes_tensor(output.classes, datatype, batches)
+        entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
+        entries.append(entry)
+        if data is None:
+            continue
+        if wanted.binary.get(name, wanted.binary_default):
+            entry["parameters"] = {"binary_data_size": data.nbytes}
+            if data.nbytes:
+                tail.append(data)
+        else:
+            entry["data"] = orjson.Fragment(json_of(data, datatype, shape, f"output '{name}'", words))
+    body: dict[str, Any] = {
+        "id": wanted.id or fallback_id,
+        "model_name": result.model,
+        "model_version": str(result.version),
+    }
+    if result.parameters:
+        body["parameters"] = result.parameters
+    body["outputs"] = entries
+    head = orjson.dumps(body)
+    return Answer([head, *tail], len(head) if tail else 0)
+
+
+def json_nbytes(result: TensorResult, wanted: InferRequest) -> int:
+    """Bytes of tensors that have to be written as JSON: tells whether rendering is long work."""
+    return sum(
+        output.data.nbytes
+        for output in result.outputs
+        if output.data is not None and not wanted.binary.get(output.name, wanted.binary_default)
+    )
+
+
+def json_of(data: memoryview, datatype: str, shape: Sequence[int], where: str, words: bool) -> bytes:
+    """A tensor as a flat JSON list. Raises `InvalidInput` for what JSON cannot say."""
+    if datatype == BYTES:
+        return _strings(data, shape, where)
+    values = np.frombuffer(data, DATATYPES[datatype].array)
+    if datatype == "BF16":
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    elif datatype == "BOOL":
+        values = values.view(np.uint8) != 0
+    if datatype in _FLOATS and not np.isfinite(values).all():
+        return _with_words(values, where, words)
+    return b"[" + b",".join(_pieces(values)) + b"]"
+
+
+def _pieces(values: np.ndarray) -> Iterator[bytes]:
+    for start in range(0, len(values), PIECE_ELEMENTS):
+        yield orjson.dumps(values[start : start + PIECE_ELEMENTS], option=_NUMPY)[1:-1]
+
+
+def _with_words(values: np.ndarray, where: str, words: bool) -> bytes:
+    if not words:
+        raise InvalidInput(
+            f"{where} holds NaN or infinity, which JSON does not know: request binary data for it "
+            "(binary_data), or allow words with kserve.json_nonfinite"
+        )
+    finite = np.isfinite(values)
+    tokens = b",".join(_pieces(np.where(finite, values, 0))).split(b",")
+    for index in np.flatnonzero(~finite):
+        value = values[index]
+        tokens[index] = b"NaN" if np.isnan(value) else b"Infinity" if value > 0 else b"-Infinity"
+    return b"[" + b",".join(tokens) + b"]"
+
+
+def _strings(data: memoryview, shape: Sequence[int], where: str) -> bytes:
+    elements = bytes_elements.split(data, math.prod(shape), where)
+    try:
+        return orjson.dumps([str(element, "utf-8") for element in elements])
+    except UnicodeDecodeError:
+        raise InvalidInput(
+            f"{where} holds bytes that are not UTF-8: request binary data for it (binary_data)"
+        ) from None
+
+
+def classes_tensor(rows: list[list[TopClass]], datatype: str, batches: bool) -> tuple[list[int], memoryview]:
+    """Shape and raw bytes of a classification: `<value>:<index>[:<label>]` for each entry."""
+    form = "{:.6f}:{}" if datatype in _FLOATS else "{}:{}"
+    elements = [
+        (form.format(top.value, top.index) + (f":{top.label}" if top.label else "")).encode()
+        for row in rows
+        for top in row
+    ]
+    width = len(rows[0]) if rows else 0
+    return ([len(rows), width] if batches else [width]), memoryview(bytes_elements.join(elements))

@@ -1,0 +1,68 @@
+"""The TensorRT Inference Server API, version 1, over HTTP (gRPC: `grpc`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import falcon
+import falcon.asgi
+
+from frontend.protocols.trtis_v1.answering import STATUS_HEADER
+from frontend.protocols.trtis_v1.codes import http_status_of, retry_after
+from frontend.protocols.trtis_v1.control import ControlResource, RepositoryResource
+from frontend.protocols.trtis_v1.health import HealthResource
+from frontend.protocols.trtis_v1.infer import InferResource
+from frontend.protocols.trtis_v1.profile import ProfileResource
+from frontend.protocols.trtis_v1.shared_memory import RegionResource, RegionStatusResource
+from frontend.protocols.trtis_v1.status import StatusResource
+from frontend.protocols.trtis_v1.statuses import Statuses
+from frontend.protocols.trtis_v1.text import one_line
+from frontend.services import Services
+from ipc.errors import PenstockError
+
+
+class TrtisProtocol:
+    """Routes and error form of this contract."""
+
+    name = "trtis_v1"
+    prefixes: Sequence[str] = ("/api/",)
+
+    def __init__(self) -> None:
+        self._statuses: Statuses | None = None
+
+    def mount(self, app: falcon.asgi.App[Any, Any], services: Services) -> None:
+        """Add the routes."""
+        statuses = self._statuses = Statuses(services.settings)
+        infer, status = InferResource(services, statuses), StatusResource(services, statuses)
+        health = HealthResource(services, statuses)
+        app.add_route("/api/health", health)
+        app.add_route("/api/health/{mode}", health)
+        app.add_route("/api/status", status)
+        app.add_route("/api/status/{model:path}", status)
+        app.add_route("/api/infer/{model}", infer)
+        app.add_route("/api/infer/{model}/{version}", infer)
+        app.add_route("/api/profile", ProfileResource(services, statuses))
+        app.add_route("/api/modelcontrol/{action}/{model:path}", ControlResource(services, statuses))
+        app.add_route("/api/repository/index", RepositoryResource(services, statuses))
+        app.add_route("/api/sharedmemorycontrol/status", RegionStatusResource(services, statuses))
+        app.add_route("/api/sharedmemorycontrol/{rest:path}", RegionResource(services, statuses))
+
+    def inference_at(self, path: str) -> tuple[str, str]:
+        """Which entry a name stands for is not known before the request is let in."""
+        return ("infer" if path.startswith("/api/infer/") else ""), ""
+
+    def render_error(
+        self, error: PenstockError, path: str
+    ) -> tuple[int, dict[str, Any] | None, dict[str, str]]:
+        """An empty body; the reason is in NV-Status."""
+        assert self._statuses is not None
+        status = self._statuses.failure(error, numbered=False)
+        return http_status_of(error), None, {STATUS_HEADER: one_line(status), **retry_after(error)}
+
+    def render_http(
+        self, error: falcon.HTTPError, path: str
+    ) -> tuple[int, dict[str, Any] | None, dict[str, str]]:
+        """405 for a wrong verb, 400 for everything else below `/api/`, without body and NV-Status."""
+        known = (405, 426, 431, 408)
+        return error.status_code if error.status_code in known else 400, None, dict(error.headers or {})

@@ -1,0 +1,124 @@
+"""The methods of `GRPCService`. The gRPC status is OK for failed requests too; the outcome is in `request_status`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from google.protobuf.message import Message
+
+from frontend.access.rules import Need
+from frontend.grpc.call import Call
+from frontend.grpc.service import Answer, Method
+from frontend.protocols.trtis_v1.codes import message_of
+from frontend.protocols.trtis_v1.control import control, index
+from frontend.protocols.trtis_v1.grpc.inference import RAW_INPUT, Inference
+from frontend.protocols.trtis_v1.grpc.regions import change_regions
+from frontend.protocols.trtis_v1.health import is_healthy
+from frontend.protocols.trtis_v1.profile import refuse
+from frontend.protocols.trtis_v1.server_status import server_status
+from frontend.protocols.trtis_v1.statuses import Statuses
+from frontend.services import Services
+from ipc.errors import AccessRefused, Cancelled, InvalidInput, PenstockError
+from ipc.protos import trtis_v1_pb2 as pb
+
+Work = Callable[[Call, Any, Any], Awaitable[None]]
+
+
+class TrtisService:
+    """`nvidia.inferenceserver.GRPCService`."""
+
+    protocol = "trtis_v1"
+    descriptor = pb.DESCRIPTOR.services_by_name["GRPCService"]
+
+    def __init__(self, services: Services) -> None:
+        statuses = self._statuses = Statuses(services.settings)
+        inference = Inference(statuses)
+        infer = Method(
+            inference.answer, "infer", raw_field=RAW_INPUT, failed=_unless_transport(inference.failed)
+        )
+        stream = Method(
+            inference.answer,
+            "infer",
+            raw_field=RAW_INPUT,
+            failed=_unless_transport(inference.failed),
+            ordered=False,
+        )
+        self.methods: Mapping[str, Method] = {
+            "Infer": infer,
+            "StreamInfer": stream,
+            "Health": self._method("health", pb.HealthResponse, _health, ""),
+            "Status": self._method("status", pb.StatusResponse, self._status),
+            "Profile": self._method("profile", pb.ProfileResponse, _profile),
+            "ModelControl": self._method("control", pb.ModelControlResponse, _control, "admin"),
+            "SharedMemoryControl": self._method(
+                "regions", pb.SharedMemoryControlResponse, change_regions, _need_of_regions
+            ),
+            "Repository": self._method("index", pb.RepositoryResponse, _repository),
+        }
+
+    def message_of(self, error: PenstockError) -> str:
+        """The words of the contract, for what ends an rpc itself."""
+        return message_of(error)
+
+    def _method(
+        self, kind: str, response: Callable[[], Any], work: Work, need: Need | Callable[[Any], Need] = "infer"
+    ) -> Method:
+        """A unary method: `work` fills a response, whose status says how it went; both are counted by kind."""
+
+        async def answer(call: Call, request: Any) -> Answer:
+            began, made = time.perf_counter_ns(), response()
+            call.context.model = getattr(request, "model_name", "")
+            try:
+                await work(call, request, made)
+            finally:
+                call.services.extensions.recorder.called(kind, time.perf_counter_ns() - began)
+            made.request_status.CopyFrom(self._statuses.success())
+            return made  # type: ignore[no-any-return]
+
+        def failed(call: Call, request: Any, error: PenstockError) -> Message:
+            made = response()
+            made.request_status.CopyFrom(self._statuses.failure(error))
+            return made  # type: ignore[no-any-return]
+
+        return Method(answer, kind, need, failed=_unless_transport(failed))
+
+    async def _status(self, call: Call, request: pb.StatusRequest, made: pb.StatusResponse) -> None:
+        found = await server_status(call.services, self._statuses.server_id, request.model_name)
+        made.server_status.CopyFrom(found)
+
+
+def _unless_transport(
+    failed: Callable[[Call, Any, PenstockError], Answer],
+) -> Callable[[Call, Any, PenstockError], Answer | None]:
+    """Refused keys and clients that left end the rpc with a gRPC status; every other failure is an answer."""
+
+    def decide(call: Call, request: Any, error: PenstockError) -> Answer | None:
+        return None if isinstance(error, AccessRefused | Cancelled) else failed(call, request, error)
+
+    return decide
+
+
+async def _health(call: Call, request: pb.HealthRequest, made: pb.HealthResponse) -> None:
+    made.health = is_healthy(call.services, request.mode)
+
+
+async def _profile(call: Call, request: pb.ProfileRequest, made: pb.ProfileResponse) -> None:
+    await refuse()
+
+
+async def _control(call: Call, request: pb.ModelControlRequest, made: pb.ModelControlResponse) -> None:
+    load = request.type == pb.ModelControlRequest.LOAD
+    await control(call.services, "load" if load else "unload", request.model_name, call.context.deadline_ns)
+
+
+async def _repository(call: Call, request: pb.RepositoryRequest, made: pb.RepositoryResponse) -> None:
+    if not request.index:
+        raise InvalidInput("repository request: index must be true")
+    made.index.CopyFrom(index(call.services))
+
+
+def _need_of_regions(request: pb.SharedMemoryControlRequest) -> Need:
+    """To look is free for every caller, to change is the administrator's."""
+    return "infer" if request.WhichOneof("shared_memory_control") == "status" else "admin"

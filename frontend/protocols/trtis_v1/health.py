@@ -1,0 +1,34 @@
+"""GET /api/health/{live,ready}: the HTTP status is the answer, the code says whether the question was understood."""
+
+from __future__ import annotations
+
+from falcon.asgi import Request, Response
+
+from frontend.protocols.trtis_v1 import server_status
+from frontend.protocols.trtis_v1.answering import Resource
+from frontend.protocols.trtis_v1.codes import UnknownMode
+from frontend.services import Services
+from ipc.errors import Draining
+
+
+def is_healthy(services: Services, mode: str) -> bool:
+    """Whether the server is `live` or `ready`. Raises `UnknownMode`, and `Draining` for `live` while it stops."""
+    if mode not in ("live", "ready"):
+        raise UnknownMode(f"unknown health mode {mode[:64]!a}; known are live and ready")
+    if services.drain.draining:
+        raise Draining("the server is stopping", retry_after_s=1)
+    return True if mode == "live" else server_status.is_ready(services)
+
+
+class HealthResource(Resource):
+    """Both modes; every other one is answered with code UNKNOWN."""
+
+    kind = "health"
+
+    async def on_get(self, req: Request, resp: Response, mode: str = "") -> None:
+        """200 or 400, without a body."""
+        await self.answer(req, resp, self._look(resp, mode))
+
+    async def _look(self, resp: Response, mode: str) -> None:
+        if not is_healthy(self.services, mode):
+            resp.status = 400

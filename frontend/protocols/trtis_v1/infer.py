@@ -1,0 +1,95 @@
+"""POST /api/infer/<model>[/<version>]: the request in a header, raw tensors in and out of the bodies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import falcon
+from falcon.asgi import Request, Response
+
+from frontend.context import RequestContext
+from frontend.disconnect import until_disconnect
+from frontend.protocols.trtis_v1 import requests, responses
+from frontend.protocols.trtis_v1.answering import set_failure, set_status, wants_binary, whole_number
+from frontend.protocols.trtis_v1.statuses import Statuses
+from frontend.protocols.trtis_v1.text import many_lines, one_line, read_request_header
+from frontend.responding import send_parts
+from frontend.sending import Part
+from frontend.services import Services
+from frontend.tensors import checking, served
+from frontend.tensors.receiving import receive
+from frontend.tensors.result import TensorResult
+from frontend.tensors.running import book_failure, run
+from frontend.tensors.served import Served
+from ipc.errors import Cancelled, PenstockError
+from ipc.protos import trtis_v1_pb2 as pb
+
+REQUEST_HEADER = "NV-InferRequest"
+RESPONSE_HEADER = "NV-InferResponse"
+_OCTETS = "application/octet-stream"
+
+
+class InferResource:
+    """One inference over HTTP."""
+
+    def __init__(self, services: Services, statuses: Statuses) -> None:
+        self._services, self._statuses = services, statuses
+
+    async def on_post(self, req: Request, resp: Response, model: str, version: str = "-1") -> None:
+        """200 with raw outputs and the response header behind them, or 400 with the reason in NV-Status."""
+        context, header = req.context.penstock, pb.InferRequestHeader()
+        context.model, context.operation = model, "infer"
+        scheduled = False
+        try:
+            number = -1 if version == "-1" else whole_number(version, "model version")
+            header = read_request_header(req.get_header(REQUEST_HEADER))
+            wanted = requests.version_of(number)
+            ready = served.ready(self._services, model, wanted, context.deadline_ns)
+            found = await until_disconnect(ready, req.scope, body_read=False)
+            request = requests.request_of(found, header)
+            checking.check_shapes(found, request)
+            sizes = requests.sizes_of(found, header, request)
+            async with receive(self._services, req, 0, context.deadline_ns) as body:
+                requests.cut(found, request, sizes, body.data)
+                request.block = body.block
+                context.started, scheduled = time.perf_counter(), True
+                result = await run(self._services, context, request, req.scope)
+                self._answer(req, resp, result, found, header)
+        except Cancelled:
+            raise
+        except PenstockError as error:
+            self._fail(resp, error, context, header.id, model, scheduled)
+
+    def _answer(
+        self, req: Request, resp: Response, result: TensorResult, found: Served, header: pb.InferRequestHeader
+    ) -> None:
+        try:
+            full = responses.header_of(result, found.name, found.config.batches, header.id)
+            tail = full.SerializeToString() if wants_binary(req) else many_lines(full)
+            raw = [output.data for output in result.outputs if output.data is not None]
+            parts: Sequence[Part] = [*raw, tail]
+            resp.status, resp.content_type = falcon.HTTP_200, _OCTETS
+            resp.set_header(RESPONSE_HEADER, one_line(responses.without_classes(full)))
+            set_status(resp, self._statuses.success())
+            send_parts(resp, parts, result.reply, self._services)
+        except BaseException:
+            result.reply.release()
+            raise
+
+    def _fail(
+        self,
+        resp: Response,
+        error: PenstockError,
+        context: RequestContext,
+        request_id: int,
+        model: str,
+        scheduled: bool,
+    ) -> None:
+        """An empty body; the header names the request so that it can be found again."""
+        context.error = error.code
+        if not scheduled:
+            book_failure(self._services, context, model, None, error)
+        set_failure(resp, error, self._statuses.failure(error, model, numbered=scheduled))
+        resp.content_type = _OCTETS
+        resp.set_header(RESPONSE_HEADER, one_line(pb.InferResponseHeader(id=request_id)))

@@ -1,0 +1,19 @@
+"""A model's configuration in the form of this contract, from the neutral one."""
+
+from __future__ import annotations
+
+from frontend.tensors import config_messages
+from frontend.tensors.served import Served
+from ipc.protos import trtis_v1_pb2 as pb
+
+
+def config_of(served: Served, name: str) -> pb.ModelConfig:
+    """The configuration under the `name` that clients ask for."""
+    message: pb.ModelConfig = config_messages.message_of(pb, served.config, name)
+    return message
+
+
+def datatype_of(name: str) -> pb.DataType:
+    """A datatype by its name in `ipc.datatypes`; BF16, which this contract lacks, is TYPE_INVALID."""
+    found: pb.DataType = config_messages.datatype_of(pb, name)
+    return found

@@ -1,0 +1,62 @@
+"""The routes of this contract for the schema, one row each.
+
+Their bodies are raw tensors and protobuf messages, of which the schema knows nothing; docs/trtis.md describes them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from frontend.openapi.operation import TEXT, Operation, Parameter
+
+OCTETS = "application/octet-stream"
+_FORMAT = Parameter("format", "query", "`binary`: messages in the wire format instead of text.")
+_REQUEST = Parameter("NV-InferRequest", "header", "InferRequestHeader as protobuf text, on one line.")
+_ID = Parameter("X-Request-ID", "header", "Id to echo and log.")
+
+
+def _get(path: str, summary: str, *parameters: Parameter, **more: Any) -> Operation:
+    return Operation(
+        "get",
+        path,
+        summary,
+        "trtis v1",
+        media=(TEXT, OCTETS),
+        errors={400: None},
+        parameters=(_ID, *parameters),
+        error_code_header=False,
+        **more,
+    )
+
+
+def _post(path: str, summary: str, *parameters: Parameter) -> Operation:
+    return Operation(
+        "post",
+        path,
+        summary,
+        "trtis v1",
+        media=(OCTETS,),
+        errors={400: None, 401: None, 403: None, 429: None},
+        parameters=(_ID, *parameters),
+        error_code_header=False,
+    )
+
+
+OPERATIONS = (
+    _get("/api/health", "Answers 400: the mode is missing."),
+    _get(
+        "/api/health/{mode}",
+        "Whether the server is live or ready; the HTTP status is the answer.",
+        closed=False,
+    ),
+    _get("/api/status", "The server and all its models, a ServerStatus.", _FORMAT),
+    _get("/api/status/{model}", "The server and one model, a ServerStatus.", _FORMAT),
+    _post("/api/infer/{model}", "Inference by the latest version that is ready.", _REQUEST, _FORMAT),
+    _post("/api/infer/{model}/{version}", "Inference by this version.", _REQUEST, _FORMAT),
+    _get("/api/profile", "Answers 400: profiling is not offered."),
+    _post("/api/modelcontrol/{action}/{model}", "Load or unload a model."),
+    _get("/api/repository/index", "Names of all models.", _FORMAT),
+    _get("/api/sharedmemorycontrol/status", "All shared memory regions.", _FORMAT),
+    _post("/api/sharedmemorycontrol/{rest}", "Register or unregister a shared memory region."),
+)
+"""All of them."""

@@ -1,0 +1,38 @@
+"""From a result to the response header; both transports of this contract share it."""
+
+from __future__ import annotations
+
+from frontend.protocols.trtis_v1.model_config import datatype_of
+from frontend.tensors.result import OutputTensor, TensorResult
+from ipc.protos import trtis_v1_pb2 as pb
+
+
+def header_of(result: TensorResult, name: str, batches: bool, request_id: int) -> pb.InferResponseHeader:
+    """The complete header, class results included; dims leave out the batch dimension of a model that `batches`."""
+    header = pb.InferResponseHeader(
+        model_name=name, model_version=result.version, batch_size=result.rows, id=request_id
+    )
+    for output in result.outputs:
+        _add(header.output.add(name=output.name, data_type=datatype_of(output.datatype)), output, batches)
+    return header
+
+
+def _add(message: pb.InferResponseHeader.Output, output: OutputTensor, batches: bool) -> None:
+    if output.classes is None:
+        message.raw.dims.extend(output.shape[1:] if batches else output.shape)
+        message.raw.batch_byte_size = output.nbytes
+        return
+    for row in output.classes:
+        entries = [pb.InferResponseHeader.Output.Class(idx=i, value=v, label=label) for v, i, label in row]
+        message.batch_classes.add(cls=entries)
+
+
+def without_classes(header: pb.InferResponseHeader) -> pb.InferResponseHeader:
+    """The header as `NV-InferResponse` has it: of an output with classes only the name."""
+    if not any(output.batch_classes for output in header.output):
+        return header
+    short = pb.InferResponseHeader()
+    short.CopyFrom(header)
+    for output in short.output:
+        output.ClearField("batch_classes")
+    return short

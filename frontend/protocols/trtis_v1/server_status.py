@@ -1,0 +1,148 @@
+"""What /api/status says: the server, its models with their configuration, and what their requests took."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import lru_cache
+
+from frontend import version
+from frontend.protocols.trtis_v1.model_config import config_of
+from frontend.services import Services
+from frontend.tensors import served
+from frontend.tensors.refusals import UnavailableModel
+from frontend.tensors.served import Served
+from frontend.tensors.states import VersionState
+from frontend.tensors.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
+from ipc.errors import InvalidInput, PenstockError
+from ipc.liveness import start_ticks
+from ipc.model_config import ModelConfig
+from ipc.protos import trtis_v1_pb2 as pb
+
+_CONFIGS: dict[str, tuple[ModelConfig, pb.ModelConfig]] = {}
+_READY_STATES = {
+    "READY": pb.ModelReadyState.MODEL_READY,
+    "LOADING": pb.ModelReadyState.MODEL_LOADING,
+    "UNLOADING": pb.ModelReadyState.MODEL_UNLOADING,
+    "UNAVAILABLE": pb.ModelReadyState.MODEL_UNAVAILABLE,
+}
+
+
+def is_ready(services: Services) -> bool:
+    """Whether the server is ready; strictly: every version that is not merely loaded on demand is ready as well."""
+    if not services.engine.ready()[0]:
+        return False
+    if not services.settings.trtis.strict_readiness:
+        return True
+    states = (state for name in served.names(services) for state in served.states(services, name))
+    return all(state.state == "READY" or _waits_for_demand(services, state) for state in states)
+
+
+def _waits_for_demand(services: Services, state: VersionState) -> bool:
+    """Whether a model of the catalog is only not loaded because nobody asked for it."""
+    return state.status.state == "available" and services.settings.catalog.on_demand and "@" not in state.id
+
+
+def ready_state(services: Services) -> pb.ServerReadyState:
+    """Initializing, ready or exiting."""
+    if services.drain.draining:
+        return pb.ServerReadyState.SERVER_EXITING
+    ready, _ = services.engine.ready()
+    return pb.ServerReadyState.SERVER_READY if ready else pb.ServerReadyState.SERVER_INITIALIZING
+
+
+async def server_status(services: Services, server_id: str, model: str = "") -> pb.ServerStatus:
+    """The status of all models, or of one. Raises `InvalidInput` for a model that is not known."""
+    names = [model] if model else served.names(services)
+    statistics = await services.extensions.statistics.read()
+    status = pb.ServerStatus(
+        id=server_id, version=version.VERSION, uptime_ns=_uptime_ns(), ready_state=ready_state(services)
+    )
+    for name in names:
+        try:
+            _add_model(status.model_status[name], services, name, statistics)
+        except UnavailableModel as error:
+            raise InvalidInput(f"no status available for unknown model '{name[:200]}'") from error
+    _add_calls(status, statistics)
+    return status
+
+
+def _uptime_ns() -> int:
+    """Since the arbiter, the parent of all frontends, began."""
+    began_ns = _arbiter_began_ns(os.getppid())
+    return max(0, time.clock_gettime_ns(time.CLOCK_BOOTTIME) - began_ns)
+
+
+@lru_cache(maxsize=1)
+def _arbiter_began_ns(pid: int) -> int:
+    return start_ticks(pid) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+def _add_model(message: pb.ModelStatus, services: Services, name: str, statistics: ServerStatistics) -> None:
+    for state in served.states(services, name):
+        counted = statistics.of(name, state.version)
+        _add_version(message.version_status[state.version], state, counted)
+    unversioned = statistics.models.get((name, -1))
+    if unversioned is not None:
+        _add_requests(message.version_status[-1], unversioned)
+    found = _any_version(services, name)
+    if found is not None:
+        message.config.CopyFrom(_config(found, name))
+
+
+def _any_version(services: Services, name: str) -> Served | None:
+    """The version that answers now, whose configuration is that of the model; None while none does."""
+    try:
+        return served.find(services, name)
+    except PenstockError:
+        return None
+
+
+def _config(found: Served, name: str) -> pb.ModelConfig:
+    """PERF: many short-lived clients ask; the message is made once for each configuration that was found."""
+    known = _CONFIGS.get(name)
+    if known is None or known[0] is not found.config:
+        known = _CONFIGS[name] = (found.config, config_of(found, name))
+    return known[1]
+
+
+def _add_version(message: pb.ModelVersionStatus, state: VersionState, counted: ModelStatistics) -> None:
+    message.ready_state = _READY_STATES[state.state]
+    if state.reason:
+        message.ready_state_reason.message = state.reason
+    message.model_execution_count = counted.execution_count
+    message.model_inference_count = counted.inference_count
+    message.last_inference_timestamp_milliseconds = counted.last_inference_ms
+    _add_requests(message, counted)
+
+
+def _add_requests(message: pb.ModelVersionStatus, counted: ModelStatistics) -> None:
+    for rows, requests in counted.by_request_size.items():
+        message.infer_stats[rows].CopyFrom(_infer_stats(requests))
+
+
+def _infer_stats(requests: RequestStatistics) -> pb.InferRequestStats:
+    phases = (requests.compute_input, requests.compute_infer, requests.compute_output)
+    compute = Duration(requests.compute_infer.count, sum(phase.ns for phase in phases))
+    return pb.InferRequestStats(
+        success=_duration(requests.success),
+        failed=_duration(requests.fail),
+        compute=_duration(compute),
+        queue=_duration(requests.queue),
+    )
+
+
+def _duration(duration: Duration) -> pb.StatDuration:
+    return pb.StatDuration(count=duration.count, total_time_ns=duration.ns)
+
+
+def _add_calls(status: pb.ServerStatus, statistics: ServerStatistics) -> None:
+    for kind, message in (
+        ("status", status.status_stats),
+        ("profile", status.profile_stats),
+        ("health", status.health_stats),
+        ("control", status.model_control_stats),
+        ("regions", status.shm_control_stats),
+        ("index", status.repository_stats),
+    ):
+        message.success.CopyFrom(_duration(statistics.calls.get(kind, Duration())))

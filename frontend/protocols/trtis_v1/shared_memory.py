@@ -1,0 +1,86 @@
+"""The routes below /api/sharedmemorycontrol: regions of clients registered, listed and forgotten.
+
+status
+register/<name>/<key with its slash>/<offset>/<byte_size>
+cudaregister/<name>/<byte_size>/<device>       the body is the raw handle
+unregister/<name>, unregister/all
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from falcon.asgi import Request, Response
+
+from frontend.protocols.trtis_v1.answering import Resource, wants_binary, whole_number
+from frontend.protocols.trtis_v1.text import many_lines
+from ipc.errors import InvalidInput
+from ipc.protos import trtis_v1_pb2 as pb
+from ipc.regions import RegionEntry
+
+_FORMS = "register/NAME/KEY/OFFSET/BYTE_SIZE, cudaregister/NAME/BYTE_SIZE/DEVICE or unregister/NAME"
+
+
+def listed(entries: Iterable[RegionEntry]) -> list[pb.SharedMemoryRegion]:
+    """Regions in the form of this contract."""
+    return [_region(entry) for entry in entries]
+
+
+def _region(entry: RegionEntry) -> pb.SharedMemoryRegion:
+    region = pb.SharedMemoryRegion(name=entry.name, byte_size=entry.nbytes)
+    if entry.kind == "cuda":
+        region.cuda_shared_memory.device_id = entry.device
+    else:
+        region.system_shared_memory.shared_memory_key = entry.key
+        region.system_shared_memory.offset = entry.offset
+    return region
+
+
+class RegionStatusResource(Resource):
+    """All regions."""
+
+    kind = "regions"
+
+    async def on_get(self, req: Request, resp: Response) -> None:
+        """A SharedMemoryStatus, as text or in the wire format."""
+        await self.answer(req, resp, self._list(req, resp))
+
+    async def _list(self, req: Request, resp: Response) -> None:
+        found = self.services.extensions.regions.status(None)
+        status = pb.SharedMemoryStatus(shared_memory_region=listed(found))
+        if wants_binary(req):
+            resp.content_type, resp.data = "application/octet-stream", status.SerializeToString()
+        else:
+            resp.content_type, resp.data = "text/plain", many_lines(status)
+
+
+class RegionResource(Resource):
+    """One region, or all of them."""
+
+    kind = "regions"
+
+    async def on_post(self, req: Request, resp: Response, rest: str) -> None:
+        """200 or 400, without a body."""
+        await self.answer(req, resp, self._change(req, rest))
+
+    async def _change(self, req: Request, rest: str) -> None:
+        regions, (action, _, path) = self.services.extensions.regions, rest.partition("/")
+        name, _, more = path.partition("/")
+        if action == "unregister" and name and not more:
+            if name == "all":
+                regions.unregister_all(None)
+            else:
+                regions.unregister(None, name)
+        elif action == "register" and name and more.count("/") >= 2:
+            key, offset, nbytes = more.rsplit("/", 2)
+            regions.register_system(
+                name, key, whole_number(offset, "offset"), whole_number(nbytes, "byte_size")
+            )
+        elif action == "cudaregister" and name and more.count("/") == 1:
+            nbytes, _, device = more.partition("/")
+            async with self.services.bodies.hold(req, req.context.penstock.deadline_ns) as handle:
+                regions.register_cuda(
+                    name, bytes(handle), whole_number(device, "device"), whole_number(nbytes, "byte_size")
+                )
+        else:
+            raise InvalidInput(f"unknown shared memory control {rest[:128]!a}; known are {_FORMS}")

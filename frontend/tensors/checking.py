@@ -1,0 +1,254 @@
+"""What is wrong with a request of named tensors, in the order and in the words of both tensor protocols.
+
+1. batch size; 2. number and names of inputs; 3. each input: datatype, shape, batch, bytes; 4. outputs; 5. sequence.
+
+The beginnings of the messages are those of the contracts; v1 wants `for model '<name>'` behind them, v2 does not mind.
+Wire formats check what only they know: that bodies are as long as they say, that fields are there and have their types.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from frontend.tensors.classification import check_ranked
+from frontend.tensors.request import InputTensor, RegionUse, TensorRequest, WantedOutput
+from frontend.tensors.rules import InputRule
+from frontend.tensors.served import Served
+from ipc.datatypes import BYTES, DATATYPES, MAX_ELEMENTS
+from ipc.errors import InvalidInput
+from ipc.model_config import ModelConfig, TensorConfig
+
+
+def check(served: Served, request: TensorRequest) -> int:
+    """The batch size of a request, 1 for a model that does not batch. Raises `InvalidInput` for what the model refuses.
+
+    It does not look into BYTES tensors; whoever reads their elements does (`bytes_elements.split`).
+    """
+    rows = check_shapes(served, request)
+    for tensor in request.inputs:
+        _check_bytes(served, tensor, served.inputs[tensor.name])
+    if request.outputs is not None:
+        _check_outputs(served, request.outputs, rows)
+    if served.config.sequence_batching is not None:
+        _check_sequence(served, request, rows)
+    return rows
+
+
+def check_shapes(served: Served, request: TensorRequest) -> int:
+    """`check` without bytes, outputs and sequence, for a wire format whose shapes tell where the bytes begin."""
+    rows = _rows(served, request)
+    _check_names(served, request.inputs)
+    for tensor in request.inputs:
+        _check_input(served, tensor, served.inputs[tensor.name], rows, request)
+    return rows
+
+
+def _rows(served: Served, request: TensorRequest) -> int:
+    """The batch size that the request states, or else that its first input has."""
+    most, rows = served.config.max_batch_size, request.batch_size
+    if rows is None:
+        shape = request.inputs[0].shape if most and request.inputs else ()
+        rows = shape[0] if shape else 1
+    if rows < 1:
+        raise InvalidInput(
+            f"inference request batch-size must be >= 1 for '{served.name}', got {_shown(rows)}"
+        )
+    if rows != 1 and rows > most:
+        raise InvalidInput(
+            f"inference request batch-size must be <= {most} for '{served.name}', got {_shown(rows)}"
+            + ("" if most else " (the model has no batch dimension: its batch-size is 1)")
+        )
+    return rows
+
+
+def _check_names(served: Served, inputs: Sequence[InputTensor]) -> None:
+    if [tensor.name for tensor in inputs] == served.input_names:
+        return
+    rules, given = served.inputs, {tensor.name for tensor in inputs}
+    if len(given) < len(inputs):
+        names = [tensor.name for tensor in inputs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidInput(f"input {_name(twice)} occurs more than once in the request")
+    missing = [repr(name) for name, rule in rules.items() if not rule.optional and name not in given]
+    unknown = sorted(_name(name) for name in given if name not in rules)
+    if len(given) < served.required or len(given) > len(rules):
+        words = [("missing", missing), ("unexpected", unknown[:8])]
+        named = "; ".join(f"{word}: {', '.join(names)}" for word, names in words if names)
+        expected = served.required if len(given) < served.required else len(rules)
+        raise InvalidInput(
+            f"expected {expected} inputs but got {len(given)} inputs for model '{served.name}' ({named})"
+        )
+    if unknown:
+        raise InvalidInput(
+            f"unexpected inference input {unknown[0]} for model '{served.name}', "
+            f"whose inputs are {', '.join(map(repr, rules))}"
+        )
+    if missing:
+        raise InvalidInput(f"missing inference input {', '.join(missing)} for model '{served.name}'")
+
+
+def _check_input(
+    served: Served, tensor: InputTensor, rule: InputRule, rows: int, request: TensorRequest
+) -> None:
+    if tensor.datatype != rule.datatype:
+        _check_datatype(tensor.datatype, f"input '{tensor.name}' for model '{served.name}'")
+        raise InvalidInput(
+            f"inference input '{tensor.name}' data-type is '{tensor.datatype}', "
+            f"but model '{served.name}' expects '{rule.datatype}'"
+        )
+    shape, batches = tensor.shape, served.config.max_batch_size > 0
+    _check_batch(served, tensor, rows)
+    fits = rule.fits(shape[1:] if batches else shape)
+    if rule.variable or not fits:
+        _check_dims(shape, f"unexpected shape for input '{tensor.name}' for model '{served.name}'")
+    if not fits:
+        dims = list(rule.dims)
+        # NOTE: a protocol that states the batch size apart has no batch dimension in its shapes.
+        whole = batches and request.batch_size is None
+        expected, got = ([-1, *dims], shape) if whole else (dims, shape[1:] if batches else shape)
+        raise InvalidInput(
+            f"unexpected shape for input '{tensor.name}' for model '{served.name}': "
+            f"expected {expected}, got {_shown(got)}"
+        )
+
+
+def _check_batch(served: Served, tensor: InputTensor, rows: int) -> None:
+    """All inputs of a model that batches have as many rows."""
+    if not served.config.max_batch_size:
+        return
+    if not tensor.shape:
+        raise InvalidInput(
+            f"unexpected shape for input '{tensor.name}' for model '{served.name}': [] has no batch dimension"
+        )
+    if tensor.shape[0] != rows:
+        raise InvalidInput(
+            f"input '{tensor.name}' for model '{served.name}' has batch-size {_shown(tensor.shape[0])}, "
+            f"but other inputs have {rows}"
+        )
+
+
+def _check_bytes(served: Served, tensor: InputTensor, rule: InputRule) -> None:
+    where = f"input '{tensor.name}' for model '{served.name}'"
+    if (tensor.data is None) == (tensor.region is None):
+        raise InvalidInput(f"{where}: expected data or a shared memory region, and not both")
+    # PERF: the usual request needs no look at each dim.
+    known = rule.nbytes and not rule.variable and tensor.data is not None
+    if known and len(tensor.data or b"") == math.prod(tensor.shape) * rule.nbytes:
+        return
+    expected = expected_nbytes(rule.datatype, tensor.shape, where)
+    if tensor.data is not None:
+        got = len(tensor.data)
+    else:
+        assert tensor.region is not None
+        _check_region(tensor.region, where)
+        got = tensor.region.nbytes
+    if expected is None:
+        _check_room(tensor, got, where)
+    elif got != expected:
+        raise InvalidInput(
+            f"unexpected size {got} for {where}, expecting {expected} bytes "
+            f"({math.prod(tensor.shape)} elements of {rule.datatype} for shape {tensor.shape}, "
+            f"got {got / rule.nbytes:g})"
+        )
+
+
+def _check_room(tensor: InputTensor, nbytes: int, where: str) -> None:
+    """The lengths of BYTES elements alone take 4 bytes each; no element means no byte."""
+    count = math.prod(tensor.shape)
+    if nbytes < 4 * count or (not count and nbytes):
+        raise InvalidInput(
+            f"unexpected size {nbytes} for {where}: shape {tensor.shape} has {count} elements of BYTES"
+        )
+
+
+def _check_region(region: RegionUse, where: str) -> None:
+    for field, value in (("offset", region.offset), ("byte size", region.nbytes)):
+        if not 0 <= value <= MAX_ELEMENTS:
+            raise InvalidInput(f"{where}: shared memory {field} {_shown(value)} is outside 0..2^62")
+
+
+def _check_outputs(served: Served, wanted: Sequence[WantedOutput], rows: int) -> None:
+    for output in wanted:
+        tensor = served.outputs.get(output.name)
+        if tensor is None:
+            raise InvalidInput(
+                f"unexpected inference output {_name(output.name)} for model '{served.name}', "
+                f"whose outputs are {', '.join(map(repr, served.outputs))}"
+            )
+        if output.region is not None:
+            _check_region(output.region, f"output '{output.name}' for model '{served.name}'")
+        if output.classes:
+            _check_classes(served, output, tensor, rows)
+    if len({output.name for output in wanted}) < len(wanted):
+        names = [output.name for output in wanted]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidInput(f"output '{twice}' occurs more than once in the request")
+
+
+def _check_classes(served: Served, output: WantedOutput, tensor: TensorConfig, rows: int) -> None:
+    where = f"output '{output.name}' for model '{served.name}'"
+    if output.classes < 0:
+        raise InvalidInput(f"{where}: classification {_shown(output.classes)} must be >= 0")
+    if output.region is not None:
+        raise InvalidInput(f"{where}: classification and a shared memory region cannot be asked for together")
+    check_ranked(tensor.datatype, rows * math.prod(dim for dim in tensor.dims if dim > 0), where)
+
+
+def _check_sequence(served: Served, request: TensorRequest, rows: int) -> None:
+    if rows != 1:
+        raise InvalidInput(
+            f"inference request to model '{served.name}' must specify batch-size 1, got {rows}"
+        )
+    if not request.sequence.id:
+        raise InvalidInput(
+            f"inference request to model '{served.name}' must specify a non-zero correlation ID"
+        )
+
+
+def expected_nbytes(datatype: str, shape: Sequence[int], where: str) -> int | None:
+    """Raw bytes of a tensor of this shape; None for BYTES, whose shape does not tell.
+
+    `where` names it in errors ("input 'A' for model 'm'"). Raises `InvalidInput` for an unknown datatype, a negative
+    dim, and more than 2^62 elements.
+    """
+    _check_datatype(datatype, where)
+    _check_dims(shape, where)
+    return None if datatype == BYTES else math.prod(shape) * DATATYPES[datatype].nbytes
+
+
+def _check_datatype(datatype: str, where: str) -> None:
+    if datatype not in DATATYPES:
+        raise InvalidInput(f"{where}: datatype {_name(datatype)} is not one of {', '.join(DATATYPES)}")
+
+
+def _check_dims(shape: Sequence[int], where: str) -> None:
+    for dim in shape:
+        if not 0 <= dim <= MAX_ELEMENTS:
+            raise InvalidInput(f"{where}: dimension {_shown(dim)} of its shape is outside 0..2^62")
+    if math.prod(shape) > MAX_ELEMENTS:
+        raise InvalidInput(f"{where}: shape {_shown(list(shape))} has more than 2^62 elements")
+
+
+def default_dims(config: ModelConfig, tensor: TensorConfig) -> list[int]:
+    """The dims of an input whose request gives none. Raises `InvalidInput` when the model has them variable (v1, 7)."""
+    if -1 in tensor.dims:
+        raise InvalidInput(
+            f"input '{tensor.name}' of model '{config.name}' has a variable size: the request must give its shape"
+        )
+    return list(tensor.dims)
+
+
+def _name(given: str) -> str:
+    """A name from the request, cut and in ASCII."""
+    return ascii(given[:200])
+
+
+def _shown(value: object) -> str:
+    """A number or shape from the request, of bounded length."""
+    try:
+        text = str(value)
+    except ValueError:
+        # NOTE: Python refuses to print integers of more than 4300 digits.
+        return "a number of thousands of digits"
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,0 +1,186 @@
+"""Models in and out of memory by name, and the index of all of them, as both tensor protocols offer it.
+
+1. `load` waits until every version that the policy chooses is loaded, and known to all frontends (`agreement`);
+   `unload` returns once the workers were told.
+2. What was loaded or unloaded by name is marked in the run directory (`ipc.marks`), so that no frontend loads again for
+   a request what somebody unloaded. The mark goes with the next `load`, and with the next start of the server.
+3. Only with `repository.control: explicit`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from frontend.tensors import served
+from frontend.tensors.agreement import Agreement
+from frontend.tensors.refusals import UnavailableModel
+from frontend.tensors.states import State, model_of
+from ipc import deadline
+from ipc.errors import (
+    ControlDisabled,
+    DeadlineExceeded,
+    InvalidInput,
+    ModelError,
+    ModelLoadFailed,
+    Unsupported,
+)
+from ipc.marks import Marks
+
+if TYPE_CHECKING:
+    from frontend.services import Services
+
+log = logging.getLogger(__name__)
+
+FOLLOW_S = 5.0
+"""How long a load waits for a model that was put into the repository just now to be noticed by all."""
+UNLOAD_S = 5.0
+"""How long an unload waits for the workers to say that they have begun."""
+
+
+class IndexEntry(NamedTuple):
+    """One version of a model; `reason` says why it is not ready ("": nothing to say)."""
+
+    name: str
+    version: int
+    state: State
+    reason: str
+
+
+class RepositoryControl:
+    """Loads, unloads and lists the models of this server."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._explicit = services.settings.repository.control == "explicit"
+        self._marks = Marks(services.settings.paths)
+        self._agreement = Agreement(services.settings.paths, f"frontend-{services.slot}", services.catalog)
+
+    async def load(self, model: str, parameters: Mapping[str, Any], deadline_ns: int) -> None:
+        """Load all chosen versions and wait for them.
+
+        Raises `ControlDisabled`; `InvalidInput` for an unknown parameter, `Unsupported` for `config` and `file:`;
+        `ModelLoadFailed` whose message begins `failed to load '<model>', `, for unknown models too; `NoReplica`;
+        `DeadlineExceeded`.
+        """
+        self._check_allowed()
+        _check_load(parameters)
+        entries = await self._entries(model, min(deadline_ns, deadline.after(FOLLOW_S)))
+        await self._agree(min(deadline_ns, deadline.after(FOLLOW_S)))
+        self._marks.put(model_of(entries[0]), loaded=True)
+        log.info("model %a is loaded by name", model[:200])
+        loads = [self._load_entry(model, entry, deadline_ns) for entry in entries]
+        ended = await asyncio.gather(*loads, return_exceptions=True)
+        for error in ended:
+            if isinstance(error, BaseException):
+                raise error
+
+    async def unload(self, model: str, parameters: Mapping[str, Any]) -> None:
+        """Begin to unload all versions; an unknown model is no error.
+
+        Raises `ControlDisabled`, and `InvalidInput` for a parameter other than `unload_dependents`.
+        """
+        self._check_allowed()
+        _check_unload(parameters)
+        try:
+            versions = self._services.served.versions(self._services, model)
+        except UnavailableModel:
+            log.info("model %a is not unloaded: there is none of that name", model[:200])
+            return
+        self._marks.put(model_of(versions[0][1]), loaded=False)
+        log.info("model %a is unloaded by name", model)
+        until = deadline.after(UNLOAD_S)
+        await asyncio.gather(*(self._unload_entry(entry, until) for _, entry in versions))
+
+    def index(self, ready_only: bool = False) -> list[IndexEntry]:
+        """Every version of every model, by name and version."""
+        found = []
+        for name in served.names(self._services):
+            for state in served.states(self._services, name):
+                if state.state == "READY" or not ready_only:
+                    found.append(IndexEntry(name, state.version, state.state, state.reason))
+        return found
+
+    def tell(self) -> None:
+        """Tell the other frontends what this one serves; called twice a second."""
+        if self._explicit:
+            self._agreement.tell()
+
+    def unloaded(self, model: str) -> bool:
+        """Whether the model was unloaded by name and must not be loaded for a request."""
+        return self._explicit and self._marks.get(model) is False
+
+    def _check_allowed(self) -> None:
+        if not self._explicit:
+            raise ControlDisabled(
+                "explicit model load / unload is not allowed if model control is not enabled "
+                "(repository.control: explicit)"
+            )
+
+    async def _entries(self, model: str, until_ns: int) -> list[str]:
+        """Catalog ids of all versions, once some worker knows each of them."""
+        services, entries = self._services, list[str]()
+
+        def known() -> bool:
+            nonlocal entries
+            try:
+                entries = [entry for _, entry in services.served.versions(services, model)]
+            except UnavailableModel:
+                return False
+            channels = services.client.channels
+            return all(any(entry in channel.models for channel in channels) for entry in entries)
+
+        try:
+            await services.client.wait(known, until_ns)
+        except DeadlineExceeded:
+            if not entries:
+                raise ModelLoadFailed(
+                    f"failed to load '{_shown(model)}', the repository has no such model"
+                ) from None
+        return entries
+
+    async def _agree(self, until_ns: int) -> None:
+        """Wait until all frontends know the models that this one knows: the next request may come to any of them."""
+        if not self._services.settings.catalog.watch:
+            return
+        try:
+            await self._services.client.wait(self._agreement.reached, until_ns)
+        except DeadlineExceeded:
+            log.warning("another frontend does not serve the catalog of this one yet")
+
+    async def _load_entry(self, model: str, entry: str, deadline_ns: int) -> None:
+        client = self._services.client
+        try:
+            await client.demand.load(entry, True, lambda done: client.wait(done, deadline_ns))
+        except ModelError as error:
+            raise ModelLoadFailed(f"failed to load '{_shown(model)}', {error.message}") from error
+
+    async def _unload_entry(self, entry: str, until_ns: int) -> None:
+        client = self._services.client
+        try:
+            await client.demand.unload(entry, False, lambda done: client.wait(done, until_ns))
+        except DeadlineExceeded:
+            log.warning("no worker has said yet that it unloads model %s", entry)
+
+
+def _check_load(parameters: Mapping[str, Any]) -> None:
+    for name in parameters:
+        if name == "config" or name.startswith("file:"):
+            raise Unsupported(f"load parameter {name[:100]!a}: models are configured in the repository only")
+        raise InvalidInput(f"load parameter {name[:100]!a}: expected 'config' or 'file:<path>'")
+
+
+def _check_unload(parameters: Mapping[str, Any]) -> None:
+    for name, value in parameters.items():
+        if name != "unload_dependents":
+            raise InvalidInput(f"unload parameter {name[:100]!a}: expected 'unload_dependents'")
+        if not isinstance(value, bool):
+            raise InvalidInput(
+                f"unload parameter 'unload_dependents': expected true or false, got {str(value)[:100]!a}"
+            )
+
+
+def _shown(model: str) -> str:
+    return ascii(model[:200])[1:-1]

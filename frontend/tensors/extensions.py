@@ -1,0 +1,48 @@
+"""What both tensor protocols offer besides inference, made once per frontend (`Services.extensions`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from frontend.tensors.control import RepositoryControl
+from frontend.tensors.log_settings import LogSettings
+from frontend.tensors.recorder import Recorder
+from frontend.tensors.regions import ClientRegions
+from frontend.tensors.statistics import Reader
+from frontend.tensors.trace_settings import TraceSettings
+from ipc.metrics import FrontendMetrics
+
+if TYPE_CHECKING:
+    from frontend.services import Services
+
+
+@dataclass(slots=True, frozen=True)
+class Extensions:
+    """Statistics, client memory, repository control, log and trace settings."""
+
+    recorder: Recorder
+    statistics: Reader
+    regions: ClientRegions
+    control: RepositoryControl
+    log_settings: LogSettings
+    trace_settings: TraceSettings
+
+    def apply(self) -> None:
+        """Follow what other frontends changed, and tell them what they wait for; called twice a second."""
+        self.control.tell()
+        self.log_settings.apply()
+        self.trace_settings.apply()
+
+
+def make(services: Services, metrics: FrontendMetrics) -> Extensions:
+    """Those of a frontend, whose tracer is there already."""
+    settings = services.settings
+    return Extensions(
+        Recorder(metrics, services.catalog),
+        Reader(settings.paths),
+        ClientRegions(settings),
+        RepositoryControl(services),
+        LogSettings(settings),
+        TraceSettings(settings, services.tracer),
+    )

@@ -1,0 +1,43 @@
+"""One checked request on its way to a worker, as the two kinds of calls see it (`infer_calls`, `catalog_calls`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from frontend.tensors.request import TensorRequest
+from frontend.tensors.result import OutputTensor
+from frontend.tensors.served import Served
+from ipc.channel import Payload
+from ipc.client import Reply
+from ipc.messages import Call
+
+if TYPE_CHECKING:
+    from frontend.context import RequestContext
+    from frontend.services import Services
+
+Called = tuple[Reply, Callable[[], list[OutputTensor]]]
+"""A reply, and what reads the wanted outputs out of it, in order."""
+_FIRST = 1
+"""The priority that goes before all others; 0 leaves the choice to the cost."""
+
+
+@dataclass(slots=True)
+class Job:
+    """A request over `rows` rows to `served`; `scope` as in `running.run`."""
+
+    services: Services
+    context: RequestContext
+    served: Served
+    request: TensorRequest
+    rows: int
+    scope: dict[str, Any] | None
+
+    async def run(self, call: Call, cost: int, payload: Payload = None) -> Reply:
+        """Run a call in the lane of the request's priority."""
+        priority = self.request.priority
+        lane = "" if not priority else "interactive" if priority == _FIRST else "bulk"
+        return await self.services.engine.run(
+            self.context, self.served.id, call, cost, self.scope, payload=payload, lane=lane
+        )

@@ -1,0 +1,136 @@
+"""Receives the body of a request of tensors: a head (JSON, or nothing) and raw bytes after it.
+
+1. A small body, and one whose length is not declared, is read as any other (`frontend.bodies`).
+2. Of a large one the raw bytes go from the connection straight into one block of the input arena, where the worker
+   reads them: no other copy is made. The limits of one body and of all bodies, deadlines and disconnects are those of
+   `frontend.bodies`.
+
+    async with receive(services, req, head_nbytes, context.deadline_ns) as body:
+        ... parse body.head, slice body.data
+        request.block = body.block
+        result = await run(...)
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from falcon.asgi import Request
+
+from frontend.bodies import HeldBody
+from frontend.disconnect import until_disconnect
+from ipc import copies
+from ipc.input_arena import InputBlock
+
+if TYPE_CHECKING:
+    from frontend.services import Services
+
+
+@dataclass(slots=True, frozen=True)
+class Body:
+    """A body: the first bytes of it, and all that follow. `block` is where `data` lie, None when they are private."""
+
+    head: bytes
+    data: memoryview
+    block: InputBlock | None
+
+
+def receive(services: Services, req: Request, head_nbytes: int, deadline_ns: int) -> Receiving:
+    """The body of `req` as an asynchronous context; leaving it ends its share of all budgets, and its block.
+
+    `head_nbytes` 0 means that the whole body is raw bytes. A body shorter than its head is all head.
+
+    Raises as `BodyReader.hold` does, and `ShmExhausted` when the arena had no room until shortly before the deadline.
+    """
+    return Receiving(services, req, head_nbytes, deadline_ns)
+
+
+class Receiving:
+    """One body on its way."""
+
+    __slots__ = ("_arriving", "_deadline_ns", "_head_nbytes", "_held", "_req", "_services")
+
+    def __init__(self, services: Services, req: Request, head_nbytes: int, deadline_ns: int) -> None:
+        self._services, self._req = services, req
+        self._head_nbytes, self._deadline_ns = head_nbytes, deadline_ns
+        self._held: HeldBody | None = None
+        self._arriving: _Arriving | None = None
+
+    async def __aenter__(self) -> Body:
+        """The body, once all of it has arrived."""
+        services = self._services
+        raw_nbytes = (self._req.content_length or 0) - self._head_nbytes
+        too_large = raw_nbytes > services.settings.limits.max_body_bytes
+        if raw_nbytes > services.settings.arena.input_inline_bytes and not too_large:
+            reserving = services.room.reserve(raw_nbytes, self._deadline_ns)
+            block = await until_disconnect(reserving, self._req.scope, body_read=False)
+            if block is not None:
+                return await self._into(block)
+        held = services.bodies.hold(self._req, self._deadline_ns)
+        body = await held.__aenter__()
+        self._held = held
+        return Body(body[: self._head_nbytes], memoryview(body)[self._head_nbytes :], None)
+
+    async def _into(self, block: InputBlock) -> Body:
+        arriving, room = _Arriving(self._head_nbytes, block), self._services.room
+        room.arriving.add(arriving)
+        try:
+            poured = self._services.bodies.pour(self._req, self._deadline_ns, arriving.take)
+            await poured.__aenter__()
+        except BaseException:
+            arriving.release()
+            raise
+        finally:
+            room.arriving.discard(arriving)
+        self._arriving, self._held = arriving, poured
+        return arriving.body()
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._arriving is not None:
+            self._arriving.release()
+        if self._held is not None:
+            await self._held.__aexit__()
+
+
+class _Arriving:
+    """What has come of a body whose raw bytes go into a block."""
+
+    def __init__(self, head_nbytes: int, block: InputBlock) -> None:
+        self.began = time.monotonic()
+        self._head, self._head_nbytes = bytearray(), head_nbytes
+        self._block: InputBlock | None = block
+        self._filled_nbytes = 0
+        self._private = bytearray()
+
+    def take(self, part: bytes) -> None:
+        """The next piece."""
+        missing = self._head_nbytes - len(self._head)
+        piece = memoryview(part)
+        if missing > 0:
+            self._head += piece[:missing]
+            piece = piece[missing:]
+        if self._block is None:
+            self._private += piece
+            return
+        copies.count("receive", len(piece))
+        self._block.buffer[self._filled_nbytes : self._filled_nbytes + len(piece)] = piece
+        self._filled_nbytes += len(piece)
+
+    def move_out(self) -> None:
+        """Go on in private memory and give the block back."""
+        if self._block is not None:
+            self._private += self._block.buffer[: self._filled_nbytes]
+            self.release()
+
+    def release(self) -> None:
+        """Give the block back."""
+        if self._block is not None:
+            block, self._block = self._block, None
+            block.release()
+
+    def body(self) -> Body:
+        """All of it, once it has arrived."""
+        data = memoryview(self._private) if self._block is None else self._block.buffer
+        return Body(bytes(self._head), data, self._block)

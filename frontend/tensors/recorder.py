@@ -1,0 +1,98 @@
+"""Counts ended tensor requests of one frontend into the metric files of its slot (`penstock_infer_*`).
+
+Batch sizes and models are labels of few values: sizes are rounded (`ipc.infer_families`), names that the catalog lacks
+are left out.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from ipc.catalog import Catalog
+from ipc.errors import PenstockError
+from ipc.infer_families import UNVERSIONED, size_label
+from ipc.messages import Timing
+from ipc.metrics import FrontendMetrics
+
+_REJECTED = (
+    "QUEUE_FULL",
+    "SHM_EXHAUSTED",
+    "DRAINING",
+    "DEADLINE_EXCEEDED",
+    "NO_REPLICA",
+    "MODEL_LOADING",
+    "MODEL_NOT_LOADED",
+)
+_BACKEND = ("INFERENCE_ERROR", "WORKER_LOST", "WORKER_CRASHED", "RESOURCE_EXHAUSTED")
+_REASONS = (
+    dict.fromkeys(_REJECTED, "REJECTED") | dict.fromkeys(_BACKEND, "BACKEND") | {"CANCELLED": "CANCELED"}
+)
+
+
+class Times(NamedTuple):
+    """Phases of one request in nanoseconds; `total_ns` from its arrival to its answer."""
+
+    queue_ns: int
+    input_ns: int
+    infer_ns: int
+    output_ns: int
+    total_ns: int
+
+    @classmethod
+    def of(cls, timing: Timing, total_ns: int) -> Times:
+        """Phases as the worker tells them."""
+        return cls(timing.queue_ns, timing.prepare_ns, timing.device_ns, timing.copy_ns, total_ns)
+
+
+class _Row:
+    """The counters of one version with one batch size, looked up once."""
+
+    def __init__(self, metrics: FrontendMetrics, key: tuple[str, str], size: str) -> None:
+        names = ("requests", "seconds", "queue", "input", "compute", "output")
+        self.requests, self.total, self.queue, self.input, self.infer, self.output = (
+            getattr(metrics, f"infer_{name}").labels(*key, size) for name in names
+        )
+        self.rows, self.last = metrics.infer_rows.labels(*key), metrics.infer_last.labels(*key)
+
+
+class Recorder:
+    """Counts ended requests of this frontend. Models are named as the catalog does, without short names."""
+
+    def __init__(self, metrics: FrontendMetrics, catalog: Catalog) -> None:
+        self._metrics, self._catalog = metrics, catalog
+        self._rows: dict[tuple[str, int, int], _Row] = {}
+
+    def succeeded(self, model: str, version: int, rows: int, times: Times) -> None:
+        """A request of `rows` was answered."""
+        size = size_label(rows)
+        row = self._rows.get((model, version, size))
+        if row is None:
+            if not self._known(model):
+                return
+            row = self._rows[model, version, size] = _Row(self._metrics, (model, str(version)), str(size))
+        # PERF: the phases of one batch size only; the figures of a whole model are summed up when they are read.
+        row.requests.inc()
+        row.total.inc(times.total_ns * 1e-9)
+        row.queue.inc(times.queue_ns * 1e-9)
+        row.input.inc(times.input_ns * 1e-9)
+        row.infer.inc(times.infer_ns * 1e-9)
+        row.output.inc(times.output_ns * 1e-9)
+        row.rows.inc(rows)
+        row.last.set(time.time())
+
+    def failed(self, model: str, version: int | None, rows: int, error: PenstockError, total_ns: int) -> None:
+        """A request failed; `version` None and `rows` 0 are for what was not known yet."""
+        if not self._known(model):
+            return
+        key = (model, str(UNVERSIONED if version is None else version), str(size_label(rows)))
+        self._metrics.infer_failures.labels(*key, _REASONS.get(error.code, "OTHER")).inc()
+        self._metrics.infer_failed.labels(*key).inc(total_ns * 1e-9)
+
+    def called(self, kind: str, total_ns: int) -> None:
+        """A call about the server or its models ended; `kind` is one of `ipc.infer_families.CALLS`."""
+        self._metrics.infer_calls.labels(kind).inc()
+        self._metrics.infer_calls_time.labels(kind).inc(total_ns * 1e-9)
+
+    def _known(self, model: str) -> bool:
+        return model in self._catalog.versions or model in self._catalog

@@ -1,0 +1,138 @@
+"""Shared memory of clients by region name: registered through any frontend, known to all of them at once.
+
+1. `register_system` opens the object once, looks at its size, and puts a row into the table of the server
+   (`ipc.regions`), which outlives this process.
+2. `resolve` turns a tensor's use of a region into the bytes that a worker reads or writes itself; nothing is read here.
+3. `unregister` takes the row away. Requests that a worker has begun hold the memory itself and go on.
+
+Who may call this is the protocol's business (admin scope); whether anybody may, the setting `shared_memory.enabled`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from frontend.tensors.request import RegionUse
+from ipc.errors import InvalidInput, RegionNotFound, Unsupported
+from ipc.messages import Region
+from ipc.paths import SHM_ROOT
+from ipc.regions import (
+    HANDLE_NBYTES,
+    MOST_BYTES,
+    Kind,
+    RegionEntry,
+    RegionTable,
+    check_size,
+    object_name,
+    open_object,
+    part_of,
+)
+from ipc.settings import Settings, count_gpus
+
+log = logging.getLogger(__name__)
+
+
+class ClientRegions:
+    """The regions of this server, as protocols see them."""
+
+    def __init__(self, settings: Settings, objects: Path = SHM_ROOT) -> None:
+        """`objects` is the directory in which shm_open finds its objects."""
+        self._settings, self._objects = settings.shared_memory, objects
+        self._table = RegionTable(settings.paths, settings.shared_memory.max_regions)
+        self._gpu = settings.worker.device != "cpu" and count_gpus() > 0
+
+    @property
+    def offered(self) -> bool:
+        """Whether system regions are offered (`shared_memory.enabled`)."""
+        return self._settings.enabled
+
+    @property
+    def cuda_offered(self) -> bool:
+        """Whether CUDA regions are offered: shared memory is, and this host has a GPU that workers use."""
+        return self._settings.enabled and self._gpu
+
+    def register_system(self, name: str, key: str, offset: int, nbytes: int) -> None:
+        """Register bytes of a POSIX object. Raises `Unsupported`, `InvalidInput`, `RegionExists`."""
+        self._check_offered("system")
+        self._check_size(offset, nbytes)
+        fd = open_object(self._objects, object_name(key, self._settings.key_prefix), key)
+        try:
+            check_size(fd, offset, nbytes, key)
+        finally:
+            os.close(fd)
+        self._table.add(RegionEntry(name, "system", key, offset, nbytes))
+        log.info("shared memory region %a registered: %d bytes", name, nbytes)
+
+    def register_cuda(self, name: str, handle: bytes, device: int, nbytes: int) -> None:
+        """Register device memory by its 64-byte IPC handle. Raises `Unsupported`, `InvalidInput`, `RegionExists`."""
+        self._check_offered("cuda")
+        self._check_size(0, nbytes)
+        if len(handle) != HANDLE_NBYTES:
+            raise InvalidInput(f"raw_handle: expected {HANDLE_NBYTES} bytes, got {len(handle)}")
+        if not 0 <= device < count_gpus():
+            raise InvalidInput(f"device_id: {device} is no device of this server, it has {count_gpus()}")
+        self._table.add(RegionEntry(name, "cuda", handle.hex(), 0, nbytes, device))
+        log.info("CUDA memory region %a registered: %d bytes of device %d", name, nbytes, device)
+
+    def unregister(self, kind: Kind | None, name: str) -> bool:
+        """Forget a region, of that kind or of any (None); false when there was none, which is no error.
+
+        Raises `Unsupported` for system regions (or any) where they are not offered; for CUDA regions it never does.
+        """
+        self._check_removable(kind)
+        try:
+            found = kind in (None, self._table.find(name).kind) and self._table.remove(name)
+        except RegionNotFound:
+            found = False
+        log.info("shared memory region %a %s", name, "unregistered" if found else "was not registered")
+        return found
+
+    def unregister_all(self, kind: Kind | None) -> int:
+        """Forget all regions of a kind, or of both (None); returns how many. Raises as `unregister` does."""
+        self._check_removable(kind)
+        gone = [self._table.remove(e.name) for e in self._table.entries() if kind in (None, e.kind)]
+        log.info("%d shared memory regions unregistered", sum(gone))
+        return sum(gone)
+
+    def status(self, kind: Kind | None, name: str = "") -> list[RegionEntry]:
+        """All regions of a kind (None: both) by name, or the one that is named.
+
+        Raises `RegionNotFound` for an unknown name, `Unsupported` where the kind is not offered.
+        """
+        self._check_offered(kind)
+        if not name:
+            return [entry for entry in self._table.entries() if kind in (None, entry.kind)]
+        entry = self._table.find(name)
+        if kind not in (None, entry.kind):
+            raise RegionNotFound(f"Unable to find {kind} shared memory region: '{name[:200]}'")
+        return [entry]
+
+    def resolve(self, use: RegionUse) -> Region:
+        """The bytes that a tensor's region parameters mean, for a call to a worker.
+
+        Raises `Unsupported`, `RegionNotFound`, or `InvalidInput` for what lies outside the region.
+        """
+        self._check_offered(None)
+        return part_of(self._table.find(use.name), use.offset, use.nbytes)
+
+    def _check_offered(self, kind: Kind | None) -> None:
+        if not self._settings.enabled:
+            raise Unsupported("shared memory regions are not offered (shared_memory.enabled)")
+        if kind == "cuda" and not self._gpu:
+            raise Unsupported("CUDA shared memory is not offered: this server has no GPU")
+
+    def _check_removable(self, kind: Kind | None) -> None:
+        # NOTE: clients in use unregister everything, of both kinds, before they begin.
+        if kind != "cuda":
+            self._check_offered(kind)
+
+    def _check_size(self, offset: int, nbytes: int) -> None:
+        most = self._settings.max_region_bytes
+        if not 0 < nbytes <= most:
+            raise InvalidInput(
+                f"byte_size: expected 1 to {most} (shared_memory.max_region_bytes), got {nbytes}"
+            )
+        if not 0 <= offset <= MOST_BYTES - nbytes:
+            raise InvalidInput(f"offset: expected 0 to {MOST_BYTES - nbytes}, got {offset}")

@@ -1,0 +1,135 @@
+"""Runs a request of named tensors: the one way of both tensor protocols to the engine.
+
+1. Find the model, wait for it if it is being loaded, and check the request against its configuration.
+2. Make a call of it and run it: `infer_calls` for programs of named tensors, `catalog_calls` for catalog models.
+3. Read the outputs, rank those that are wanted as classes, and book the request in the statistics.
+
+A protocol parses into a `TensorRequest`, calls `run`, renders the `TensorResult` and ends its lease:
+
+    served = await ready(services, name, version, context.deadline_ns)     # `served.py`; what parsing needs to know
+    result = await run(services, context, TensorRequest(name, version, ...), req.scope)
+    try: ... render; after the last copy out of `data`: result.reply.check()
+    finally: result.reply.release()
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from frontend.disconnect import until_disconnect
+from frontend.tensors import catalog_calls, infer_calls
+from frontend.tensors.checking import check
+from frontend.tensors.classification import classify
+from frontend.tensors.job import Job
+from frontend.tensors.recorder import Times
+from frontend.tensors.refusals import TimeoutExpired
+from frontend.tensors.request import TensorRequest
+from frontend.tensors.result import TensorResult
+from frontend.tensors.served import Served, ready
+from ipc.errors import DeadlineExceeded, PenstockError
+
+if TYPE_CHECKING:
+    from frontend.context import RequestContext
+    from frontend.services import Services
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of a request so far, for the statistics."""
+
+    served: Served | None = None
+    rows: int = 0
+
+
+async def run(
+    services: Services, context: RequestContext, request: TensorRequest, scope: dict[str, Any] | None = None
+) -> TensorResult:
+    """The result; its lease is the caller's to end. `scope` is that of an HTTP request, whose client may go away.
+
+    The request's inputs are in no use any more when this returns or raises. It books the request in the statistics;
+    what fails before this is called is the protocol's to book (`book_failure`).
+
+    Raises:
+        UnavailableModel, ModelLoading, NoReplica: as `served.ready`.
+        InvalidInput: what `checking.check` refuses, and what the model refuses.
+        TimeoutExpired: `timeout_us` passed.
+        DeadlineExceeded, QueueFull, ShmExhausted, Cancelled and every other error of the engine.
+    """
+    known = _Known()
+    hurried = _shorten(context, request.timeout_us)
+    try:
+        work = _answer(services, context, request, scope, known)
+        result = await (work if scope is None else until_disconnect(work, scope))
+    except PenstockError as found:
+        error = found
+        if hurried and isinstance(found, DeadlineExceeded):
+            error = TimeoutExpired("Request timeout expired", retry_after_s=1)
+        _book(services, context, request, known, error)
+        raise error from (found if error is not found else None)
+    assert known.served is not None
+    times = Times.of(result.reply.timing, _since_ns(context))
+    services.extensions.recorder.succeeded(known.served.model, result.version, known.rows, times)
+    return result
+
+
+def _shorten(context: RequestContext, timeout_us: int) -> bool:
+    """Let the request end with its own timeout, which counts from its arrival; whether that comes first."""
+    if not timeout_us:
+        return False
+    until_ns = time.monotonic_ns() + timeout_us * 1000 - _since_ns(context)
+    if until_ns >= context.deadline_ns:
+        return False
+    context.deadline_ns = until_ns
+    return True
+
+
+def _since_ns(context: RequestContext) -> int:
+    """Nanoseconds since the request arrived."""
+    return int((time.perf_counter() - context.started) * 1e9)
+
+
+async def _answer(
+    services: Services,
+    context: RequestContext,
+    request: TensorRequest,
+    scope: dict[str, Any] | None,
+    known: _Known,
+) -> TensorResult:
+    served = await ready(services, request.model, request.version, context.deadline_ns)
+    known.served, context.model = served, served.id
+    known.rows = rows = check(served, request)
+    job = Job(services, context, served, request, rows, scope)
+    kind = infer_calls if served.kind == "infer" else catalog_calls
+    reply, read = await kind.call(job)
+    try:
+        outputs = read()
+        if request.outputs and await classify(outputs, request.outputs, served, rows):
+            reply.check()
+        return TensorResult(served.name, served.version, outputs, reply, rows)
+    except BaseException:
+        reply.release()
+        raise
+
+
+def _book(
+    services: Services, context: RequestContext, request: TensorRequest, known: _Known, error: PenstockError
+) -> None:
+    served = known.served
+    if served is None:
+        book_failure(services, context, request.model, request.version, error)
+        return
+    elapsed_ns = _since_ns(context)
+    services.extensions.recorder.failed(served.model, served.version, known.rows, error, elapsed_ns)
+
+
+def book_failure(
+    services: Services, context: RequestContext, name: str, version: int | None, error: PenstockError
+) -> None:
+    """Book a request in the statistics that failed before `run` was called; unknown models are not booked."""
+    found = services.served.known(services, name)
+    if found is not None:
+        model, versions = found
+        known = version if version in versions else None
+        services.extensions.recorder.failed(model, known, 0, error, _since_ns(context))

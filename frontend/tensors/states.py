@@ -1,0 +1,68 @@
+"""In which state a version of a model is, over all workers, and whether it will be there without anybody's doing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from ipc.messages import ModelStatus
+
+if TYPE_CHECKING:
+    from frontend.services import Services
+
+State = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
+_STATES: dict[str, State] = {"loaded": "READY", "loading": "LOADING", "unloading": "UNLOADING"}
+
+
+class VersionState(NamedTuple):
+    """One version of a model as the server sees it; `reason` is for clients, empty when it is READY."""
+
+    version: int
+    id: str
+    state: State
+    reason: str
+    status: ModelStatus
+
+
+def is_repository(entry_id: str) -> bool:
+    """Whether a catalog id is that of a version of a repository model."""
+    return "@" in entry_id
+
+
+def model_of(entry_id: str) -> str:
+    """Full name of the model that a catalog id belongs to."""
+    return entry_id.partition("@")[0]
+
+
+def state_of(services: Services, version: int, entry: str) -> VersionState:
+    """The state of one version."""
+    status = services.engine.status(entry)
+    state = _STATES.get(status.state, "UNAVAILABLE")
+    if state != "UNAVAILABLE":
+        return VersionState(version, entry, state, "", status)
+    if status.state == "failed":
+        return VersionState(version, entry, state, status.error_message, status)
+    if is_repository(entry) and is_coming(services, entry, status):
+        return VersionState(version, entry, "LOADING", "", status)
+    reason = "unloaded" if status.attempts else "not loaded"
+    return VersionState(version, entry, state, reason, status)
+
+
+def is_coming(services: Services, entry: str, status: ModelStatus) -> bool:
+    """Whether a version that is not loaded will be without an operator's doing.
+
+    One that was unloaded by name stays so; memory that other models needed is no such unload. Where models are loaded
+    by name, one that no worker has tried is only coming while the server starts.
+    """
+    if status.state not in ("available", "unloading"):
+        return status.state == "loading"
+    if is_unloaded(services, entry):
+        return False
+    if status.attempts or services.settings.repository.control == "none":
+        return True
+    up = [channel for channel in services.client.channels if channel.state == "ready"]
+    return not up or not all(channel.preloaded for channel in up)
+
+
+def is_unloaded(services: Services, entry: str) -> bool:
+    """Whether an operator unloaded the model of a catalog id."""
+    return services.extensions.control.unloaded(model_of(entry))

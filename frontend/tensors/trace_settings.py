@@ -1,0 +1,139 @@
+"""The trace settings of the tensor protocols (`/v2/trace/setting`, `TraceSetting`): one state for all frontends.
+
+They decide which requests the server's own tracing (`frontend.tracing`) takes: none at level OFF, one in `trace_rate`
+at TIMESTAMPS; of a model or of the whole server. A change is seen by the frontend that made it at once and by the
+others within a second (`apply`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from frontend.tensors.state_file import StateFile
+from frontend.tracing.tracer import Tracer
+from ipc.errors import InvalidInput, Unsupported
+from ipc.settings import Settings
+
+TraceValue = str | list[str]
+LEVELS = ("OFF", "TIMESTAMPS")
+FIXED = {"trace_count": "-1", "log_frequency": "0", "trace_file": "", "trace_mode": "opentelemetry"}
+"""Settings that have one value here."""
+NAMES = ("trace_level", "trace_rate", *FIXED)
+MAX_RATE = 2**32 - 1
+MAX_MODELS = 4096
+
+
+class Chosen(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was set; None: nothing."""
+
+    trace_level: str | None = None
+    trace_rate: int | None = None
+
+
+class TraceState(msgspec.Struct, frozen=True):
+    """What was set for the server and for single models."""
+
+    server: Chosen = Chosen()
+    models: dict[str, Chosen] = {}
+
+
+class TraceSettings:
+    """`trace_level`, `trace_rate`, `trace_count`, `log_frequency`, `trace_file`, `trace_mode`."""
+
+    def __init__(self, settings: Settings, tracer: Tracer | None) -> None:
+        """`tracer` is None where tracing is not configured: then the level is OFF and stays so."""
+        self._tracer = tracer
+        self._file = StateFile(settings.paths.control() / "trace.json", TraceState())
+        ratio = settings.tracing.sample_ratio
+        self._level = "TIMESTAMPS" if tracer is not None and ratio else "OFF"
+        self._ratio = ratio
+        self._applied: tuple[int, int] | None = None
+
+    def get(self, model: str = "") -> dict[str, TraceValue]:
+        """The state of the server, or of a model that exists: its own settings over those of the server."""
+        return self._shown(self._file.read(), model)
+
+    def update(
+        self, changes: Mapping[str, str | Sequence[str] | None], model: str = ""
+    ) -> dict[str, TraceValue]:
+        """Change what is named and return the new state; None resets to the default (of a model: to the server's).
+
+        Raises `InvalidInput` for an unknown name or a wrong value, `Unsupported` for what cannot be had here.
+        """
+        state = self._file.change(lambda known: self._changed(known, changes, model))
+        self.apply()
+        return self._shown(state, model)
+
+    def apply(self) -> None:
+        """Trace as the state says, if it was changed since the last call."""
+        stamp = self._file.stamp
+        if stamp == self._applied or self._tracer is None:
+            return
+        self._applied, state = stamp, self._file.read()
+        ratios = {model: self._ratio_of(self._of(state, model)) for model in state.models}
+        self._tracer.sampling.choose(self._ratio_of(state.server), ratios)
+
+    def _changed(
+        self, known: TraceState, changes: Mapping[str, str | Sequence[str] | None], model: str
+    ) -> TraceState:
+        read = {name: self._read(name, value) for name, value in changes.items()}
+        chosen = {name: value for name, value in read.items() if name not in FIXED}
+        before = known.models.get(model, Chosen()) if model else known.server
+        after = msgspec.structs.replace(before, **chosen)
+        if not model:
+            return msgspec.structs.replace(known, server=after)
+        models = {**known.models, model: after}
+        if after == Chosen():
+            del models[model]
+        if len(models) > MAX_MODELS:
+            raise InvalidInput(f"{MAX_MODELS} models have trace settings of their own")
+        return msgspec.structs.replace(known, models=models)
+
+    def _read(self, name: str, value: str | Sequence[str] | None) -> str | int | None:
+        """One value as it is kept; raises what is wrong with it."""
+        if name not in NAMES:
+            raise InvalidInput(f"unknown trace setting {name[:100]!a}: expected one of {', '.join(NAMES)}")
+        if value is None:
+            return None
+        if name == "trace_level":
+            return self._read_level(value)
+        text = value if isinstance(value, str) else ",".join(value)
+        if name in FIXED:
+            if text != FIXED[name]:
+                raise Unsupported(f"{name}: this server offers {FIXED[name]!a} only, got {text[:100]!a}")
+            return None
+        if not (text.isascii() and text.isdigit() and 1 <= int(text[:20]) <= MAX_RATE):
+            raise InvalidInput(
+                f"trace_rate: expected a whole number from 1 to {MAX_RATE}, got {text[:100]!a}"
+            )
+        return int(text)
+
+    def _read_level(self, value: str | Sequence[str]) -> str:
+        levels = [value] if isinstance(value, str) else list(value)
+        if len(levels) != 1 or levels[0] not in LEVELS:
+            raise InvalidInput(f"trace_level: expected one of {', '.join(LEVELS)}, got {levels!a:.100}")
+        if levels[0] != "OFF" and self._tracer is None:
+            raise Unsupported("trace_level: tracing is not configured (tracing.endpoint)")
+        return levels[0]
+
+    @staticmethod
+    def _of(state: TraceState, model: str) -> Chosen:
+        own = state.models.get(model, Chosen())
+        level, rate = own.trace_level, own.trace_rate
+        return Chosen(level or state.server.trace_level, rate or state.server.trace_rate)
+
+    def _ratio_of(self, chosen: Chosen) -> float | None:
+        if (chosen.trace_level or self._level) == "OFF":
+            return None
+        return 1 / chosen.trace_rate if chosen.trace_rate else self._ratio
+
+    def _shown(self, state: TraceState, model: str) -> dict[str, TraceValue]:
+        chosen = self._of(state, model)
+        rate = chosen.trace_rate or (round(1 / self._ratio) if self._ratio else MAX_RATE)
+        return {
+            "trace_level": [chosen.trace_level or self._level],
+            "trace_rate": str(rate),
+            **FIXED,
+        }

@@ -1,0 +1,29 @@
+"""Which messages go from a frontend to a worker, and which from a worker to a frontend."""
+
+from __future__ import annotations
+
+from ipc.messages import (
+    Cancel,
+    Credits,
+    Failure,
+    Forget,
+    Goodbye,
+    Hello,
+    Inputs,
+    Leaving,
+    Load,
+    Models,
+    Ping,
+    Pong,
+    Release,
+    Result,
+    Submit,
+    Unload,
+    Unread,
+    Watch,
+    Welcome,
+)
+from ipc.stats import Stats
+
+ToWorker = Hello | Submit | Cancel | Release | Load | Unload | Forget | Ping | Watch | Inputs | Goodbye
+ToFrontend = Welcome | Result | Failure | Unread | Credits | Models | Stats | Leaving | Pong | Goodbye

@@ -1,0 +1,1 @@
+"""The protobuf messages of the tensor protocols; the modules are made from the .proto files by `make protos`."""

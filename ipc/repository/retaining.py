@@ -1,0 +1,27 @@
+"""Versions that go on being served until a newer one can take their place.
+
+A version that the policy no longer chooses, or whose directory is gone, stays while none of the chosen versions of its
+model is loaded. So a new version is loaded beside the old one, and one that cannot be loaded replaces nothing. Workers
+and frontends decide alike, each by what it knows to be loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ipc.catalog import Catalog, ModelEntry
+from ipc.repository.entries import RepositoryEntry, id_of
+
+
+def with_retained(new: Catalog, served: Iterable[ModelEntry], is_loaded: Callable[[str], bool]) -> Catalog:
+    """`new`, and those of `served` that stay for now; `new` itself when nothing does."""
+    kept = [
+        entry
+        for entry in served
+        if isinstance(entry, RepositoryEntry)
+        and entry.id not in new
+        and is_loaded(entry.id)
+        and entry.model in new.versions
+        and not any(is_loaded(id_of(entry.model, version)) for version in new.versions[entry.model])
+    ]
+    return Catalog([*new.sources, *kept], new.files) if kept else new

@@ -1,0 +1,253 @@
+"""A catalog file in SIE's own layout, put into ours.
+
+    sie_id, hf_id | weights_path | package_backed, hf_revision
+    inputs:   {text, image, audio, video, document}
+    tasks:    {encode: {dense | sparse | multivector: {dim}}, score: {}, extract: {}}
+    max_sequence_length
+    profiles: {name: {extends, adapter_path, max_batch_tokens, compute_precision,
+                      adapter_options: {loadtime, runtime}, adaptive_batching}}
+
+1. The file is read strictly: an unknown key is refused by its path.
+2. Every profile is written out in full, since one that extends another takes over what it leaves out.
+3. Adapters of SIE become the family here that runs the same models, and options get the names they have here.
+   An adapter that no family stands for keeps its path; only its own models cannot be loaded then.
+
+`adaptive_batching` and `max_batch_wait_ms` tune a timer that does not exist here; they are read and have no effect.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+KEY = "sie_id"
+"""What tells this layout from ours."""
+DEFAULT = "default"
+FAMILIES = {
+    "dense": "bert_flash xlm_roberta_flash rope_flash nomic_flash modernbert_flash qwen2_flash pytorch_embedding"
+    " sentence_transformer sglang",
+    "bge_m3": "bge_m3_flash bge_m3_flag bge_m3",
+    "splade": "splade_flash gte_sparse_flash",
+    "colbert": "colbert colbert_modernbert_flash colbert_rotary_flash",
+    "colpali": "colpali",
+    "colqwen2": "colqwen2",
+    "clip": "clip",
+    "siglip": "siglip",
+    "cross_encoder": "bert_flash_cross_encoder modernbert_flash_cross_encoder jina_flash_cross_encoder cross_encoder",
+    "qwen3_reranker": "qwen2_flash_cross_encoder",
+    "gliner": "gliner",
+    "gliclass": "gliclass",
+    "nli_zero_shot": "nli_classification nli_classification_flash",
+    "grounding_dino": "grounding_dino",
+    "owlv2": "owlv2",
+    "florence2": "florence2",
+    "donut": "donut",
+}
+"""Families here, and the adapter modules of SIE whose models they run."""
+_FAMILY_OF = {module: family for family, modules in FAMILIES.items() for module in modules.split()}
+_PACKAGE = "sie_server.adapters."
+_OPTION_NAMES = {
+    "doc_template": "document_template",
+    "doc_prefix": "document_prefix",
+    "doc_punctuation_skiplist": "skip_punctuation",
+    "query_max_length": "query_length",
+    "yes_token": "positive_token",
+    "no_token": "negative_token",
+}
+_OPTION_NAMES_OF = {"colbert": {"max_seq_length": "document_length"}}
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Unknown keys are refused."""
+
+
+class Inputs(_Strict, frozen=True):
+    """Which kinds of input a model takes."""
+
+    text: bool = True
+    image: bool = False
+    audio: bool = False
+    video: bool = False
+    document: bool = False
+
+
+class Width(_Strict, frozen=True):
+    """Width of an output."""
+
+    dim: int
+
+
+class Encode(_Strict, frozen=True):
+    """Outputs of encode."""
+
+    dense: Width | None = None
+    sparse: Width | None = None
+    multivector: Width | None = None
+
+
+class Empty(_Strict, frozen=True):
+    """A task without settings."""
+
+
+class Tasks(_Strict, frozen=True):
+    """What a model does; null is the same as absent."""
+
+    encode: Encode | None = None
+    score: Empty | None = None
+    extract: Empty | None = None
+
+
+class AdapterOptions(_Strict, frozen=True):
+    """Options of the load, and those that requests may change."""
+
+    loadtime: dict[str, Any] = {}
+    runtime: dict[str, Any] = {}
+
+
+class SieProfile(_Strict, frozen=True):
+    """One profile as it is written."""
+
+    extends: str | None = None
+    adapter_path: str | None = None
+    max_batch_tokens: int | None = None
+    compute_precision: str | None = None
+    adapter_options: AdapterOptions = AdapterOptions()
+    adaptive_batching: dict[str, Any] | None = None
+
+    def over(self, parent: SieProfile) -> SieProfile:
+        """This profile with what it leaves out taken from `parent`; a map that is not empty replaces the whole one."""
+        own, theirs = self.adapter_options, parent.adapter_options
+        return SieProfile(
+            self.extends,
+            self.adapter_path or parent.adapter_path,
+            self.max_batch_tokens or parent.max_batch_tokens,
+            self.compute_precision or parent.compute_precision,
+            AdapterOptions(own.loadtime or theirs.loadtime, own.runtime or theirs.runtime),
+        )
+
+
+class SieModel(_Strict, frozen=True):
+    """One model as it is written."""
+
+    sie_id: str
+    profiles: dict[str, SieProfile]
+    hf_id: str | None = None
+    hf_revision: str | None = None
+    weights_path: str | None = None
+    package_backed: bool = False
+    inputs: Inputs = Inputs()
+    tasks: Tasks = Tasks()
+    max_sequence_length: int | None = None
+
+
+def translate(raw: dict[str, Any]) -> dict[str, Any]:
+    """The same model in our layout, as a plain map. Raises `ValueError` that names the field."""
+    model = msgspec.convert(raw, SieModel)
+    if DEFAULT not in model.profiles:
+        raise ValueError("profiles: there is no profile named default")
+    whole = {name: _whole(model, name) for name in model.profiles}
+    profiles = {name: _profile(profile) for name, profile in whole.items()}
+    return {
+        "id": model.sie_id,
+        "source": _source(model),
+        "adapter": profiles[DEFAULT]["adapter"],
+        "inputs": [name for name in Inputs.__struct_fields__ if getattr(model.inputs, name)],
+        "outputs": _outputs(model.tasks),
+        "max_sequence_length": model.max_sequence_length,
+        "profiles": profiles,
+        "loras": {name: source for profile in whole.values() for name, source in _loras(profile).items()},
+        "preload": False,
+    }
+
+
+def _whole(model: SieModel, name: str) -> SieProfile:
+    profile = model.profiles[name]
+    if profile.extends is not None:
+        parent = model.profiles.get(profile.extends)
+        if parent is None or parent.extends is not None:
+            raise ValueError(f"profile {name!r} must extend one existing profile that extends none")
+        profile = profile.over(parent)
+    if not profile.adapter_path:
+        raise ValueError(f"profiles.{name}.adapter_path: missing")
+    return profile
+
+
+def _source(model: SieModel) -> dict[str, Any]:
+    given = [name for name in ("hf_id", "weights_path", "package_backed") if getattr(model, name)]
+    if len(given) != 1:
+        named = " and ".join(given) or "none"
+        raise ValueError(f"expected one of hf_id, weights_path and package_backed, got {named}")
+    if model.hf_id:
+        return {"kind": "hub", "repo": model.hf_id, "revision": model.hf_revision}
+    if model.weights_path:
+        return {"kind": "directory", "path": model.weights_path}
+    return {"kind": "adapter", "path": "."}
+
+
+def _outputs(tasks: Tasks) -> dict[str, dict[str, int]]:
+    encode = tasks.encode or Encode()
+    widths = {name: getattr(encode, name) for name in Encode.__struct_fields__}
+    outputs = {name: {"dims": width.dim} for name, width in widths.items() if width is not None}
+    if tasks.score is not None:
+        outputs["score"] = {}
+    if tasks.extract is not None:
+        outputs["json"] = {}
+    if not outputs:
+        raise ValueError("tasks: names none of encode, score, extract")
+    return outputs
+
+
+def _profile(profile: SieProfile) -> dict[str, Any]:
+    adapter = _adapter(profile.adapter_path or "")
+    options = profile.adapter_options
+    loadtime, runtime = _named(options.loadtime, adapter), _named(options.runtime, adapter)
+    loadtime.pop("lora_paths", None)
+    muvera = loadtime.pop("muvera_config", None)
+    if isinstance(runtime.get("muvera"), dict) and isinstance(muvera, dict):
+        runtime["muvera"] = {**muvera, **runtime["muvera"]}
+    return {
+        "extends": profile.extends,
+        "adapter": adapter,
+        "output_types": runtime.pop("output_types", None) or [],
+        "similarity": runtime.pop("output_similarity", None) or {},
+        "max_batch_tokens": profile.max_batch_tokens,
+        "precision": profile.compute_precision,
+        "loadtime": loadtime,
+        "runtime": runtime,
+    }
+
+
+def _adapter(path: str) -> str:
+    """The family that stands for an adapter of SIE; any other path as it is."""
+    if not path.startswith(_PACKAGE):
+        return path
+    module = path.removeprefix(_PACKAGE).partition(":")[0].partition(".")[0]
+    return _FAMILY_OF.get(module, path)
+
+
+def _named(options: dict[str, Any], family: str) -> dict[str, Any]:
+    """Options under the names that they have here."""
+    names = {**_OPTION_NAMES, **_OPTION_NAMES_OF.get(family, {})}
+    return {names.get(name, name): value for name, value in options.items() if value is not None}
+
+
+def _loras(profile: SieProfile) -> dict[str, dict[str, Any]]:
+    """LoRA adapters that a profile names: the one of its requests, and those of its load."""
+    options = profile.adapter_options
+    named = options.loadtime.get("lora_paths") or {}
+    if isinstance(named, list):
+        named = {str(name): name for name in named}
+    if not isinstance(named, dict):
+        raise ValueError(f"lora_paths: expected a list or a map, got {type(named).__name__}")
+    own = options.runtime.get("lora_id") or options.runtime.get("lora")
+    found = {str(own): own} if own else {}
+    return {str(name): _lora(name, where) for name, where in {**found, **named}.items()}
+
+
+def _lora(name: Any, where: Any) -> dict[str, Any]:
+    if isinstance(where, str):
+        return {"kind": "hub", "repo": where}
+    if isinstance(where, dict) and set(where) <= {"id", "revision"} and isinstance(where.get("id"), str):
+        return {"kind": "hub", "repo": where["id"], "revision": where.get("revision")}
+    raise ValueError(f"lora_paths.{name}: expected the id of a repository, or a map of id and revision")

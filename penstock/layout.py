@@ -1,0 +1,114 @@
+"""`penstock layout MODEL`: the header and the bytes of a request to a model of named tensors, for both protocols.
+
+It asks a running server for the model, and shows for one row what a client without a library has to compose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any
+
+from ipc.datatypes import BYTES, DATATYPES
+
+UNKNOWN_SIZE = 2
+"""Shown for a dimension that may have any size."""
+_TEXT = b"text"
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "layout", help="show the header and the bytes of a request of tensors to a model"
+    )
+    parser.add_argument("model", help="name of the model")
+    parser.add_argument("--url", default="http://127.0.0.1:8080", help="server (default %(default)s)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the layouts; 1 when the server or the model cannot be asked."""
+    try:
+        metadata, config = (_fetch(options.url, options.model, tail) for tail in ("", "/config"))
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"penstock: {_why(error)}\n")
+        return 1
+    batches = int(config.get("max_batch_size", 0)) > 0
+    print("\n".join([*_kserve(options, metadata), "", *_trtis(options, metadata, batches)]))
+    return 0
+
+
+def _fetch(url: str, model: str, tail: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{url}/v2/models/{urllib.parse.quote(model)}{tail}", timeout=30) as answer:
+        found: dict[str, Any] = json.load(answer)
+        return found
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        return f"the server answered {error.code}: {error.read().decode(errors='replace')[:300]}"
+    return f"the server could not be asked: {error}"
+
+
+def shape_of(tensor: dict[str, Any]) -> list[int]:
+    """The shape of one row; dimensions of any size are shown as 2, the batch dimension as 1."""
+    first = [1] if tensor["shape"] and tensor["shape"][0] == -1 else tensor["shape"][:1]
+    return [*first, *(UNKNOWN_SIZE if dim == -1 else dim for dim in tensor["shape"][1:])]
+
+
+def nbytes_of(tensor: dict[str, Any]) -> int:
+    """Raw bytes of `shape_of`; elements of BYTES are shown as `text` behind its length."""
+    size = 4 + len(_TEXT) if tensor["datatype"] == BYTES else DATATYPES[tensor["datatype"]].nbytes
+    return math.prod(shape_of(tensor)) * size
+
+
+def _kserve(options: argparse.Namespace, metadata: dict[str, Any]) -> list[str]:
+    inputs = [
+        {
+            "name": tensor["name"],
+            "datatype": tensor["datatype"],
+            "shape": shape_of(tensor),
+            "parameters": {"binary_data_size": nbytes_of(tensor)},
+        }
+        for tensor in metadata["inputs"]
+    ]
+    head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}, separators=(",", ":"))
+    return [
+        "KServe v2",
+        f"  POST {options.url}/v2/models/{options.model}/infer",
+        f"  Inference-Header-Content-Length: {len(head.encode())}",
+        f"  Content-Length: {len(head.encode()) + sum(map(nbytes_of, metadata['inputs']))}",
+        "  body:",
+        f"    {head}",
+        *_bytes(metadata),
+    ]
+
+
+def _trtis(options: argparse.Namespace, metadata: dict[str, Any], batches: bool) -> list[str]:
+    fields = ["batch_size: 1"]
+    for tensor in metadata["inputs"]:
+        dims = "".join(f" dims: {dim}" for dim in (shape_of(tensor)[1:] if batches else shape_of(tensor)))
+        size = f" batch_byte_size: {nbytes_of(tensor)}" if tensor["datatype"] == BYTES else ""
+        fields.append(f'input {{ name: "{tensor["name"]}"{dims}{size} }}')
+    fields += [f'output {{ name: "{tensor["name"]}" }}' for tensor in metadata["outputs"]]
+    return [
+        "TRTIS v1",
+        f"  POST {options.url}/api/infer/{options.model}",
+        f"  NV-InferRequest: {' '.join(fields)}",
+        f"  Content-Length: {sum(map(nbytes_of, metadata['inputs']))}",
+        "  body:",
+        *_bytes(metadata),
+    ]
+
+
+def _bytes(metadata: dict[str, Any]) -> list[str]:
+    """One line for the bytes of each input, in their order."""
+    return [
+        f"    <{nbytes_of(tensor)} bytes of {tensor['name']}: {tensor['datatype']} {shape_of(tensor)}, little-endian"
+        + (", each element behind its length in 4 bytes>" if tensor["datatype"] == BYTES else ">")
+        for tensor in metadata["inputs"]
+    ]

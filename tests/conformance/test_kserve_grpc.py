@@ -1,0 +1,57 @@
+"""KServe v2 over gRPC with the public client: every call it offers, on a server with tiny programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ipc.datatypes import DATATYPES
+from tests.harness.apart import Apart, functions_of
+from tests.harness.server import Server, free_port, serving
+from tests.tiny.program_sources import IDENTITY
+from tests.tiny.programs import tensor, write_repository
+
+CLIENT = "tests.conformance.triton_grpc"
+MODELS = ("add_sub", "versions_all", "classifier", "slow", "raising", "broken", "accumulator")
+
+
+def write_identities(repository: Path) -> None:
+    """One program for each datatype that gives back what it gets."""
+    for name in DATATYPES:
+        place = repository / f"identity_{name.lower()}"
+        (place / "1").mkdir(parents=True)
+        sides = tensor("input", "INPUT", name, [-1]) + tensor("output", "OUTPUT", name, [-1])
+        (place / "config.pbtxt").write_text(f"max_batch_size: 8\n{sides}")
+        (place / "1" / "model.py").write_text(IDENTITY)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    place = tmp_path_factory.mktemp("kserve-grpc")
+    repository = write_repository(place / "models", MODELS)
+    write_identities(repository)
+    names = sorted(path.name for path in repository.iterdir())
+    settings = {
+        "repository.dirs": repository,
+        "repository.allow_python": "true",
+        "repository.control": "explicit",
+        "repository.models": ",".join(names),
+        "shared_memory.enabled": "true",
+        "grpc.enabled": "true",
+        "grpc.bind": f"127.0.0.1:{free_port()}",
+    }
+    with serving(place, ("fake/echo",), settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Apart]:
+    with Apart(CLIENT) as apart:
+        yield apart
+
+
+@pytest.mark.parametrize("case", functions_of(CLIENT, "check_"))
+def test_the_public_client(server: Server, client: Apart, case: str) -> None:
+    client.call(case, address=server.environment["PENSTOCK_GRPC__BIND"])

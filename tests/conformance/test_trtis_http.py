@@ -1,0 +1,439 @@
+"""TRTIS v1 over HTTP: the seed's flows, every check in its order, versions, classes, strings, statuses, numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from google.protobuf import text_format
+
+from ipc.protos import trtis_v1_pb2 as pb
+from penstock.cli import main
+from tests.conformance.trtis import infer, status_of, strings
+from tests.harness.server import Server, serving
+from tests.tiny.program_modules import LABELS, Classifier
+from tests.tiny.programs import write_repository
+
+MODELS = (
+    "add_sub",
+    "add_sub_unbatched",
+    "add_sub_string",
+    "classifier",
+    "variable",
+    "zero_size",
+    "reshape",
+    "raising",
+    "identity_fp16",
+    "identity_bytes",
+    "versions_specific",
+    "accumulator",
+)
+A = np.arange(32, dtype="<i4").reshape(2, 16)
+B = np.full((2, 16), 3, dtype="<i4")
+BODY = A.tobytes() + B.tobytes()
+INPUTS = 'input { name: "INPUT0" dims: 16 } input { name: "INPUT1" dims: 16 }'
+GOOD = f'batch_size: 2 {INPUTS} output {{ name: "OUTPUT0" }} output {{ name: "OUTPUT1" }} id: 7'
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    place = tmp_path_factory.mktemp("trtis")
+    repository = write_repository(place / "models", MODELS)
+    settings = {"repository.dirs": repository, "repository.allow_python": "true", "server.frontends": 2}
+    with serving(place, ("fake/echo",), settings) as running:
+        yield running
+
+
+@pytest.mark.parametrize("query", ["", "?format=binary", "?format=text", "?other=1"])
+def test_raw_outputs_come_in_the_order_asked_for_and_the_header_stands_behind_them(
+    server: Server, query: str
+) -> None:
+    header = f'batch_size: 2 {INPUTS} output {{ name: "OUTPUT1" }} output {{ name: "OUTPUT0" }} id: 7'
+    found = infer(server, "add_sub", header, BODY, query)
+    assert found.answer.status == 200 and found.status.code == pb.SUCCESS
+    assert found.answer.headers["content-type"] == "application/octet-stream"
+    assert [output.name for output in found.header.output] == ["OUTPUT1", "OUTPUT0"]
+    assert (found.array("OUTPUT0", "<i4") == A + B).all() and (found.array("OUTPUT1", "<i4") == A - B).all()
+    head = found.header
+    assert (head.model_name, head.model_version, head.batch_size, head.id) == ("add_sub", 1, 2, 7)
+    assert list(head.output[0].raw.dims) == [16] and head.output[0].raw.batch_byte_size == 128
+
+
+def test_top_k_classes_carry_labels_and_the_short_header_only_names_them(server: Server) -> None:
+    pictures = np.random.default_rng(5).integers(0, 256, (2, 3, 32, 32)).astype("<f4")
+    header = 'batch_size: 2 input { name: "image" } output { name: "scores" cls { count: 3 } }'
+    found = infer(server, "classifier", header, pictures.tobytes())
+    with torch.no_grad():
+        scores = Classifier(False).eval()(torch.from_numpy(pictures))["scores"].numpy()
+    short = text_format.Parse(found.answer.headers["nv-inferresponse"], pb.InferResponseHeader())
+    assert [output.name for output in short.output] == ["scores"] and not short.output[0].batch_classes
+    assert not found.raw and len(found.header.output[0].batch_classes) == 2
+    for row, classes in zip(scores, found.header.output[0].batch_classes, strict=True):
+        order = np.argsort(-row, kind="stable")[:3]
+        assert [entry.idx for entry in classes.cls] == list(order)
+        assert [entry.value for entry in classes.cls] == pytest.approx([row[i] for i in order], abs=1e-6)
+        assert [entry.label for entry in classes.cls] == [LABELS[i] for i in order]
+
+
+def test_strings_are_counted_by_the_request(server: Server) -> None:
+    left, right = strings(*(b"%d" % i for i in range(16))), strings(*[b"2"] * 16)
+    header = (
+        f'batch_size: 1 input {{ name: "INPUT0" dims: 16 batch_byte_size: {len(left)} }} '
+        f'input {{ name: "INPUT1" dims: 16 batch_byte_size: {len(right)} }} output {{ name: "OUTPUT0" }}'
+    )
+    found = infer(server, "add_sub_string", header, left + right)
+    assert found.status.code == pb.SUCCESS, found.status.msg
+    assert found.raw["OUTPUT0"] == strings(*(b"%d" % (i + 2) for i in range(16)))
+
+
+@pytest.mark.parametrize(
+    ("model", "header", "body", "dims"),
+    [
+        (
+            "variable",
+            'batch_size: 1 input { name: "INPUT" dims: 2 dims: 3 } output { name: "OUTPUT" }',
+            24,
+            [2],
+        ),
+        ("zero_size", 'batch_size: 1 input { name: "INPUT" dims: 2 } output { name: "OUTPUT" }', 8, [0]),
+        ("zero_size", 'batch_size: 1 input { name: "INPUT" dims: 0 } output { name: "OUTPUT" }', 0, [0]),
+        ("reshape", 'batch_size: 1 input { name: "INPUT" dims: [2, 2] } output { name: "OUTPUT" }', 16, [1]),
+        ("identity_fp16", 'batch_size: 1 input { name: "INPUT" dims: 5 } output { name: "OUTPUT" }', 10, [5]),
+    ],
+)
+def test_sizes_that_vary(server: Server, model: str, header: str, body: int, dims: list[int]) -> None:
+    found = infer(server, model, header, bytes(body))
+    assert found.status.code == pb.SUCCESS, found.status.msg
+    assert list(found.header.output[0].raw.dims) == dims
+
+
+def test_without_outputs_nothing_is_answered_but_the_header(server: Server) -> None:
+    found = infer(server, "add_sub", f"batch_size: 2 {INPUTS}", BODY)
+    assert found.answer.status == 200 and found.status.code == pb.SUCCESS
+    assert not found.raw and not found.header.output and found.header.model_name == "add_sub"
+
+
+@pytest.mark.parametrize(("version", "added"), [("", 3), ("/3", 3), ("/1", 1)])
+def test_versions(server: Server, version: str, added: int) -> None:
+    sent = np.arange(4, dtype="<i4")
+    found = infer(
+        server,
+        f"versions_specific{version}",
+        'batch_size: 1 input { name: "INPUT" } output { name: "OUTPUT" }',
+        sent.tobytes(),
+    )
+    assert (found.array("OUTPUT", "<i4")[0] == sent + added).all() and found.header.model_version == added
+
+
+CHECKS = [
+    ("nobody", GOOD, BODY, "UNAVAILABLE", "Inference request for unknown model 'nobody'"),
+    ("add_sub/9", GOOD, BODY, "UNAVAILABLE", "Inference request for unknown model 'add_sub'"),
+    ("add_sub/0", GOOD, BODY, "UNAVAILABLE", "Inference request for unknown model 'add_sub'"),
+    (
+        "versions_specific/2",
+        GOOD,
+        BODY,
+        "UNAVAILABLE",
+        "Inference request for unknown model 'versions_specific'",
+    ),
+    (
+        "add_sub",
+        GOOD.replace("batch_size: 2", ""),
+        BODY,
+        "INVALID_ARG",
+        "inference request batch-size must be >= 1 for 'add_sub'",
+    ),
+    (
+        "add_sub",
+        GOOD.replace("batch_size: 2", "batch_size: 9"),
+        BODY,
+        "INVALID_ARG",
+        "inference request batch-size must be <= 8 for 'add_sub'",
+    ),
+    (
+        "add_sub_unbatched",
+        GOOD,
+        BODY,
+        "INVALID_ARG",
+        "inference request batch-size must be <= 0 for 'add_sub_unbatched'",
+    ),
+    (
+        "add_sub",
+        'batch_size: 2 input { name: "INPUT0" }',
+        BODY,
+        "INVALID_ARG",
+        "expected 2 inputs but got 1 inputs for model 'add_sub'",
+    ),
+    (
+        "add_sub",
+        GOOD.replace("INPUT1", "INPUTX"),
+        BODY,
+        "INVALID_ARG",
+        "unexpected inference input 'INPUTX' for model 'add_sub'",
+    ),
+    (
+        "add_sub",
+        GOOD.replace("dims: 16 }", "dims: 15 }", 1),
+        BODY,
+        "INVALID_ARG",
+        "unexpected shape for input 'INPUT0' for model 'add_sub'",
+    ),
+    (
+        "add_sub",
+        GOOD.replace("dims: 16 }", "dims: -16 }", 1),
+        BODY,
+        "INVALID_ARG",
+        "unexpected shape for input 'INPUT0'",
+    ),
+    (
+        "variable",
+        'batch_size: 1 input { name: "INPUT" } output { name: "OUTPUT" }',
+        b"",
+        "INVALID_ARG",
+        "variable size",
+    ),
+    (
+        "variable",
+        'batch_size: 1 input { name: "INPUT" dims: [4611686018427387904, 4] }',
+        b"",
+        "INVALID_ARG",
+        "2^62",
+    ),
+    (
+        "add_sub",
+        GOOD.replace("dims: 16 }", "dims: 16 batch_byte_size: 64 }", 1),
+        BODY,
+        "INVALID_ARG",
+        "does not match",
+    ),
+    ("add_sub_string", f"batch_size: 1 {INPUTS}", b"", "INVALID_ARG", "batch-byte-size must be specified"),
+    ("add_sub", GOOD, BODY[:-4], "INVALID_ARG", "unexpected size for input 'INPUT1', expecting 4 bytes"),
+    ("add_sub", GOOD, BODY + b"\0", "INVALID_ARG", "unexpected additional input data for model 'add_sub'"),
+    ("add_sub", GOOD, b"", "INVALID_ARG", "unexpected size for input 'INPUT0'"),
+    (
+        "add_sub",
+        GOOD.replace("OUTPUT1", "OUTPUTX"),
+        BODY,
+        "INVALID_ARG",
+        "unexpected inference output 'OUTPUTX' for model 'add_sub'",
+    ),
+    (
+        "identity_fp16",
+        'batch_size: 1 input { name: "INPUT" dims: 1 } output { name: "OUTPUT" cls { count: 1 } }',
+        b"\0\0",
+        "INVALID_ARG",
+        "class result not available for output",
+    ),
+    (
+        "accumulator",
+        'batch_size: 2 input { name: "INPUT" } output { name: "OUTPUT" } correlation_id: 4',
+        bytes(8),
+        "INVALID_ARG",
+        "inference request to model 'accumulator' must specify batch-size 1",
+    ),
+    (
+        "accumulator",
+        'batch_size: 1 input { name: "INPUT" } output { name: "OUTPUT" }',
+        bytes(4),
+        "INVALID_ARG",
+        "inference request to model 'accumulator' must specify a non-zero correlation ID",
+    ),
+    ("add_sub", None, BODY, "INVALID_ARG", "header NV-InferRequest is missing"),
+    (
+        "add_sub",
+        "batch_size: 2 nonsense: 1",
+        BODY,
+        "INVALID_ARG",
+        "header NV-InferRequest cannot be read at 1:",
+    ),
+    ("add_sub", "byte_size: 4", BODY, "INVALID_ARG", "header NV-InferRequest cannot be read at 1:"),
+]
+
+
+@pytest.mark.parametrize(("path", "header", "body", "code", "message"), CHECKS)
+def test_every_check_of_the_contract(
+    server: Server, path: str, header: str | None, body: bytes, code: str, message: str
+) -> None:
+    found = infer(server, path, header, body)
+    assert found.answer.status == 400 and found.answer.body == b""
+    assert found.answer.headers["content-type"] == "application/octet-stream"
+    assert found.status.code == pb.RequestStatusCode.Value(code) and message in found.status.msg
+    assert found.status.server_id == "inference:0"
+    assert found.header.id == (7 if header and "id: 7" in header else 0)
+
+
+def test_a_failing_model_is_internal_and_its_words_stay_inside(server: Server) -> None:
+    header = 'batch_size: 1 input { name: "INPUT" } output { name: "OUTPUT" } id: 3'
+    found = infer(server, "raising", header, np.array([-1], "<f4").tobytes())
+    assert found.answer.status == 400 and found.status.code == pb.INTERNAL and found.header.id == 3
+    assert "Traceback" not in found.status.msg and "raise" not in found.status.msg.lower()
+
+
+def test_numbers_rise_by_one_over_all_frontends_and_kinds(server: Server) -> None:
+    def number(path: str) -> int:
+        return status_of(server.get(path)).request_id
+
+    first = number("/api/health/live")
+    assert [number("/api/status/add_sub"), number("/api/health/ready"), number("/api/status")] == [
+        first + 1,
+        first + 2,
+        first + 3,
+    ]
+    assert infer(server, "add_sub", GOOD, BODY).status.request_id == first + 4
+    assert infer(server, "nobody", GOOD, BODY).status.request_id == 0
+    assert infer(server, "add_sub", GOOD.replace("OUTPUT1", "NONE"), BODY).status.request_id == first + 5
+    assert number("/api/health/live") == first + 6
+
+
+@pytest.mark.parametrize("path", ["/api/health/live", "/api/health/ready"])
+def test_health_is_the_http_status(server: Server, path: str) -> None:
+    answer = server.get(path)
+    assert answer.status == 200 and answer.body == b"" and status_of(answer).code == pb.SUCCESS
+
+
+@pytest.mark.parametrize("path", ["/api/health", "/api/health/well"])
+def test_an_unknown_health_mode_is_named(server: Server, path: str) -> None:
+    answer = server.get(path)
+    assert answer.status == 400 and status_of(answer).code == pb.UNKNOWN
+    assert "unknown health mode" in status_of(answer).msg
+
+
+def test_status_as_text_wire_format_and_json_is_the_same(server: Server) -> None:
+    text = text_format.Parse(server.get("/api/status/add_sub").body.decode(), pb.ServerStatus())
+    wire = pb.ServerStatus.FromString(server.get("/api/status/add_sub?format=binary").body)
+    shown = server.request("GET", "/api/status/add_sub", headers={"Accept": "application/json"}).json()
+    for found in (text, wire):
+        assert found.id == "inference:0" and found.ready_state == pb.SERVER_READY and found.uptime_ns > 0
+        config = found.model_status["add_sub"].config
+        assert config.name == "add_sub" and config.max_batch_size == 8
+        assert [(i.name, i.data_type, list(i.dims)) for i in config.input] == [
+            ("INPUT0", pb.TYPE_INT32, [16]),
+            ("INPUT1", pb.TYPE_INT32, [16]),
+        ]
+        assert config.HasField("dynamic_batching")
+        assert found.model_status["add_sub"].version_status[1].ready_state == pb.MODEL_READY
+    assert shown["model_status"]["add_sub"]["config"]["max_batch_size"] == 8
+    assert not text.model_status["add_sub"].config.HasField("sequence_batching")
+
+
+def test_status_shows_all_chosen_versions_before_any_inference(server: Server) -> None:
+    found = pb.ServerStatus.FromString(server.get("/api/status?format=binary").body)
+    assert set(MODELS) <= set(found.model_status)
+    versions = set(found.model_status["versions_specific"].version_status)
+    assert versions - {-1} == {1, 3}, "what was asked for and is not served is booked under -1"
+    picture = found.model_status["classifier"].config
+    assert picture.input[0].format == pb.ModelInput.FORMAT_NCHW and picture.output[0].label_filename
+
+
+def test_status_of_an_unknown_model(server: Server) -> None:
+    answer = server.get("/api/status/nobody")
+    assert answer.status == 400 and answer.body == b""
+    assert status_of(answer).code == pb.INVALID_ARG
+    assert status_of(answer).msg.startswith("no status available for unknown model")
+
+
+def test_statistics_are_those_of_the_whole_server(server: Server) -> None:
+    def stats() -> pb.ModelVersionStatus:
+        found = pb.ServerStatus.FromString(server.get("/api/status/add_sub?format=binary").body)
+        return found.model_status["add_sub"].version_status[1]
+
+    before = stats()
+    for _ in range(5):
+        assert infer(server, "add_sub", GOOD, BODY).status.code == pb.SUCCESS
+    after = stats()
+    assert after.infer_stats[2].success.count - before.infer_stats[2].success.count == 5
+    assert after.infer_stats[2].success.total_time_ns > before.infer_stats[2].success.total_time_ns
+    assert after.model_inference_count - before.model_inference_count == 10
+    assert 1 <= after.model_execution_count - before.model_execution_count <= 5
+    assert after.last_inference_timestamp_milliseconds > 1_600_000_000_000
+
+
+def test_profiling_is_refused(server: Server) -> None:
+    answer = server.get("/api/profile?cmd=start")
+    assert answer.status == 400 and status_of(answer).code == pb.UNSUPPORTED
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/api/health/live", 405),
+        ("GET", "/api/infer/add_sub", 405),
+        ("DELETE", "/api/status", 405),
+        ("GET", "/api/nothing", 400),
+        ("GET", "/api/", 400),
+    ],
+)
+def test_wrong_verbs_and_unknown_paths_have_no_status(
+    server: Server, method: str, path: str, status: int
+) -> None:
+    answer = server.request(method, path)
+    assert answer.status == status and answer.body == b"" and "nv-status" not in answer.headers
+
+
+def test_a_version_that_is_no_number_is_refused(server: Server) -> None:
+    answer = server.request("POST", "/api/infer/add_sub/latest", BODY, {"NV-InferRequest": GOOD})
+    assert answer.status == 400
+
+
+def test_ids_and_traces_of_the_request_come_back(server: Server) -> None:
+    found = infer(server, "add_sub", GOOD, BODY, **{"X-Request-ID": "mine-1"})
+    assert found.answer.headers["x-request-id"] == "mine-1"
+
+
+def test_a_long_header_is_accepted_up_to_its_limit_and_refused_above_it(server: Server) -> None:
+    limit = 256 << 10
+    for size, status in ((limit - 4096, 200), (limit + 65536, 431)):
+        header = GOOD + " " * (size - len(GOOD))
+        try:
+            answer = server.request("POST", "/api/infer/add_sub", BODY, {"NV-InferRequest": header})
+        except (ConnectionError, OSError):
+            assert status == 431
+            continue
+        assert answer.status == status
+        if status == 431:
+            assert re.search("grpc", answer.body.decode(), re.IGNORECASE)
+
+
+def test_hostile_headers_and_bodies_leave_the_server_well(server: Server) -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(60):
+        noise = bytes(rng.integers(33, 127, rng.integers(1, 200), dtype=np.uint8)).decode()
+        cut = GOOD[: rng.integers(0, len(GOOD))] + noise
+        found = infer(server, "add_sub", cut, rng.bytes(int(rng.integers(0, 300))))
+        assert found.answer.status in (200, 400)
+    assert infer(server, "add_sub", GOOD, BODY).status.code == pb.SUCCESS
+
+
+@pytest.mark.parametrize("model", ["add_sub", "add_sub_unbatched", "variable", "classifier"])
+def test_the_layout_that_the_command_prints_is_accepted_by_both_protocols(
+    server: Server, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["layout", model, "--url", server.url]) == 0
+    printed = capsys.readouterr().out
+    kserve, _, trtis = printed.partition("TRTIS v1")
+    header, size = re.search(r"NV-InferRequest: (.*)", trtis), re.search(r"Content-Length: (\d+)", trtis)
+    assert header and size
+    found = infer(server, model, header[1], bytes(int(size[1])))
+    assert found.status.code == pb.SUCCESS, found.status.msg
+    head, length = (
+        re.search(r"^ +({.*})$", kserve, re.MULTILINE),
+        re.search(r"Header-Content-Length: (\d+)", kserve),
+    )
+    assert head and length and int(length[1]) == len(head[1])
+    answer = server.request(
+        "POST",
+        f"/v2/models/{model}/infer",
+        head[1].encode() + bytes(int(size[1])),
+        {"Inference-Header-Content-Length": length[1]},
+    )
+    assert answer.status == 200, answer.body
+
+
+def test_the_layout_of_an_unknown_model_is_an_error(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["layout", "nobody", "--url", server.url]) == 1
+    assert "the server answered 404" in capsys.readouterr().err

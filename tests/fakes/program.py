@@ -1,0 +1,142 @@
+"""Programs over named tensors that need no files, chosen and told what to do by options and parameters.
+
+Options: `config` is the model configuration (as of `ipc.model_config`), `program` one of
+
+    add_sub   OUTPUT0 = INPUT0 + INPUT1, OUTPUT1 = INPUT0 - INPUT1
+    echo      every output is the input of the same place in the configuration
+    repeat    OUTPUT0 [rows, n] with n = the largest value of INPUT0, filled with the sum of each row
+    wrong     OUTPUT0 has a column too many
+    totals    OUTPUT0 INT32 [1] is the total of INPUT0 over each sequence, by START and READY, kept by row
+
+Parameters of a request: `do` is `crash` (the process kills itself on the device thread), `raise`, `refuse` (raises
+`InvalidInput`) or `hang`; `sleep_ms` is the time of the batch. `record` names a file that gets a line for every batch:
+the rows of each request in it, or for sequences the id in each row (`-` where there is no request).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import msgspec
+import numpy as np
+import torch
+
+from ipc.errors import InvalidInput
+from ipc.model_config import ModelConfig
+from workers.adapters.base import LoadContext
+from workers.adapters.shared.named_tensors import NamedBatch
+from workers.adapters.shared.program import ProgramAdapter
+from workers.adapters.spec import AdapterSpec
+
+Outputs = Mapping[str, np.ndarray | torch.Tensor]
+
+
+def _add_sub(config: ModelConfig, batch: NamedBatch) -> Outputs:
+    a, b = batch.array("INPUT0"), batch.array("INPUT1")
+    return {"OUTPUT0": a + b, "OUTPUT1": a - b}
+
+
+def _echo(config: ModelConfig, batch: NamedBatch) -> Outputs:
+    found: dict[str, np.ndarray | torch.Tensor] = {}
+    for given, output in zip(config.inputs, config.outputs, strict=True):
+        if given.name in batch.names:
+            tensors = given.datatype != "BYTES" and not given.name.endswith("_HOST")
+            found[output.name] = batch.tensor(given.name) if tensors else batch.array(given.name)
+    return found
+
+
+def _repeat(config: ModelConfig, batch: NamedBatch) -> Outputs:
+    values = batch.array("INPUT0")
+    width = int(values.max()) if values.size else 0
+    return {"OUTPUT0": np.repeat(values.sum(axis=1, keepdims=True, dtype=values.dtype), width, axis=1)}
+
+
+def _wrong(config: ModelConfig, batch: NamedBatch) -> Outputs:
+    return {"OUTPUT0": np.zeros((batch.rows, config.outputs[0].dims[0] + 1), np.int32)}
+
+
+def _totals(config: ModelConfig) -> Callable[[ModelConfig, NamedBatch], Outputs]:
+    totals = np.zeros((max(1, config.max_batch_size), 1), np.int32)
+
+    def run(config: ModelConfig, batch: NamedBatch) -> Outputs:
+        start, ready = batch.array("START")[:, None], batch.array("READY")[:, None]
+        added = batch.array("INPUT0").reshape(-1, 1) + np.where(start, 0, totals)
+        totals[:] = np.where(ready, added, totals)
+        return {"OUTPUT0": totals.reshape(-1).copy() if not config.batches else totals.copy()}
+
+    return run
+
+
+PROGRAMS: dict[str, Callable[[ModelConfig, NamedBatch], Outputs]] = {
+    "add_sub": _add_sub,
+    "echo": _echo,
+    "repeat": _repeat,
+    "wrong": _wrong,
+}
+
+
+class FakeProgram(ProgramAdapter):
+    """One of `PROGRAMS`."""
+
+    spec: ClassVar[AdapterSpec] = AdapterSpec(
+        family="fake_program",
+        operations=("infer",),
+        inputs=(),
+        outputs=(),
+        options=("config", "program", "record"),
+        needs_proof=False,
+    )
+
+    def __init__(self, config: ModelConfig, program: str, record: str = "") -> None:
+        self._config, self._record = config, record
+        self._program = _totals(config) if program == "totals" else PROGRAMS[program]
+
+    @classmethod
+    def load(cls, context: LoadContext) -> Self:
+        """Nothing is read."""
+        options: dict[str, Any] = dict(context.options)
+        config = msgspec.convert(options["config"], ModelConfig)
+        return cls(config, options["program"], options.get("record", ""))
+
+    @property
+    def config(self) -> ModelConfig:
+        """As the options say."""
+        return self._config
+
+    @property
+    def memory_bytes(self) -> int:
+        """A made-up size."""
+        return 1 << 20
+
+    def infer(self, batch: NamedBatch) -> Outputs:
+        """Obey, take time, run."""
+        if self._record:
+            with Path(self._record).open("a") as file:
+                rows = batch.sizes if self._config.sequence_batching is None else _ids(batch)
+                file.write(" ".join(map(str, rows)) + "\n")
+        for parameters in batch.parameters:
+            _obey(str(parameters.get("do", "")))
+            if parameters:
+                time.sleep(float(parameters.get("sleep_ms", 0)) / 1e3)
+        return self._program(self._config, batch)
+
+
+def _ids(batch: NamedBatch) -> list[int | str]:
+    return ["-" if step is None else step.id for step in batch.steps]
+
+
+def _obey(command: str) -> None:
+    if command == "crash":
+        os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(10)
+    if command == "hang":
+        time.sleep(3600)
+    if command == "raise":
+        raise RuntimeError("fake model failure")
+    if command == "refuse":
+        raise InvalidInput("the fake model refuses this")

@@ -1,0 +1,202 @@
+"""A frontend's services with workers that are only states, and a client whose calls a test answers."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from frontend.access.gate import Gate
+from frontend.bodies import BodyReader
+from frontend.engine import Engine
+from frontend.recording import Recorder
+from frontend.services import Services
+from frontend.tensors.request import RegionUse
+from frontend.tensors.uploading import InputRoom
+from ipc.catalog import Catalog, DirectorySource, ModelEntry
+from ipc.client import Request
+from ipc.errors import PenstockError, RegionNotFound
+from ipc.input_arena import InputArena, bytes_of
+from ipc.messages import InferCall, ModelStatus, Region, TensorInfo, Timing
+from ipc.model_config import ModelConfig, TensorConfig
+from ipc.settings import load
+from tests.fakes.channel import FakeChannel
+
+Answer = Callable[[Request], Any]
+
+
+def tensor(name: str, datatype: str, *dims: int, **more: Any) -> TensorConfig:
+    """One configured tensor."""
+    return TensorConfig(name=name, datatype=datatype, dims=dims, **more)
+
+
+def elements(*texts: str | bytes) -> bytes:
+    """The raw BYTES tensor of these elements."""
+    raw = [text.encode() if isinstance(text, str) else text for text in texts]
+    return b"".join(struct.pack("<I", len(element)) + element for element in raw)
+
+
+def entry(name: str, **more: Any) -> ModelEntry:
+    """A catalog entry whose files nobody reads."""
+    return ModelEntry(id=name, source=DirectorySource("nowhere"), **more)
+
+
+def loaded(name: str, config: ModelConfig | None = None, **more: Any) -> ModelStatus:
+    """The status of a loaded model."""
+    return ModelStatus(name, "loaded", config=config, attempts=1, **more)
+
+
+@dataclass
+class FakeChannelWithModels(FakeChannel):
+    """A worker that has tried all models of the start."""
+
+    preloaded: bool = True
+
+
+class InferReply:
+    """The reply of an infer call: raw bytes by output."""
+
+    def __init__(self, infos: Sequence[TensorInfo], raw: dict[str, bytes]) -> None:
+        self.infos, self._raw = list(infos), raw
+        self.timing, self.trace, self.worker = Timing(1, 2, 3, 4, 1), None, 0
+        self.errors: list[Any] = []
+        self.checks = self.releases = 0
+
+    @classmethod
+    def of(cls, **arrays: np.ndarray) -> InferReply:
+        """FP32 or INT32 arrays as outputs."""
+        names = {"float32": "FP32", "int32": "INT32"}
+        infos = [
+            TensorInfo(name, names[array.dtype.name], list(array.shape), array.nbytes)
+            for name, array in arrays.items()
+        ]
+        return cls(infos, {name: array.tobytes() for name, array in arrays.items()})
+
+    def raw(self, name: str) -> memoryview:
+        """Bytes of one output."""
+        return memoryview(self._raw[name])
+
+    def check(self) -> None:
+        """Never revoked."""
+        self.checks += 1
+
+    def release(self) -> None:
+        """Count."""
+        self.releases += 1
+
+
+class ArrayReply(InferReply):
+    """The reply of a catalog call: arrays by name, and rows per item."""
+
+    def __init__(self, arrays: dict[str, np.ndarray], rows: dict[str, list[int]] | None = None) -> None:
+        super().__init__([], {})
+        self._arrays, self._rows = arrays, rows or {}
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """The arrays."""
+        return self._arrays
+
+    def rows(self, name: str) -> list[int]:
+        """Rows per item."""
+        return self._rows[name]
+
+
+@dataclass
+class FakeClient:
+    """Answers calls by `answer`, and remembers them with the bytes of their payloads."""
+
+    inputs: InputArena
+    answer: Answer
+    channels: list[FakeChannelWithModels] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    waited: list[str] = field(default_factory=list)
+    on_wait: Callable[[str], None] = lambda model: None
+
+    async def call(self, request: Request) -> Any:
+        """One call."""
+        self.requests.append(request)
+        self.payloads.append(bytes(bytes_of(request.payload)))
+        found = self.answer(request)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    async def ready(self, model: str, deadline_ns: int) -> None:
+        """The wait for a model."""
+        self.waited.append(model)
+        self.on_wait(model)
+
+    @property
+    def last(self) -> InferCall:
+        """The last call."""
+        call = self.requests[-1].call
+        assert isinstance(call, InferCall)
+        return call
+
+
+class FakeStatistics:
+    """Remembers what was booked."""
+
+    def __init__(self) -> None:
+        self.booked: list[tuple[Any, ...]] = []
+
+    def succeeded(self, model: str, version: int, rows: int, times: Any) -> None:
+        """An answered request."""
+        self.booked.append((model, version, rows))
+
+    def failed(self, model: str, version: int | None, rows: int, error: PenstockError, total_ns: int) -> None:
+        """A failed one."""
+        self.booked.append((model, version, rows, error.code))
+
+
+class FakeRegions:
+    """Knows the region `known`."""
+
+    def resolve(self, use: RegionUse) -> Region:
+        """Its bytes."""
+        if use.name != "known":
+            raise RegionNotFound(f"Unable to find shared memory region: '{use.name}'")
+        return Region("system", "/known", use.offset, use.nbytes)
+
+
+def services_of(
+    root: Path,
+    entries: Sequence[ModelEntry],
+    statuses: Sequence[ModelStatus],
+    answer: Answer = lambda request: InferReply([], {}),
+    unloaded: Sequence[str] = (),
+    **settings: str,
+) -> Services:
+    """Services of a frontend with one worker. `settings` as `section__field`."""
+    named = {name.replace("__", ".", 1): value for name, value in settings.items()}
+    chosen = load(None, {"run.dir": str(root), "run.shm_dir": str(root), **named}, {})
+    services = Services(chosen, Catalog(entries), Gate())
+    client: Any = FakeClient(InputArena(chosen.paths, 0, chosen.arena.input_bytes), answer)
+    client.channels = [FakeChannelWithModels(0, {status.name: status for status in statuses})]
+    recorder: Any = SimpleNamespace(in_flight=Recorder.in_flight.__get__(_Uncounted()))
+    services.client, services.recorder = client, recorder
+    services.engine = Engine(chosen, services.catalog, client, recorder, services.drain)
+    services.bodies = BodyReader(chosen.limits)
+    services.room = InputRoom(client.inputs, chosen.arena.lease_copy_after_s)
+    services.extensions = SimpleNamespace(  # type: ignore[assignment]
+        recorder=FakeStatistics(),
+        regions=FakeRegions(),
+        control=SimpleNamespace(unloaded=lambda model: model in unloaded),
+    )
+    return services
+
+
+class _Uncounted:
+    """Stands for a recorder whose gauges go nowhere."""
+
+    def model_label(self, model: str) -> str:
+        return model
+
+    def _children(self, family: str, labels: tuple[str, ...]) -> Any:
+        return SimpleNamespace(inc=lambda: None, dec=lambda: None)

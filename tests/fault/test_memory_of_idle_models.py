@@ -1,0 +1,102 @@
+"""R5: a lone item without room is tried again, then in the memory of an idle model, and only then fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.fakes.adapter import vector_of
+from tests.fault import serving
+from tests.harness.lifecycle import ON_DEMAND, Models, state
+from tests.harness.raw import RawClient
+from tests.harness.server import Answer, Server, wait_until
+
+NEEDY, IDLE, PINNED = "org/needy", "org/idle", "org/pinned"
+DEVICE_TOKENS = 100
+LONE = "needs " * 50
+"""300 characters: 76 tokens of the fake family, more than the others leave."""
+TOO_LARGE = "too large " * 60
+
+
+def write(models: Models, name: str, **options: Any) -> None:
+    """A model of the crowded family."""
+    entry = {
+        "id": name,
+        "source": {"kind": "directory", "path": str(models.weights(name, 1 << 10))},
+        "adapter": "tests.fakes.crowded:CrowdedAdapter",
+        "max_sequence_length": 512,
+        "loadtime": {"dims": 16, "device_tokens": DEVICE_TOKENS, **options},
+    }
+    models.write_text(name, json.dumps(entry))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
+    """Three loaded models on one device, and the file that makes the next batch run out of memory."""
+    models, once = Models(tmp_path / "models"), tmp_path / "once"
+    write(models, NEEDY, oom_file=str(once))
+    write(models, IDLE, hold_tokens=40, batch_ms=300)
+    write(models, PINNED, hold_tokens=5)
+    settings = {**ON_DEMAND, "catalog.pinned": PINNED, "limits.exhausted_retry_s": 7}
+    with serving(tmp_path, models=(), settings=settings, catalog=models.directory) as server:
+        for name in (PINNED, IDLE, NEEDY):
+            assert server.encode(name, ["x"]).status == 200
+        yield server, once
+
+
+def is_right(answer: Answer, sent: str) -> bool:
+    """Whether the one vector of an answer is that of its text."""
+    assert answer.status == 200, answer.body
+    values = np.asarray(answer.json()["items"][0]["dense"]["values"], np.float32)
+    return np.allclose(values, vector_of(sent, 16), atol=1e-6)
+
+
+def count(server: Server, what: str, model: str = NEEDY) -> float:
+    """One of the counters about memory trouble."""
+    return server.metric(f"sie_oom_{what}_total", model=model)
+
+
+def test_a_lone_item_that_runs_out_of_memory_once_is_answered(world: tuple[Server, Path]) -> None:
+    server, once = world
+    once.touch()
+    assert is_right(server.encode(NEEDY, ["small"]), "small")
+    assert not once.exists()
+    assert [count(server, name) for name in ("recoveries_succeeded", "cache_clears")] == [1, 1]
+    assert count(server, "evictions_triggered") == count(server, "terminal_failures") == 0
+    assert state(server, IDLE) == "loaded"
+
+
+def test_an_idle_model_makes_room_for_an_item_that_fits_without_it(world: tuple[Server, Path]) -> None:
+    server, _ = world
+    assert is_right(server.encode(NEEDY, [LONE]), LONE)
+    assert (state(server, IDLE), state(server, PINNED)) == ("available", "loaded")
+    assert count(server, "evictions_triggered") == count(server, "recoveries_succeeded") == 1
+    assert server.metric("penstock_model_unloads_total", model=IDLE, reason="oom") == 1
+    assert is_right(server.encode(IDLE, ["again"]), "again"), "it is loaded again when somebody asks"
+
+
+def test_a_model_with_work_is_not_taken_away(world: tuple[Server, Path]) -> None:
+    server, _ = world
+    with RawClient(server.port) as busy:
+        busy.encode(IDLE, [f"{number} " + "w" * 150 for number in range(8)])
+        wait_until(lambda: server.metric("penstock_requests_in_flight", model=IDLE) > 0, what="its work")
+        answer = server.encode(NEEDY, [LONE])
+        assert answer.status == 503, answer.body
+        assert state(server, IDLE) == "loaded"
+    assert (answer.json()["detail"]["code"], answer.headers["retry-after"]) == ("RESOURCE_EXHAUSTED", "7")
+    assert count(server, "evictions_triggered") == 0
+
+
+def test_items_too_large_for_the_device_do_not_clear_it_of_all_models(world: tuple[Server, Path]) -> None:
+    server, _ = world
+    assert server.encode(NEEDY, [TOO_LARGE]).status == 503
+    assert count(server, "evictions_triggered") == count(server, "terminal_failures") == 1
+    assert is_right(server.encode(IDLE, ["back"]), "back")
+    assert server.encode(NEEDY, [TOO_LARGE]).status == 503
+    assert state(server, IDLE) == "loaded", "an eviction that did not help was repeated"
+    assert count(server, "evictions_triggered") == 1

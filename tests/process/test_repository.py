@@ -1,0 +1,181 @@
+"""A server with a model repository: versions, models that cannot be loaded, and files that change while it runs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.server import Server, serving, wait_until
+from tests.tiny import programs
+
+ONLY_REPOSITORY = {"catalog.dirs": "", "catalog.models": ""}
+ALL = "version_policy { all { } }"
+LATEST = "version_policy { latest { num_versions: 1 } }"
+
+
+def infer(server: Server, model: str, version: int | None = None) -> list[int] | int:
+    """What a versions model makes of zeros: its number four times; the status of an error."""
+    at = f"/versions/{version}" if version is not None else ""
+    tensor = {"name": "INPUT", "shape": [1, 4], "datatype": "INT32", "data": [0, 0, 0, 0]}
+    answer = server.post(f"/v2/models/{model}{at}/infer", {"inputs": [tensor]})
+    found: list[int] | int = answer.json()["outputs"][0]["data"] if answer.status == 200 else answer.status
+    return found
+
+
+def index(server: Server) -> dict[str, tuple[str, str]]:
+    """State and reason by `<model>@<version>`."""
+    entries: list[dict[str, Any]] = server.post("/v2/repository/index", {}).json()
+    return {f"{e['name']}@{e.get('version')}": (e["state"], e.get("reason", "")) for e in entries}
+
+
+def state(server: Server, name: str) -> str:
+    """State of one version; empty when there is none."""
+    return index(server).get(name, ("", ""))[0]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
+    """A server and the repository that it follows."""
+    root = tmp_path_factory.mktemp("repository")
+    names = ("versions_latest", "versions_all", "versions_specific", "broken", "broken_config", "empty")
+    models = programs.write_repository(root / "models", names)
+    for name in ("steady", "changing"):
+        programs.write_version(models / name, 1, ALL)
+    with serving(root, models=(), settings={**ONLY_REPOSITORY, "repository.dirs": models}) as server:
+        yield server, models
+
+
+def test_policies_choose_and_versions_answer_differently(world: tuple[Server, Path]) -> None:
+    server, _ = world
+    answers = {
+        name: [infer(server, name, version) for version in (None, 1, 2, 3)]
+        for name in ("versions_latest", "versions_all", "versions_specific")
+    }
+    one, two, three = [1] * 4, [2] * 4, [3] * 4
+    assert answers == {
+        "versions_latest": [three, 404, 404, three],
+        "versions_all": [three, one, two, three],
+        "versions_specific": [three, one, 404, three],
+    }
+
+
+def test_models_that_cannot_be_loaded_say_why_and_keep_no_other_away(world: tuple[Server, Path]) -> None:
+    server, models = world
+    found = index(server)
+    assert found["broken@1"] == ("UNAVAILABLE", "model.pt2 is no program of torch.export: damaged or cut off")
+    assert "config.pbtxt:2:24: " in found["broken_config@1"][1]
+    assert "there is no version" in found["empty@1"][1]
+    assert str(models) not in str(found)
+    assert server.get("/readyz").status == 200
+
+
+def test_text_routes_refuse_models_of_named_tensors(world: tuple[Server, Path]) -> None:
+    server, _ = world
+    for name in ("versions_all", "versions_all@1"):
+        answer = server.encode(name, ["text"])
+        assert answer.status == 400
+        assert "takes named tensors and does not support encode" in answer.json()["detail"]["message"]
+    assert server.get("/v1/models").json()["data"] == []
+
+
+def test_files_that_change_take_effect_while_others_are_served(world: tuple[Server, Path]) -> None:
+    server, models = world
+
+    def until(condition: Any, what: str) -> None:
+        def holds() -> bool:
+            assert infer(server, "steady") == [1] * 4
+            return bool(condition())
+
+        wait_until(holds, 30, what)
+
+    programs.write_version(models / "changing", 2, ALL)
+    until(lambda: infer(server, "changing") == [2] * 4, "a new version")
+    assert infer(server, "changing", 1) == [1] * 4
+
+    shutil.rmtree(models / "changing" / "2")
+    until(lambda: infer(server, "changing", 2) == 404, "the end of a removed version")
+    until(lambda: infer(server, "changing") == [1] * 4, "the version before it")
+
+    (models / "changing" / "5").mkdir()
+    until(lambda: state(server, "changing@5") == "UNAVAILABLE", "a half-written version")
+    assert infer(server, "changing") == [1] * 4, "the latest version is the latest that is ready"
+    programs.write_version(models / "changing", 5, ALL)
+    until(lambda: infer(server, "changing") == [5] * 4, "the version, once it is whole")
+
+    config = models / "changing" / "config.pbtxt"
+    config.write_text(config.read_text().replace(ALL, LATEST))
+    until(
+        lambda: infer(server, "changing", 1) == 404 and infer(server, "changing") == [5] * 4, "a new policy"
+    )
+
+    config.write_text("max_batch_size: many")
+    until(lambda: "config.pbtxt:1:17" in str(index(server)), "a broken configuration")
+    assert infer(server, "changing") == 404
+    shutil.rmtree(models / "changing")
+    until(lambda: "changing" not in str(index(server)), "the end of the model")
+    assert server.worker_pid() is not None and "Traceback" not in server.log.partition("is ready")[2]
+
+
+def test_a_new_latest_version_takes_over_without_a_gap_and_a_broken_one_not_at_all(
+    world: tuple[Server, Path],
+) -> None:
+    server, models = world
+    answers = []
+
+    def answer() -> Any:
+        answers.append(infer(server, "rolling"))
+        return answers[-1]
+
+    programs.write_version(models / "rolling", 1, LATEST)
+    wait_until(lambda: infer(server, "rolling") == [1] * 4, 30, "the first version")
+    programs.write_version(models / "rolling", 2, LATEST)
+    wait_until(lambda: answer() == [2] * 4, 30, "the second version")
+    wait_until(lambda: answer() and infer(server, "rolling", 1) == 404, 30, "the end of the first")
+    (models / "rolling" / "3").mkdir()
+    (models / "rolling" / "3" / "model.pt2").write_bytes(b"nonsense")
+    wait_until(lambda: answer() and state(server, "rolling@3") == "UNAVAILABLE", 30, "a broken version")
+    assert [answer() for _ in range(20)] == [[2] * 4] * 20
+    assert {str(each) for each in answers} == {str([1] * 4), str([2] * 4)}, "no request failed"
+    programs.write_version(models / "rolling", 3, LATEST)
+    wait_until(lambda: answer() == [3] * 4, 30, "the version, mended")
+    assert not [each for each in answers if isinstance(each, int)]
+
+
+def test_explicit_control_loads_what_is_named_and_follows_what_is_loaded(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    for name in ("first", "later"):
+        programs.write_version(models / name, 1, LATEST)
+    settings = {
+        **ONLY_REPOSITORY,
+        "repository.dirs": models,
+        "repository.control": "explicit",
+        "repository.models": "first",
+    }
+    with serving(tmp_path, models=(), settings=settings) as server:
+        assert infer(server, "first") == [1] * 4
+        assert infer(server, "later") == 404 and state(server, "later@1") == "UNAVAILABLE"
+        assert server.post("/v2/repository/models/later/load", {}).status == 200
+        assert infer(server, "later") == [1] * 4
+        programs.write_version(models / "later", 3, LATEST)
+        wait_until(lambda: infer(server, "later") == [3] * 4, 30, "the new version of a loaded model")
+        programs.write_version(models / "unasked", 1, LATEST)
+        wait_until(
+            lambda: state(server, "unasked@1") == "UNAVAILABLE", 30, "a model that nobody has asked for"
+        )
+        assert server.post("/v2/repository/models/first/unload", {}).status == 200
+        wait_until(lambda: infer(server, "first") == 404, 30, "the unloading")
+        assert infer(server, "unasked") == 404
+
+
+def test_a_wrong_section_is_refused_at_the_start_by_name(tmp_path: Path) -> None:
+    models = programs.write_repository(tmp_path / "models", ["broken"])
+    for chosen, said in (
+        ({"repository.dirs": tmp_path / "nowhere"}, "nowhere cannot be read"),
+        ({"repository.dirs": models, "repository.models": "brokn"}, "did you mean 'broken'"),
+    ):
+        with pytest.raises(AssertionError, match=said), serving(tmp_path, (), {**ONLY_REPOSITORY, **chosen}):
+            pass

@@ -1,0 +1,215 @@
+"""Sequences through a server of two frontends and two workers: every protocol, mixed within one sequence."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import numpy as np
+import pytest
+
+from ipc.protos import kserve_v2_pb2 as v2
+from ipc.protos import trtis_v1_pb2 as v1
+from tests.conformance import trtis
+from tests.harness.rpc import Rpc, address_of, grpc_settings
+from tests.harness.server import Server, serving, wait_until
+from tests.tiny.programs import SLOTS, tensor, write_repository
+
+WORKERS = 2
+_names = itertools.count(1)
+Ask = Callable[[Server, str, int, int, bool, bool], int]
+"""One request (server, model, sequence, number, start, end), over a connection of its own; the total."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    place = tmp_path_factory.mktemp("sequences")
+    models = ["accumulator", "accumulator_by_id", "accumulator_exported", "accumulator_script", "slow"]
+    repository = write_repository(place / "models", models)
+    decoupled = repository / "decoupled"
+    (decoupled / "1").mkdir(parents=True)
+    (decoupled / "1" / "model.py").write_text("")
+    sides = tensor("input", "INPUT", "INT32", [1]) + tensor("output", "OUTPUT", "INT32", [1])
+    (decoupled / "config.pbtxt").write_text(f"{sides}model_transaction_policy {{ decoupled: true }}")
+    settings = grpc_settings(
+        **{
+            "repository.dirs": repository,
+            "repository.allow_python": "true",
+            "server.frontends": 2,
+            "worker.count": WORKERS,
+        }
+    )
+    with serving(place, ("fake/echo",), settings) as running:
+        for model in models:
+            loaded = {"model": f"{model}@1", "state": "loaded"}
+            wait_until(
+                lambda labels=loaded: running.metric("penstock_model_state", **labels) == WORKERS,
+                60,
+                f"{model} on both workers",
+            )
+        yield running
+
+
+def over_v2_http(server: Server, model: str, name: int, number: int, start: bool, end: bool) -> int:
+    given = {"name": "INPUT", "shape": [1, 1], "datatype": "INT32", "data": [number]}
+    step = {"sequence_id": name, "sequence_start": start, "sequence_end": end}
+    answer = server.post(f"/v2/models/{model}/infer", {"inputs": [given], "parameters": step})
+    assert answer.status == 200, answer.json()["error"]
+    return int(answer.json()["outputs"][0]["data"][0])
+
+
+def over_v1_http(server: Server, model: str, name: int, number: int, start: bool, end: bool) -> int:
+    header = (
+        f'batch_size: 1 correlation_id: {name} flags: {start + 2 * end} input {{ name: "INPUT" dims: 1 }} '
+        'output { name: "OUTPUT" }'
+    )
+    found = trtis.infer(server, model, header, np.int32(number).tobytes())
+    assert found.answer.status == 200, found.status
+    return int(found.array("OUTPUT", "<i4")[0, 0])
+
+
+def over_v1_grpc(server: Server, model: str, name: int, number: int, start: bool, end: bool) -> int:
+    made = v1.InferRequest(model_name=model, model_version=-1, raw_input=[np.int32(number).tobytes()])
+    made.meta_data.batch_size, made.meta_data.correlation_id = 1, name
+    made.meta_data.flags = start + 2 * end
+    made.meta_data.input.add(name="INPUT", dims=[1])
+    made.meta_data.output.add(name="OUTPUT")
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(address_of(server), options=options) as channel:
+        rpc = channel.unary_unary(
+            "/nvidia.inferenceserver.GRPCService/Infer",
+            v1.InferRequest.SerializeToString,
+            v1.InferResponse.FromString,
+        )
+        found = rpc(made, timeout=30)
+    assert found.request_status.code == v1.SUCCESS, found.request_status.msg
+    return int(np.frombuffer(found.raw_output[0], "<i4")[0])
+
+
+def message(model: str, name: int | str, number: int, start: bool, end: bool) -> v2.ModelInferRequest:
+    """A request of KServe."""
+    made = v2.ModelInferRequest(model_name=model, raw_input_contents=[np.int32(number).tobytes()])
+    made.inputs.add(name="INPUT", datatype="INT32", shape=[1, 1])
+    if isinstance(name, str):
+        made.parameters["sequence_id"].string_param = name
+    else:
+        made.parameters["sequence_id"].int64_param = name
+    made.parameters["sequence_start"].bool_param = start
+    made.parameters["sequence_end"].bool_param = end
+    return made
+
+
+def over_v2_grpc(server: Server, model: str, name: int, number: int, start: bool, end: bool) -> int:
+    with Rpc(address_of(server)) as rpc:
+        found = rpc.call("ModelInfer", message(model, name, number, start, end))
+    return int(np.frombuffer(found.raw_output_contents[0], "<i4")[0])
+
+
+PROTOCOLS: list[Ask] = [over_v2_http, over_v1_http, over_v1_grpc, over_v2_grpc]
+
+
+@pytest.mark.parametrize(
+    "model", ["accumulator", "accumulator_by_id", "accumulator_exported", "accumulator_script"]
+)
+def test_more_sequences_than_slots_go_on_over_every_protocol_and_frontend(server: Server, model: str) -> None:
+    count = 2 * WORKERS * SLOTS
+    together = threading.Barrier(count)
+
+    def sequence(seed: int) -> tuple[list[int], list[int]]:
+        name = next(_names)
+        numbers = [int(number) for number in np.random.default_rng(seed).integers(-1000, 1000, 6)]
+        together.wait(30)
+        found = [
+            PROTOCOLS[(seed + at) % 4](server, model, name, number, at == 0, at == 5)
+            for at, number in enumerate(numbers)
+        ]
+        return found, list(itertools.accumulate(numbers))
+
+    with ThreadPoolExecutor(count) as threads:
+        for found, expected in threads.map(sequence, range(count)):
+            assert found == expected
+
+
+def test_a_stream_of_two_sequences_that_waits_for_no_answer(server: Server) -> None:
+    names = (f"left-{next(_names)}", f"right-{next(_names)}")
+    numbers = list(range(1, 21))
+    sent = [
+        message("accumulator", name, sign * number, number == 1, number == 20)
+        for number in numbers
+        for name, sign in zip(names, (1, -1), strict=True)
+    ]
+    with Rpc(address_of(server)) as rpc:
+        found = list(rpc.stream(sent))
+    assert not any(answer.error_message for answer in found)
+    values = [int(np.frombuffer(one.infer_response.raw_output_contents[0], "<i4")[0]) for one in found]
+    totals = list(itertools.accumulate(numbers))
+    assert sorted(values) == sorted([*totals, *(-total for total in totals)])
+    assert [value for value in values if value > 0] == totals
+
+
+def test_what_is_wrong_with_a_sequence_is_said_by_every_protocol(server: Server) -> None:
+    name = next(_names)
+    for ask in PROTOCOLS:
+        with pytest.raises(
+            Exception, match=f"for sequence {name} to model .*accumulator.* must specify the START flag"
+        ):
+            ask(server, "accumulator", name, 1, False, False)
+        with pytest.raises(Exception, match="must specify a non-zero correlation ID"):
+            ask(server, "accumulator", 0, 1, True, False)
+    found = trtis.infer(
+        server,
+        "accumulator",
+        f'batch_size: 2 correlation_id: {name} flags: 1 input {{ name: "INPUT" dims: 1 }} output {{ name: "OUTPUT" }}',
+        bytes(8),
+    )
+    assert found.status.code == v1.INVALID_ARG
+    assert found.status.msg.startswith("inference request to model 'accumulator' must specify batch-size 1")
+
+
+def test_sequences_are_counted_and_expire(server: Server) -> None:
+    def active() -> float:
+        return server.metric("penstock_sequences", model="accumulator@1", state="active")
+
+    wait_until(lambda: active() == 0, 20, "no sequence")
+    name, before = next(_names), server.metric("penstock_sequences_expired_total", model="accumulator@1")
+    over_v2_http(server, "accumulator", name, 1, True, False)
+    wait_until(lambda: active() == 1, 10, "the sequence")
+    wait_until(
+        lambda: server.metric("penstock_sequences_expired_total", model="accumulator@1") == before + 1,
+        20,
+        "its expiry",
+    )
+    with pytest.raises(AssertionError, match="START flag: it expired after 5000000 microseconds"):
+        over_v2_http(server, "accumulator", name, 1, False, False)
+
+
+def test_a_timeout_that_passes_in_the_queue_is_503(server: Server) -> None:
+    def slow(milliseconds: float, **parameters: int) -> tuple[int, str]:
+        given = {"name": "INPUT", "shape": [1, 1], "datatype": "FP32", "data": [milliseconds]}
+        answer = server.post("/v2/models/slow/infer", {"inputs": [given], "parameters": parameters})
+        return answer.status, answer.body.decode()
+
+    with ThreadPoolExecutor(16) as threads:
+        busy = [threads.submit(slow, 400) for _ in range(8)]
+        late = [threads.submit(slow, 401, timeout=100_000) for _ in range(8)]
+        expired = [one.result() for one in late if one.result()[0] != 200]
+        assert all(one.result()[0] == 200 for one in busy)
+    assert expired
+    assert {status for status, _ in expired} == {503}
+    assert all("Request timeout expired" in text for _, text in expired)
+
+
+def test_a_decoupled_model_is_not_loaded_and_its_requests_are_said_to_be_unsupported(server: Server) -> None:
+    given = {"name": "INPUT", "shape": [1], "datatype": "INT32", "data": [1]}
+    answer = server.post("/v2/models/decoupled/infer", {"inputs": [given]})
+    assert answer.status == 501 and "decoupled is not supported" in answer.json()["error"]
+    made = message("decoupled", 0, 1, False, False)
+    with Rpc(address_of(server)) as rpc, pytest.raises(grpc.RpcError) as refused:
+        rpc.call("ModelInfer", made)
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    index = server.post("/v2/repository/index", {}).json()
+    [entry] = [one for one in index if one["name"] == "decoupled"]
+    assert entry["state"] == "UNAVAILABLE" and "decoupled is not supported" in entry["reason"]

@@ -1,0 +1,78 @@
+"""Elements of BYTES tensors: taken apart and joined, and every length that lies is refused."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import pytest
+
+from ipc import bytes_elements
+from ipc.errors import InvalidInput
+
+
+def raw(*elements: bytes) -> bytes:
+    """The tensor, written by hand."""
+    return b"".join(struct.pack("<I", len(element)) + element for element in elements)
+
+
+@pytest.mark.parametrize(
+    "elements",
+    [
+        [],
+        [b""],
+        [b"abc"],
+        [b"", b"", b""],
+        [b"ab", b"cd", b"ef"],
+        [b"a", b"", b"bcd"],
+        [b"\x00\xff" * 40, b"\x04\x00\x00\x00"],
+        [bytes([at]) * 7 for at in range(256)],
+    ],
+)
+def test_elements_survive_joining_and_splitting(elements: list[bytes]) -> None:
+    joined = bytes_elements.join(elements)
+    assert joined == raw(*elements)
+    for data in (joined, memoryview(joined), memoryview(bytearray(joined))):
+        assert [bytes(found) for found in bytes_elements.split(data, len(elements), "x")] == elements
+
+
+def test_elements_of_random_lengths_survive() -> None:
+    chance = random.Random(3)
+    for _ in range(200):
+        elements = [chance.randbytes(chance.choice((0, 1, 4, 9))) for _ in range(chance.randrange(9))]
+        found = bytes_elements.split(raw(*elements), len(elements), "x")
+        assert [bytes(element) for element in found] == elements
+
+
+@pytest.mark.parametrize(
+    ("data", "count", "message"),
+    [
+        (b"", 1, "x: expected 1 elements, got 0"),
+        (raw(b"a"), 0, "x: expected 0 elements, got 5 bytes more"),
+        (raw(b"a", b"b"), 1, "x: expected 1 elements, got 5 bytes more"),
+        (raw(b"a"), 2, "x: expected 2 elements, got 1"),
+        (b"\x01", 1, "x: element 0 has no complete length: 1 of 4 bytes"),
+        (raw(b"ab") + b"\x00\x00\x00", 2, "x: element 1 has no complete length: 3 of 4 bytes"),
+        (struct.pack("<I", 2) + b"a", 1, "x: element 0 says 2 bytes, but 1 are left"),
+        (struct.pack("<I", 0xFFFFFFFF) + b"a" * 8, 1, "x: element 0 says 4294967295 bytes, but 8 are left"),
+        (raw(b"ab") + struct.pack("<I", 3) + b"ab", 2, "x: element 1 says 3 bytes, but 2 are left"),
+        (raw(b"ab") + b"z", 1, "x: expected 1 elements, got 1 bytes more"),
+    ],
+)
+def test_lengths_that_lie_are_refused(data: bytes, count: int, message: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        bytes_elements.split(data, count, "x")
+    assert refused.value.message.startswith(message)
+
+
+def test_random_bytes_never_do_anything_else() -> None:
+    chance = random.Random(4)
+    for _ in range(2000):
+        data, count = chance.randbytes(chance.randrange(40)), chance.randrange(6)
+        data = bytes(byte if chance.random() < 0.3 else byte % 3 for byte in data)
+        try:
+            found = bytes_elements.split(data, count, "x")
+        except InvalidInput:
+            continue
+        assert raw(*map(bytes, found)) == data
+        assert len(found) == count

@@ -1,0 +1,174 @@
+"""A worker reads and writes the memory of clients, whatever they do to it meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ipc.errors import InvalidInput, Unsupported
+from ipc.messages import Region
+from ipc.settings import load
+from workers.regions import ClientMemory, OpenRegion
+
+SIZE = 1 << 20
+
+
+@pytest.fixture
+def pattern(tmp_path: Path) -> bytes:
+    """What is in the object `client_a`."""
+    content = np.random.default_rng(7).bytes(SIZE)
+    (tmp_path / "client_a").write_bytes(content)
+    return content
+
+
+@pytest.fixture
+def memory(tmp_path: Path, pattern: bytes) -> ClientMemory:
+    """That of a worker on the CPU."""
+    settings = load(None, {"run.dir": str(tmp_path / "run"), "shared_memory.enabled": "true"}, {})
+    return ClientMemory(settings, torch.device("cpu"), tmp_path)
+
+
+def read(opened: OpenRegion) -> bytes:
+    """All of a region."""
+    target = bytearray(opened.nbytes)
+    opened.read(memoryview(target))
+    return bytes(target)
+
+
+def part(offset: int, nbytes: int, key: str = "client_a") -> Region:
+    """Bytes of a POSIX object."""
+    return Region("system", key, offset, nbytes)
+
+
+def descriptors() -> int:
+    """How many this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(0, SIZE), (1, SIZE - 1), (4097, 3), (0, 0), (SIZE, 0)])
+def test_bytes_are_read_as_they_lie(memory: ClientMemory, pattern: bytes, offset: int, nbytes: int) -> None:
+    assert read(memory.open(part(offset, nbytes))) == pattern[offset : offset + nbytes]
+
+
+@pytest.mark.parametrize("offset", [0, 5, SIZE - 96])
+def test_bytes_are_written_where_they_belong_and_nowhere_else(
+    memory: ClientMemory, pattern: bytes, tmp_path: Path, offset: int
+) -> None:
+    values = np.arange(24, dtype=np.float32).reshape(4, 6)
+    memory.open(part(offset, 96)).write(memoryview(values))
+    expected = pattern[:offset] + values.tobytes() + pattern[offset + 96 :]
+    assert (tmp_path / "client_a").read_bytes() == expected
+
+
+def test_a_region_larger_than_the_output_keeps_its_rest(
+    memory: ClientMemory, pattern: bytes, tmp_path: Path
+) -> None:
+    memory.open(part(8, 100)).write(memoryview(b"abc"))
+    assert (tmp_path / "client_a").read_bytes() == pattern[:8] + b"abc" + pattern[11:]
+
+
+def test_an_output_that_does_not_fit_is_refused_with_both_sizes(memory: ClientMemory, pattern: bytes) -> None:
+    opened = memory.open(part(0, 10))
+    with pytest.raises(InvalidInput, match="too small for the output: 10 bytes given, 11 needed"):
+        opened.write(memoryview(bytes(11)))
+    assert read(opened) == pattern[:10]
+
+
+@pytest.mark.parametrize(
+    "region",
+    [
+        part(0, SIZE + 1),
+        part(SIZE, 1),
+        part((1 << 62) - 1, 1),
+        part(0, 1, "client_none"),
+        part(0, 1, "other"),
+        part(0, 1, "penstock.x.0.y"),
+        part(0, 1, "../client_a"),
+        part(0, 1, "client_link"),
+        part(-1, 1),
+        part(0, -1),
+    ],
+)
+def test_what_a_frontend_would_have_refused_is_refused_here_too(
+    memory: ClientMemory, tmp_path: Path, region: Region
+) -> None:
+    (tmp_path / "client_link").symlink_to(tmp_path / "client_a")
+    before = descriptors()
+    with pytest.raises(InvalidInput):
+        memory.open(region)
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("left", [0, 1, SIZE // 2, SIZE - 1])
+def test_an_object_that_shrinks_under_a_request_is_an_error_of_it(
+    memory: ClientMemory, tmp_path: Path, left: int
+) -> None:
+    opened = memory.open(part(0, SIZE))
+    os.truncate(tmp_path / "client_a", left)
+    uses: tuple[Callable[[], object], ...] = (
+        lambda: read(opened),
+        lambda: opened.write(memoryview(bytes(SIZE))),
+    )
+    for use in uses:
+        with pytest.raises(InvalidInput, match="its object has shrunk below the 1048576 bytes registered"):
+            use()
+    assert (tmp_path / "client_a").stat().st_size == left
+    with pytest.raises(InvalidInput, match="Invalid shared memory region: 'client_a'"):
+        memory.open(part(0, SIZE))
+
+
+def test_a_name_that_goes_away_takes_nothing_from_a_request_that_has_begun(
+    memory: ClientMemory, pattern: bytes, tmp_path: Path
+) -> None:
+    opened = memory.open(part(0, SIZE))
+    (tmp_path / "client_a").unlink()
+    assert read(opened) == pattern
+    opened.write(memoryview(b"still there"))
+    assert read(opened).startswith(b"still there")
+    with pytest.raises(InvalidInput, match="Unable to open shared memory region: 'client_a'"):
+        memory.open(part(0, 1))
+
+
+def test_a_new_object_of_an_old_name_is_the_one_that_new_requests_get(
+    memory: ClientMemory, pattern: bytes, tmp_path: Path
+) -> None:
+    old = memory.open(part(0, 4))
+    (tmp_path / "client_a").unlink()
+    (tmp_path / "client_a").write_bytes(b"newer")
+    new = memory.open(part(0, 4))
+    assert (read(old), read(new)) == (pattern[:4], b"newe")
+
+
+def test_a_descriptor_is_shared_and_goes_with_the_last_request(memory: ClientMemory) -> None:
+    before = descriptors()
+    held = [memory.open(part(number, 1)) for number in range(50)]
+    assert descriptors() == before + 1
+    del held[1:]
+    gc.collect()
+    assert descriptors() == before + 1
+    del held
+    gc.collect()
+    assert descriptors() == before
+
+
+def test_it_is_off_unless_the_settings_offer_it(tmp_path: Path, pattern: bytes) -> None:
+    memory = ClientMemory(load(None, {"run.dir": str(tmp_path / "run")}, {}), torch.device("cpu"), tmp_path)
+    with pytest.raises(Unsupported):
+        memory.open(part(0, 1))
+
+
+def test_a_worker_without_cuda_opens_no_cuda_memory(memory: ClientMemory) -> None:
+    with pytest.raises(Unsupported, match="CUDA"):
+        memory.open(Region("cuda", bytes(64).hex(), 0, 16))
+    memory.tick()
+
+
+def test_room_that_does_not_fit_is_a_mistake_of_ours(memory: ClientMemory) -> None:
+    with pytest.raises(ValueError, match="9 bytes of room for 10"):
+        memory.open(part(0, 10)).read(memoryview(bytearray(9)))

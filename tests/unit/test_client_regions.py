@@ -1,0 +1,259 @@
+"""Regions of clients by name: what may be registered, who sees it, and which bytes of it a tensor may name."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from frontend.tensors import regions as regions_module
+from frontend.tensors.regions import ClientRegions
+from frontend.tensors.request import RegionUse
+from ipc import sweep
+from ipc.errors import InvalidInput, PenstockError, RegionExists, RegionNotFound, Unsupported
+from ipc.messages import Region
+from ipc.paths import prepare_run_dir
+from ipc.settings import Settings, load
+
+SIZE = 4096
+FAR = 1 << 62
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> Path:
+    """The directory of POSIX objects, with one of `SIZE` bytes, and what is no object of a client beside it."""
+    directory = tmp_path / "shm"
+    directory.mkdir()
+    (directory / "client_a").write_bytes(bytes(SIZE))
+    (directory / "other").write_bytes(bytes(SIZE))
+    (directory / "penstock.x.0.abc").write_bytes(bytes(SIZE))
+    (tmp_path / "secret").write_bytes(bytes(SIZE))
+    (directory / "client_link").symlink_to(tmp_path / "secret")
+    (directory / "client_dir").mkdir()
+    os.mkfifo(directory / "client_fifo")
+    (directory / "client_mine").write_bytes(bytes(SIZE))
+    (directory / "client_mine").chmod(0)
+    return directory
+
+
+def settings_of(tmp_path: Path, **flags: str) -> Settings:
+    """Settings of a server in `tmp_path` that offers shared memory."""
+    named = {f"shared_memory.{name}": value for name, value in flags.items()}
+    found = load(None, {"run.dir": str(tmp_path / "run"), "shared_memory.enabled": "true", **named}, {})
+    prepare_run_dir(found.paths)
+    return found
+
+
+@pytest.fixture
+def regions(tmp_path: Path, objects: Path) -> Iterator[ClientRegions]:
+    """Those of one frontend."""
+    yield ClientRegions(settings_of(tmp_path), objects)
+
+
+def test_what_one_frontend_registers_every_other_sees_at_once(tmp_path: Path, objects: Path) -> None:
+    settings = settings_of(tmp_path)
+    first, second = ClientRegions(settings, objects), ClientRegions(settings, objects)
+    first.register_system("in", "/client_a", 64, 128)
+    assert second.resolve(RegionUse("in", 8, 16)) == Region("system", "client_a", 72, 16)
+    assert [(e.name, e.key, e.offset, e.nbytes) for e in second.status("system")] == [
+        ("in", "/client_a", 64, 128)
+    ]
+    assert second.unregister("system", "in")
+    with pytest.raises(RegionNotFound, match=r"^Unable to find shared memory region: 'in'$"):
+        first.resolve(RegionUse("in", 0, 1))
+    first.register_system("in", "client_a", 0, 1)
+    assert second.resolve(RegionUse("in", 0, 1)) == Region("system", "client_a", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("key", "offset", "nbytes", "message"),
+    [
+        ("client_none", 0, 1, "Unable to open shared memory region: 'client_none'"),
+        ("/client_none", 0, 1, "Unable to open shared memory region: '/client_none'"),
+        ("client_link", 0, 1, "Unable to open shared memory region: 'client_link'"),
+        ("client_dir", 0, 1, "Unable to open shared memory region: 'client_dir'"),
+        ("client_fifo", 0, 1, "Unable to open shared memory region: 'client_fifo'"),
+        ("client_a", 0, SIZE + 1, "Invalid shared memory region: 'client_a'"),
+        ("client_a", 1, SIZE, "Invalid shared memory region: 'client_a'"),
+        ("client_a", SIZE, 1, "Invalid shared memory region: 'client_a'"),
+        ("client_a", FAR - 1, 1, "Invalid shared memory region: 'client_a'"),
+        ("client_a", FAR, 1, "offset: expected"),
+        ("client_a", 2**64 - 1, 2, "offset: expected"),
+        ("client_a", -1, 2, "offset: expected"),
+        ("client_a", 0, 0, "byte_size: expected 1 to"),
+        ("client_a", 0, -1, "byte_size: expected 1 to"),
+        ("client_a", 0, (1 << 30) + 1, "byte_size: expected 1 to"),
+        ("other", 0, 1, "this server accepts keys that begin with 'client_' only"),
+        ("penstock.x.0.abc", 0, 1, "names that begin with 'penstock.' are reserved"),
+        ("///penstock.x.0.abc", 0, 1, "names that begin with 'penstock.' are reserved"),
+        ("", 0, 1, "must not be empty"),
+        ("///", 0, 1, "must not be empty"),
+        ("client_a/../other", 0, 1, "without slashes"),
+        ("../secret", 0, 1, "without slashes"),
+        ("..", 0, 1, "without slashes"),
+        ("client_a\0", 0, 1, "without slashes"),
+        ("client_\ud800", 0, 1, "without slashes"),
+        ("client_" + "x" * 249, 0, 1, "without slashes"),
+        ("client_" + "x" * 248, 0, 1, "Unable to open"),
+    ],
+)
+def test_what_may_not_be_registered_is_refused_and_leaves_no_row(
+    regions: ClientRegions, key: str, offset: int, nbytes: int, message: str
+) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        regions.register_system("in", key, offset, nbytes)
+    assert message in caught.value.message and caught.value.status == 400
+    assert "/dev/shm" not in caught.value.message and "secret" not in caught.value.message.replace(key, "")
+    assert regions.status(None) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_an_object_that_the_server_may_not_write_is_refused(regions: ClientRegions) -> None:
+    with pytest.raises(InvalidInput, match="Unable to open shared memory region: 'client_mine'"):
+        regions.register_system("in", "client_mine", 0, 1)
+
+
+def test_without_a_prefix_only_our_own_names_are_refused(tmp_path: Path, objects: Path) -> None:
+    regions = ClientRegions(settings_of(tmp_path, key_prefix=""), objects)
+    regions.register_system("in", "/other", 0, SIZE)
+    with pytest.raises(InvalidInput, match="reserved"):
+        regions.register_system("ours", "/penstock.x.0.abc", 0, SIZE)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 257, "\ud800"])
+def test_names_have_a_length_and_are_text(regions: ClientRegions, name: str) -> None:
+    with pytest.raises(InvalidInput, match="shared memory region name: expected 1 to 256 bytes"):
+        regions.register_system(name, "client_a", 0, 1)
+    with pytest.raises(RegionNotFound):
+        regions.resolve(RegionUse(name, 0, 1))
+
+
+@pytest.mark.parametrize("name", ["x" * 256, "../../x", "a/b", "ü\n", "."])
+def test_any_text_may_be_a_name(regions: ClientRegions, tmp_path: Path, name: str) -> None:
+    regions.register_system(name, "client_a", 0, 1)
+    assert [entry.name for entry in regions.status(None, name)] == [name]
+    assert len(list((tmp_path / "run" / "regions").iterdir())) == 1
+    assert regions.unregister(None, name) and not regions.unregister(None, name)
+
+
+def test_a_name_is_given_once_whoever_asks_at_the_same_time(tmp_path: Path, objects: Path) -> None:
+    settings = settings_of(tmp_path)
+    for _ in range(20):
+        frontends = [ClientRegions(settings, objects) for _ in range(8)]
+
+        def register(frontend: ClientRegions) -> int:
+            try:
+                frontend.register_system("in", "client_a", 0, 1)
+            except RegionExists as error:
+                assert error.message == "shared memory region 'in' already in manager"
+                return 0
+            return 1
+
+        with ThreadPoolExecutor(8) as pool:
+            assert sum(pool.map(register, frontends)) == 1
+        assert frontends[0].unregister_all(None) == 1
+
+
+def test_the_number_of_regions_is_bounded(tmp_path: Path, objects: Path) -> None:
+    regions = ClientRegions(settings_of(tmp_path, max_regions="3"), objects)
+    for number in range(3):
+        regions.register_system(f"r{number}", "client_a", 0, 1)
+    with pytest.raises(InvalidInput, match=r"3 shared memory regions are registered \(shared_memory\.max_"):
+        regions.register_system("r3", "client_a", 0, 1)
+    regions.unregister("system", "r1")
+    regions.register_system("r3", "client_a", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("offset", "nbytes", "message"),
+    [
+        (100, 0, "Invalid offset for shared memory region 'in': 100 of 100 bytes"),
+        (101, 1, "Invalid offset for shared memory region"),
+        (-1, 1, "Invalid offset for shared memory region"),
+        (2**64, 1, "Invalid offset for shared memory region"),
+        (1, 100, "Invalid offset + byte size for shared memory region 'in': 1 + 100, it has 100 bytes"),
+        (99, 2, "Invalid offset + byte size for shared memory region"),
+        (1, 2**64 - 1, "Invalid offset + byte size for shared memory region"),
+        (0, -1, "Invalid offset + byte size for shared memory region"),
+    ],
+)
+def test_bytes_outside_of_a_region_are_refused(
+    regions: ClientRegions, offset: int, nbytes: int, message: str
+) -> None:
+    regions.register_system("in", "client_a", 0, 100)
+    with pytest.raises(InvalidInput) as caught:
+        regions.resolve(RegionUse("in", offset, nbytes))
+    assert caught.value.message.startswith(message)
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(0, 100), (99, 1), (0, 0), (99, 0)])
+def test_bytes_within_a_region_are_resolved(regions: ClientRegions, offset: int, nbytes: int) -> None:
+    regions.register_system("in", "client_a", 7, 100)
+    assert regions.resolve(RegionUse("in", offset, nbytes)) == Region(
+        "system", "client_a", 7 + offset, nbytes
+    )
+
+
+def test_where_it_is_off_only_unregistering_cuda_regions_is_answered(tmp_path: Path, objects: Path) -> None:
+    regions = ClientRegions(settings_of(tmp_path, enabled="false"), objects)
+    assert not regions.offered and not regions.cuda_offered
+    for refused in (
+        lambda: regions.register_system("in", "client_a", 0, 1),
+        lambda: regions.register_cuda("in", bytes(64), 0, 1),
+        lambda: regions.status("system"),
+        lambda: regions.resolve(RegionUse("in", 0, 1)),
+        lambda: regions.unregister("system", "in"),
+        lambda: regions.unregister_all(None),
+    ):
+        with pytest.raises(Unsupported) as caught:
+            refused()
+        assert caught.value.status == 501
+    assert not regions.unregister("cuda", "in")
+    assert regions.unregister_all("cuda") == 0
+
+
+def test_kinds_share_their_names_and_are_listed_apart(
+    tmp_path: Path, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regions_module, "count_gpus", lambda: 2)
+    regions = ClientRegions(settings_of(tmp_path), objects)
+    handle = secrets.token_bytes(64)
+    regions.register_system("a", "client_a", 0, 8)
+    regions.register_cuda("b", handle, 1, 16)
+    with pytest.raises(RegionExists):
+        regions.register_cuda("a", handle, 0, 16)
+    assert regions.resolve(RegionUse("b", 4, 8)) == Region("cuda", handle.hex(), 4, 8, 1)
+    assert [entry.name for entry in regions.status("system")] == ["a"]
+    assert [(e.name, e.device, e.nbytes) for e in regions.status("cuda")] == [("b", 1, 16)]
+    with pytest.raises(RegionNotFound):
+        regions.status("cuda", "a")
+    assert not regions.unregister("cuda", "a") and regions.unregister_all("cuda") == 1
+    assert [entry.name for entry in regions.status(None)] == ["a"]
+
+
+@pytest.mark.parametrize(("nbytes", "device"), [(63, 0), (65, 0), (0, 0), (64, 2), (64, -1)])
+def test_a_handle_has_64_bytes_and_a_device_of_this_server(
+    tmp_path: Path, objects: Path, monkeypatch: pytest.MonkeyPatch, nbytes: int, device: int
+) -> None:
+    monkeypatch.setattr(regions_module, "count_gpus", lambda: 2)
+    with pytest.raises(InvalidInput):
+        ClientRegions(settings_of(tmp_path), objects).register_cuda("a", bytes(nbytes), device, 16)
+
+
+def test_without_a_gpu_no_cuda_region_is_registered(regions: ClientRegions) -> None:
+    if regions.cuda_offered:
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(Unsupported, match="CUDA shared memory is not offered"):
+        regions.register_cuda("a", bytes(64), 0, 16)
+
+
+def test_a_server_that_starts_knows_no_region(tmp_path: Path, objects: Path) -> None:
+    settings = settings_of(tmp_path)
+    ClientRegions(settings, objects).register_system("in", "client_a", 0, 1)
+    sweep.forget(settings.paths)
+    with pytest.raises(PenstockError):
+        ClientRegions(settings, objects).resolve(RegionUse("in", 0, 1))

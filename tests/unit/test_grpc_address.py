@@ -1,0 +1,69 @@
+"""The address of the gRPC server: what is no address, and who else has it."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from frontend.grpc import address
+from ipc.errors import ConfigError
+from ipc.settings import Grpc
+from tests.harness.server import free_port
+
+
+@pytest.mark.parametrize(
+    ("bind", "parsed"),
+    [
+        ("127.0.0.1:8001", ("127.0.0.1", 8001)),
+        ("[::1]:1", ("::1", 1)),
+        ("localhost:65535", ("localhost", 65535)),
+    ],
+)
+def test_an_address_has_a_host_and_a_port(bind: str, parsed: tuple[str, int]) -> None:
+    assert address.parse(bind) == parsed
+
+
+@pytest.mark.parametrize(
+    "bind", ["", "8001", ":8001", "host:", "host:0", "host:65536", "host:x", "unix:/run/a", "host:²"]
+)
+def test_what_is_no_address_is_refused_with_the_settings_name(bind: str) -> None:
+    with pytest.raises(ConfigError, match=r"grpc\.bind"):
+        address.check(Grpc(bind=bind))
+    address.check(Grpc(enabled=False, bind=bind))
+
+
+def shared(port: int) -> socket.socket:
+    """What a frontend of gRPC does: listen with SO_REUSEPORT."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen()
+    return listener
+
+
+def test_a_kept_address_is_open_to_frontends_and_closed_to_other_servers() -> None:
+    grpc = Grpc(bind=f"127.0.0.1:{free_port()}")
+    port = address.parse(grpc.bind)[1]
+    with address.keep(grpc):
+        with pytest.raises(ConfigError, match=r"grpc\.bind"):
+            address.keep(grpc)
+        with (
+            shared(port),
+            shared(port),
+            socket.create_connection(("127.0.0.1", port), timeout=5),
+            pytest.raises(ConfigError, match=r"grpc\.bind"),
+        ):
+            address.keep(grpc)
+
+
+def test_frontends_of_another_server_are_noticed_without_its_arbiter() -> None:
+    grpc = Grpc(bind=f"127.0.0.1:{free_port()}")
+    with shared(address.parse(grpc.bind)[1]), pytest.raises(ConfigError, match="cannot be had"):
+        address.keep(grpc)
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"grpc\.bind: 203\.0\.113\.7:8001 cannot be had"):
+        address.keep(Grpc(bind="203.0.113.7:8001"))

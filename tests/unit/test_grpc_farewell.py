@@ -1,0 +1,88 @@
+"""Whom a frontend that is being replaced asks to leave, and when it may write to a connection of gRPC's."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from frontend.grpc import farewell
+from tests.harness.server import wait_until
+
+Pair = tuple[socket.socket, socket.socket, int]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """The server's and the client's side of a connection, and the server's port."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+            server, _ = listener.accept()
+            with server:
+                yield server, client, port
+
+
+def read(client: socket.socket) -> bytes:
+    """What has come, without waiting."""
+    client.setblocking(False)
+    try:
+        return client.recv(4096)
+    except BlockingIOError:
+        return b""
+
+
+def test_the_frame_is_that_of_rfc_9113() -> None:
+    assert farewell.GOAWAY.hex() == "0000080700000000007fffffff00000000"
+
+
+def test_a_connection_that_has_said_hello_is_asked_once(pair: Pair) -> None:
+    server, client, port = pair
+    server.sendall(b"settings")
+    wait_until(lambda: farewell._is_between_frames(server), 5, "the acknowledgement")
+    assert read(client) == b"settings"
+    asyncio.run(farewell.say(port, 1))
+    assert read(client) == farewell.GOAWAY
+    asyncio.run(farewell.say(port, 0.3))
+    assert read(client) == farewell.GOAWAY, "another farewell asks again"
+    asked = {client.getsockname()}
+    assert not farewell._ask(port, asked)
+    assert read(client) == b""
+
+
+def test_a_connection_without_a_hello_is_left_alone(pair: Pair) -> None:
+    _, client, port = pair
+    asyncio.run(farewell.say(port, 0.2))
+    assert read(client) == b""
+
+
+def test_a_connection_with_bytes_on_their_way_is_left_alone(pair: Pair) -> None:
+    server, client, port = pair
+    server.setblocking(False)
+    sent = 0
+    with pytest.raises(BlockingIOError):
+        while True:
+            sent += server.send(b"x" * 65536)
+    assert not farewell._is_between_frames(server)
+    assert farewell._ask(port, set())
+    client.settimeout(5)
+    got = b""
+    while len(got) < sent:
+        got += client.recv(65536)
+    assert got == b"x" * sent
+    wait_until(lambda: farewell._is_between_frames(server), 5, "the acknowledgement")
+    assert farewell._ask(port, set())
+    client.settimeout(5)
+    assert client.recv(100) == farewell.GOAWAY
+
+
+def test_connections_of_other_ports_are_left_alone(pair: Pair) -> None:
+    server, client, port = pair
+    server.sendall(b"settings")
+    wait_until(lambda: farewell._is_between_frames(server), 5, "the acknowledgement")
+    assert not farewell._ask(port + 1 if port < 65535 else port - 1, set())
+    assert read(client) == b"settings"

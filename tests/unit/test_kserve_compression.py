@@ -1,0 +1,105 @@
+"""Packed bodies: what is unpacked, what is refused and when, and which encoding an answer gets."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+
+import pytest
+
+from frontend.protocols.kserve_v2 import compression
+from ipc.errors import BodyTooLarge, InvalidInput, Unsupported
+
+TEXT = b'{"inputs": []}' * 50
+PACKED = {"gzip": gzip.compress(TEXT), "deflate": zlib.compress(TEXT)}
+
+
+@pytest.mark.parametrize("encoding", PACKED)
+def test_a_packed_body_is_unpacked(encoding: str) -> None:
+    assert compression.unpack(PACKED[encoding], encoding, len(TEXT), 200) == TEXT
+
+
+@pytest.mark.parametrize("encoding", PACKED)
+def test_the_limit_is_the_unpacked_size(encoding: str) -> None:
+    with pytest.raises(BodyTooLarge, match=r"limits\.max_body_bytes"):
+        compression.unpack(PACKED[encoding], encoding, len(TEXT) - 1, 200)
+
+
+@pytest.mark.parametrize("encoding", PACKED)
+def test_a_bomb_ends_at_the_ratio_without_growing_further(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bomb = zlib.compressobj(9, zlib.DEFLATED, 16 + 15 if encoding == "gzip" else 15)
+    packed = b"".join([*(bomb.compress(bytes(1 << 20)) for _ in range(64)), bomb.flush()])
+    made = 0
+    real = zlib.decompressobj
+
+    class Counting:
+        def __init__(self, window: int) -> None:
+            self.stream = real(window)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.stream, name)
+
+        def decompress(self, data: bytes, most: int) -> bytes:
+            nonlocal made
+            part = self.stream.decompress(data, most)
+            made += len(part)
+            return part
+
+    monkeypatch.setattr(compression.zlib, "decompressobj", Counting)
+    with pytest.raises(BodyTooLarge, match=r"kserve\.max_unpack_ratio"):
+        compression.unpack(packed, encoding, 1 << 30, 100)
+    assert made <= max(compression.FREE_NBYTES, 100 * len(packed)) + 1
+
+
+@pytest.mark.parametrize("encoding", PACKED)
+@pytest.mark.parametrize(
+    "damage", [lambda p: p[:-1], lambda p: p[:5], lambda p: b"", lambda p: b"x" + p, lambda p: p + b"x"]
+)
+def test_a_damaged_body_is_refused(encoding: str, damage: object) -> None:
+    with pytest.raises(InvalidInput):
+        compression.unpack(damage(PACKED[encoding]), encoding, 1 << 20, 200)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("header", "encoding"),
+    [(None, ""), ("", ""), ("identity", ""), ("GZip", "gzip"), (" deflate ", "deflate")],
+)
+def test_content_encodings(header: str | None, encoding: str) -> None:
+    assert compression.encoding_of(header) == encoding
+
+
+@pytest.mark.parametrize("header", ["br", "gzip, deflate", "zstd", "x" * 500])
+def test_other_content_encodings_are_not_supported(header: str) -> None:
+    with pytest.raises(Unsupported, match="gzip and deflate"):
+        compression.encoding_of(header)
+
+
+@pytest.mark.parametrize(
+    ("accept", "json", "binary"),
+    [
+        (None, "", ""),
+        ("", "", ""),
+        ("*", "", ""),
+        ("br", "", ""),
+        ("gzip", "gzip", "gzip"),
+        ("deflate", "deflate", "deflate"),
+        ("gzip, deflate, br", "gzip", ""),
+        ("gzip;q=0.3, deflate;q=0.8", "deflate", ""),
+        ("gzip;q=0", "", ""),
+        ("gzip;q=0.5, identity;q=0.9", "", ""),
+        ("GZIP ; Q=1", "gzip", "gzip"),
+        ("gzip;q=x", "", ""),
+        ("gzip;q=nan", "", ""),
+    ],
+)
+def test_the_encoding_of_an_answer(accept: str | None, json: str, binary: str) -> None:
+    assert compression.choose(accept, binary=False) == json
+    assert compression.choose(accept, binary=True) == binary
+
+
+@pytest.mark.parametrize(("encoding", "unpack"), [("gzip", gzip.decompress), ("deflate", zlib.decompress)])
+def test_answers_are_packed_whole(encoding: str, unpack: object) -> None:
+    packed = compression.pack([b"head", memoryview(b"tail" * 100)], encoding)
+    assert unpack(packed) == b"head" + b"tail" * 100  # type: ignore[operator]

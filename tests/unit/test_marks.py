@@ -1,0 +1,47 @@
+"""Models that were loaded and unloaded by name are remembered by all processes until the server starts again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ipc import sweep
+from ipc.marks import Marks
+from ipc.paths import RunPaths, prepare_run_dir
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    """A run directory that no server uses."""
+    found = RunPaths(tmp_path, "t")
+    prepare_run_dir(found)
+    return found
+
+
+def test_the_last_word_counts_for_every_process(paths: RunPaths) -> None:
+    first, second = Marks(paths), Marks(paths)
+    assert second.get("add") is None
+    for loaded in (True, False, True):
+        first.put("add", loaded=loaded)
+        assert second.get("add") is loaded
+    assert second.get("other") is None
+    sweep.forget(paths)
+    assert first.get("add") is None
+
+
+@pytest.mark.parametrize("name", ["../../x", "org/name", "\ud800", "x" * 5000, ""])
+def test_any_text_may_be_a_name(paths: RunPaths, name: str) -> None:
+    Marks(paths).put(name, loaded=False)
+    assert Marks(paths).get(name) is False
+    assert len(list(paths.control().iterdir())) == 1
+
+
+def test_a_worker_that_starts_again_has_what_was_loaded_and_not_what_was_unloaded(paths: RunPaths) -> None:
+    marks = Marks(paths)
+    served = ["a@1", "a@2", "b@1", "c@1", "org/name"]
+    assert marks.adjust(["c@1", "a@1"], served) == ["a@1", "c@1"]
+    marks.put("a", loaded=False)
+    marks.put("b", loaded=True)
+    marks.put("org/name", loaded=True)
+    assert marks.adjust(["a@1", "c@1"], served) == ["b@1", "c@1", "org/name"]

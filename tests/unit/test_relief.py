@@ -1,0 +1,58 @@
+"""When an idle model is unloaded for an item that does not fit, and when that is not tried again."""
+
+from __future__ import annotations
+
+import pytest
+
+from workers import oom
+
+
+class Clock:
+    """Time that a test moves."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        """The moment."""
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the module."""
+    found = Clock()
+    monkeypatch.setattr(oom, "time", found)
+    return found
+
+
+def relief(asked: list[str], answer: bool = True) -> oom.Relief:
+    """A relief that notes for whom it asked."""
+
+    def unload_idle(model: str, wait_s: float) -> bool:
+        asked.append(model)
+        return answer
+
+    return oom.Relief(unload_idle)
+
+
+def test_every_item_that_is_helped_may_be_helped_again(clock: Clock) -> None:
+    asked: list[str] = []
+    found = relief(asked)
+    assert found.make_room("a") and found.make_room("a")
+    assert asked == ["a", "a"]
+
+
+def test_after_an_eviction_in_vain_the_model_waits_and_others_do_not(clock: Clock) -> None:
+    asked: list[str] = []
+    found = relief(asked)
+    assert found.make_room("a")
+    found.in_vain("a")
+    assert not found.make_room("a") and not found.make_room("a")
+    assert found.make_room("b")
+    clock.now += oom.EVICT_AGAIN_AFTER_S
+    assert found.make_room("a")
+    assert asked == ["a", "b", "a"]
+
+
+def test_nothing_to_unload_is_no_room(clock: Clock) -> None:
+    assert not relief([], answer=False).make_room("a")

@@ -1,0 +1,80 @@
+"""Loading and unloading by name is refused unless the settings allow it, and what was asked before counts no more."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from frontend.tensors.agreement import Agreement
+from frontend.tensors.control import RepositoryControl
+from ipc import deadline
+from ipc.catalog import Catalog
+from ipc.errors import ControlDisabled, InvalidInput, Unsupported
+from ipc.liveness import SlotLock
+from ipc.marks import Marks
+from ipc.paths import prepare_run_dir
+from ipc.settings import load
+
+
+def control_of(tmp_path: Path, mode: str) -> RepositoryControl:
+    """That of a frontend of a server in `tmp_path` which refuses before it looks at any model."""
+    settings = load(None, {"run.dir": str(tmp_path), "repository.control": mode}, {})
+    prepare_run_dir(settings.paths)
+    Marks(settings.paths).put("add", loaded=False)
+    services: Any = SimpleNamespace(settings=settings, slot=0, catalog=Catalog(()))
+    return RepositoryControl(services)
+
+
+def test_where_it_is_not_explicit_everything_by_name_is_refused(tmp_path: Path) -> None:
+    control = control_of(tmp_path, "none")
+    for asked in (control.load("add", {}, deadline.after(1)), control.unload("add", {})):
+        with pytest.raises(ControlDisabled, match=r"^explicit model load / unload is not allowed") as caught:
+            asyncio.run(asked)
+        assert caught.value.status == 503 and not caught.value.retryable
+    assert not control.unloaded("add")
+
+
+def test_what_was_unloaded_by_name_is_known(tmp_path: Path) -> None:
+    control = control_of(tmp_path, "explicit")
+    assert control.unloaded("add") and not control.unloaded("other")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "error"),
+    [
+        ({"config": "{}"}, Unsupported),
+        ({"file:1/model.pt2": "AA"}, Unsupported),
+        ({"config ": "{}"}, InvalidInput),
+        ({"": 1}, InvalidInput),
+        ({"unload_dependents": True}, InvalidInput),
+    ],
+)
+def test_parameters_of_a_load_are_refused_before_anything_is_loaded(
+    tmp_path: Path, parameters: dict[str, Any], error: type[Exception]
+) -> None:
+    control = control_of(tmp_path, "explicit")
+    with pytest.raises(error, match="load parameter"):
+        asyncio.run(control.load("add", parameters, deadline.after(1)))
+    assert control.unloaded("add")
+
+
+def test_frontends_agree_when_those_that_live_serve_the_same_files(tmp_path: Path) -> None:
+    paths = load(None, {"run.dir": str(tmp_path)}, {}).paths
+    prepare_run_dir(paths)
+    old, new = (Catalog((), frozenset({(f"/models/{name}", 1, 2, 3)})) for name in ("a", "b"))
+    first, second = Agreement(paths, "frontend-0", old), Agreement(paths, "frontend-1", old)
+    with SlotLock(paths.lock("frontend-1")):
+        assert first.reached() and second.reached()
+        old_files = old.files
+        second = Agreement(paths, "frontend-1", new)
+        second.tell()
+        assert not first.reached()
+        old.replace(new)
+        assert old.files != old_files and first.reached()
+        Agreement(paths, "frontend-1", Catalog(())).tell()
+        assert not first.reached()
+    assert first.reached()

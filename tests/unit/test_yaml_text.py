@@ -1,0 +1,28 @@
+"""YAML of the operator: documents that would overflow the C stack of the parser are refused instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ipc import catalog, settings, yaml_text
+from ipc.errors import ConfigError
+
+DEEP = [b"[" * 900_000, b"{a: " * 500_000, b"- " * 100_000 + b"x", b"a: " + b"[" * 5000 + b"]" * 5000]
+
+
+@pytest.mark.parametrize("data", DEEP, ids=["brackets", "braces", "dashes", "closed"])
+def test_deep_documents_are_refused(data: bytes, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        yaml_text.decode(data)
+    path = tmp_path / "file.yaml"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        catalog.read_entry(path)
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        settings.load(path, environ={})
+
+
+def test_ordinary_documents_are_read() -> None:
+    assert yaml_text.decode(b"a: [1, {b: c}]\nd:\n  - e\n") == {"a": [1, {"b": "c"}], "d": ["e"]}

@@ -1,0 +1,115 @@
+"""ONNX programs (`model.onnx`), run by onnxruntime on the CPU, or on the worker's GPU where its build can."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+
+from ipc.datatypes import BYTES
+from ipc.errors import InvalidInput
+from ipc.repository.layout import ModelRefused
+from workers.adapters.base import LoadContext
+from workers.adapters.shared.extras import require
+from workers.adapters.shared.interface import Interface, ProgramTensor, fit
+from workers.adapters.shared.named_tensors import NamedBatch
+from workers.adapters.shared.repository_program import RepositoryProgram, entry_of
+from workers.adapters.spec import AdapterSpec
+from workers.loading.source import SourceError
+
+_DATATYPES = {
+    "tensor(bool)": "BOOL",
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": BYTES,
+    **{
+        f"tensor({sign}int{size})": f"{sign.upper()}INT{size}"
+        for sign in ("u", "")
+        for size in (8, 16, 32, 64)
+    },
+}
+_QUIET = 3
+"""Log only errors."""
+
+
+class OnnxAdapter(RepositoryProgram):
+    """A session of onnxruntime."""
+
+    spec: ClassVar[AdapterSpec] = AdapterSpec(
+        family="onnx",
+        operations=("infer",),
+        inputs=(),
+        outputs=(),
+        needs_proof=False,
+        builds_alone=False,
+    )
+
+    def __init__(self, session: Any, context: LoadContext, nbytes: int) -> None:
+        """Raises `ModelRefused` for a program that the configuration does not fit."""
+        entry = entry_of(context)
+        inputs, outputs = session.get_inputs(), session.get_outputs()
+        fitted = fit(entry, Interface(tuple(map(_facts, inputs)), tuple(map(_facts, outputs))))
+        super().__init__(entry, fitted.config, self.device_of(context))
+        self._session, self._nbytes = session, nbytes
+        self._inputs = {name: each.name for each, name in zip(inputs, fitted.inputs, strict=True) if name}
+        self._outputs = {name: each.name for each, name in zip(outputs, fitted.outputs, strict=True) if name}
+        self._texts = {each.name for each in fitted.config.outputs if each.datatype == BYTES}
+
+    @classmethod
+    def load(cls, context: LoadContext) -> Self:
+        """Open the file. Raises ImportError that names the extra when onnxruntime is missing."""
+        runtime = require("onnxruntime", "onnx")
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
+        options.log_severity_level = _QUIET
+        path = context.directory / entry_of(context).program
+        try:
+            session = runtime.InferenceSession(
+                path, options, providers=_providers(runtime, cls.device_of(context))
+            )
+        except Exception as error:
+            # NOTE: the errors of onnxruntime have no base of their own.
+            line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            raise SourceError(f"{path.name} cannot be loaded by onnxruntime: {line}", "UNKNOWN") from error
+        context.progress("read", 1.0)
+        return cls(session, context, path.stat().st_size)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the file, which are mostly weights."""
+        return self._nbytes
+
+    def infer(self, batch: NamedBatch) -> Mapping[str, np.ndarray]:
+        """Run the session for the outputs that are wanted."""
+        given = {self._inputs[name]: _fed(name, batch.array(name)) for name in batch.names}
+        names = [name for name in self._outputs if name in batch.outputs]
+        found = self._session.run([self._outputs[name] for name in names], given)
+        return dict(zip(names, found, strict=True))
+
+
+def _providers(runtime: Any, device: torch.device) -> list[Any]:
+    cuda = "CUDAExecutionProvider"
+    if device.type == "cuda" and cuda in runtime.get_available_providers():
+        return [(cuda, {"device_id": device.index or 0}), "CPUExecutionProvider"]
+    return ["CPUExecutionProvider"]
+
+
+def _facts(tensor: Any) -> ProgramTensor:
+    if tensor.type not in _DATATYPES:
+        raise ModelRefused(f"{tensor.name[:200]!a} of the program is {tensor.type}, which no named tensor is")
+    shape = tuple(dim if isinstance(dim, int) else -1 for dim in tensor.shape)
+    return ProgramTensor(tensor.name, _DATATYPES[tensor.type], shape)
+
+
+def _fed(name: str, array: np.ndarray) -> np.ndarray:
+    """The array as onnxruntime takes it; its texts are UTF-8. Raises `InvalidInput`."""
+    if array.dtype.kind != "O":
+        return array
+    try:
+        texts = [bytes(each).decode("utf-8") for each in array.flat]
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"input {name!a}: an element is no UTF-8, which this model needs") from error
+    return np.array(texts, dtype=object).reshape(array.shape)

@@ -1,0 +1,162 @@
+"""What a program says of its own inputs and outputs, and how its configuration fits it.
+
+1. A configuration that says nothing of inputs or outputs gets them from the program. Without a configuration the
+   program batches when the first dimension of all inputs and outputs may have any size.
+2. Names are matched by name where the program knows all of them, else by their order; names that end in `__<number>`
+   are ordered by that number.
+3. What both sides say must agree. Whatever contradicts is a `ModelRefused` that names the tensor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from ipc.datatypes import DATATYPES
+from ipc.model_config import ModelConfig, TensorConfig
+from ipc.repository.entries import RepositoryEntry
+from ipc.repository.layout import ModelRefused
+
+DATATYPE_OF = {
+    torch.bfloat16 if name == "BF16" else getattr(torch, datatype.array): name
+    for name, datatype in DATATYPES.items()
+    if datatype.nbytes
+}
+"""Names of datatypes by those of torch."""
+_NUMBERED = re.compile(r".*__(\d{1,6})")
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramTensor:
+    """One input or output of a program; `datatype` "" and `shape` None are not known, -1 is any size."""
+
+    name: str
+    datatype: str = ""
+    shape: tuple[int, ...] | None = None
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """All inputs and outputs in the program's order; `most_rows` is the largest first dimension where one is known."""
+
+    inputs: tuple[ProgramTensor, ...]
+    outputs: tuple[ProgramTensor, ...]
+    most_rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """The whole configuration, and its names for the program's inputs and outputs, in the program's order.
+
+    A name is "" for an optional input that is never given, and for an output that nobody can ask for.
+    """
+
+    config: ModelConfig
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def fit(entry: RepositoryEntry, interface: Interface) -> Fitted:
+    """The configuration of an entry for a program. Raises `ModelRefused`."""
+    config = entry.config
+    batch = config.max_batch_size
+    if not entry.stated or not (batch or config.inputs or config.outputs):
+        batch = _batch(interface, entry.default_batch)
+    config = msgspec.structs.replace(
+        config,
+        max_batch_size=batch,
+        inputs=config.inputs or _inferred("input", interface.inputs, batch, _control_names(config)),
+        outputs=config.outputs or _inferred("output", interface.outputs, batch, ()),
+    )
+    names = [tensor.name for tensor in config.inputs] + list(_control_names(config))
+    inputs = _match("input", names, interface.inputs)
+    outputs = _match("output", [tensor.name for tensor in config.outputs], interface.outputs)
+    _check("input", config, config.inputs, dict(zip(inputs, interface.inputs, strict=True)))
+    _check_controls(config, dict(zip(inputs, interface.inputs, strict=True)))
+    _check("output", config, config.outputs, dict(zip(outputs, interface.outputs, strict=True)))
+    if interface.most_rows is not None and batch > interface.most_rows:
+        raise ModelRefused(
+            f"max_batch_size: {batch} is above {interface.most_rows}, the most rows of the program"
+        )
+    return Fitted(config, inputs, outputs)
+
+
+def _control_names(config: ModelConfig) -> tuple[str, ...]:
+    sequence = config.sequence_batching
+    return tuple(control.name for control in sequence.controls) if sequence else ()
+
+
+def _batch(interface: Interface, default: int) -> int:
+    tensors = [*interface.inputs, *interface.outputs]
+    free = all(tensor.shape is not None and tensor.shape[:1] == (-1,) for tensor in tensors)
+    return min(default, interface.most_rows or default) if tensors and free else 0
+
+
+def _inferred(
+    kind: str, tensors: Sequence[ProgramTensor], batch: int, left_out: Sequence[str]
+) -> tuple[TensorConfig, ...]:
+    found = []
+    for tensor in tensors:
+        if tensor.name in left_out:
+            continue
+        if not tensor.datatype or tensor.shape is None:
+            raise ModelRefused(
+                f"the program does not tell type and shape of {kind} {tensor.name!a}; configure it"
+            )
+        dims = tensor.shape[1:] if batch else tensor.shape
+        found.append(TensorConfig(tensor.name, tensor.datatype, dims, optional=tensor.optional))
+    return tuple(found)
+
+
+def _match(kind: str, names: Sequence[str], tensors: Sequence[ProgramTensor]) -> tuple[str, ...]:
+    """The configured name of each of the program's tensors."""
+    known = [tensor.name for tensor in tensors]
+    if set(names) <= set(known):
+        missing = [t.name for t in tensors if kind == "input" and not t.optional and t.name not in names]
+        if not missing:
+            return tuple(name if name in names else "" for name in known)
+    if len(names) != len(known):
+        raise ModelRefused(f"{kind}s are {_shown(names)}; the program's are {_shown(known)}")
+    numbers = [_NUMBERED.fullmatch(name) for name in names]
+    if all(numbers):
+        return tuple(sorted(names, key=lambda name: int(name.rpartition("__")[2])))
+    return tuple(names)
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(ascii(name[:64]) for name in names[:16]) + (", ..." if len(names) > 16 else "") or "none"
+
+
+def _check(
+    kind: str, config: ModelConfig, tensors: Sequence[TensorConfig], program: dict[str, ProgramTensor]
+) -> None:
+    rows = config.max_batch_size if config.sequence_batching is not None else -1
+    for tensor in tensors:
+        other, where = program[tensor.name], f"{kind} {tensor.name[:200]!a}"
+        if other.datatype and other.datatype != tensor.datatype:
+            raise ModelRefused(f"{where}: data_type is {tensor.datatype}, the program's is {other.datatype}")
+        if other.shape is None:
+            continue
+        dims = tensor.dims if tensor.reshape is None else tensor.reshape
+        shape = (rows, *dims) if config.batches else dims
+        pairs = zip(shape, other.shape, strict=False)
+        if len(shape) != len(other.shape) or any(theirs not in (-1, ours) for ours, theirs in pairs):
+            raise ModelRefused(f"{where}: shape is {list(shape)}, the program's is {list(other.shape)}")
+
+
+def _check_controls(config: ModelConfig, program: dict[str, ProgramTensor]) -> None:
+    """Controls have one dimension: a value for each row."""
+    for control in config.sequence_batching.controls if config.sequence_batching else ():
+        other, where = program[control.name], f"control_input {control.name[:200]!a}"
+        if other.datatype and other.datatype != control.datatype:
+            raise ModelRefused(
+                f"{where}: {control.datatype} is configured, the program's is {other.datatype}"
+            )
+        rows = max(1, config.max_batch_size)
+        if other.shape is not None and (len(other.shape) != 1 or other.shape[0] not in (-1, rows)):
+            raise ModelRefused(f"{where}: shape is {[rows]}, the program's is {list(other.shape)}")

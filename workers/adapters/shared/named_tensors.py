@@ -1,0 +1,164 @@
+"""Named tensors of a batch as a program takes them: requests joined along their rows, on the host or on the device.
+
+A lone request is given as it lies in the payload, without a copy, where that is aligned; several are joined once.
+Arrays have the types of `ipc.datatypes`: BF16 as uint16 bits, BYTES as arrays of `bytes` objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ipc import copies
+from ipc.datatypes import BYTES, DATATYPES
+from ipc.messages import Step
+from ipc.model_config import ModelConfig
+
+if TYPE_CHECKING:
+    from workers.regions import OpenRegion
+
+CPU = torch.device("cpu")
+TORCH_TYPES: dict[str, torch.dtype] = {
+    datatype.array: getattr(torch, datatype.array) for datatype in DATATYPES.values()
+}
+"""Types of tensors by the name that numpy gives to the same type."""
+Parameter = bool | int | float | str
+Array = np.ndarray | torch.Tensor
+"""On the host, or already on the device; BF16 as its bits on both."""
+
+
+@dataclass(slots=True, eq=False)
+class NamedInputs:
+    """One request: its arrays by name, [rows, ...] for a model that batches, read-only; and what it asks for.
+
+    `targets` are the regions of a client that some outputs are written to.
+    """
+
+    arrays: dict[str, Array]
+    rows: int
+    outputs: Sequence[str]
+    parameters: Mapping[str, Parameter]
+    step: Step | None = None
+    targets: Mapping[str, OpenRegion] = field(default_factory=dict)
+
+
+class NamedBatch:
+    """Requests that run together. All of them give the same inputs, in shapes that differ in the rows only."""
+
+    def __init__(self, requests: Sequence[NamedInputs], config: ModelConfig) -> None:
+        self._requests, self._config = requests, config
+
+    @property
+    def rows(self) -> int:
+        """Rows of all requests; 1 for a model that does not batch."""
+        return sum(request.rows for request in self._requests)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Rows of each request, in the order in which they are joined."""
+        return [request.rows for request in self._requests]
+
+    @property
+    def names(self) -> list[str]:
+        """Inputs that are given, in the order of the configuration; optional ones may be missing."""
+        return list(self._requests[0].arrays)
+
+    @property
+    def outputs(self) -> frozenset[str]:
+        """Outputs that at least one of the requests wants."""
+        if len(self._requests) == 1:
+            return frozenset(self._requests[0].outputs)
+        return frozenset(name for request in self._requests for name in request.outputs)
+
+    @property
+    def parameters(self) -> list[Mapping[str, Parameter]]:
+        """Parameters of each request."""
+        return [request.parameters for request in self._requests]
+
+    @property
+    def steps(self) -> list[Step | None]:
+        """Place of each request in a sequence."""
+        return [request.step for request in self._requests]
+
+    def array(self, name: str, *, writable: bool = False) -> np.ndarray:
+        """An input on the host, all rows; read-only unless `writable`, which may cost a copy.
+
+        Raises `KeyError` for an input that is not given.
+        """
+        first, *others = [host_array(request.arrays[name]) for request in self._requests]
+        if others:
+            joined = np.concatenate([first, *others])
+            copies.count("join", joined.nbytes)
+            return joined
+        if first.flags.aligned and (first.flags.writeable or not writable):
+            return first
+        copies.count("own", first.nbytes)
+        return first.copy()
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All inputs that are given, on the host; read-only."""
+        return {name: self.array(name) for name in self.names}
+
+    def tensor(self, name: str, device: torch.device = CPU, *, writable: bool = False) -> torch.Tensor:
+        """A numeric input as a tensor on `device`, all rows; BF16 as `torch.bfloat16`.
+
+        NOTE: unless `writable`, it may lie in memory that cannot be written: a program that changes its inputs in
+        place must ask for one that can, or the process dies.
+
+        Raises `KeyError` for an input that is not given, and `TypeError` for BYTES.
+        """
+        arrays = [request.arrays[name] for request in self._requests]
+        if isinstance(arrays[0], np.ndarray) and arrays[0].dtype.kind == "O":
+            raise TypeError(f"input {name!r} is {BYTES}, which no tensor holds")
+        if device.type == "cpu":
+            found = as_tensor(self.array(name, writable=writable))
+        else:
+            found = _joined_on(device, arrays, writable)
+        declared = self._config.input(name)
+        return found.view(torch.bfloat16) if declared is not None and declared.datatype == "BF16" else found
+
+
+def host_array(values: Array) -> np.ndarray:
+    """The same values on the host; BF16 as its bits."""
+    if isinstance(values, np.ndarray):
+        return values
+    host = values.detach().cpu()
+    return (host.view(torch.uint16) if host.dtype == torch.bfloat16 else host).numpy()
+
+
+def as_tensor(array: np.ndarray) -> torch.Tensor:
+    """The same bytes as a tensor; what is read-only stays so, whatever torch believes."""
+    if array.flags.writeable:
+        return torch.from_numpy(array)
+    # PERF: torch warns of arrays that cannot be written, and looks for the warning's filters each time.
+    return torch.from_numpy(np.asarray(_Writable(array)))
+
+
+class _Writable:
+    """An array interface that says of read-only bytes that they can be written; it keeps them alive."""
+
+    __slots__ = ("__array_interface__", "_array")
+
+    def __init__(self, array: np.ndarray) -> None:
+        described = dict(array.__array_interface__)
+        described["data"] = (described["data"][0], False)
+        self.__array_interface__, self._array = described, array
+
+
+def _joined_on(device: torch.device, arrays: Sequence[Array], writable: bool) -> torch.Tensor:
+    """All rows on a device; what is on the host is copied there once, straight into its place."""
+    parts = [a if isinstance(a, torch.Tensor) else as_tensor(np.require(a, requirements="A")) for a in arrays]
+    copies.count("device", sum(part.nbytes for part in parts if not part.is_cuda))
+    if len(parts) == 1:
+        return parts[0].to(device, copy=writable)
+    rows = sum(len(part) for part in parts)
+    joined = torch.empty((rows, *parts[0].shape[1:]), dtype=parts[0].dtype, device=device)
+    at = 0
+    for part in parts:
+        joined[at : at + len(part)].copy_(part, non_blocking=True)
+        at += len(part)
+    return joined

@@ -1,0 +1,105 @@
+"""Base of the families that run programs over named tensors.
+
+A family says its `config` and runs `infer`; what encode and its kin need is answered here. Requests are checked and
+prepared by `workers.operations.infer`.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ipc.datatypes import BYTES, DATATYPES
+from ipc.errors import InvalidInput
+from ipc.messages import Call, InputItem
+from ipc.model_config import ROW_COST, ModelConfig
+from workers.adapters.base import Adapter, Gathering, ItemFailure, Prepared
+from workers.adapters.shared.named_tensors import NamedBatch
+from workers.adapters.shared.signature import Signature
+from workers.adapters.shared.slot_batch import SlotBatch
+
+Sample = dict[str, np.ndarray]
+
+
+class ProgramAdapter(Adapter):
+    """One loaded program; `spec.operations` is `("infer",)`."""
+
+    @property
+    @abstractmethod
+    def config(self) -> ModelConfig:
+        """What the program takes and gives; the same object as long as the adapter lives."""
+
+    @abstractmethod
+    def infer(self, batch: NamedBatch) -> Mapping[str, np.ndarray | torch.Tensor]:
+        """Run one batch; see `Adapter.infer`."""
+
+    @functools.cached_property
+    def signature(self) -> Signature:
+        """The configuration as requests are checked against it."""
+        return Signature(self.config)
+
+    @functools.cached_property
+    def gathering(self) -> Gathering | None:  # type: ignore[override]
+        """By dynamic batching, where that has a delay or preferred sizes."""
+        batching = self.config.dynamic_batching
+        if batching is None or not (batching.max_queue_delay_us or batching.preferred_batch_sizes):
+            return None
+        full = max(batching.preferred_batch_sizes, default=self.config.max_batch_size)
+        return Gathering(batching.max_queue_delay_us * 1000, ROW_COST * full)
+
+    @property
+    def repeatable(self) -> bool:  # type: ignore[override]
+        """Programs of sequences keep state."""
+        return self.config.sequence_batching is None
+
+    @property
+    def max_sequence_length(self) -> int:
+        """Programs have none."""
+        return 0
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Programs give no vectors of a known kind; their outputs are in `config`."""
+        return {}
+
+    def samples(self) -> list[Sample]:
+        """Inputs to run once when the model was loaded, in the shapes that a request would have, rows included.
+
+        They belong to no sequence. A sample that raises fails the load only when `samples_must_run`.
+        """
+        return [zeros(self.config)]
+
+    @property
+    def samples_must_run(self) -> bool:
+        """Whether the samples are known to suit the model: those of its warm-up are, zeros may not be."""
+        return False
+
+    def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
+        """Programs take no items."""
+        raise InvalidInput("this model takes named tensors only")
+
+    def collate(self, prepared: Sequence[Prepared]) -> Any:
+        """A `NamedBatch` of the prepared requests; joining is left to who takes a tensor from it."""
+        requests, config = [item.payload for item in prepared], self.config
+        if config.sequence_batching is not None:
+            return SlotBatch(requests, [item.slot for item in prepared], config)
+        return NamedBatch(requests, config)
+
+
+def zeros(config: ModelConfig) -> Sample:
+    """One row of zeros (empty texts for BYTES) for every input that is not optional; a dimension of any size is 1."""
+    found: Sample = {}
+    for tensor in config.inputs:
+        if tensor.optional:
+            continue
+        shape = [1] * config.batches + [max(dim, 1) if dim < 0 else dim for dim in tensor.dims]
+        if tensor.datatype == BYTES:
+            found[tensor.name] = np.full(shape, b"", dtype=object)
+        else:
+            found[tensor.name] = np.zeros(shape, dtype=DATATYPES[tensor.datatype].array)
+    return found

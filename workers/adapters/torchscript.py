@@ -1,0 +1,87 @@
+"""TorchScript programs (`model.pt`), which tell neither types nor shapes: their configuration must.
+
+The file is the operator's own program: TorchScript has no reach to Python, but its operators can read and write files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+
+from ipc.repository.layout import ModelRefused
+from workers.adapters.base import LoadContext
+from workers.adapters.shared.interface import Interface, ProgramTensor, fit
+from workers.adapters.shared.named_tensors import NamedBatch
+from workers.adapters.shared.repository_program import RepositoryProgram, entry_of
+from workers.adapters.spec import AdapterSpec
+from workers.loading.source import SourceError
+
+
+class TorchScriptAdapter(RepositoryProgram):
+    """A TorchScript module."""
+
+    spec: ClassVar[AdapterSpec] = AdapterSpec(
+        family="torchscript",
+        operations=("infer",),
+        inputs=(),
+        outputs=(),
+        needs_proof=False,
+    )
+
+    def __init__(self, module: torch.jit.ScriptModule, context: LoadContext) -> None:
+        """Raises `ModelRefused` for a module that the configuration does not fit."""
+        entry = entry_of(context)
+        if not (entry.config.inputs and entry.config.outputs):
+            raise ModelRefused(
+                "TorchScript does not tell types and shapes; config.pbtxt must give input and output"
+            )
+        forward: Any = module.forward
+        arguments = forward.schema.arguments[1:]
+        known = tuple(ProgramTensor(each.name, optional=each.has_default_value()) for each in arguments)
+        outputs = tuple(ProgramTensor(each.name) for each in entry.config.outputs)
+        fitted = fit(entry, Interface(known, outputs))
+        super().__init__(entry, fitted.config, self.device_of(context))
+        self._module, self._outputs = module, [each.name for each in fitted.config.outputs]
+        self._inputs = dict(zip((each.name for each in known), fitted.inputs, strict=True))
+        self._writes = any("!" in schema for schema in _schemas(module.inlined_graph))
+
+    @classmethod
+    def load(cls, context: LoadContext) -> Self:
+        """Load the module onto the device."""
+        path = context.directory / entry_of(context).program
+        try:
+            module = torch.jit.load(path, map_location=cls.device_of(context))
+        except RuntimeError as error:
+            line = str(error).strip().splitlines()[0][:200]
+            raise SourceError(f"{path.name} is no TorchScript module: {line}", "UNKNOWN") from error
+        context.progress("read", 1.0)
+        return cls(module.eval(), context)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of parameters and buffers."""
+        return sum(each.nbytes for each in (*self._module.parameters(), *self._module.buffers()))
+
+    def infer(self, batch: NamedBatch) -> Mapping[str, torch.Tensor]:
+        """Call the module. Outputs are taken by name from a dictionary, else in the order of the configuration."""
+        names, writes = batch.names, self._writes
+        given = {
+            argument: batch.tensor(name, self.device, writable=writes)
+            for argument, name in self._inputs.items()
+            if name in names
+        }
+        found: Any = self._module(**given)
+        if isinstance(found, dict):
+            return found
+        results = found if isinstance(found, (tuple, list)) else (found,)
+        return dict(zip(self._outputs, results, strict=False))
+
+
+def _schemas(block: Any) -> Iterator[str]:
+    """The schemas of all operators of a graph; "!" marks arguments that they change."""
+    for node in block.nodes():
+        yield node.schema()
+        for inner in node.blocks():
+            yield from _schemas(inner)

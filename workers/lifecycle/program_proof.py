@@ -1,0 +1,74 @@
+"""Samples that a program of named tensors runs once it was loaded: they warm it up and give its fingerprint.
+
+1. Samples of a warm-up must run; zeros, which are taken where there are none, need not suit the program.
+2. A sample goes the way of a request and runs twice. Values that the second run does not give again (a clock, a draw)
+   are left out of the fingerprint. Values need not be finite.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+
+from ipc import bytes_elements
+from ipc.datatypes import BYTES
+from ipc.messages import InferCall, TensorInput, TensorOutput
+from workers import oom, operations
+from workers.adapters.shared.named_tensors import host_array
+from workers.adapters.shared.program import ProgramAdapter, Sample
+from workers.operations.infer import Infer
+from workers.payload import Payload
+
+log = logging.getLogger(__name__)
+
+VALUES = 8
+"""Values of each output that go into the fingerprint."""
+_INFER = Infer()
+
+
+def prove(adapter: ProgramAdapter, model: str) -> dict[str, list[float]]:
+    """Run the samples on the device thread; returns the values of the fingerprint.
+
+    Raises what a sample raised that must run; what zeros raise only when memory or the device has failed.
+    """
+    values: dict[str, list[float]] = {}
+    for number, sample in enumerate(adapter.samples()):
+        try:
+            first, again = _run(adapter, sample), _run(adapter, sample)
+        except Exception as error:
+            if adapter.samples_must_run or oom.is_out_of_memory(error) or oom.context_is_broken():
+                raise
+            log.warning("model %s does not take zeros: %s", model, error)
+            continue
+        same = {name: found for name, found in first.items() if found == again[name]}
+        values.update({f"infer.{number}.{name}": found for name, found in same.items()})
+    return values
+
+
+def _run(adapter: ProgramAdapter, sample: Sample) -> dict[str, list[float]]:
+    call, payload = call_of(adapter, sample)
+    operations.check(adapter, call)
+    [inputs] = _INFER.prepare(adapter, call, 0, 1, Payload(memoryview(payload)))
+    results = _INFER.run(adapter, adapter.collate([inputs]), call)
+    found = {name: host_array(output.values) for name, output in results.named.items()}
+    return {name: _values(array) for name, array in found.items() if array.dtype.kind != "O"}
+
+
+def call_of(adapter: ProgramAdapter, sample: Mapping[str, np.ndarray]) -> tuple[InferCall, bytes]:
+    """The call, and its payload, that a frontend would send for these arrays, all outputs wanted."""
+    signature = adapter.signature
+    inputs: list[TensorInput] = []
+    payload = b""
+    for name, array in sample.items():
+        datatype = signature.inputs[name].datatype
+        raw = bytes_elements.join(array.flat) if datatype == BYTES else array.tobytes()
+        inputs.append(TensorInput(name, datatype, list(array.shape), len(payload), len(raw)))
+        payload += raw
+    rows = inputs[0].shape[0] if signature.batches and inputs else 1
+    return InferCall(inputs, [TensorOutput(name) for name in signature.outputs], rows=rows), payload
+
+
+def _values(array: np.ndarray) -> list[float]:
+    return [float(x) for x in np.nan_to_num(array.reshape(-1)[:VALUES].astype(np.float64))]

@@ -1,0 +1,168 @@
+"""Opens a torch.export program (`model.pt2`) without executing anything that its file brings.
+
+`torch.export.load` trusts its file: it unpickles weights, constants and example inputs, loads shared libraries,
+evaluates sizes and guards as Python, writes names into generated code, and looks functions up by any name below
+`torch`. So the archive is first held against what an ordinary program needs, by the reader of the loader itself:
+
+1. Only the records of one program; weights and constants as plain bytes, never pickled, no objects, no libraries.
+2. Example inputs that torch reads with `weights_only`.
+3. Operators of torch's own library, `operator`, `math` and `torch.sym_*`; sizes as arithmetic of symbols and numbers;
+   names that are identifiers. Guards are dropped: shapes are checked against the configuration.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export.pt2_archive._package import load_pt2
+
+from workers.loading.source import SourceError
+
+_MODEL = "models/model.json"
+_CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
+_SAMPLE = "data/sample_inputs/model.pt"
+_RECORD = re.compile(
+    r"models/model\.json|data/(weights|constants)/(model_(weights|constants)_config\.json|(weight|tensor)_\d+)"
+    r"|data/sample_inputs/model\.pt|archive_format|archive_version|byteorder|version|\.data/\w+|\.format_version"
+    r"|\.storage_alignment|extra/[\w./-]+"
+)
+_OPERATOR = re.compile(
+    r"torch\.ops\.(aten|prim|prims|higher_order|quantized_decomposed|torch_attn)(\.(?!__)\w+){1,2}"
+    r"|torch\.ops\.aten\.__(and|or|xor|lshift|rshift|iand|ior|ixor|ilshift|irshift)__\.\w+"
+    r"|torch\.(sym_\w+|_sym_\w+)|_?operator\.(?!__)\w+|math\.(?!__)\w+"
+)
+_UNSAFE = re.compile(
+    r"torch\.ops\.aten\.(from_file|save|load)\b|_?operator\.(attrgetter|methodcaller|call)\b"
+)
+_NAME = re.compile(r"([A-Za-z_]\w{0,1023})?")
+_SYMBOL = re.compile(r"[A-Za-z]\w{0,63}")
+_FUNCTION = re.compile(r"[A-Z]\w*|abs|ceiling|floor|log|sqrt|exp|round")
+_NODES = (
+    *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Call, ast.Name, ast.Load),
+    *(ast.Constant, ast.keyword, ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
+)
+_MOST_CHARACTERS = 10_000
+_MOST_EXPONENT = 64
+
+
+def open_program(path: Path) -> torch.export.ExportedProgram:
+    """The program of a file. Raises `SourceError` that says what is not as it should be."""
+    with path.open("rb") as stream:
+        try:
+            _check(path.name, torch._C.PyTorchFileReader(stream))
+        except (RuntimeError, OSError) as error:
+            raise SourceError(
+                f"{path.name} is no program of torch.export: damaged or cut off", "UNKNOWN"
+            ) from error
+        stream.seek(0)
+        try:
+            program = load_pt2(stream).exported_programs["model"]
+        except Exception as error:
+            text = f"{path.name} cannot be loaded by torch {torch.__version__}: {_first_line(error)}"
+            raise SourceError(text, "UNKNOWN") from error
+    program._guards_code = []
+    return program
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def _check(name: str, reader: Any) -> None:
+    records = reader.get_all_records()
+    strange = next((record for record in records if not _RECORD.fullmatch(record)), None)
+    if strange is not None:
+        raise SourceError(
+            f"{name} holds {strange[:200]!a}, which is not loaded; export the program again", "UNKNOWN"
+        )
+    if len(set(records)) != len(records) or not {_MODEL, *_CONFIGS} <= set(records):
+        raise SourceError(f"{name} is no program of torch.export", "UNKNOWN")
+    for config in _CONFIGS:
+        for tensor, meta in _document(name, reader, config).get("config", {}).items():
+            if not isinstance(meta, dict) or meta.get("use_pickle") is not False:
+                raise SourceError(
+                    f"{name}: {tensor[:200]!a} is stored as a pickle, which is not loaded", "UNKNOWN"
+                )
+    if _SAMPLE in records:
+        _check_sample(name, reader.get_record(_SAMPLE))
+    for problem in _problems(_document(name, reader, _MODEL)):
+        raise SourceError(f"{name}: {problem}", "UNKNOWN")
+
+
+def _document(name: str, reader: Any, record: str) -> dict[str, Any]:
+    try:
+        found = json.loads(reader.get_record(record))
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{name}: {record} is no JSON", "UNKNOWN") from error
+    if not isinstance(found, dict):
+        raise SourceError(f"{name}: {record} is no map", "UNKNOWN")
+    return found
+
+
+def _check_sample(name: str, raw: bytes) -> None:
+    try:
+        if raw:
+            torch.load(io.BytesIO(raw), weights_only=True)
+    except Exception as error:
+        raise SourceError(
+            f"{name}: its example inputs are more than tensors and are not loaded", "UNKNOWN"
+        ) from error
+
+
+def _problems(model: dict[str, Any]) -> Iterator[str]:
+    """What in a serialized program could run code of its own."""
+    places: list[Any] = [model]
+    while places:
+        place = places.pop()
+        if isinstance(place, list):
+            places += place
+        if not isinstance(place, dict):
+            continue
+        if "target" in place and "metadata" in place:
+            target = str(place["target"])
+            if not _OPERATOR.fullmatch(target) or _UNSAFE.match(target):
+                yield f"operator {target[:200]!a} is not allowed"
+        for key, value in place.items():
+            if key == "expr_str" and not _is_arithmetic(value):
+                yield f"size {str(value)[:200]!a} is no arithmetic"
+            elif key == "name" and not (isinstance(value, str) and _NAME.fullmatch(value)):
+                yield f"the name {str(value)[:200]!a} is no identifier"
+            elif key == "range_constraints" and isinstance(value, dict):
+                places.append([{"expr_str": symbol} for symbol in value])
+        places += place.values()
+
+
+def _is_arithmetic(text: Any) -> bool:
+    """Whether an expression of sizes has only numbers, symbols, operators and functions of sympy.
+
+    NOTE: sympy evaluates it as Python, with the built-in functions of Python in reach.
+    """
+    if not isinstance(text, str) or len(text) > _MOST_CHARACTERS:
+        return False
+    try:
+        tree = ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return all(isinstance(node, _NODES) and _is_harmless(node) for node in ast.walk(tree))
+
+
+def _is_harmless(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and bool(_FUNCTION.fullmatch(node.func.id))
+    if isinstance(node, ast.Name):
+        return not node.id.startswith("_")
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return bool(_SYMBOL.fullmatch(node.value))
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, (bool, int, float)) and abs(node.value) < 1 << 64
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        exponent = node.right.value if isinstance(node.right, ast.Constant) else None
+        return isinstance(exponent, int) and exponent <= _MOST_EXPONENT
+    return True

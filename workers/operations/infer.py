@@ -1,0 +1,134 @@
+"""Infer: named tensors to named tensors, requests joined along their rows. One request is one item.
+
+1. `check` holds names, types, shapes and sizes of a call against the model's configuration.
+2. `prepare` makes arrays of the payload: views, but for BYTES, whose elements become objects.
+3. `run` gives the program a batch and checks what it gave back; `workers.named_outputs` takes it to the requests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import torch
+
+from ipc import bytes_elements
+from ipc.errors import InvalidInput
+from ipc.messages import InferCall, TensorInput
+from ipc.model_config import ROW_COST
+from workers.adapters.base import Prepared
+from workers.adapters.shared.named_tensors import TORCH_TYPES, Array, NamedBatch, NamedInputs
+from workers.adapters.shared.program import ProgramAdapter
+from workers.adapters.shared.signature import Signature, TensorFacts
+from workers.operations.named import checked
+from workers.operations.results import Part, Results
+from workers.payload import Payload
+
+EARLY_NBYTES = 64 << 10
+"""A result of a known size gets its place before it is computed only when it is larger: small ones need no room."""
+_INSTANT_NBYTES = 16 << 10
+"""Bytes of texts that are taken apart in well under a millisecond."""
+
+
+class Infer:
+    """Results of a known size have a place beforehand; those that only the program tells are placed afterwards."""
+
+    name = "infer"
+    itemized = False
+
+    def check(self, adapter: ProgramAdapter, call: InferCall) -> None:
+        """Raise `InvalidInput` for what the configuration does not allow."""
+        signature = adapter.signature
+        if call.rows < 1 or call.rows > signature.max_rows:
+            raise InvalidInput(
+                f"a request must have 1 to {signature.max_rows} rows, this one has {call.rows}"
+            )
+        given = set()
+        for tensor in call.inputs:
+            facts = signature.inputs.get(tensor.name)
+            if facts is None or tensor.name in given:
+                raise InvalidInput(f"unexpected input {tensor.name[:200]!a}")
+            if tensor.datatype != facts.datatype:
+                raise InvalidInput(
+                    f"input {tensor.name!a}: expected {facts.datatype}, got {tensor.datatype[:32]!a}"
+                )
+            facts.check_input(tensor.shape, call.rows, tensor.nbytes)
+            given.add(tensor.name)
+        if not signature.required <= given:
+            raise InvalidInput(f"inputs are missing: {sorted(signature.required - given)}")
+        names = {output.name for output in call.outputs}
+        if len(names) != len(call.outputs) or not names <= signature.outputs.keys():
+            raise InvalidInput(f"unexpected outputs: {[output.name[:200] for output in call.outputs]!a}")
+
+    def group(self, call: InferCall) -> Hashable:
+        """Same inputs, in shapes that differ in the rows only."""
+        return tuple([(tensor.name, *tensor.shape[1:]) for tensor in call.inputs])
+
+    def needs_prepared(self, call: InferCall) -> bool:
+        """The size of a result is known from the call, or not before it is computed."""
+        return False
+
+    def instant(self, call: InferCall) -> bool:
+        """Whether preparing only makes views, or takes short texts apart."""
+        if any(tensor.region for tensor in call.inputs) or any(output.region for output in call.outputs):
+            return False
+        return sum(tensor.nbytes for tensor in call.inputs if tensor.datatype == "BYTES") <= _INSTANT_NBYTES
+
+    def layout(self, adapter: ProgramAdapter, call: InferCall, prepared: Sequence[Prepared]) -> list[Part]:
+        """Raw bytes of the outputs, if all have a known size and they are large together."""
+        parts = []
+        for output in call.outputs:
+            nbytes = adapter.signature.outputs[output.name].row_nbytes
+            if nbytes is None and output.region is None:
+                return []
+            if nbytes is not None and output.region is None:
+                parts.append(Part(output.name, "uint8", (nbytes * call.rows,)))
+        return parts if sum(part.shape[0] for part in parts) > EARLY_NBYTES else []
+
+    def prepare(
+        self, adapter: ProgramAdapter, call: InferCall, start: int, stop: int, payload: Payload
+    ) -> list[Prepared]:
+        """The arrays of the request, in the shapes of the program and the order of the configuration."""
+        signature = adapter.signature
+        arrays = {tensor.name: _array(tensor, signature, payload) for tensor in call.inputs}
+        if len(arrays) > 1:
+            arrays = {name: arrays[name] for name in signature.inputs if name in arrays}
+        wanted = [output.name for output in call.outputs]
+        inputs = NamedInputs(
+            arrays, call.rows, wanted, call.parameters, call.step, payload.targets(call.outputs)
+        )
+        return [Prepared(inputs, ROW_COST * call.rows)]
+
+    def run(self, adapter: ProgramAdapter, batch: NamedBatch, call: InferCall) -> Results:
+        """Run the program once. Raises `UnexpectedOutput` for a result that the configuration forbids."""
+        found = adapter.infer(batch)
+        rows = batch.rows if adapter.signature.batches else None
+        outputs = adapter.signature.outputs
+        return Results(named={name: checked(outputs[name], found, rows) for name in batch.outputs})
+
+
+def _array(tensor: TensorInput, signature: Signature, payload: Payload) -> Array:
+    facts, raw = signature.inputs[tensor.name], payload.read(tensor)
+    shape = tuple(facts.to_program(tensor.shape))
+    if isinstance(raw, torch.Tensor):
+        return _device_tensor(facts, raw, shape)
+    if not facts.itemsize:
+        return _texts(facts, raw, shape)
+    return np.ndarray(shape, facts.dtype, raw)
+
+
+def _device_tensor(facts: TensorFacts, raw: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    if not facts.itemsize:
+        raise InvalidInput(f"input {facts.name!a}: BYTES cannot be in CUDA memory")
+    return raw.view(TORCH_TYPES[facts.dtype.name]).reshape(shape)
+
+
+def _texts(facts: TensorFacts, raw: memoryview, shape: tuple[int, ...]) -> np.ndarray:
+    """Elements of BYTES as an array of `bytes`."""
+    count = math.prod(shape)
+    if count > len(raw) // bytes_elements.PREFIX_NBYTES:
+        raise InvalidInput(f"input {facts.name!a}: {len(raw)} bytes cannot hold {count} elements")
+    array = np.empty(count, dtype=object)
+    array[:] = [bytes(element) for element in bytes_elements.split(raw, count, f"input {facts.name!a}")]
+    return array.reshape(shape)

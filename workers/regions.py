@@ -1,0 +1,171 @@
+"""Shared memory of clients, read and written by the worker itself.
+
+1. `ClientMemory.open` opens what an infer call names and looks at its size; the request keeps what it was given until
+   it ends, so that neither a name that goes away nor an unregistered region takes the memory from under it.
+2. POSIX objects are read and written with pread and pwrite, never mapped: one that shrank meanwhile is an error of the
+   request and not a SIGBUS of the worker.
+3. CUDA memory (`workers.cuda_memory`) is a tensor on the device. It stays open while its region is registered or a
+   request uses it.
+
+Nothing has to be closed: descriptors and handles go with the last request that holds them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from pathlib import Path
+
+import torch
+
+from ipc import copies
+from ipc.errors import InvalidInput, Unsupported
+from ipc.messages import Region
+from ipc.paths import SHM_ROOT
+from ipc.regions import RegionTable, check_size, object_name, open_object
+from ipc.settings import Settings
+from workers.cuda_memory import CudaMemory
+
+LOOK_EVERY_S = 1.0
+"""How often it is looked which CUDA regions are still registered."""
+
+
+class _Object:
+    """A client's POSIX object, open until nobody holds this."""
+
+    def __init__(self, fd: int, facts: os.stat_result) -> None:
+        self.fd, self.identity = fd, (facts.st_dev, facts.st_ino)
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+class OpenRegion:
+    """Bytes of a client's memory, held open while this object lives. Any thread."""
+
+    def __init__(self, region: Region, source: _Object | CudaMemory) -> None:
+        self.nbytes = region.nbytes
+        self._region, self._source = region, source
+
+    @property
+    def on_device(self) -> bool:
+        """Whether it is CUDA memory, which `tensor` gives without a copy."""
+        return isinstance(self._source, CudaMemory)
+
+    def read(self, target: memoryview) -> None:
+        """Copy all of it into `target` (`nbytes` writable bytes). Raises `InvalidInput` when the object has shrunk."""
+        if target.nbytes != self.nbytes:
+            raise ValueError(f"{target.nbytes} bytes of room for {self.nbytes}")
+        copies.count("region", self.nbytes)
+        if isinstance(self._source, CudaMemory):
+            if self.nbytes:
+                torch.frombuffer(target, dtype=torch.uint8).copy_(self.tensor())
+            return
+        done = 0
+        while done < self.nbytes:
+            got = os.preadv(self._source.fd, [target[done:]], self._region.offset + done)
+            if not got:
+                raise self._shrunk()
+            done += got
+
+    def write(self, data: memoryview) -> None:
+        """Copy `data` (at most `nbytes` bytes, C-contiguous) to its start.
+
+        Raises `InvalidInput` when it is too small, with both sizes, or when the object has shrunk.
+        """
+        if data.nbytes > self.nbytes:
+            raise InvalidInput(
+                f"shared memory region is too small for the output: {self.nbytes} bytes given, {data.nbytes} needed"
+            )
+        copies.count("region", data.nbytes)
+        if isinstance(self._source, CudaMemory):
+            if data.nbytes:
+                self.tensor()[: data.nbytes].copy_(torch.frombuffer(data, dtype=torch.uint8))
+            return
+        # NOTE: a write behind the end would let the object grow again.
+        if self._region.offset + data.nbytes > os.fstat(self._source.fd).st_size:
+            raise self._shrunk()
+        flat, done = data.cast("B"), 0
+        try:
+            while done < flat.nbytes:
+                done += os.pwrite(self._source.fd, flat[done:], self._region.offset + done)
+        except OSError:
+            raise InvalidInput("shared memory region: it has no room for what is written to it") from None
+
+    def tensor(self) -> torch.Tensor:
+        """CUDA memory as uint8 [nbytes] on its device, without a copy; keeps the region open. CUDA regions only."""
+        if not isinstance(self._source, CudaMemory):
+            raise TypeError("a POSIX object is no tensor")
+        return self._source.tensor(self._region.offset, self.nbytes)
+
+    def _shrunk(self) -> InvalidInput:
+        last = self._region.offset + self.nbytes
+        return InvalidInput(f"shared memory region: its object has shrunk below the {last} bytes registered")
+
+
+class ClientMemory:
+    """Opens the regions that calls name. One per worker."""
+
+    def __init__(self, settings: Settings, device: torch.device, objects: Path = SHM_ROOT) -> None:
+        """`objects` is the directory in which shm_open finds its objects."""
+        self._settings, self._device = settings.shared_memory, device
+        self._objects = objects
+        self._open: weakref.WeakValueDictionary[str, _Object] = weakref.WeakValueDictionary()
+        self._cuda: dict[str, CudaMemory] = {}
+        self._table = RegionTable(settings.paths, settings.shared_memory.max_regions)
+        self._lock = threading.Lock()
+        self._next_look = 0.0
+
+    def open(self, region: Region) -> OpenRegion:
+        """Open a region and check that it has all its bytes. Endpoint's or a preparing thread.
+
+        Raises `InvalidInput` when it cannot be opened or is too small, `Unsupported` for CUDA memory without CUDA.
+        """
+        if not self._settings.enabled:
+            raise Unsupported("shared memory regions are not offered (shared_memory.enabled)")
+        if region.offset < 0 or region.nbytes < 0:
+            raise InvalidInput("shared memory region: negative offset or size")
+        with self._lock:
+            return OpenRegion(
+                region, self._cuda_source(region) if region.kind == "cuda" else self._object(region)
+            )
+
+    def tick(self) -> None:
+        """Often, from the endpoint's tick: once a second close CUDA memory whose region was unregistered."""
+        now = time.monotonic()
+        if not self._cuda or now < self._next_look:
+            return
+        self._next_look = now + LOOK_EVERY_S
+        registered = {entry.key for entry in self._table.entries() if entry.kind == "cuda"}
+        with self._lock:
+            for handle in [handle for handle in self._cuda if handle not in registered]:
+                del self._cuda[handle]
+
+    def _object(self, region: Region) -> _Object:
+        name = object_name(region.key, self._settings.key_prefix)
+        # PERF: the tensors of one request, and requests at the same time, share a descriptor.
+        found = self._open.get(name)
+        if found is None or found.identity != _identity(self._objects / name):
+            fd = open_object(self._objects, name, name)
+            found = self._open[name] = _Object(fd, os.fstat(fd))
+        check_size(found.fd, region.offset, region.nbytes, name)
+        return found
+
+    def _cuda_source(self, region: Region) -> CudaMemory:
+        if self._device.type != "cuda":
+            raise Unsupported("CUDA shared memory is not offered: this worker runs on the CPU")
+        found = self._cuda.get(region.key)
+        if found is None:
+            found = self._cuda[region.key] = CudaMemory(bytes.fromhex(region.key), self._device)
+        found.check(region.offset, region.nbytes)
+        return found
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        facts = path.lstat()
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino
