@@ -22,7 +22,7 @@ NONE_IS_FINE = || [ $$? -eq 5 ]
 HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fault test-fuzz test-gpu check bench bench-gpu sweep format docs protos clean
+.PHONY: help run test test-long test-fault test-fuzz test-gpu check bench bench-gpu sweep format docs protos clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ run: $(STAMP)run ## start the server with the demo model on 127.0.0.1:PORT
 test: $(STAMP)dev ## run the default test suite (no GPU, no hub, a few minutes)
 	$(PYTEST) -n 2 --dist loadfile tests/unit tests/conformance $(ARGS) $(NONE_IS_FINE)
 	$(PYTEST) -n 2 --dist loadfile tests/process tests/fault $(ARGS) $(NONE_IS_FINE)
+
+test-long: $(STAMP)dev ## run the tests that take long, which the default suite leaves out
+	$(BIN)/python -m pytest -q -m long --timeout=600 tests $(ARGS)
 
 test-fault: $(STAMP)dev ## kill, stop and starve processes for many rounds
 	PENSTOCK_FAULT_ROUNDS=long $(BIN)/python -m pytest -q -m "not gpu" --timeout=3600 tests/fault $(ARGS)

@@ -47,6 +47,16 @@ class CatalogFollower:
                 self._wanted = self._wanted if found is None else found
                 self._serve()
 
+    async def reload(self) -> bool:
+        """Read the files now; whether they say something else than before. Raises `ConfigError` when they are wrong."""
+        chosen = self._settings
+        found = await asyncio.to_thread(open_catalog, chosen.catalog, chosen.repository, vanished_ok=True)
+        changed = found.sources != (self._wanted or self._catalog).sources
+        if changed:
+            self._wanted = found
+            self._serve()
+        return changed
+
     def _serve(self) -> None:
         """Serve what the files say, and versions that stay until one of those can take their place."""
         if self._wanted is None:

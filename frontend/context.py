@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from frontend.access.gate import ANONYMOUS, Grant
 from ipc import deadline
-from ipc.errors import InvalidInput
+from ipc.errors import Cancelled, DeadlineExceeded, InvalidInput, PenstockError
 from ipc.settings import Limits
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from frontend.tracing.tracer import ServerSpan
 
+LATE_NS = 50_000_000
+"""The clock of an rpc's client runs ahead of ours by the way of its request."""
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9._:+/=@-]{1,128}$")
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
@@ -42,6 +44,12 @@ class RequestContext:
     span: ServerSpan | None = None
     grant: Grant = ANONYMOUS
     phases: dict[str, float] = field(default_factory=dict)
+
+    def ended_early(self) -> PenstockError:
+        """Why the request was cancelled: its deadline passed, or its client went away."""
+        if self.deadline_ns <= time.monotonic_ns() + LATE_NS:
+            return DeadlineExceeded("the deadline of the rpc passed", retry_after_s=1)
+        return Cancelled("the client went away")
 
 
 def make(req: Request, limits: Limits) -> RequestContext:

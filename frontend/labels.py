@@ -21,10 +21,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufffe\uffff]")
 def check_labels(labels: Sequence[str] | None, limits: Limits, field: str = "params.labels") -> list[str]:
     """The labels in the caller's order. Raises `InvalidInput` that names the label of `field` which cannot be used."""
     given = list(labels or ())
-    if len(given) > limits.max_labels:
-        raise InvalidInput(
-            f"{field}: {len(given)} given, the limit is {limits.max_labels} (limits.max_labels)"
-        )
+    check_label_count(len(given), limits, field)
     places: dict[str, int] = {}
     for index, label in enumerate(given):
         where = f"{field}[{index}]"
@@ -39,6 +36,12 @@ def check_labels(labels: Sequence[str] | None, limits: Limits, field: str = "par
             raise InvalidInput(f"{where}: the same label as {field}[{places[label]}]")
         places[label] = index
     return given
+
+
+def check_label_count(count: int, limits: Limits, field: str) -> None:
+    """Raise `InvalidInput` for more labels than a request may have."""
+    if count > limits.max_labels:
+        raise InvalidInput(f"{field}: {count} given, the limit is {limits.max_labels} (limits.max_labels)")
 
 
 def check_schema(schema: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -85,9 +85,9 @@ class Lifespan:
         services.client.demand.replicas = services.engine.replicas
         services.client.demand.known = services.catalog.__contains__
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
+        services.follower = CatalogFollower(settings, services.catalog, services.engine.is_loaded)
         if settings.catalog.watch:
-            follower = CatalogFollower(settings, services.catalog, services.engine.is_loaded)
-            self._follower = asyncio.get_running_loop().create_task(follower.run())
+            self._follower = asyncio.get_running_loop().create_task(services.follower.run())
 
     async def process_shutdown(self, scope: dict[str, Any], event: dict[str, Any]) -> None:
         """Give everything back."""

@@ -19,3 +19,10 @@ async def off_loop(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
     """`work(...)` in one of the rendering threads."""
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(_threads, lambda: work(*args, **kwargs))
+
+
+async def off_loop_if(long: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """`work(...)`, in one of the rendering threads when it is `long`."""
+    if long:
+        return await off_loop(work, *args, **kwargs)
+    return work(*args, **kwargs)

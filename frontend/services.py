@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from frontend.access.gate import Gate
 from frontend.bodies import BodyReader
+from frontend.catalog_following import CatalogFollower
 from frontend.engine import Engine
 from frontend.recording import Recorder
 from frontend.sending import CopyBudget
@@ -40,6 +41,7 @@ class Services:
     bodies: BodyReader = None  # type: ignore[assignment]
     copies: CopyBudget = None  # type: ignore[assignment]
     extensions: Extensions = None  # type: ignore[assignment]
+    follower: CatalogFollower = None  # type: ignore[assignment]
     served: ServedModels = field(default_factory=ServedModels)
     room: InputRoom = None  # type: ignore[assignment]
     uploads: UploadOrder = field(default_factory=UploadOrder)

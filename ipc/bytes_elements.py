@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -13,6 +13,25 @@ _LENGTH = struct.Struct("<I")
 PREFIX_NBYTES = _LENGTH.size
 LONGEST = (1 << 32) - 1
 """Bytes of the longest element."""
+MOST_ELEMENTS = 1 << 20
+"""Elements of all BYTES inputs of a request: each becomes an object, many times the size of a short element."""
+_SHORT_NBYTES = 256
+
+
+def check_counts(counts: Iterable[tuple[str, int]]) -> None:
+    """Raise `InvalidInput` when the BYTES tensors of a request have too many elements together.
+
+    Each is given as what names it in errors and the number of its elements.
+    """
+    before = 0
+    for where, count in counts:
+        if before + count > MOST_ELEMENTS:
+            others = f" and those before it {before}" if before else ""
+            shown = count if count <= 1 << 62 else "more than 2^62"
+            raise InvalidInput(
+                f"{where}: it has {shown} elements of BYTES{others}, a request may have {MOST_ELEMENTS}"
+            )
+        before += count
 
 
 def split(data: bytes | memoryview, count: int, where: str) -> list[memoryview]:
@@ -21,29 +40,43 @@ def split(data: bytes | memoryview, count: int, where: str) -> list[memoryview]:
     Raises `InvalidInput` when a length runs past the end, when there are fewer or more elements, or bytes left over.
     """
     view = memoryview(data).cast("B")
+    return [view[start:stop] for start, stop in _bounds(view, count, where)]
+
+
+def objects(data: bytes | memoryview, count: int, where: str) -> np.ndarray:
+    """The `count` elements of a tensor as an array of `bytes`, objects [count]. Raises as `split`."""
+    view = memoryview(data).cast("B")
+    found = np.empty(count, dtype=object)
+    # PERF: one copy of many short elements costs less than a view of each.
+    source = bytes(view) if len(view) < _SHORT_NBYTES * count else view
+    for index, (start, stop) in enumerate(_bounds(view, count, where)):
+        found[index] = bytes(source[start:stop])
+    return found
+
+
+def _bounds(view: memoryview, count: int, where: str) -> Iterator[tuple[int, int]]:
+    """Where each element begins and ends."""
     if count and _are_equally_long(view, count):
         step = len(view) // count
-        return [view[start + PREFIX_NBYTES : start + step] for start in range(0, len(view), step)]
-    elements: list[memoryview] = []
-    at, end = 0, len(view)
+        yield from ((start + PREFIX_NBYTES, start + step) for start in range(0, len(view), step))
+        return
+    index, at, end = 0, 0, len(view)
     while at < end:
-        if len(elements) == count:
+        if index == count:
             raise InvalidInput(f"{where}: expected {count} elements, got {end - at} bytes more after them")
         if end - at < PREFIX_NBYTES:
             raise InvalidInput(
-                f"{where}: element {len(elements)} has no complete length: {end - at} of {PREFIX_NBYTES} bytes"
+                f"{where}: element {index} has no complete length: {end - at} of {PREFIX_NBYTES} bytes"
             )
         nbytes = _LENGTH.unpack_from(view, at)[0]
         at += PREFIX_NBYTES
         if nbytes > end - at:
-            raise InvalidInput(
-                f"{where}: element {len(elements)} says {nbytes} bytes, but {end - at} are left"
-            )
-        elements.append(view[at : at + nbytes])
+            raise InvalidInput(f"{where}: element {index} says {nbytes} bytes, but {end - at} are left")
+        yield at, at + nbytes
+        index += 1
         at += nbytes
-    if len(elements) != count:
-        raise InvalidInput(f"{where}: expected {count} elements, got {len(elements)}")
-    return elements
+    if index != count:
+        raise InvalidInput(f"{where}: expected {count} elements, got {index}")
 
 
 def _are_equally_long(view: memoryview, count: int) -> bool:

@@ -112,7 +112,6 @@ class Channel:
         self._last_ping = self._last_pong = 0.0
         self._mapping: asyncio.Task[None] | None = None
         self._watching = False
-        self._inputs_named = False
         self._reading: dict[int, InputBlock] = {}
 
     @property
@@ -177,7 +176,8 @@ class Channel:
         message = build(request)
         block = payload if isinstance(payload, InputBlock) else None
         frame = None if isinstance(payload, InputBlock) else payload
-        if (block is not None and not self._named(block)) or not self._send(message, frame):
+        # NOTE: named every time: the worker may have begun anew, or had no memory to map it when it was told last.
+        if (block is not None and not self._send(block.inputs)) or not self._send(message, frame):
             raise WorkerLost("the worker takes no requests", retry_after_s=1)
         if block is not None:
             block.add_reader()
@@ -186,11 +186,6 @@ class Channel:
         self._pending[request] = (future, message)
         self._in_flight[message.lane].add(message.cost, message.caller, message.share)
         return request, future
-
-    def _named(self, block: InputBlock) -> bool:
-        """Tell this life of the worker, once, where the blocks of this frontend are; whether it knows."""
-        self._inputs_named = self._inputs_named or self._send(block.inputs)
-        return self._inputs_named
 
     def cancel(self, request: int) -> None:
         """The caller has gone: drop the future and tell the worker. Idempotent."""
@@ -222,9 +217,9 @@ class Channel:
         """Ask the worker to unload a model; its answer is a new state of the model. Returns whether it was sent."""
         return self.state == "ready" and self._send(Unload(model))
 
-    def forget(self, model: str, sequence: int | str) -> None:
-        """A sequence of that id begins on another worker."""
-        self._send(Forget(model, sequence))
+    def forget(self, model: str, sequence: int | str, caller: str = "") -> None:
+        """A sequence of that id and caller begins on another worker."""
+        self._send(Forget(model, sequence, caller))
 
     def watch(self, on: bool) -> None:
         """Ask the worker for `stats`, or for no more; to be repeated, since a new life of it knows of nothing."""
@@ -373,7 +368,6 @@ class Channel:
 
     def _reset(self, why: str, suspects: set[int]) -> None:
         pending, self._pending = self._pending, {}
-        self._inputs_named = False
         for request in list(self._reading):
             self._end_reading(request)
         self._in_flight = {lane: Shares() for lane in LANES}

@@ -232,7 +232,7 @@ class Client:
         if request.begins:
             for other in self.channels:
                 if other is not chosen and other.state == "ready" and request.model in other.models:
-                    other.forget(request.model, name)
+                    other.forget(request.model, name, request.caller)
         return chosen
 
     async def _until(self, attempt: Callable[[], T], model: str, deadline_ns: int, patient: bool) -> T:

@@ -200,7 +200,8 @@ class Endpoint:
         elif isinstance(message, Watch):
             session.watching = message.on
         elif isinstance(message, Inputs):
-            session.inputs = input_arena.view_of(self._paths, message)
+            if session.inputs is None or session.inputs.header.epoch != message.epoch:
+                session.inputs = input_arena.view_of(self._paths, message)
         elif isinstance(message, Goodbye):
             self.drop(session, "it said goodbye")
 

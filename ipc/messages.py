@@ -200,10 +200,11 @@ class Unload(Wire, frozen=True, tag="unload"):
 
 
 class Forget(Wire, frozen=True, tag="forget"):
-    """This sequence of a model begins on another worker: one of its id that is still open here is over."""
+    """This sequence of a model begins on another worker: one of its id and caller that is still open here is over."""
 
     model: str
     sequence: int | str
+    caller: str = ""
 
 
 class Ping(Wire, frozen=True, tag="ping"):
@@ -219,7 +220,7 @@ class Watch(Wire, frozen=True, tag="watch"):
 
 
 class Inputs(Wire, frozen=True, tag="inputs"):
-    """Where the sender's arena for large inputs is; said once to each worker, before the first block of it is named."""
+    """Where the sender's arena for large inputs is; said before every block of it, in case it could not be mapped."""
 
     path: str
     epoch: str

@@ -98,14 +98,15 @@ def home(
 ) -> Channel:
     """The channel of a sequence: all frontends choose the same worker, and few ids move when workers come or go.
 
-    It has the highest of the hashes of model, id and slot (rendezvous hashing). `strangers` names slots that do not
-    know the sequence: it began elsewhere, before workers came or went. Raises as `pick`.
+    It has the highest of the hashes of model, caller, id and slot (rendezvous hashing). `strangers` names slots that do
+    not know the sequence: it began elsewhere, before workers came or went. Raises as `pick`.
     """
     able = loaded(channels, model, on_demand=on_demand)
     known = [c for c in able if c.slot not in strangers] or able
+    name = f"{model}\0{caller}\0{sequence!r}" if caller else f"{model}\0{sequence!r}"
 
     def weight(channel: Channel) -> bytes:
-        return hashlib.blake2b(f"{model}\0{sequence!r}\0{channel.slot}".encode(), digest_size=8).digest()
+        return hashlib.blake2b(f"{name}\0{channel.slot}".encode(), digest_size=8).digest()
 
     chosen = max(known, key=weight)
     if not has_credit(chosen, lane, caller, share):

@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from workers.adapters.base import Gathering
 from workers.job import Job, Piece
 
 MAX_AHEAD = 256
@@ -140,8 +139,12 @@ def _group_key(job: Job) -> Hashable:
 class _Group:
     """Items of one model that may share a batch; `used` is device time in seconds."""
 
-    def __init__(self, model: str, used: float, gathering: Gathering | None) -> None:
-        self.model, self.used, self._gathering = model, used, gathering
+    def __init__(self, first: Job, used: float) -> None:
+        """`first` is a job of the group: what it says of batches holds for all of them."""
+        self.model, self.used = first.model, used
+        self._gathering = None if first.solo else first.gathering
+        full = self._gathering.full_tokens if self._gathering is not None else None
+        self._caps = [limit for limit in (first.batch_tokens, full) if limit is not None]
         self.lanes = {"interactive": Lane(), "bulk": Lane()}
 
     @property
@@ -162,7 +165,8 @@ class _Group:
 
     def most(self, max_tokens: int) -> int:
         """Most tokens of a batch."""
-        return max_tokens if self._gathering is None else min(max_tokens, self._gathering.full_tokens)
+        # NOTE: `max_tokens` goes by the name of the model, which may be unloading or another one by now.
+        return min([max_tokens, *self._caps])
 
 
 class Batcher:
@@ -188,7 +192,7 @@ class Batcher:
         key = _group_key(job)
         if key not in self._groups:
             used = max(self._clock, self._ahead.pop(key, 0.0))
-            self._groups[key] = _Group(job.model, used, None if job.solo else job.gathering)
+            self._groups[key] = _Group(job, used)
         lane = self._groups[key].lanes[job.lane]
         before = lane.tokens
         lane.add(job, ready)

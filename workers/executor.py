@@ -237,7 +237,8 @@ class Executor:
         """
         model = pieces[0].job.model
         if len(pieces) > 1:
-            self.budgets.shrink(model, sum(piece.prepared.cost for piece in pieces))
+            tried = sum(piece.prepared.cost for piece in pieces)
+            self.budgets.shrink(model, tried, pieces[0].job.batch_tokens)
         with contextlib.suppress(Exception):
             oom.release_cached()
         if len(pieces) > 1:

@@ -37,7 +37,8 @@ class Job:
     `starts` is the first row of each item (and the end) in tensors with many rows per item; `loose` keeps values whose
     size the model decides, by name and item. `claims` counts who may still read its input or write to its output: a
     preparing thread, the device. `infos` are the outputs of an infer call. `gathering` says whether it waits for others
-    to share a batch with, `turn` is its place in a sequence, `ordered` jobs are answered in the order of their arrival.
+    to share a batch with, `batch_tokens` is the limit of its adapter for such a batch, `turn` is its place in a
+    sequence, `ordered` jobs are answered in the order of their arrival.
     """
 
     session: bytes
@@ -57,6 +58,7 @@ class Job:
     share: float = 1.0
     adapter: Any = None
     gathering: Gathering | None = None
+    batch_tokens: int | None = None
     turn: Turn | None = None
     ordered: bool = False
     refs: list[TensorRef] = field(default_factory=list)

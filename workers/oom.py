@@ -109,9 +109,11 @@ class ModelBudgets:
         budget = self._by_model.get(model)
         return self._full_of(model, self.configured) if budget is None else budget.tokens
 
-    def shrink(self, model: str, tried: int) -> None:
-        """A batch of `tried` tokens did not fit."""
-        self._by_model.setdefault(model, TokenBudget(self._full_of(model, self.configured))).shrink(tried)
+    def shrink(self, model: str, tried: int, full: int | None = None) -> None:
+        """A batch of `tried` tokens did not fit; `full` is the limit of its adapter, where that has one."""
+        # NOTE: by its name alone, a model that is unloading would be remembered with what is configured for all.
+        full = self._full_of(model, self.configured) if full is None else full
+        self._by_model.setdefault(model, TokenBudget(full)).shrink(tried)
 
     def grow(self, model: str) -> None:
         """Called after a batch that fitted."""

@@ -103,6 +103,7 @@ class Runtime:
         self._statistics = Statistics(self, self._reporter.monitor, self.executor.batches)
         self._metrics = metrics
         self._parked: list[Job] = []
+        self._slotless: list[Job] = []
         self._draining_until = 0.0
         self._last_credits: tuple[int, int, int, int] | None = None
         self._ready_sent = False
@@ -184,7 +185,8 @@ class Runtime:
         )
         # Two instances of a model may serve at the same time while a changed entry takes effect.
         group = (message.model, host.instance.serial, operations.group_of(adapter, message.call))
-        job.adapter, job.group, job.gathering = adapter, group, adapter.gathering
+        job.adapter, job.group = adapter, group
+        job.gathering, job.batch_tokens = adapter.gathering, adapter.batch_tokens
         job.lane, job.caller, job.share = lane, message.caller, message.share
         job.trace = tracing.begin(message.traceparent)
         count = len(message.call.items)
@@ -206,13 +208,21 @@ class Runtime:
         except Exception:
             self.book.cancel(job)
             raise
-        if known and not self._reserve(job, arena_allowed=not self._parked):
+        if known and self._must_wait_for_slot(job):
+            self._slotless.append(job)
+        elif known and not self._reserve(job, arena_allowed=not self._parked):
             self._parked.append(job)
         elif operation_of(job.call).instant(job.call) or self._is_lone(job):
             # PERF: a lone short request gains a thread switch; nobody waits behind it in this thread.
             self.preparer.prepare_now(job)
         else:
             self.preparer.put(job)
+
+    def _must_wait_for_slot(self, job: Job) -> bool:
+        """Whether a job would hold room in the arena that the sequences before its own need to come to their end."""
+        return job.result_nbytes > self._settings.arena.inline_bytes and not self.queue.sequencer.has_slot(
+            job
+        )
 
     def _is_lone(self, job: Job) -> bool:
         return len(self.book) == 1 and self.executor.idle and _is_short(job.call)
@@ -254,12 +264,20 @@ class Runtime:
             if job.state == "open" and soon >= job.deadline_ns:
                 self.book.fail(job, outputs.exhausted(1.0))
         self._parked = [job for job in self._parked if job.state == "open"]
+        self._admit_slotless()
         while self._parked and self._reserve(self._parked[0], arena_allowed=True):
             job = self._parked.pop(0)
             if job.prepared_items == len(job.prepared):
                 self.queue.put(job, 0, len(job.prepared))
             else:
                 self.preparer.put(job)
+
+    def _admit_slotless(self) -> None:
+        """Jobs whose sequence has a slot by now are parked behind those that are."""
+        waiting, self._slotless = self._slotless, []
+        for job in waiting:
+            if job.state == "open":
+                (self._parked if self.queue.sequencer.has_slot(job) else self._slotless).append(job)
 
     def cancel(self, session: Session, request: int) -> None:
         """The caller of a request has gone. Idempotent."""
@@ -277,7 +295,7 @@ class Runtime:
         """A sequence begins on another worker."""
         host = self.models.find(message.model)
         if host is not None and host.adapter is not None:
-            outcome = self.queue.sequencer.forget(host.adapter, message.sequence)
+            outcome = self.queue.sequencer.forget(host.adapter, message.sequence, message.caller)
             if outcome is not None:
                 self.book.follow(outcome)
 
@@ -288,7 +306,7 @@ class Runtime:
 
     def released(self) -> None:
         """A lease ended: there may be room for parked jobs."""
-        if self._parked:
+        if self._parked or self._slotless:
             self._unpark()
 
     def tick(self) -> None:

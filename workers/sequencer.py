@@ -54,6 +54,11 @@ class Sequencer:
             found = self._tables[job.adapter] = (job.model, table)
         return found[1]
 
+    def has_slot(self, job: Job) -> bool:
+        """Whether the sequence of a job has a slot, or it has no sequence; if not, a slot comes without a word."""
+        turn = job.turn
+        return turn is None or turn.sequence.slot is not None
+
     def arrive(self, job: Job) -> bool:
         """A job is prepared and has its place for results; whether it may run now. If not, `finish` names it later."""
         turn = job.turn
@@ -87,11 +92,11 @@ class Sequencer:
                     found.append((model, len(late), outcome))
         return found
 
-    def forget(self, adapter: Adapter, name: int | str) -> Outcome | None:
-        """A sequence of that id begins on another worker."""
+    def forget(self, adapter: Adapter, name: int | str, caller: str = "") -> Outcome | None:
+        """A sequence of that id and caller begins on another worker."""
         with self._lock:
             found = self._tables.get(adapter)
-            return None if found is None else found[1].forget(name)
+            return None if found is None else found[1].forget(name, caller)
 
     def counts(self) -> list[tuple[str, int, int]]:
         """(model, sequences that have a slot, sequences that wait for one)."""

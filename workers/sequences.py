@@ -1,6 +1,7 @@
 """Sequences of one model instance: which of them have a slot, which wait for one, whose turn it is. A pure policy.
 
-1. A sequence is the requests of one correlation id. Its START takes a free slot or joins the backlog.
+1. A sequence is the requests of one correlation id and one caller (API key, where there are keys). Its START takes a
+   free slot or joins the backlog.
 2. The requests of an id take turns in the order of their arrival: one runs when it is the first of its sequence and the
    sequence has a slot.
 3. After END the slot goes to the oldest of the backlog. What is queued under the same id behind the END is a sequence
@@ -20,6 +21,8 @@ from ipc.errors import QueueFull, SequenceUnknown
 from ipc.messages import Step
 from workers.job import Job
 
+Key = tuple[str, int | str]
+"""Caller and correlation id."""
 MAX_LOST = 1024
 """Ids of lost sequences that are remembered, so that their next request is told why."""
 _NEVER = "it did not begin here, or it has ended"
@@ -28,13 +31,19 @@ _VOID = "its START request did not succeed"
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One id: `slot` is None in the backlog, `open` until its last request was an END."""
+    """One id of one caller: `slot` is None in the backlog, `open` until its last request was an END."""
 
     id: int | str
+    caller: str = ""
     slot: int | None = None
     open: bool = False
     turns: deque[Turn] = field(default_factory=deque)
     idle_since_ns: int = 0
+
+    @property
+    def key(self) -> Key:
+        """What tells it from the others."""
+        return self.caller, self.id
 
 
 @dataclass(slots=True, eq=False)
@@ -64,11 +73,11 @@ class SlotTable:
     def __init__(self, model: str, slots: int, idle_ns: int, most_waiting: int) -> None:
         """`model` is its name in messages; at most `most_waiting` sequences wait for a slot."""
         self._model, self._slots, self._idle_ns, self._most_waiting = model, slots, idle_ns, most_waiting
-        self._by_id: dict[int | str, Sequence] = {}
+        self._by_id: dict[Key, Sequence] = {}
         self._backlog: deque[Sequence] = deque()
         self._free: list[int] = []
         self._used = 0
-        self._lost: OrderedDict[int | str, str] = OrderedDict()
+        self._lost: OrderedDict[Key, str] = OrderedDict()
 
     @property
     def active(self) -> int:
@@ -87,11 +96,12 @@ class SlotTable:
             SequenceUnknown: it goes on with a sequence that is not open.
             QueueFull: it begins one, and too many wait for a slot already.
         """
-        sequence = self._by_id.get(step.id)
+        key = (job.caller, step.id)
+        sequence = self._by_id.get(key)
         if not step.start and (sequence is None or not sequence.open):
-            raise self._unknown(step.id, self._lost.get(step.id, _NEVER))
+            raise self._unknown(step.id, self._lost.get(key, _NEVER))
         if sequence is None:
-            sequence = self._begin(step.id)
+            sequence = self._begin(step.id, job.caller)
         turn = Turn(job, sequence, step.start, step.end, restarts=step.start and sequence.open)
         sequence.open = not step.end
         sequence.turns.append(turn)
@@ -135,22 +145,22 @@ class SlotTable:
         ]
         for sequence in late:
             self._remember(
-                sequence.id, f"it expired after {self._idle_ns // 1000} microseconds without a request"
+                sequence, f"it expired after {self._idle_ns // 1000} microseconds without a request"
             )
             self._close(sequence, outcome)
         return [sequence.id for sequence in late], outcome
 
-    def forget(self, name: int | str) -> Outcome:
-        """The id begins a sequence somewhere else: nothing new goes on here."""
-        outcome, sequence = Outcome(), self._by_id.get(name)
+    def forget(self, name: int | str, caller: str = "") -> Outcome:
+        """The id of this caller begins a sequence somewhere else: nothing new goes on here."""
+        outcome, sequence = Outcome(), self._by_id.get((caller, name))
         if sequence is not None:
             sequence.open = False
             if not sequence.turns:
                 self._close(sequence, outcome)
         return outcome
 
-    def _begin(self, name: int | str) -> Sequence:
-        sequence = Sequence(name)
+    def _begin(self, name: int | str, caller: str) -> Sequence:
+        sequence = Sequence(name, caller)
         if self._free:
             sequence.slot = heapq.heappop(self._free)
         elif self._used < self._slots:
@@ -163,8 +173,8 @@ class SlotTable:
                 "sequences wait for one",
                 retry_after_s=1,
             )
-        self._by_id[name] = sequence
-        self._lost.pop(name, None)
+        self._by_id[sequence.key] = sequence
+        self._lost.pop(sequence.key, None)
         return sequence
 
     def _void(self, start: Turn, outcome: Outcome) -> None:
@@ -174,14 +184,14 @@ class SlotTable:
         upto = next((at for at, turn in enumerate(behind) if turn.start), len(behind))
         if upto == len(behind):
             sequence.open = False
-            self._remember(sequence.id, _VOID)
+            self._remember(sequence, _VOID)
         for turn in behind[:upto]:
             sequence.turns.remove(turn)
         outcome.void = [turn.job for turn in behind[:upto]]
         outcome.error = self._unknown(sequence.id, _VOID)
 
     def _close(self, sequence: Sequence, outcome: Outcome) -> None:
-        del self._by_id[sequence.id]
+        del self._by_id[sequence.key]
         if sequence.slot is None:
             self._backlog.remove(sequence)
         else:
@@ -201,9 +211,9 @@ class SlotTable:
         if sequence.slot is not None and sequence.turns and sequence.turns[0].arrived:
             outcome.run.append(sequence.turns[0].job)
 
-    def _remember(self, name: int | str, why: str) -> None:
-        self._lost[name] = why
-        self._lost.move_to_end(name)
+    def _remember(self, sequence: Sequence, why: str) -> None:
+        self._lost[sequence.key] = why
+        self._lost.move_to_end(sequence.key)
         if len(self._lost) > MAX_LOST:
             self._lost.popitem(last=False)
 

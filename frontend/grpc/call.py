@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,13 +21,12 @@ from frontend.access.rules import Need
 from frontend.context import RequestContext
 from frontend.services import Services
 from ipc import deadline, logs
-from ipc.errors import AccessRefused, Cancelled, DeadlineExceeded, PenstockError
+from ipc.errors import AccessRefused, PenstockError
 from ipc.metrics import NO_KEY
 
 log = logging.getLogger(__name__)
 
 Metadata = dict[str, str | bytes]
-LATE_NS = 50_000_000
 _ACCESS_HEADERS = ("authorization", "x-api-key", "forwarded", "x-forwarded-for", "x-real-ip", "origin")
 
 
@@ -113,10 +111,7 @@ class Call:
 
     def ended_early(self) -> PenstockError:
         """Why the rpc was cancelled: its deadline passed, or its client went away."""
-        # The client's clock runs ahead of ours by the way of its request.
-        if self.context.deadline_ns <= time.monotonic_ns() + LATE_NS:
-            return DeadlineExceeded("the deadline of the rpc passed", retry_after_s=1)
-        return Cancelled("the client went away")
+        return self.context.ended_early()
 
     @property
     def trailers(self) -> tuple[tuple[str, str], ...]:

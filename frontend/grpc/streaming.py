@@ -8,17 +8,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpc import aio
 
 from frontend.grpc.call import Call
+from frontend.grpc.received import Received
 from frontend.grpc.service import Answer
 from frontend.grpc.unary import Rpc, Unary
 from ipc.errors import Draining, PenstockError
-
-if TYPE_CHECKING:
-    from frontend.grpc.methods import Received
 
 END_AT_ERROR = "triton_grpc_error"
 """Metadata of a client that wants the stream to end with a gRPC error at the first failure."""

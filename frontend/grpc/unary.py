@@ -1,6 +1,6 @@
 """One request of a method, from the message to the answer or the error; the whole of an rpc that is no stream.
 
-1. The request's context, access, and its bytes counted among those that this frontend holds.
+1. The request's context, its bytes counted among those that this frontend holds, access; then it is parsed.
 2. The method's own answer. An error becomes the contract's own message where it has one, else a gRPC status.
 3. Counted and remembered, however it ended.
 """
@@ -8,19 +8,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from google.protobuf.message import Message
 from grpc import StatusCode, aio
 
 from frontend.grpc import statuses
 from frontend.grpc.call import Call
+from frontend.grpc.received import Received
 from frontend.grpc.service import Answer, GrpcService, Method
 from frontend.services import Services
-from ipc.errors import InvalidInput, PenstockError
-
-if TYPE_CHECKING:
-    from frontend.grpc.methods import Received
+from ipc.errors import Forbidden, InvalidInput, PenstockError, Unauthenticated
 
 log = logging.getLogger(__name__)
 
@@ -52,12 +52,10 @@ class Unary:
         failure: PenstockError | None = None
         try:
             with self.services.bodies.holding(received.nbytes):
-                if received.message is None:
-                    raise InvalidInput("the request is not a message of this method")
                 need = self.method.need
-                call.admit(need if isinstance(need, str) else need(received.message))
-                call.raw = received.raw
-                return await self.method.answer(call, received.message)
+                call.admit(need if isinstance(need, str) else need(received.message()))
+                message, call.raw = received.message(), received.raw
+                return await self.method.answer(call, message)
         except PenstockError as error:
             failure = error
             raise
@@ -83,7 +81,14 @@ class Unary:
     def told(self, call: Call, received: Received, error: PenstockError) -> Answer | None:
         """The message that says an error, where the contract has one for it."""
         failed = self.method.failed
-        return None if failed is None else failed(call, received.message, error)
+        if failed is None:
+            return None
+        message: Message | None = None
+        if not isinstance(error, Unauthenticated | Forbidden):
+            # A request that failed before it was parsed is named by its id all the same.
+            with contextlib.suppress(InvalidInput):
+                message = received.message()
+        return failed(call, message, error)
 
     async def abort(self, call: Call, error: PenstockError) -> None:
         """End the rpc with the status of an error."""

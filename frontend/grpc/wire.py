@@ -2,35 +2,49 @@
 
 The protobuf library copies a bytes field when it parses, again when it is read, and twice more on the way out. Here a
 message is split into what is left for the library and views of the received bytes, and joined once from its parts.
+A field of two bytes can become a message of eighty, so a message has at most `MAX_FIELDS` of them, at its top and one
+level below, before anything is made of it.
 Wire format: https://protobuf.dev/programming-guides/encoding/
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+
+from ipc.errors import InvalidInput
 
 Buffer = bytes | memoryview
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_NBYTES = 10
+MAX_FIELDS = 8192
+"""Fields of one message and of the messages right below it; inputs and outputs have a few each."""
 
 
-def split(data: bytes, field: int) -> tuple[bytes, list[memoryview]]:
-    """`data` without its bytes fields numbered `field`, and those as views. Raises `ValueError` for no message."""
+def split(data: bytes, field: int, messages: Collection[int] = ()) -> tuple[bytes, list[memoryview]]:
+    """`data` without its bytes fields numbered `field`, and those as views.
+
+    `messages` are the numbers of the fields that are messages, whose own fields are counted too.
+
+    Raises:
+        ValueError: `data` is no message.
+        InvalidInput: it has more than `MAX_FIELDS` fields.
+    """
     view, wanted = memoryview(data), field << 3 | _BYTES
+    nested = {number << 3 | _BYTES for number in messages}
     rest: list[memoryview] = []
     found: list[memoryview] = []
-    at = kept = 0
-    while at < len(data):
-        began = at
-        tag, at = _varint(data, at)
-        at, content = _skip(data, at, tag & 7)
-        if at > len(data):
-            raise ValueError("a field is cut short")
+    kept = count = 0
+    for tag, began, content, end in _fields(data, 0, len(data)):
+        count = _counted(count)
         if tag == wanted:
-            rest.append(view[kept:began])
-            found.append(view[content:at])
-            kept = at
+            if kept < began:
+                rest.append(view[kept:began])
+            found.append(view[content:end])
+            kept = end
+        elif tag in nested:
+            for _ in _fields(data, content, end):
+                count = _counted(count)
     rest.append(view[kept:])
     return b"".join(rest), found
 
@@ -59,6 +73,24 @@ def _encoded(number: int) -> bytes:
         number >>= 7
     out.append(number)
     return bytes(out)
+
+
+def _counted(count: int) -> int:
+    """One field more. Raises `InvalidInput` for one too many."""
+    if count == MAX_FIELDS:
+        raise InvalidInput(f"the request has more than {MAX_FIELDS} fields, which is the limit of a message")
+    return count + 1
+
+
+def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Tag, beginning, beginning of the content and end of each field of the message from `at` to `end`."""
+    while at < end:
+        began = at
+        tag, at = _varint(data, at)
+        at, content = _skip(data, at, tag & 7)
+        if at > end:
+            raise ValueError("a field is cut short")
+        yield tag, began, content, at
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

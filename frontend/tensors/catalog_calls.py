@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ import numpy as np
 import orjson
 
 from frontend.costs import characters_of, images_of
-from frontend.labels import check_labels, check_schema
+from frontend.labels import check_label_count, check_labels, check_schema
 from frontend.media import check_image
 from frontend.options import Resolved, resolve, typed
 from frontend.quantize import quantize, shorten
@@ -113,8 +114,10 @@ class _Asked:
         tensor = self.inputs.get(name)
         if tensor is None or tensor.data is None:
             return None
-        count = int(np.prod(tensor.shape))
-        if name not in ("query", "labels"):
+        count = math.prod(tensor.shape)
+        if name == "labels":
+            check_label_count(count, self.limits, f"input '{name}'")
+        elif name != "query":
             check_count(count, f"input '{name}'", self.limits)
         return bytes_elements.split(tensor.data, count, f"input '{name}'")
 

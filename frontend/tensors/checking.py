@@ -9,15 +9,20 @@ Wire formats check what only they know: that bodies are as long as they say, tha
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from frontend.tensors.classification import check_ranked
 from frontend.tensors.request import InputTensor, RegionUse, TensorRequest, WantedOutput
 from frontend.tensors.rules import InputRule
 from frontend.tensors.served import Served
+from ipc import bytes_elements
 from ipc.datatypes import BYTES, DATATYPES, MAX_ELEMENTS
 from ipc.errors import InvalidInput
 from ipc.model_config import ModelConfig, TensorConfig
+
+_MOST_NAMED = 8
+"""Names of unexpected inputs that an error shows."""
 
 
 def check(served: Served, request: TensorRequest) -> int:
@@ -41,6 +46,11 @@ def check_shapes(served: Served, request: TensorRequest) -> int:
     _check_names(served, request.inputs)
     for tensor in request.inputs:
         _check_input(served, tensor, served.inputs[tensor.name], rows, request)
+    bytes_elements.check_counts(
+        (f"input '{tensor.name}' for model '{served.name}'", math.prod(tensor.shape))
+        for tensor in request.inputs
+        if tensor.datatype == BYTES
+    )
     return rows
 
 
@@ -63,21 +73,22 @@ def _rows(served: Served, request: TensorRequest) -> int:
 
 
 def _check_names(served: Served, inputs: Sequence[InputTensor]) -> None:
-    if [tensor.name for tensor in inputs] == served.input_names:
+    names = [tensor.name for tensor in inputs]
+    if names == served.input_names:
         return
-    rules, given = served.inputs, {tensor.name for tensor in inputs}
-    if len(given) < len(inputs):
-        names = [tensor.name for tensor in inputs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidInput(f"input {_name(twice)} occurs more than once in the request")
+    rules, given = served.inputs, set(names)
+    too_many, too_few = len(names) > len(rules), len(names) < served.required
+    if not too_many:
+        _check_once("input", names)
     missing = [repr(name) for name, rule in rules.items() if not rule.optional and name not in given]
-    unknown = sorted(_name(name) for name in given if name not in rules)
-    if len(given) < served.required or len(given) > len(rules):
-        words = [("missing", missing), ("unexpected", unknown[:8])]
-        named = "; ".join(f"{word}: {', '.join(names)}" for word, names in words if names)
-        expected = served.required if len(given) < served.required else len(rules)
+    unknown = [_name(name) for name in islice((name for name in names if name not in rules), _MOST_NAMED)]
+    if too_many or too_few:
+        words = [("missing", missing), ("unexpected", unknown)]
+        named = "; ".join(f"{word}: {', '.join(shown)}" for word, shown in words if shown)
+        expected = served.required if too_few else len(rules)
         raise InvalidInput(
-            f"expected {expected} inputs but got {len(given)} inputs for model '{served.name}' ({named})"
+            f"expected {expected} inputs but got {len(names)} inputs for model '{served.name}'"
+            + (f" ({named})" if named else "")
         )
     if unknown:
         raise InvalidInput(
@@ -86,6 +97,14 @@ def _check_names(served: Served, inputs: Sequence[InputTensor]) -> None:
         )
     if missing:
         raise InvalidInput(f"missing inference input {', '.join(missing)} for model '{served.name}'")
+
+
+def _check_once(kind: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InvalidInput(f"{kind} {_name(name)} occurs more than once in the request")
+        seen.add(name)
 
 
 def _check_input(
@@ -180,10 +199,7 @@ def _check_outputs(served: Served, wanted: Sequence[WantedOutput], rows: int) ->
             _check_region(output.region, f"output '{output.name}' for model '{served.name}'")
         if output.classes:
             _check_classes(served, output, tensor, rows)
-    if len({output.name for output in wanted}) < len(wanted):
-        names = [output.name for output in wanted]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidInput(f"output '{twice}' occurs more than once in the request")
+    _check_once("output", (output.name for output in wanted))
 
 
 def _check_classes(served: Served, output: WantedOutput, tensor: TensorConfig, rows: int) -> None:

@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from ipc.client import Reply
 
+INLINE_CLASSES = 512
+"""Entries of classifications above this number are work for a thread: each is text, or a message of its own."""
+
 
 class TopClass(NamedTuple):
     """One entry of a classification: the value, its index among the elements of its row, and the label ("": none)."""
@@ -34,11 +37,21 @@ class OutputTensor:
 
 @dataclass(slots=True)
 class TensorResult:
-    """What was computed; `version` is the one that answered. The reply's lease ends with `reply.release()`."""
+    """What was computed; `version` is the one that answered. The reply's lease ends with `reply.release()`.
+
+    `batches`: whether that version has a batch dimension, which is the first of its shapes then.
+    """
 
     model: str
     version: int
     outputs: list[OutputTensor]
     reply: Reply
     rows: int = 1
+    batches: bool = False
     parameters: dict[str, bool | int | float | str] = field(default_factory=dict)
+
+    @property
+    def has_many_classes(self) -> bool:
+        """Whether rendering its classifications is long work."""
+        ranked = (output.classes for output in self.outputs if output.classes)
+        return sum(len(rows) * len(rows[0]) for rows in ranked) > INLINE_CLASSES

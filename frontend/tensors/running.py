@@ -14,6 +14,7 @@ A protocol parses into a `TensorRequest`, calls `run`, renders the `TensorResult
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -44,12 +45,18 @@ class _Known:
 
 
 async def run(
-    services: Services, context: RequestContext, request: TensorRequest, scope: dict[str, Any] | None = None
+    services: Services,
+    context: RequestContext,
+    request: TensorRequest,
+    scope: dict[str, Any] | None = None,
+    *,
+    book: bool = True,
 ) -> TensorResult:
     """The result; its lease is the caller's to end. `scope` is that of an HTTP request, whose client may go away.
 
     The request's inputs are in no use any more when this returns or raises. It books the request in the statistics;
-    what fails before this is called is the protocol's to book (`book_failure`).
+    what fails before this is called is the protocol's to book (`book_failure`), and so is a result that may yet turn
+    out not to be sayable (`book` false: `book_answered` or `book_failure`).
 
     Raises:
         UnavailableModel, ModelLoading, NoReplica: as `served.ready`.
@@ -68,9 +75,12 @@ async def run(
             error = TimeoutExpired("Request timeout expired", retry_after_s=1)
         _book(services, context, request, known, error)
         raise error from (found if error is not found else None)
+    except asyncio.CancelledError:
+        _book(services, context, request, known, context.ended_early())
+        raise
     assert known.served is not None
-    times = Times.of(result.reply.timing, _since_ns(context))
-    services.extensions.recorder.succeeded(known.served.model, result.version, known.rows, times)
+    if book:
+        book_answered(services, context, known.served.model, result)
     return result
 
 
@@ -107,7 +117,7 @@ async def _answer(
         outputs = read()
         if request.outputs and await classify(outputs, request.outputs, served, rows):
             reply.check()
-        return TensorResult(served.name, served.version, outputs, reply, rows)
+        return TensorResult(served.name, served.version, outputs, reply, rows, served.config.batches)
     except BaseException:
         reply.release()
         raise
@@ -124,12 +134,26 @@ def _book(
     services.extensions.recorder.failed(served.model, served.version, known.rows, error, elapsed_ns)
 
 
+def book_answered(services: Services, context: RequestContext, model: str, result: TensorResult) -> None:
+    """Book a result of `run` in the statistics; `model` is its full name."""
+    times = Times.of(result.reply.timing, _since_ns(context))
+    services.extensions.recorder.succeeded(model, result.version, result.rows, times)
+
+
 def book_failure(
-    services: Services, context: RequestContext, name: str, version: int | None, error: PenstockError
+    services: Services,
+    context: RequestContext,
+    name: str,
+    version: int | None,
+    error: PenstockError,
+    rows: int = 0,
 ) -> None:
-    """Book a request in the statistics that failed before `run` was called; unknown models are not booked."""
+    """Book a request in the statistics that failed before `run` was called, or after; unknown models are not booked.
+
+    `rows` 0 is for a request whose batch size was not known yet.
+    """
     found = services.served.known(services, name)
     if found is not None:
         model, versions = found
         known = version if version in versions else None
-        services.extensions.recorder.failed(model, known, 0, error, _since_ns(context))
+        services.extensions.recorder.failed(model, known, rows, error, _since_ns(context))

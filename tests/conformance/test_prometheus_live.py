@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.conformance.required_tool import required_tool
 from tests.harness.server import Server, free_port, serving, wait_until
 from tools.source_tree import ROOT
@@ -86,6 +88,7 @@ def prometheus(tmp_path: Path, server: Server) -> Iterator[Prometheus]:
         process.wait(20)
 
 
+@pytest.mark.long
 def test_the_shipped_configuration_scrapes_a_server_evaluates_its_rules_and_sees_it_go(
     tmp_path: Path,
 ) -> None:

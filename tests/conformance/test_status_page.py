@@ -134,6 +134,7 @@ def test_the_example_works_as_it_is_shown(server: Server, page: Page) -> None:
     assert server.post(address.removeprefix(server.url), json.loads(body)).status == 200
 
 
+@pytest.mark.long
 def test_the_page_comes_back_by_itself_after_the_server_was_away(tmp_path: Path) -> None:
     server = make_server(tmp_path)
     server.start()
@@ -155,6 +156,7 @@ def test_the_page_comes_back_by_itself_after_the_server_was_away(tmp_path: Path)
         server.kill_everything()
 
 
+@pytest.mark.long
 def test_with_keys_the_page_asks_for_one_and_sends_it_to_its_server_only(tmp_path: Path) -> None:
     key = keys.fresh()
     file = tmp_path / "keys.json"

@@ -166,7 +166,7 @@ def test_status(stub: Stub) -> None:
             "ModelControl",
             pb.ModelControlRequest(model_name="add_sub", type=pb.ModelControlRequest.LOAD),
             pb.ModelControlResponse,
-            "UNAVAILABLE",
+            "UNSUPPORTED",
         ),
         (
             "SharedMemoryControl",

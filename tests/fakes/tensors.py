@@ -89,6 +89,12 @@ class InferReply:
         """Count."""
         self.releases += 1
 
+    def __enter__(self) -> InferReply:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
 
 class ArrayReply(InferReply):
     """The reply of a catalog call: arrays by name, and rows per item."""

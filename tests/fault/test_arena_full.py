@@ -156,6 +156,7 @@ def test_a_server_on_a_shm_that_is_too_small_does_not_start(small_shm: Path, tmp
         server.kill_everything()
 
 
+@pytest.mark.long
 def test_a_server_on_a_shm_that_just_holds_its_arena_serves(small_shm: Path, tmp_path: Path) -> None:
     settings = {"run.shm_dir": small_shm, "arena.bytes": 3 * MIB, "arena.inline_bytes": 0}
     with serving(tmp_path, models=("fake/echo",), settings=settings) as server:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.fakes.faulty import SECRET
 from tests.fault import serving
 from tests.harness.lifecycle import ON_DEMAND, Models
@@ -12,6 +14,7 @@ from tests.harness.lifecycle import ON_DEMAND, Models
 MODEL = "org/faulty"
 
 
+@pytest.mark.long
 def test_a_bug_in_the_check_of_a_request_is_its_answer_and_the_worker_goes_on(tmp_path: Path) -> None:
     models = Models(tmp_path / "models")
     entry = {

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.fault import rounds
 from tests.harness.server import Answer, Server, serving, wait_until
@@ -143,6 +144,7 @@ def test_unregistering_under_load_ends_in_unknown_regions_and_nothing_stays_open
         wait_until(lambda: not descriptors(worker), 10, "the object to be closed")
 
 
+@pytest.mark.long
 def test_a_request_that_has_begun_keeps_memory_that_is_unregistered_and_unlinked(tmp_path: Path) -> None:
     with server_of(tmp_path) as server, client_object(8) as memory:
         memory.write(np.array([1500, 0], np.float32))
@@ -165,6 +167,7 @@ def test_a_request_that_has_begun_keeps_memory_that_is_unregistered_and_unlinked
         wait_until(lambda: not descriptors(server.worker_pid()), 10, "the object to be closed")
 
 
+@pytest.mark.long
 def test_regions_stay_when_frontends_and_workers_are_killed(tmp_path: Path) -> None:
     with server_of(tmp_path) as server, client_object(2 * NBYTES) as memory:
         register(server, "r", memory.key, 2 * NBYTES)
@@ -190,6 +193,7 @@ def _ready(server: Server) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_the_next_start_knows_no_region_and_leaves_the_clients_object(tmp_path: Path) -> None:
     with client_object(64) as memory:
         with server_of(tmp_path) as server:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
+
 from tests.fault import serving
 from tests.harness.server import ROOT
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 
 
+@pytest.mark.long
 def test_a_few_huge_texts_neither_kill_the_worker_nor_hold_up_others(tmp_path: Path) -> None:
     settings = {"catalog.dirs": ROOT / "config" / "models"}
     with serving(tmp_path, models=(MINILM,), settings=settings) as server:

@@ -137,7 +137,7 @@ def test_a_cancelled_call_keeps_its_block_until_the_worker_has_read_it(tmp_path:
     with workers(tmp_path, MODELS, **SETTINGS) as running:
 
         async def work(client: Client) -> None:
-            call, block = await filled(client, drawn(1), sleep_ms=800)
+            call, block = await filled(client, drawn(1), sleep_ms=3000)
             queued_call, queued = await filled(client, drawn(2))
             on_device = asyncio.create_task(client.call(request_of("large", call, block)))
             await running_in(client, 0)
@@ -151,7 +151,7 @@ def test_a_cancelled_call_keeps_its_block_until_the_worker_has_read_it(tmp_path:
             queued.release()
             block.release()
             assert client.inputs.used_nbytes == before, "a block was freed before the worker said so"
-            await client.wait(lambda: client.inputs.used_nbytes <= before // 2, deadline.after(5))
+            await client.wait(lambda: client.inputs.used_nbytes <= before // 2, deadline.after(2))
             assert client.inputs.used_nbytes == before // 2, "what only waited is given back at once"
 
         run(running, work)

@@ -92,6 +92,7 @@ def test_a_model_with_work_is_not_taken_away(world: tuple[Server, Path]) -> None
     assert count(server, "evictions_triggered") == 0
 
 
+@pytest.mark.long
 def test_items_too_large_for_the_device_do_not_clear_it_of_all_models(world: tuple[Server, Path]) -> None:
     server, _ = world
     assert server.encode(NEEDY, [TOO_LARGE]).status == 503

@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.fault import rounds, serving
 from tests.harness.load import Load
 from tests.harness.server import FAKE_CATALOG, Server, alive, wait_until
@@ -101,6 +103,7 @@ def test_a_reload_applies_good_settings_and_refuses_broken_ones_without_a_failed
         assert_none_failed(load)
 
 
+@pytest.mark.long
 def test_a_broken_or_vanished_catalog_stops_no_frontend_and_no_worker_that_starts_again(
     tmp_path: Path,
 ) -> None:

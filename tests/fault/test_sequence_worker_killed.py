@@ -85,6 +85,7 @@ def test_only_the_sequences_of_the_killed_worker_are_lost_and_none_when_it_comes
         running.processes.pop(0)
 
 
+@pytest.mark.long
 def test_a_request_on_a_killed_worker_is_not_tried_elsewhere_and_says_why(tmp_path: Path) -> None:
     record = tmp_path / "batches"
     with workers(tmp_path, {"sums": totals(32, record=str(record))}, count=2, **SETTINGS) as running:

@@ -7,6 +7,8 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from tests.harness.lifecycle import Models, serving_models, state
 from tests.harness.load import Load
 from tests.harness.server import wait_until
@@ -25,6 +27,7 @@ def test_a_request_that_waits_for_a_load_outlives_the_worker_that_loads(tmp_path
         assert waiting.result(60).status == 200
 
 
+@pytest.mark.long
 def test_a_model_that_kills_its_worker_in_the_load_is_not_loaded_a_third_time(tmp_path: Path) -> None:
     models = Models(tmp_path / "models")
     crash = tmp_path / "crash"
@@ -44,6 +47,7 @@ def test_a_model_that_kills_its_worker_in_the_load_is_not_loaded_a_third_time(tm
         assert server.post(f"/v1/admin/load/{deadly}", {}).status == 200, "by hand it may be tried again"
 
 
+@pytest.mark.long
 def test_a_model_that_keeps_its_worker_busy_gets_another_one(tmp_path: Path) -> None:
     models = Models(tmp_path / "models")
     busy, quiet = models.write("org/busy", batch_ms=40), models.write("org/quiet")

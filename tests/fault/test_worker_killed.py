@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.fault import rounds, serving
 from tests.harness.load import Load
 from tests.harness.server import wait_until
@@ -28,6 +30,7 @@ def test_kill_one_of_two_workers_under_load_fails_no_request(tmp_path: Path) -> 
         assert max(outcome.latencies_s) < 10
 
 
+@pytest.mark.long
 def test_kill_the_only_worker_makes_requests_wait_or_answers_503_with_retry_after(tmp_path: Path) -> None:
     with (
         serving(tmp_path, models=("fake/slow",), settings={"worker.healthy_after_s": 0.5}) as server,

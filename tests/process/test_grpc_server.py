@@ -71,6 +71,7 @@ def test_a_port_that_another_server_has_is_an_error_that_names_the_setting(tmp_p
         assert f"grpc.bind: {settings['grpc.bind']} cannot be had" in other.log
 
 
+@pytest.mark.long
 def test_a_reload_does_not_move_the_port(tmp_path: Path) -> None:
     config = tmp_path / "server.yaml"
     settings = grpc_settings()
@@ -83,6 +84,7 @@ def test_a_reload_does_not_move_the_port(tmp_path: Path) -> None:
         wait_until(lambda: refused in server.log, what="the refusal")
 
 
+@pytest.mark.long
 def test_reloads_under_load_fail_no_rpc(tmp_path: Path) -> None:
     with (
         serving(tmp_path, settings=grpc_settings(**{"server.frontends": 2})) as server,
@@ -127,6 +129,7 @@ def _endless(model: str) -> Iterator[pb.ModelInferRequest]:
         number += 1
 
 
+@pytest.mark.long
 def test_what_outlasts_the_grace_time_is_cut_off(tmp_path: Path) -> None:
     settings = grpc_settings(**{"server.graceful_timeout_s": 3, "limits.load_wait_s": 60})
     with (

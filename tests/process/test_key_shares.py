@@ -6,6 +6,8 @@ import asyncio
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.harness.keys import bearer, write_keys
 from tests.harness.open_load import OpenLoad, Replies, percentile
 from tests.harness.quiet import wait_quiet
@@ -25,6 +27,7 @@ def load(server: Server, key: str, text: str) -> OpenLoad:
     return OpenLoad(server.port, MODEL, text, bearer(key))
 
 
+@pytest.mark.long
 def test_a_key_with_three_times_the_share_gets_three_times_the_throughput(tmp_path: Path) -> None:
     keys = write_keys(tmp_path / "keys.json", {"three": {"share": 3}, "one": {}})
     settings = {"server.keys_file": tmp_path / "keys.json", "server.frontends": 2, "batch.max_items": 8}

@@ -108,6 +108,7 @@ def doctor_line(environment: dict[str, str], run_dir: Path, *pairs: str) -> str:
     return next(line for line in lines if "API keys" in line)
 
 
+@pytest.mark.long
 def test_doctor_looks_at_the_keys_file(environment: dict[str, str], tmp_path: Path) -> None:
     path, run_dir = tmp_path / "keys.json", tmp_path / "run"
     write_keys(path, {"a": {}, "b": {"scopes": ["admin"]}})
@@ -182,6 +183,7 @@ def test_a_reload_takes_new_keys_in_and_old_ones_out_and_refuses_a_broken_file(
             assert [status(server, known[name]) for name in ("old", "kept", "new")] == [401, 200, 200]
 
 
+@pytest.mark.long
 def test_switching_keys_off_takes_an_explicit_setting_and_is_said(tmp_path: Path, config: Path) -> None:
     known = write_keys(tmp_path / "keys.json", {"web": {}})
     with serving(tmp_path, config=config) as server:
@@ -192,6 +194,7 @@ def test_switching_keys_off_takes_an_explicit_setting_and_is_said(tmp_path: Path
         assert server.get("/v1/models").status == status(server, known["web"]) == 200
 
 
+@pytest.mark.long
 def test_without_keys_the_start_says_so_and_a_key_that_is_sent_is_ignored(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         wait_until(lambda: "no keys (server.keys_file is empty)" in server.log, what="the start-up block")

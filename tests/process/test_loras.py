@@ -184,6 +184,7 @@ def test_a_name_that_is_no_adapter_is_refused_by_its_field(server: Server, name:
     assert "params.options.lora" in detail["message"] and len(detail["message"]) < 400
 
 
+@pytest.mark.long
 def test_a_killed_worker_loads_its_adapters_again(server: Server) -> None:
     wanted = {name: expected(server, name) for name in ("first", "team/second")}
     for name in wanted:

@@ -59,6 +59,7 @@ def test_no_queued_request_is_lost_when_more_models_are_asked_for_than_fit(tmp_p
         wait_until(lambda: server.metric("sie_model_memory_bytes") <= BUDGET_BYTES, 10, "the budget")
 
 
+@pytest.mark.long
 def test_a_model_larger_than_the_budget_is_served_all_the_same_and_the_last_one_is_not_unloaded(
     tmp_path: Path,
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_model_larger_than_the_budget_is_served_all_the_same_and_the_last_one_
         wait_until(lambda: states(server, [large, small]) == ["available", "loaded"], 10, "relief")
 
 
+@pytest.mark.long
 def test_an_idle_model_is_unloaded_and_comes_back(tmp_path: Path) -> None:
     models = Models(tmp_path / "models")
     idle, kept = models.write("org/idle"), models.write("org/kept")

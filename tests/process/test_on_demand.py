@@ -164,6 +164,7 @@ def test_no_request_is_lost_while_its_model_is_unloaded_again_and_again(server: 
     assert outcome.failed == 0, (outcome.statuses, outcome.broken[:3], outcome.bodies[:3])
 
 
+@pytest.mark.long
 def test_without_waiting_a_loading_model_is_a_503_that_clients_retry(tmp_path: Path) -> None:
     models = Models(tmp_path / "models")
     late = models.write("org/late", load_s=2)
@@ -178,6 +179,7 @@ def test_without_waiting_a_loading_model_is_a_503_that_clients_retry(tmp_path: P
         assert (gone.status, gone.json()) == (404, {"detail": "Not Found"}), "switched off"
 
 
+@pytest.mark.long
 def test_without_loading_on_demand_only_the_models_of_the_start_are_served(tmp_path: Path) -> None:
     models = Models(tmp_path / "models")
     first, other = models.write("org/first", load_s=0.5), models.write("org/other")

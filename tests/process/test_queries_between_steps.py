@@ -72,6 +72,7 @@ def test_queries_of_another_model_are_answered_while_the_text_is_written(server:
     assert 6000 <= spent_ms < float(written.result().headers["x-total-time"])
 
 
+@pytest.mark.long
 def test_a_query_that_kills_the_process_between_steps_costs_the_writer_one_repetition(server: Server) -> None:
     with writing(server) as written:
         crashed = server.encode(OTHER, ["#crash between steps"], timeout_s=200)
@@ -79,6 +80,7 @@ def test_a_query_that_kills_the_process_between_steps_costs_the_writer_one_repet
         assert is_right(written.result(200), TEXT)
 
 
+@pytest.mark.long
 def test_a_query_that_fails_between_steps_fails_alone(server: Server) -> None:
     with writing(server) as written:
         for text in ("#raise", "#nan"):
@@ -88,6 +90,7 @@ def test_a_query_that_fails_between_steps_fails_alone(server: Server) -> None:
         assert is_right(written.result(30), TEXT)
 
 
+@pytest.mark.long
 def test_models_that_share_the_writers_weights_wait_for_it(server: Server) -> None:
     with writing(server) as written, ThreadPoolExecutor(1) as pool:
         same = pool.submit(server.encode, SAME, ["same weights"])

@@ -145,6 +145,7 @@ def test_a_new_latest_version_takes_over_without_a_gap_and_a_broken_one_not_at_a
     assert not [each for each in answers if isinstance(each, int)]
 
 
+@pytest.mark.long
 def test_explicit_control_loads_what_is_named_and_follows_what_is_loaded(tmp_path: Path) -> None:
     models = tmp_path / "models"
     for name in ("first", "later"):

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from tests.harness.server import Server, alive, make_server, serving, wait_until
 
 
@@ -81,6 +83,7 @@ def test_a_server_none_of_whose_models_loads_is_alive_but_not_ready(tmp_path: Pa
         assert " is ready\n" not in server.log
 
 
+@pytest.mark.long
 def test_requests_wait_for_a_model_that_loads_and_for_one_whose_turn_has_not_come(tmp_path: Path) -> None:
     with starting(tmp_path, ("fake/late", "fake/echo"), **{"worker.load_threads": 1}) as server:
         assert server.get("/readyz").status == 503
@@ -96,6 +99,7 @@ def test_requests_wait_for_a_model_that_loads_and_for_one_whose_turn_has_not_com
         assert server.metric("penstock_model_load_seconds", model="fake/late") >= 2
 
 
+@pytest.mark.long
 def test_a_short_wait_for_a_load_ends_with_503_model_loading(tmp_path: Path) -> None:
     settings = {"limits.load_wait_s": 0.2, "limits.restart_wait_s": 0.2}
     with starting(tmp_path, ("fake/late", "fake/echo"), **settings) as server:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from ipc.notify import Listener
 from tests.harness.server import ROOT, Server, make_server, wait_until
 
@@ -155,6 +157,7 @@ def assert_slot_is_held(server: Server) -> None:
     assert server.arenas(), "the arena of the live worker was removed"
 
 
+@pytest.mark.long
 def test_a_worker_holds_its_slot_and_outlives_a_restart_of_the_frontends(tmp_path: Path) -> None:
     with site(tmp_path) as found, found.running_worker() as worker:
         server = found.server
@@ -171,6 +174,7 @@ def test_a_worker_holds_its_slot_and_outlives_a_restart_of_the_frontends(tmp_pat
         assert worker.wait(20) == 0
 
 
+@pytest.mark.long
 def test_ready_is_told_again_when_nobody_listened_at_first(tmp_path: Path) -> None:
     # While the model loads, pings fill the socket, which the kernel bounds to net.unix.max_dgram_qlen messages.
     with site(tmp_path, "fake/late") as found, found.running_worker() as worker:

@@ -158,6 +158,7 @@ def test_parameters_of_load_and_unload(
     assert answer.status == status, answer.body
 
 
+@pytest.mark.long
 def test_a_worker_that_starts_again_keeps_to_what_was_asked_by_name(server: Server) -> None:
     load(server, "add_sub")
     load(server, "variable")

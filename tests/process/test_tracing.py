@@ -188,6 +188,7 @@ def test_every_request_is_sampled_by_default_and_what_is_left_is_sent_at_the_end
         assert all(collector.server_span(answer.headers["x-trace-id"]) for answer in answers)
 
 
+@pytest.mark.long
 def test_a_dead_collector_holds_up_neither_requests_nor_the_stop(tmp_path: Path) -> None:
     with serving(tmp_path, settings={"tracing.endpoint": "http://127.0.0.1:9"}) as server:
         began = time.monotonic()
@@ -197,6 +198,7 @@ def test_a_dead_collector_holds_up_neither_requests_nor_the_stop(tmp_path: Path)
         assert server.stop() == 0
 
 
+@pytest.mark.long
 def test_with_tracing_off_no_process_imports_opentelemetry(tmp_path: Path) -> None:
     decoy = tmp_path / "decoy" / "opentelemetry"
     decoy.mkdir(parents=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-INT32 = 6
+INT32, STRING = 6, 8
 """TensorProto.DataType of ONNX."""
 
 
@@ -41,4 +41,15 @@ def add_sub() -> bytes:
     graph += _bytes(2, "add_sub")
     graph += b"".join(_bytes(11, _value(name, INT32, ["batch", 16])) for name in inputs)
     graph += b"".join(_bytes(12, _value(name, INT32, ["batch", 16])) for name in ("OUTPUT0", "OUTPUT1"))
+    return _model(graph)
+
+
+def same_texts() -> bytes:
+    """INPUT, STRING [batch, 1], to OUTPUT, the same."""
+    graph = _bytes(1, _node("Identity", ["INPUT"], "OUTPUT")) + _bytes(2, "same_texts")
+    graph += _bytes(11, _value("INPUT", STRING, ["batch", 1]))
+    return _model(graph + _bytes(12, _value("OUTPUT", STRING, ["batch", 1])))
+
+
+def _model(graph: bytes) -> bytes:
     return _number(1, 8) + _bytes(7, graph) + _bytes(8, _number(2, 17))

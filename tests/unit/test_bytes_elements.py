@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import tracemalloc
 
 import pytest
 
@@ -76,3 +77,38 @@ def test_random_bytes_never_do_anything_else() -> None:
             continue
         assert raw(*map(bytes, found)) == data
         assert len(found) == count
+
+
+@pytest.mark.parametrize("lengths", [[0] * 50, [7] * 50, [0, 900, 3], [5000], [5000, 6000], []])
+def test_elements_as_objects_are_those_of_the_tensor(lengths: list[int]) -> None:
+    chance = random.Random(5)
+    elements = [chance.randbytes(length) for length in lengths]
+    found = bytes_elements.objects(memoryview(raw(*elements)), len(elements), "x")
+    assert found.shape == (len(elements),) and found.tolist() == elements
+    assert all(type(element) is bytes for element in found)
+    with pytest.raises(InvalidInput, match=f"x: expected {len(elements) + 1} elements, got {len(elements)}"):
+        bytes_elements.objects(raw(*elements), len(elements) + 1, "x")
+
+
+@pytest.mark.parametrize("odd", [b"", b"y"])
+def test_objects_of_many_empty_elements_take_no_view_each(odd: bytes) -> None:
+    count = 50_000
+    data = raw(*[b""] * (count - 1), odd)
+    tracemalloc.start()
+    found = bytes_elements.objects(data, count, "x")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(found) == count and peak < 40 * count
+
+
+def test_elements_of_a_request_are_counted_together() -> None:
+    most = bytes_elements.MOST_ELEMENTS
+    bytes_elements.check_counts([("a", most // 2), ("b", most // 2)])
+    with pytest.raises(
+        InvalidInput, match=f"^a: it has {most + 1} elements of BYTES, a request may have {most}$"
+    ):
+        bytes_elements.check_counts([("a", most + 1), ("b", 1)])
+    with pytest.raises(InvalidInput, match=f"^b: it has {most} elements of BYTES and those before it 1, "):
+        bytes_elements.check_counts([("a", 1), ("b", most)])
+    with pytest.raises(InvalidInput, match=r"^a: it has more than 2\^62 elements"):
+        bytes_elements.check_counts([("a", 10**5000)])

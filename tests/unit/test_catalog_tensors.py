@@ -345,6 +345,12 @@ REFUSED: dict[str, tuple[str, list[InputTensor], dict[str, Parameter], str]] = {
         {},
         "input 'labels'[1]: the same label",
     ),
+    "more labels than allowed, before they are read": (
+        "finder",
+        [texts("text", "a"), InputTensor("labels", "BYTES", [1001], bytes(5000))],
+        {},
+        "input 'labels': 1001 given, the limit is 1000 (limits.max_labels)",
+    ),
     "labels that are numbers": (
         "finder",
         ONE,

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frontend.grpc import wire
+from ipc.errors import InvalidInput
 from ipc.protos import kserve_v2_pb2 as pb
 
 RAW = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
@@ -75,6 +76,34 @@ def test_what_is_split_of_any_bytes_is_what_the_library_reads(data: bytes) -> No
 def test_what_is_no_message_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"cut short|too long|not in use"):
         wire.split(data, RAW)
+
+
+MANY = wire.MAX_FIELDS + 1
+INPUTS = pb.ModelInferRequest.INPUTS_FIELD_NUMBER
+LIMIT = str(wire.MAX_FIELDS)
+
+
+@pytest.mark.parametrize("small", [b"\x3a\x00", b"\x08\x00", b"\x2a\x00"], ids=["raw", "unknown", "inputs"])
+def test_more_fields_than_a_message_has_are_refused(small: bytes) -> None:
+    wire.split(small * wire.MAX_FIELDS, RAW, (INPUTS,))
+    with pytest.raises(InvalidInput, match=LIMIT):
+        wire.split(small * MANY, RAW, (INPUTS,))
+
+
+def test_fields_of_the_messages_inside_count_too() -> None:
+    def within(count: int) -> bytes:
+        parameters = b"\x22\x00" * count
+        return b"".join(wire.parts(b"", INPUTS, [parameters, parameters]))
+
+    wire.split(within(wire.MAX_FIELDS // 2 - 1), RAW, (INPUTS,))
+    with pytest.raises(InvalidInput, match=LIMIT):
+        wire.split(within(wire.MAX_FIELDS // 2), RAW, (INPUTS,))
+    wire.split(within(MANY), RAW)
+
+
+def test_a_field_that_ends_behind_its_message_is_refused() -> None:
+    with pytest.raises(ValueError, match="cut short"):
+        wire.split(b"\x2a\x02\x0a\x05abcdef", RAW, (INPUTS,))
 
 
 @given(contents)

@@ -160,6 +160,18 @@ def test_parameters_go_to_their_places() -> None:
     assert request.parameters == {"temperature": 0.5, "name": "x"}
 
 
+def test_integers_that_a_worker_can_be_sent_are_kept() -> None:
+    given = {"most": (1 << 64) - 1, "least": -(1 << 63)}
+    assert parse([tensor(data=[1, 2])], parameters=given).request.parameters == given
+
+
+def test_parameters_are_bounded() -> None:
+    given = {f"p{at}": at for at in range(1024)}
+    assert parse([tensor(data=[1, 2])], parameters=given).request.parameters == given
+    with pytest.raises(InvalidInput, match="parameters: 1025 given, the limit is 1024"):
+        parse([tensor(data=[1, 2])], parameters={**given, "more": 1})
+
+
 @pytest.mark.parametrize(
     "parameters",
     [
@@ -173,6 +185,8 @@ def test_parameters_go_to_their_places() -> None:
         {"sequence_id": 1 << 64},
         {"sequence_start": 1},
         {"binary_data_output": "yes"},
+        {"big": 1 << 64},
+        {"big": -(1 << 63) - 1},
         {"mine": None},
         {"mine": [1]},
         {"mine": {}},

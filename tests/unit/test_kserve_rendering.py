@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from frontend.protocols.kserve_v2.reading import InferRequest
-from frontend.protocols.kserve_v2.rendering import Answer, json_of, render
+from frontend.protocols.kserve_v2.rendering import LONG_NBYTES, Answer, is_long, json_of, render
 from frontend.tensors.request import TensorRequest
-from frontend.tensors.result import OutputTensor, TensorResult, TopClass
+from frontend.tensors.result import INLINE_CLASSES, OutputTensor, TensorResult, TopClass
 from ipc.errors import InvalidInput
 
 A, B = np.arange(4, dtype="<i4"), np.array([[0.5, -2.0]], "<f4")
 
 
-def result(*outputs: OutputTensor) -> TensorResult:
-    return TensorResult("m", 3, list(outputs), None)  # type: ignore[arg-type]
+def result(*outputs: OutputTensor, batches: bool = True) -> TensorResult:
+    return TensorResult("m", 3, list(outputs), None, batches=batches)  # type: ignore[arg-type]
 
 
 def output(name: str, values: np.ndarray[Any, Any], datatype: str) -> OutputTensor:
@@ -50,9 +50,7 @@ def test_the_default_holds_for_every_output_that_says_nothing_else(
 ) -> None:
     made = {"a": output("a", A, "INT32"), "b": output("b", B, "FP32")}
     said = {name: value for name, value in (("a", first), ("b", second)) if value is not None}
-    head, tail = rendered(
-        render(result(*(made[name] for name in names)), wanted(default, said), True, "r", False)
-    )
+    head, tail = rendered(render(result(*(made[name] for name in names)), wanted(default, said), "r", False))
     assert [entry["name"] for entry in head["outputs"]] == list(names)
     expected_tail = b""
     for entry in head["outputs"]:
@@ -68,14 +66,14 @@ def test_the_default_holds_for_every_output_that_says_nothing_else(
 
 def test_the_id_comes_first_and_is_the_clients_or_ours() -> None:
     for given, shown in (("mine", "mine"), ("", "ours")):
-        head, _ = rendered(render(result(), wanted(given_id=given), True, "ours", False))
+        head, _ = rendered(render(result(), wanted(given_id=given), "ours", False))
         assert list(head) == ["id", "model_name", "model_version", "outputs"]
         assert (head["id"], head["model_version"]) == (shown, "3")
 
 
 def test_an_empty_binary_output_leaves_plain_json() -> None:
     empty = output("e", np.zeros((0, 3), "<f4"), "FP32")
-    answer = render(result(empty), wanted(True), True, "r", False)
+    answer = render(result(empty), wanted(True), "r", False)
     head, tail = rendered(answer)
     assert (answer.json_nbytes, tail) == (0, b"")
     assert head["outputs"][0]["parameters"] == {"binary_data_size": 0}
@@ -83,7 +81,7 @@ def test_an_empty_binary_output_leaves_plain_json() -> None:
 
 def test_an_output_in_a_region_has_neither_data_nor_parameters() -> None:
     written = OutputTensor("o", "FP32", [1, 2], None, 8)
-    head, _ = rendered(render(result(written), wanted(True), True, "r", False))
+    head, _ = rendered(render(result(written), wanted(True), "r", False))
     assert head["outputs"] == [{"name": "o", "datatype": "FP32", "shape": [1, 2]}]
 
 
@@ -141,7 +139,7 @@ def test_strings_are_utf8_or_refused() -> None:
 def test_classes_are_bytes_of_value_index_and_label(batches: bool, shape: list[int], binary: bool) -> None:
     top = [[TopClass(0.5, 7, "cat"), TopClass(-1.25, 0, "")]]
     ranked = OutputTensor("o", "FP32", [1, 10], None, 0, top)
-    head, tail = rendered(render(result(ranked), wanted(binary), batches, "r", False))
+    head, tail = rendered(render(result(ranked, batches=batches), wanted(binary), "r", False))
     entry = head["outputs"][0]
     assert (entry["datatype"], entry["shape"]) == ("BYTES", shape)
     if binary:
@@ -152,5 +150,20 @@ def test_classes_are_bytes_of_value_index_and_label(batches: bool, shape: list[i
 
 def test_classes_of_integers_are_plain() -> None:
     ranked = OutputTensor("o", "UINT8", [1, 3], None, 0, [[TopClass(200, 1, "")]])
-    head, _ = rendered(render(result(ranked), wanted(), True, "r", False))
+    head, _ = rendered(render(result(ranked), wanted(), "r", False))
     assert head["outputs"][0]["data"] == ["200:1"]
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_many_classes_are_long_work_in_any_form(binary: bool) -> None:
+    def ranked(entries: int) -> TensorResult:
+        row = [TopClass(0.5, index, "") for index in range(entries // 2)]
+        return result(OutputTensor("o", "FP32", [2, 1000], None, 0, [row, row]))
+
+    assert not is_long(ranked(INLINE_CLASSES), wanted(binary))
+    assert is_long(ranked(INLINE_CLASSES + 2), wanted(binary))
+
+
+def test_large_tensors_are_long_work_as_json_only() -> None:
+    large = result(output("o", np.zeros(LONG_NBYTES // 4 + 1, "<f4"), "FP32"))
+    assert is_long(large, wanted(False)) and not is_long(large, wanted(True))

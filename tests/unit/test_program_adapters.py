@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,16 +15,19 @@ import torch
 from ipc.catalog import DirectorySource
 from ipc.datatypes import DATATYPES
 from ipc.errors import InvalidInput
+from ipc.messages import InferCall, TensorInput, TensorOutput
 from ipc.repository import entries
 from ipc.repository.layout import ModelRefused
 from ipc.settings import Repository
-from tests.tiny import programs
+from tests.tiny import onnx_files, programs
 from tests.tiny.program_modules import LABELS, SIDE, Classifier, Counter
-from workers.adapters.base import LoadContext
+from workers.adapters.base import LoadContext, Prepared
 from workers.adapters.registry import resolve
 from workers.adapters.shared.named_tensors import NamedBatch, NamedInputs
 from workers.adapters.shared.program import ProgramAdapter
 from workers.loading.source import SourceError
+from workers.operations import operation_of
+from workers.payload import Payload
 
 CPU = torch.device("cpu")
 
@@ -209,6 +212,115 @@ def test_a_program_that_writes_into_its_input_writes_into_a_copy(tmp_path: Path,
     sent = np.frombuffer(np.array([1, 2, 3, 4], np.float32).tobytes(), np.float32)
     found = run(load(tmp_path, "m"), request(1, INPUT=sent))["OUTPUT__0"]
     assert found.tolist() == [2, 3, 4, 5] and sent.tolist() == [1, 2, 3, 4]
+
+
+class InPlaceInside(torch.nn.Module):
+    """Changes its input in a graph of its own."""
+
+    def forward(self, INPUT: torch.Tensor) -> torch.Tensor:
+        """The input plus one."""
+        with torch.no_grad():
+            INPUT.add_(1)
+        return INPUT * 1
+
+
+def test_a_program_that_writes_into_its_input_in_an_inner_graph_writes_into_a_copy(tmp_path: Path) -> None:
+    write(tmp_path, "", InPlaceInside(), torch.ones(4))
+    sent = np.array([1, 2, 3, 4], np.float32)
+    adapter = load(tmp_path, "m")
+    assert run(adapter, request(1, INPUT=sent))["OUTPUT__0"].tolist() == [2, 3, 4, 5]
+    assert sent.tolist() == [1, 2, 3, 4]
+
+
+class Keeping(torch.nn.Module):
+    """Gives what it was called with before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = torch.zeros(4)
+
+    def forward(self, INPUT: torch.Tensor) -> torch.Tensor:
+        """The input of the last call."""
+        before = self.before
+        self.before = INPUT
+        return before
+
+
+class Forking(torch.nn.Module):
+    """Changes its input in a task of its own."""
+
+    def forward(self, INPUT: torch.Tensor) -> torch.Tensor:
+        """The input plus one."""
+        return torch.jit.wait(torch.jit.fork(_add_one, INPUT))
+
+
+def _add_one(x: torch.Tensor) -> torch.Tensor:
+    return x.add_(1)
+
+
+def scripted(directory: Path, module: torch.nn.Module) -> ProgramAdapter:
+    """The adapter of a TorchScript module of FP32 [4]."""
+    (directory / "m" / "1").mkdir(parents=True)
+    config = "".join(
+        programs.tensor(*each, "FP32", [4]) for each in (("input", "INPUT"), ("output", "OUTPUT"))
+    )
+    (directory / "m" / "config.pbtxt").write_text(config)
+    torch.jit.save(torch.jit.script(module), directory / "m" / "1" / "model.pt")
+    return load(directory, "m")
+
+
+def test_what_a_script_keeps_is_its_own(tmp_path: Path) -> None:
+    adapter, memory = scripted(tmp_path, Keeping()), np.array([1, 2, 3, 4], np.float32)
+    assert run(adapter, request(1, INPUT=memory[:]))["OUTPUT"].tolist() == [0, 0, 0, 0]
+    memory[:] = 9
+    assert run(adapter, request(1, INPUT=memory[:]))["OUTPUT"].tolist() == [1, 2, 3, 4]
+
+
+def test_what_a_script_forks_writes_into_a_copy(tmp_path: Path) -> None:
+    sent = np.array([1, 2, 3, 4], np.float32)
+    found = run(scripted(tmp_path, Forking()), request(1, INPUT=sent))["OUTPUT"]
+    assert found.tolist() == [2, 3, 4, 5] and sent.tolist() == [1, 2, 3, 4]
+
+
+class Plain(torch.nn.Module):
+    """Has lists, branches and loops, and changes nothing."""
+
+    def forward(self, INPUT: torch.Tensor) -> torch.Tensor:
+        """Some sum."""
+        first, second = INPUT[:2], INPUT[2:]
+        for i in range(INPUT.shape[0]):
+            if i > 2:
+                first = first + torch.cat([second[:1], first[:1]])
+        return torch.cat((first, second))
+
+
+def test_a_script_that_changes_nothing_is_given_no_copy(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[str] = []
+    monkeypatch.setattr("ipc.copies.count", lambda kind, nbytes: counted.append(kind))
+    sent = [numbers(1, seed) for seed in (1, 2)]
+    run(load(repository, "add_sub_script"), request(1, INPUT0=sent[0], INPUT1=sent[1]))
+    run(scripted(tmp_path, Plain()), request(1, INPUT=np.ones(4, np.float32)))
+    assert counted == []
+
+
+def test_a_request_whose_text_is_no_utf8_is_refused_before_it_joins_others(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.onnx").write_bytes(onnx_files.same_texts())
+    adapter = load(tmp_path, "m")
+
+    def prepared(text: bytes) -> NamedInputs:
+        raw = len(text).to_bytes(4, "little") + text
+        given = TensorInput("INPUT", "BYTES", [1, 1], 0, len(raw))
+        call = InferCall([given], [TensorOutput("OUTPUT")])
+        [found] = operation_of(call).prepare(adapter, call, 0, 1, Payload(memoryview(raw)))
+        assert isinstance(found, Prepared)
+        return cast(NamedInputs, found.payload)
+
+    assert run(adapter, prepared("\u00e9".encode()))["OUTPUT"].tolist() == [["\u00e9"]]
+    with pytest.raises(InvalidInput, match="input 'INPUT': an element is no UTF-8"):
+        prepared(b"\xff")
 
 
 class Pair(torch.nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -81,6 +82,86 @@ def test_ordinary_programs_are_opened(tmp_path: Path, program: Path) -> None:
     assert open_program(tmp_path / "free.pt2")
     exported(AddSub(), [torch.zeros(2), torch.zeros(2)], [], tmp_path / "fixed.pt2")
     assert open_program(tmp_path / "fixed.pt2")
+
+
+class Branches(torch.nn.Module):
+    """Has a graph for each way, and one without gradients."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Twice or thrice the input, plus one."""
+        with torch.no_grad():
+            more = x + 1 - x
+        return torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: y * 3, (x,)) + more
+
+
+@pytest.fixture(scope="module")
+def branches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program with operators that call graphs."""
+    path = tmp_path_factory.mktemp("branches") / "model.pt2"
+    exported(Branches(), [torch.ones(3)], [], path)
+    return path
+
+
+def test_graphs_inside_a_program_are_opened(branches: Path) -> None:
+    program = open_program(branches)
+    kinds = {str(node.target) for node in program.graph.nodes}
+    assert {"cond", "wrap_with_set_grad_enabled"} <= kinds
+    for sent, factor in ((torch.ones(3), 2), (-torch.ones(3), 3)):
+        assert program.graph_module(sent)[0].tolist() == (sent * factor + 1).tolist()
+
+
+def higher(change: Callable[[Any], None]) -> Change:
+    """Change the node of `wrap_with_set_grad_enabled`."""
+
+    def apply(document: Any) -> None:
+        [node] = [each for each in nodes(document) if each["target"].endswith("wrap_with_set_grad_enabled")]
+        change(node)
+
+    return edit(MODEL, apply)
+
+
+def called(argument: Any) -> Change:
+    """Give the node something else to call."""
+    return higher(lambda node: node["inputs"][1].update(arg=argument))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (called({"as_operator": "torch.ops.aten.from_file.default"}), "something to call that is no graph"),
+        (called({"as_operator": "torch.os.system"}), "something to call that is no graph"),
+        (called({"as_string": "torch.os.system"}), "something to call that is no graph"),
+        (higher(lambda node: node.update(inputs=[])), "something to call that is no graph"),
+        (higher(lambda node: node.update(target="torch.ops.higher_order.wrap")), "is not allowed"),
+        (higher(lambda node: node.update(target="torch.ops.higher_order.print")), "is not allowed"),
+        (
+            higher(lambda node: node["inputs"].append({"name": "f", "arg": {"as_operator": "x"}, "kind": 2})),
+            "'x' as an argument is not allowed",
+        ),
+    ],
+)
+def test_an_operator_is_given_nothing_to_call_but_graphs(
+    tmp_path: Path, branches: Path, change: Change, said: str
+) -> None:
+    with pytest.raises(SourceError, match=said):
+        open_program(rewritten(branches, tmp_path / "model.pt2", change))
+
+
+def test_a_tree_of_arguments_imports_nothing(tmp_path: Path, program: Path) -> None:
+    context = {
+        "default_factory_module": "antigravity",
+        "default_factory_name": "webbrowser",
+        "dict_context": [],
+    }
+    tree = [1, {"type": "collections.defaultdict", "context": context, "children_spec": []}]
+
+    def change(document: Any) -> None:
+        document["graph_module"]["module_call_graph"][0]["signature"]["in_spec"] = json.dumps(tree)
+
+    path = rewritten(program, tmp_path / "model.pt2", edit(MODEL, change))
+    with pytest.raises(SourceError, match="an import of 'antigravity' is not allowed"):
+        open_program(path)
+    assert "antigravity" not in sys.modules
 
 
 @pytest.mark.parametrize("where", ["weight", "sample"])

@@ -211,3 +211,12 @@ def test_a_sequence_whose_worker_is_out_of_credit_goes_nowhere_else() -> None:
         homes(channels)
     silent = [channel(0), channel(1, responsive=False)]
     assert set(homes(silent).values()) == {0}
+
+
+def test_the_same_id_of_two_callers_is_two_sequences() -> None:
+    channels = [channel(slot) for slot in range(8)]
+
+    def of(caller: str) -> list[int]:
+        return [routing.home(channels, "m", "interactive", name, caller=caller).slot for name in range(1, 50)]
+
+    assert of("ann") == of("ann") != of("bob") and of("") == [homes(channels)[name] for name in range(1, 50)]

@@ -17,9 +17,10 @@ IDLE_NS = 1000
 _ids = count(1)
 
 
-def job(step: Step) -> Job:
+def job(step: Step, caller: str = "") -> Job:
     """A request of a sequence."""
-    return Job(b"s", 1, next(_ids), "m@1", InferCall([], [], step=step), 2**62, "req", False, 16)
+    call = InferCall([], [], step=step)
+    return Job(b"s", 1, next(_ids), "m@1", call, 2**62, "req", False, 16, caller=caller)
 
 
 class Table:
@@ -304,3 +305,18 @@ def test_the_backlog_is_first_in_first_out(names: list[int], slots: int, random:
         began += [turn for turn in table.running if turn not in began]
         table.finish(random.choice(table.running))  # type: ignore[attr-defined]
     assert began == starts
+
+
+def test_the_same_id_of_two_callers_is_two_sequences() -> None:
+    slots = SlotTable("m", 2, IDLE_NS, 0)
+    ann, bob = (slots.enrol(Step(7, start=True), job(Step(7), caller)) for caller in ("ann", "bob"))
+    assert (ann.sequence.slot, bob.sequence.slot) == (0, 1) and not bob.restarts
+    with pytest.raises(SequenceUnknown):
+        slots.enrol(Step(7), job(Step(7)))
+    for turn in (ann, bob):
+        assert slots.arrive(turn)
+        slots.finish(turn, succeeded=True, now_ns=0)
+    slots.forget(7, "bob")
+    assert slots.enrol(Step(7), job(Step(7), "ann")).sequence is ann.sequence
+    with pytest.raises(SequenceUnknown):
+        slots.enrol(Step(7), job(Step(7), "bob"))

@@ -44,6 +44,17 @@ def asked(step: Step | None, values: Any, rows: int = 1) -> NamedInputs:
     return NamedInputs({"X": np.asarray(values)}, rows, ["Y"], {"p": 1}, step)
 
 
+@pytest.mark.parametrize("rows", [0, 4])
+def test_what_a_program_may_keep_is_no_view_of_the_request(rows: int) -> None:
+    memory = np.array([1, 2] if not rows else [[1, 2]], np.float32)
+    view = memory[:]
+    view.flags.writeable = False
+    batch = SlotBatch([asked(Step(1, start=True), view)], [0], config_of(rows))
+    kept, tensor = batch.array("X"), batch.tensor("X")
+    memory[:] = 9
+    assert kept.flat[:2].tolist() == [1, 2] and tensor.flatten()[:2].tolist() == [1, 2]
+
+
 def test_rows_lie_in_their_slots_and_controls_tell_what_they_are() -> None:
     requests = [
         asked(Step(2**63 + 5, start=True), np.float32([[1, 2]])),

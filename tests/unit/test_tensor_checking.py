@@ -290,6 +290,39 @@ def test_earlier_checks_go_before_later_ones(tmp_path: Path) -> None:
     assert all(part in message for part, message in zip(parts, found, strict=True)), found
 
 
+def test_names_are_counted_before_they_are_compared(tmp_path: Path) -> None:
+    made = request()
+    names = [str(at) for at in range(20_000)]
+    made.inputs = [InputTensor(name, "FP32", [2, 2], bytes(16)) for name in [*names, names[-1]]]
+    with pytest.raises(InvalidInput, match="expected 3 inputs but got 20001 inputs") as refused:
+        check(served_of(tmp_path, CONFIG), made)
+    assert len(refused.value.message) < 400
+
+
+def test_a_name_given_twice_is_found_in_one_pass(tmp_path: Path) -> None:
+    compared = 0
+
+    class Name(str):
+        """Counts how often it is compared."""
+
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    tensors = tuple(tensor(f"I{at}", "FP32", 1) for at in range(200))
+    config = ModelConfig(name="m", max_batch_size=4, inputs=tensors, outputs=CONFIG.outputs)
+    names = [*(f"I{at}" for at in range(199)), "I198"]
+    made = request()
+    made.inputs = [InputTensor(Name(name), "FP32", [1, 1], bytes(4)) for name in names]
+    with pytest.raises(InvalidInput, match="input 'I198' occurs more than once"):
+        check(served_of(tmp_path, config), made)
+    assert compared < 4 * len(names)
+
+
 def test_shapes_can_be_checked_before_the_bytes_are_there(tmp_path: Path) -> None:
     made = request()
     for given in made.inputs:
@@ -336,3 +369,18 @@ def test_dims_are_those_of_the_configuration_unless_they_vary() -> None:
     assert default_dims(CONFIG, CONFIG.inputs[0]) == [2]
     with pytest.raises(InvalidInput, match="input 'B' of model 'm' has a variable size"):
         default_dims(CONFIG, CONFIG.inputs[1])
+
+
+def test_texts_of_a_request_are_counted_before_anything_is_taken_apart(tmp_path: Path) -> None:
+    config = ModelConfig(name="m", inputs=(tensor("S", "BYTES", -1),), outputs=(tensor("O", "FP32", 2),))
+    served, most = served_of(tmp_path, config), 1 << 20
+    for count, refused in ((most, False), (most + 1, True)):
+        made = TensorRequest("m", None, [InputTensor("S", "BYTES", [count], bytes(4 * count))], None)
+        if not refused:
+            assert check(served, made) == 1
+            continue
+        for way in (check, check_shapes):
+            with pytest.raises(
+                InvalidInput, match=f"^input 'S' for model 'm': it has {count} .* may have {most}$"
+            ):
+                way(served, made)

@@ -17,7 +17,7 @@ from frontend.disconnect import CALLBACK_KEY, note_disconnect
 from frontend.services import Services
 from frontend.tensors.refusals import TimeoutExpired, UnavailableModel
 from frontend.tensors.request import InputTensor, RegionUse, Sequence, TensorRequest, WantedOutput
-from frontend.tensors.running import book_failure, run
+from frontend.tensors.running import book_answered, book_failure, run
 from ipc import deadline
 from ipc.client import Request
 from ipc.errors import Cancelled, DeadlineExceeded, InvalidInput, QueueFull, RegionNotFound, ShmExhausted
@@ -341,6 +341,29 @@ def test_refused_requests_are_booked_with_what_is_known(tmp_path: Path) -> None:
     booked = made.extensions.recorder.booked  # type: ignore[attr-defined]
     assert booked == [("adder", 2, 0, "INVALID_INPUT"), ("adder", None, 0, "MODEL_NOT_FOUND")]
     assert made.client.requests == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("left_s", "code"), [(20, "CANCELLED"), (0, "DEADLINE_EXCEEDED")])
+def test_a_request_that_is_cancelled_is_booked(left_s: float, code: str, tmp_path: Path) -> None:
+    known = fresh()
+
+    def cancel(request: Request) -> BaseException:
+        known.deadline_ns = deadline.after(left_s)
+        return asyncio.CancelledError()
+
+    made = services(tmp_path, cancel)
+    with pytest.raises(asyncio.CancelledError):
+        on_loop(made, run(made, known, wide(b"\1")))
+    assert made.extensions.recorder.booked == [("wide", 1, 1, code)]  # type: ignore[attr-defined]
+
+
+def test_a_result_that_is_still_to_be_said_is_not_booked(tmp_path: Path) -> None:
+    made, known = services(tmp_path), fresh()
+    result = on_loop(made, run(made, known, adder(), book=False))
+    assert made.extensions.recorder.booked == []  # type: ignore[attr-defined]
+    book_answered(made, known, "adder", result)
+    book_failure(made, known, "adder", 2, InvalidInput("no"), result.rows)
+    assert made.extensions.recorder.booked == [("adder", 2, 2), ("adder", 2, 2, "INVALID_INPUT")]  # type: ignore[attr-defined]
 
 
 def test_a_client_that_goes_away_ends_the_wait_for_room(tmp_path: Path) -> None:

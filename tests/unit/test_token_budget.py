@@ -113,3 +113,15 @@ def test_other_failures_are_not_taken_for_memory_trouble() -> None:
     assert not oom.is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     assert not oom.is_device_lost(RuntimeError("CUDA error: device-side assert triggered"))
     assert oom.is_device_lost(RuntimeError("CUDA error: uncorrectable ECC error encountered"))
+
+
+def test_a_model_that_is_unloading_is_remembered_with_the_limit_of_its_adapter(clock: Clock) -> None:
+    budgets = ModelBudgets(2048)
+    budgets.shrink("two_rows", 32, 32)
+    assert budgets.tokens_of("two_rows") == 32, "it may never be larger than what the adapter takes"
+    budgets.shrink("wide", 16_000, 16_000)
+    assert budgets.tokens_of("wide") == 8000
+    for _ in range(300):
+        clock.now += 1
+        budgets.grow("wide")
+    assert budgets.tokens_of("wide") == 2048, "a budget that is whole again is forgotten"

@@ -101,6 +101,8 @@ class Adapter(ABC):
     """The LoRA adapters of this model, in families whose spec has `lora`."""
     gathering: Gathering | None = None
     """How batches of this model are put together where that is configured; by default what waits is taken."""
+    batch_tokens: int | None = None
+    """Most tokens of a batch of several requests, whatever the device may hold; None where the device alone decides."""
     repeatable: bool = True
     """Whether a batch that failed may run again in parts; a model that keeps state between batches must not."""
 

@@ -14,7 +14,7 @@ from ipc.repository.layout import ModelRefused
 from workers.adapters.base import LoadContext
 from workers.adapters.shared.extras import require
 from workers.adapters.shared.interface import Interface, ProgramTensor, fit
-from workers.adapters.shared.named_tensors import NamedBatch
+from workers.adapters.shared.named_tensors import Array, NamedBatch
 from workers.adapters.shared.repository_program import RepositoryProgram, entry_of
 from workers.adapters.spec import AdapterSpec
 from workers.loading.source import SourceError
@@ -81,6 +81,12 @@ class OnnxAdapter(RepositoryProgram):
     def memory_bytes(self) -> int:
         """Bytes of the file, which are mostly weights."""
         return self._nbytes
+
+    def check_arrays(self, arrays: Mapping[str, Array]) -> None:
+        """Texts must be UTF-8."""
+        for name, array in arrays.items():
+            if isinstance(array, np.ndarray):
+                _fed(name, array)
 
     def infer(self, batch: NamedBatch) -> Mapping[str, np.ndarray]:
         """Run the session for the outputs that are wanted."""

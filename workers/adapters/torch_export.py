@@ -4,7 +4,7 @@
 2. The graph is called directly: no trees of inputs, no guards. That sizes which the program holds for equal are equal,
    and within its bounds, is checked here; all other shapes are checked against the configuration.
 3. Buffers that the program changes keep their new values; a program that changes tensors in place is rewritten first,
-   so that it never writes into its inputs.
+   so that it never writes into its inputs; what cannot be rewritten is given copies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import ClassVar, Self
 import torch
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.export.passes import move_to_device_pass
-from torch.fx import Node
+from torch.fx import GraphModule
 
 from ipc.errors import InvalidInput
 from ipc.repository.layout import ModelRefused
@@ -62,6 +62,7 @@ class TorchExportAdapter(RepositoryProgram):
         first = 1 if fitted.config.batches else 0
         self._rules = [rule for rule in rules if _matters(rule, first)]
         self._changed = _changed_buffers(program)
+        self._writes = _changes_in_place(program)
 
     @classmethod
     def load(cls, context: LoadContext) -> Self:
@@ -69,7 +70,7 @@ class TorchExportAdapter(RepositoryProgram):
         entry = entry_of(context)
         program = open_program(context.directory / entry.program)
         context.progress("read", 1.0)
-        if any(_changes_in_place(node) for node in program.graph.nodes):
+        if _changes_in_place(program):
             program = program.run_decompositions({})
         device = cls.device_of(context)
         if device.type != "cpu":
@@ -83,7 +84,7 @@ class TorchExportAdapter(RepositoryProgram):
 
     def infer(self, batch: NamedBatch) -> Mapping[str, torch.Tensor]:
         """Run the graph once."""
-        given = [batch.tensor(name, self.device) for name in self._inputs]
+        given = [batch.tensor(name, self.device, writable=self._writes) for name in self._inputs]
         if self._rules:
             self._check_sizes(given)
         found = self._forward(*self._state, *given)
@@ -108,8 +109,11 @@ class TorchExportAdapter(RepositoryProgram):
                     )
 
 
-def _changes_in_place(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+def _changes_in_place(program: torch.export.ExportedProgram) -> bool:
+    """Whether an operator of the program, or of a graph inside it (a branch, a block without gradients), does."""
+    graphs = [each.graph for each in program.graph_module.modules() if isinstance(each, GraphModule)]
+    targets = (node.target for graph in graphs for node in graph.nodes)
+    return any(isinstance(each, torch._ops.OpOverload) and each._schema.is_mutable for each in targets)
 
 
 def _state(program: torch.export.ExportedProgram) -> list[torch.Tensor]:

@@ -18,6 +18,16 @@ from workers.adapters.shared.repository_program import RepositoryProgram, entry_
 from workers.adapters.spec import AdapterSpec
 from workers.loading.source import SourceError
 
+_HARMLESS = frozenset(
+    f"prim::{kind}"
+    for kind in (
+        *("Constant", "GetAttr", "Return", "Uninitialized", "If", "Loop", "NumToTensor", "isinstance"),
+        *("ListConstruct", "TupleConstruct", "DictConstruct", "ListUnpack", "TupleUnpack", "TupleIndex"),
+        *("TupleSlice", "unchecked_cast"),
+    )
+)
+"""Operators without a schema that neither change their arguments nor keep them after the call."""
+
 
 class TorchScriptAdapter(RepositoryProgram):
     """A TorchScript module."""
@@ -45,7 +55,7 @@ class TorchScriptAdapter(RepositoryProgram):
         super().__init__(entry, fitted.config, self.device_of(context))
         self._module, self._outputs = module, [each.name for each in fitted.config.outputs]
         self._inputs = dict(zip((each.name for each in known), fitted.inputs, strict=True))
-        self._writes = any("!" in schema for schema in _schemas(module.inlined_graph))
+        self._owns = any(map(_changes_or_keeps, _nodes(module.inlined_graph)))
 
     @classmethod
     def load(cls, context: LoadContext) -> Self:
@@ -66,9 +76,9 @@ class TorchScriptAdapter(RepositoryProgram):
 
     def infer(self, batch: NamedBatch) -> Mapping[str, torch.Tensor]:
         """Call the module. Outputs are taken by name from a dictionary, else in the order of the configuration."""
-        names, writes = batch.names, self._writes
+        names, owns = batch.names, self._owns
         given = {
-            argument: batch.tensor(name, self.device, writable=writes)
+            argument: batch.tensor(name, self.device, writable=owns)
             for argument, name in self._inputs.items()
             if name in names
         }
@@ -79,9 +89,19 @@ class TorchScriptAdapter(RepositoryProgram):
         return dict(zip(self._outputs, results, strict=False))
 
 
-def _schemas(block: Any) -> Iterator[str]:
-    """The schemas of all operators of a graph; "!" marks arguments that they change."""
+def _nodes(block: Any) -> Iterator[Any]:
+    """All operators of a graph."""
     for node in block.nodes():
-        yield node.schema()
+        yield node
         for inner in node.blocks():
-            yield from _schemas(inner)
+            yield from _nodes(inner)
+
+
+def _changes_or_keeps(node: Any) -> bool:
+    """Whether an operator may write into its arguments, or hold on to them: its inputs must be the module's own.
+
+    NOTE: "!" in a schema marks arguments that are changed. Attributes that are set, calls of methods and what is
+    forked have no schema.
+    """
+    schema = node.schema()
+    return "!" in schema or (schema == "(no schema)" and node.kind() not in _HARMLESS)

@@ -6,8 +6,9 @@ evaluates sizes and guards as Python, writes names into generated code, and look
 
 1. Only the records of one program; weights and constants as plain bytes, never pickled, no objects, no libraries.
 2. Example inputs that torch reads with `weights_only`.
-3. Operators of torch's own library, `operator`, `math` and `torch.sym_*`; sizes as arithmetic of symbols and numbers;
-   names that are identifiers. Guards are dropped: shapes are checked against the configuration.
+3. Operators of torch's own library, `operator`, `math` and `torch.sym_*`, never as arguments of others; operators of
+   higher order only with graphs for what they call. Sizes as arithmetic of symbols and numbers; names that are
+   identifiers. Guards are dropped: shapes are checked against the configuration.
 """
 
 from __future__ import annotations
@@ -34,13 +35,25 @@ _RECORD = re.compile(
     r"|\.storage_alignment|extra/[\w./-]+"
 )
 _OPERATOR = re.compile(
-    r"torch\.ops\.(aten|prim|prims|higher_order|quantized_decomposed|torch_attn)(\.(?!__)\w+){1,2}"
+    r"torch\.ops\.(aten|prim|prims|quantized_decomposed|torch_attn)(\.(?!__)\w+){1,2}"
     r"|torch\.ops\.aten\.__(and|or|xor|lshift|rshift|iand|ior|ixor|ilshift|irshift)__\.\w+"
     r"|torch\.(sym_\w+|_sym_\w+)|_?operator\.(?!__)\w+|math\.(?!__)\w+"
 )
 _UNSAFE = re.compile(
     r"torch\.ops\.aten\.(from_file|save|load)\b|_?operator\.(attrgetter|methodcaller|call)\b"
 )
+_HIGHER_ORDER = {
+    "torch.ops.higher_order.associative_scan": (0,),
+    "torch.ops.higher_order.cond": (1, 2),
+    "torch.ops.higher_order.invoke_subgraph": (0,),
+    "torch.ops.higher_order.map_impl": (0,),
+    "torch.ops.higher_order.scan": (0,),
+    "torch.ops.higher_order.tag_activation_checkpoint": (0,),
+    "torch.ops.higher_order.while_loop": (0, 1),
+    "torch.ops.higher_order.wrap_with_autocast": (4,),
+    "torch.ops.higher_order.wrap_with_set_grad_enabled": (1,),
+}
+"""Operators that call some of their arguments, and which."""
 _NAME = re.compile(r"([A-Za-z_]\w{0,1023})?")
 _SYMBOL = re.compile(r"[A-Za-z]\w{0,63}")
 _FUNCTION = re.compile(r"[A-Z]\w*|abs|ceiling|floor|log|sqrt|exp|round")
@@ -126,17 +139,45 @@ def _problems(model: dict[str, Any]) -> Iterator[str]:
         if not isinstance(place, dict):
             continue
         if "target" in place and "metadata" in place:
-            target = str(place["target"])
-            if not _OPERATOR.fullmatch(target) or _UNSAFE.match(target):
-                yield f"operator {target[:200]!a} is not allowed"
+            yield from _operator_problems(str(place["target"]), place.get("inputs"))
         for key, value in place.items():
-            if key == "expr_str" and not _is_arithmetic(value):
+            if key == "as_operator":
+                yield f"operator {str(value)[:200]!a} as an argument is not allowed"
+            elif key == "expr_str" and not _is_arithmetic(value):
                 yield f"size {str(value)[:200]!a} is no arithmetic"
             elif key == "name" and not (isinstance(value, str) and _NAME.fullmatch(value)):
                 yield f"the name {str(value)[:200]!a} is no identifier"
+            elif key == "default_factory_module" and value != "builtins":
+                yield f"an import of {str(value)[:200]!a} is not allowed"
+            elif key in ("in_spec", "out_spec"):
+                places.append(_tree(value))
             elif key == "range_constraints" and isinstance(value, dict):
                 places.append([{"expr_str": symbol} for symbol in value])
         places += place.values()
+
+
+def _tree(text: Any) -> Any:
+    """A tree of arguments, which is JSON in a text of its own."""
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def _operator_problems(target: str, inputs: Any) -> Iterator[str]:
+    called = _HIGHER_ORDER.get(target)
+    if called is None:
+        if not _OPERATOR.fullmatch(target) or _UNSAFE.match(target):
+            yield f"operator {target[:200]!a} is not allowed"
+        return
+    graphs = [at for at, given in enumerate(inputs) if _is_graph(given)] if isinstance(inputs, list) else []
+    if not set(called) <= set(graphs):
+        yield f"operator {target!a} is given something to call that is no graph"
+
+
+def _is_graph(given: Any) -> bool:
+    argument = given.get("arg") if isinstance(given, dict) else None
+    return isinstance(argument, dict) and list(argument) == ["as_graph"]
 
 
 def _is_arithmetic(text: Any) -> bool:

@@ -1,7 +1,8 @@
 """Infer: named tensors to named tensors, requests joined along their rows. One request is one item.
 
 1. `check` holds names, types, shapes and sizes of a call against the model's configuration.
-2. `prepare` makes arrays of the payload: views, but for BYTES, whose elements become objects.
+2. `prepare` makes arrays of the payload: views, but for BYTES, whose elements become objects. The program may refuse
+   their values.
 3. `run` gives the program a batch and checks what it gave back; `workers.named_outputs` takes it to the requests.
 """
 
@@ -14,8 +15,9 @@ import numpy as np
 import torch
 
 from ipc import bytes_elements
+from ipc.datatypes import BYTES
 from ipc.errors import InvalidInput
-from ipc.messages import InferCall, TensorInput
+from ipc.messages import InferCall, Region, TensorInput
 from ipc.model_config import ROW_COST
 from workers.adapters.base import Prepared
 from workers.adapters.shared.named_tensors import TORCH_TYPES, Array, NamedBatch, NamedInputs
@@ -54,12 +56,20 @@ class Infer:
                     f"input {tensor.name!a}: expected {facts.datatype}, got {tensor.datatype[:32]!a}"
                 )
             facts.check_input(tensor.shape, call.rows, tensor.nbytes)
+            _check_aligned(f"input {facts.name!a}", tensor.region, facts)
             given.add(tensor.name)
+        bytes_elements.check_counts(
+            (f"input {tensor.name!a}", math.prod(tensor.shape))
+            for tensor in call.inputs
+            if tensor.datatype == BYTES
+        )
         if not signature.required <= given:
             raise InvalidInput(f"inputs are missing: {sorted(signature.required - given)}")
         names = {output.name for output in call.outputs}
         if len(names) != len(call.outputs) or not names <= signature.outputs.keys():
             raise InvalidInput(f"unexpected outputs: {[output.name[:200] for output in call.outputs]!a}")
+        for output in call.outputs:
+            _check_aligned(f"output {output.name!a}", output.region, signature.outputs[output.name])
 
     def group(self, call: InferCall) -> Hashable:
         """Same inputs, in shapes that differ in the rows only."""
@@ -94,6 +104,7 @@ class Infer:
         arrays = {tensor.name: _array(tensor, signature, payload) for tensor in call.inputs}
         if len(arrays) > 1:
             arrays = {name: arrays[name] for name in signature.inputs if name in arrays}
+        adapter.check_arrays(arrays)
         wanted = [output.name for output in call.outputs]
         inputs = NamedInputs(
             arrays, call.rows, wanted, call.parameters, call.step, payload.targets(call.outputs)
@@ -118,6 +129,15 @@ def _array(tensor: TensorInput, signature: Signature, payload: Payload) -> Array
     return np.ndarray(shape, facts.dtype, raw)
 
 
+def _check_aligned(where: str, region: Region | None, facts: TensorFacts) -> None:
+    """Memory of a device is used in place, so elements in it must lie at multiples of their size."""
+    if region is not None and region.kind == "cuda" and facts.itemsize and region.offset % facts.itemsize:
+        raise InvalidInput(
+            f"{where}: offset {region.offset} in its CUDA memory region is no multiple of the {facts.itemsize} bytes "
+            f"of an element of {facts.datatype}"
+        )
+
+
 def _device_tensor(facts: TensorFacts, raw: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     if not facts.itemsize:
         raise InvalidInput(f"input {facts.name!a}: BYTES cannot be in CUDA memory")
@@ -129,6 +149,4 @@ def _texts(facts: TensorFacts, raw: memoryview, shape: tuple[int, ...]) -> np.nd
     count = math.prod(shape)
     if count > len(raw) // bytes_elements.PREFIX_NBYTES:
         raise InvalidInput(f"input {facts.name!a}: {len(raw)} bytes cannot hold {count} elements")
-    array = np.empty(count, dtype=object)
-    array[:] = [bytes(element) for element in bytes_elements.split(raw, count, f"input {facts.name!a}")]
-    return array.reshape(shape)
+    return bytes_elements.objects(raw, count, f"input {facts.name!a}").reshape(shape)

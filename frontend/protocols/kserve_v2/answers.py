@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import falcon
 import orjson
 from falcon.asgi import Request, Response
 
 from frontend.protocols.kserve_v2.schemas import Decoder
+from frontend.rendering import off_loop
 from frontend.services import Services
 from ipc.errors import BodyTooLarge
 
+T = TypeVar("T")
+LONG_NBYTES = 64 << 10
+"""Bodies above this size are parsed by a thread."""
 SMALL_NBYTES = 1 << 20
 """Largest body of a request that only names things."""
 
@@ -29,11 +34,19 @@ def send_empty(resp: Response) -> None:
 
 
 async def body_of(services: Services, req: Request, decoder: Decoder, most_nbytes: int = SMALL_NBYTES) -> Any:
-    """The body of a request, decoded. Raises `InvalidInput`, `BodyTooLarge`, and as `BodyReader.hold` does."""
+    """The body of a request, decoded. Raises as `parsed`."""
+    return await parsed(services, req, decoder.decode, most_nbytes)
+
+
+async def parsed(services: Services, req: Request, parse: Callable[[bytes], T], most_nbytes: int) -> T:
+    """What `parse` makes of the body of a request; of a long one, in a rendering thread.
+
+    Raises `InvalidInput`, `BodyTooLarge`, and as `BodyReader.hold` does.
+    """
     _check_length(req.content_length or 0, most_nbytes)
     async with services.bodies.hold(req, req.context.penstock.deadline_ns) as body:
         _check_length(len(body), most_nbytes)
-        return decoder.decode(body)
+        return await off_loop(parse, body) if len(body) > LONG_NBYTES else parse(body)
 
 
 def _check_length(nbytes: int, most_nbytes: int) -> None:

@@ -43,7 +43,10 @@ class Arriving:
         self._held: HeldBody | Receiving | None = None
         self._unpacked: AbstractContextManager[None] | None = None
 
-    async def __aenter__(self) -> Arrived:
+    async def __aenter__(self) -> Arriving:
+        return self
+
+    async def receive(self) -> Arrived:
         """The body, once all of it has come.
 
         Raises as `receive` does, and:
@@ -51,21 +54,6 @@ class Arriving:
             UnsupportedEncoding: by `Content-Encoding`.
             BodyTooLarge: the body, what it unpacks to, or its JSON is over a limit.
         """
-        try:
-            return await self._arrive()
-        except BaseException:
-            await self.__aexit__()
-            raise
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._unpacked is not None:
-            self._unpacked.__exit__(None, None, None)
-            self._unpacked = None
-        if self._held is not None:
-            held, self._held = self._held, None
-            await held.__aexit__()
-
-    async def _arrive(self) -> Arrived:
         services, req, settings = self._services, self._req, self._services.settings
         encoding = compression.encoding_of(req.get_header("Content-Encoding"))
         announced = None if encoding else req.content_length
@@ -84,6 +72,14 @@ class Arriving:
             self._unpacked = services.bodies.holding(len(body))
             self._unpacked.__enter__()
         return _divided(body, length, settings)
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._unpacked is not None:
+            self._unpacked.__exit__(None, None, None)
+            self._unpacked = None
+        if self._held is not None:
+            held, self._held = self._held, None
+            await held.__aexit__()
 
 
 async def _unpack(packed: bytes, encoding: str, settings: Settings) -> bytes:

@@ -64,10 +64,10 @@ def _tensor(tensor: TensorConfig, config: ModelConfig) -> dict[str, Any]:
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": shape}
 
 
-def check_traced(services: Services, name: str) -> None:
-    """Raise `InvalidInput` unless there is such a model to have trace settings of its own."""
+def traced_model(services: Services, name: str) -> str:
+    """Full name of a model, which its trace settings are kept under. Raises `InvalidInput` for an unknown one."""
     try:
-        served.states(services, name)
+        return model_of(served.states(services, name)[0].id)
     except UnavailableModel:
         raise InvalidInput(f"unknown model '{name[:200]}'") from None
 
@@ -88,7 +88,7 @@ async def statistics(
     if name and not rows:
         raise _unavailable(name)
     counted = await services.extensions.statistics.read()
-    return [(one, state, counted.of(model_of(state.id), state.version)) for one, state in rows]
+    return [(one, state, counted.of_state(state)) for one, state in rows]
 
 
 def _states(services: Services, name: str) -> list[VersionState]:

@@ -12,7 +12,7 @@ from frontend.protocols.kserve_v2 import paths
 from frontend.protocols.kserve_v2.compression import OFFERED, UnsupportedEncoding
 from frontend.tensors.refusals import UnavailableModel
 from ipc import logs
-from ipc.errors import InvalidInput, PenstockError
+from ipc.errors import InvalidInput, PenstockError, QueueFull
 
 _STATUSES = {
     "INPUT_TOO_LONG": 400,
@@ -46,6 +46,8 @@ def render(error: PenstockError, path: str) -> tuple[int, dict[str, Any], dict[s
 
 def text_of(error: PenstockError) -> str:
     """The message as clients of this protocol know it."""
+    if isinstance(error, QueueFull):
+        return f"Exceeds maximum queue size: {error.message}"
     if not isinstance(error, UnavailableModel):
         return error.message
     name = error.model[:200]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import falcon
@@ -25,7 +26,7 @@ from frontend.protocols.kserve_v2.schemas import GENERATE
 from frontend.rendering import off_loop
 from frontend.tensors.request import InputTensor, TensorRequest
 from frontend.tensors.result import TensorResult
-from frontend.tensors.running import book_failure
+from frontend.tensors.running import book_answered
 from ipc.errors import InvalidInput, PenstockError
 from ipc.model_config import ModelConfig, TensorConfig
 
@@ -46,19 +47,21 @@ class GenerateResource:
         context.model, context.operation = target.name, "generate"
         infer.restrictions.check("inference", req.get_header)
         served = await infer.find(req, target)
-        body = await answers.body_of(infer.services, req, GENERATE, MOST_NBYTES)
         try:
-            wanted = request_of(target, served.config, body)
+            parse = partial(parsed_body, target, served.config)
+            wanted = await answers.parsed(infer.services, req, parse, MOST_NBYTES)
         except PenstockError as error:
-            book_failure(infer.services, context, target.name, target.version, error)
-            raise
+            raise infer.refused(req, target, error) from error.__cause__
         result = await infer.run(req, wanted)
         try:
             words = infer.services.settings.kserve.json_nonfinite == "words"
             text = await off_loop(answer_of, result, words)
             result.reply.check()
+        except PenstockError as error:
+            raise infer.refused(req, target, error, result=result) from error.__cause__
         finally:
             result.reply.release()
+        book_answered(infer.services, context, served.model, result)
         if self._stream:
             resp.content_type = EVENTS
             resp.set_header("Cache-Control", "no-cache")
@@ -70,6 +73,11 @@ class GenerateResource:
 
 async def _events(text: bytes) -> AsyncIterator[bytes]:
     yield b"data: " + text + b"\n\n"
+
+
+def parsed_body(target: Target, config: ModelConfig, body: bytes) -> InferRequest:
+    """The request of a body in JSON. Raises `InvalidInput`."""
+    return request_of(target, config, GENERATE.decode(body))
 
 
 def request_of(target: Target, config: ModelConfig, body: dict[str, msgspec.Raw]) -> InferRequest:
@@ -84,6 +92,7 @@ def request_of(target: Target, config: ModelConfig, body: dict[str, msgspec.Raw]
             given |= _parameters("parameters", raw, _Parameters)
         elif key != "id":
             given |= _parameters(key, raw, None)
+            parameters.check_count(len(given))
     parameters.apply(request, given)
     return InferRequest(request, "", False, {})
 
@@ -94,8 +103,8 @@ def _parameters(key: str, raw: msgspec.Raw, kind: Any) -> _Parameters:
             found: _Parameters = msgspec.json.decode(raw, type=kind)
             return found
         return {key: msgspec.json.decode(raw, type=bool | int | float | str)}
-    except msgspec.ValidationError as error:
-        raise InvalidInput(f"'{key[:200]}': {error}") from None
+    except (msgspec.DecodeError, ValueError, OverflowError) as error:
+        raise InvalidInput(f"'{key[:200]}': {str(error)[:200]}") from None
 
 
 def _input(expected: TensorConfig, text: bytes, batches: bool) -> InputTensor:

@@ -14,6 +14,7 @@ import numpy as np
 from frontend import media
 from frontend.protocols.kserve_v2 import picture_decoding
 from frontend.protocols.kserve_v2.resizing import resize
+from frontend.rendering import off_loop
 from frontend.tensors.request import InputTensor
 from ipc import bytes_elements
 from ipc.datatypes import BYTES, DATATYPES
@@ -35,6 +36,12 @@ def to_convert(config: ModelConfig, inputs: list[InputTensor]) -> list[tuple[Inp
             if expected is not None and expected.datatype != BYTES and _rank(config, expected) in (2, 4):
                 found.append((tensor, expected))
     return found
+
+
+async def convert_all(config: ModelConfig, inputs: list[InputTensor], limits: Limits) -> None:
+    """Convert all of them, one after another, in the rendering threads. Raises as `convert`."""
+    for tensor, expected in to_convert(config, inputs):
+        await off_loop(convert, tensor, expected, config.batches, limits)
 
 
 def convert(tensor: InputTensor, expected: TensorConfig, batches: bool, limits: Limits) -> None:

@@ -21,18 +21,18 @@ from frontend.protocols.kserve_v2.arriving import Arrived, Arriving
 from frontend.protocols.kserve_v2.headers import Forwarding
 from frontend.protocols.kserve_v2.paths import Target
 from frontend.protocols.kserve_v2.reading import InferRequest
-from frontend.rendering import off_loop
+from frontend.rendering import off_loop, off_loop_if
 from frontend.responding import send_parts
 from frontend.services import Services
 from frontend.tensors import served as served_models
 from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.result import TensorResult
-from frontend.tensors.running import book_failure, run
+from frontend.tensors.running import book_answered, book_failure, run
 from frontend.tensors.served import Served
 from ipc.errors import PenstockError
 
 LONG_NBYTES = 64 << 10
-"""JSON, or tensors to be written as JSON, above this size are work for a thread."""
+"""JSON to be parsed, and answers to be packed, above this size are work for a thread."""
 LENGTH_HEADER = "Inference-Header-Content-Length"
 
 
@@ -50,11 +50,14 @@ class InferResource:
         context.model, context.operation = target.name, "infer"
         self.restrictions.check("inference", req.get_header)
         served = await self.find(req, target)
-        async with Arriving(services, req, context.deadline_ns) as arrived:
-            wanted = await self._parse(req, served, target, arrived)
-            wanted.request.block = arrived.block
+        async with Arriving(services, req, context.deadline_ns) as arriving:
+            wanted = await self._parse(req, served, target, arriving)
             result = await self.run(req, wanted)
-        await self._send(req, resp, result, wanted, served)
+        try:
+            await self._send(req, resp, result, wanted)
+        except PenstockError as error:
+            raise self.refused(req, target, error, wanted.id, result) from error.__cause__
+        book_answered(services, context, served.model, result)
 
     async def find(self, req: Request, target: Target) -> Served:
         """The model that was asked for, once it can answer. Raises as `frontend.tensors.served.ready`."""
@@ -81,25 +84,36 @@ class InferResource:
         return served if served.status.state == "loaded" else None
 
     async def run(self, req: Request, wanted: InferRequest) -> TensorResult:
-        """The result of a parsed request. Raises as `frontend.tensors.running.run`."""
+        """The result of a parsed request, not booked yet. Raises as `frontend.tensors.running.run`."""
         try:
-            return await run(self.services, req.context.penstock, wanted.request, req.scope)
+            return await run(self.services, req.context.penstock, wanted.request, req.scope, book=False)
         except PenstockError as error:
-            if error.code == "INVALID_INPUT":
-                raise reading.identified(error, wanted.id) from None
-            raise
+            raise reading.identified(error, wanted.id) from error.__cause__
 
-    async def _parse(self, req: Request, served: Served, target: Target, arrived: Arrived) -> InferRequest:
+    def refused(
+        self,
+        req: Request,
+        target: Target,
+        error: PenstockError,
+        given_id: str = "",
+        result: TensorResult | None = None,
+    ) -> PenstockError:
+        """`error` of a request that did not come to `run`, or of its `result`: booked, and with the client's id."""
+        version, rows = (target.version, 0) if result is None else (result.version, result.rows)
+        book_failure(self.services, req.context.penstock, target.name, version, error, rows)
+        return reading.identified(error, given_id)
+
+    async def _parse(self, req: Request, served: Served, target: Target, arriving: Arriving) -> InferRequest:
+        given_id = ""
         try:
+            arrived = await arriving.receive()
             wanted = await self._read(served, target, arrived)
+            wanted.request.block, given_id = arrived.block, wanted.id
             if self._forwarding.active:
                 self._forwarding.apply(req.headers_lower, wanted.request)
-            for tensor, expected in images.to_convert(served.config, wanted.request.inputs):
-                limits = self.services.settings.limits
-                await off_loop(images.convert, tensor, expected, served.config.batches, limits)
+            await images.convert_all(served.config, wanted.request.inputs, self.services.settings.limits)
         except PenstockError as error:
-            book_failure(self.services, req.context.penstock, target.name, target.version, error)
-            raise
+            raise self.refused(req, target, error, given_id) from error.__cause__
         return wanted
 
     async def _read(self, served: Served, target: Target, arrived: Arrived) -> InferRequest:
@@ -109,22 +123,20 @@ class InferResource:
             return await off_loop(reading.parse, target.name, target.version, arrived.head, arrived.data)
         return reading.parse(target.name, target.version, arrived.head, arrived.data)
 
-    async def _send(
-        self, req: Request, resp: Response, result: TensorResult, wanted: InferRequest, served: Served
-    ) -> None:
+    async def _send(self, req: Request, resp: Response, result: TensorResult, wanted: InferRequest) -> None:
         context, reply = req.context.penstock, result.reply
         began = time.perf_counter()
         try:
             words = self._settings.json_nonfinite == "words"
-            given = (result, wanted, served.config.batches, context.request_id, words)
-            if rendering.json_nbytes(result, wanted) > LONG_NBYTES:
-                answer = await off_loop(rendering.render, *given)
-            else:
-                answer = rendering.render(*given)
-            parts = await self._packed(req, resp, answer)
+            long = rendering.is_long(result, wanted)
+            answer = await off_loop_if(long, rendering.render, result, wanted, context.request_id, words)
+            parts, encoding = await self._packed(req, answer)
             if len(parts) == 1:
                 reply.check()
                 reply.release()
+            if encoding:
+                resp.set_header("Content-Encoding", encoding)
+                resp.set_header("Vary", "Accept-Encoding")
             if answer.json_nbytes:
                 resp.content_type = "application/octet-stream"
                 resp.set_header(LENGTH_HEADER, str(answer.json_nbytes))
@@ -136,15 +148,12 @@ class InferResource:
             reply.release()
             raise
 
-    async def _packed(
-        self, req: Request, resp: Response, answer: rendering.Answer
-    ) -> list[bytes | memoryview]:
+    async def _packed(self, req: Request, answer: rendering.Answer) -> tuple[list[bytes | memoryview], str]:
+        """The parts of the body, and the encoding that they were packed with."""
         encoding = compression.choose(req.get_header("Accept-Encoding"), answer.json_nbytes > 0)
         nbytes = sum(map(len, answer.parts)) if encoding else 0
         if not encoding or nbytes < self._settings.compress_min_bytes:
-            return answer.parts
-        resp.set_header("Content-Encoding", encoding)
-        resp.set_header("Vary", "Accept-Encoding")
+            return answer.parts, ""
         if nbytes > LONG_NBYTES:
-            return [await off_loop(compression.pack, answer.parts, encoding)]
-        return [compression.pack(answer.parts, encoding)]
+            return [await off_loop(compression.pack, answer.parts, encoding)], encoding
+        return [compression.pack(answer.parts, encoding)], encoding

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import logging
 from typing import Any
 
 from falcon.asgi import Request, Response
@@ -13,7 +13,8 @@ from frontend.services import Services
 from frontend.tensors import served
 from frontend.tensors.states import VersionState
 from ipc.errors import ConfigError, InvalidInput
-from ipc.repository.opening import open_catalog
+
+log = logging.getLogger(__name__)
 
 _STATES = {"READY": "AVAILABLE", "LOADING": "LOADING", "UNLOADING": "UNLOADING", "UNAVAILABLE": "END"}
 
@@ -45,14 +46,11 @@ class ReloadResource:
         """
         self._restrictions.check("model-repository", req.get_header)
         services = self._services
-        settings = services.settings
         try:
-            found = await asyncio.to_thread(open_catalog, settings.catalog, settings.repository)
-        except ConfigError:
+            changed = await services.follower.reload()
+        except ConfigError as error:
+            log.error("the changed catalog is refused, the old one stays: %s", error.message)
             raise InvalidInput("the model files have mistakes; the server's log names them") from None
-        changed = found.sources != services.catalog.sources
-        if changed:
-            services.catalog.replace(found)
         answers.send(resp, _states(services))
         resp.status = 201 if changed else 200
 

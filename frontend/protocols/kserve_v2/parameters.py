@@ -9,12 +9,16 @@ from frontend.tensors.request import Parameter, TensorRequest
 from ipc.errors import InvalidInput
 
 RESERVED_PREFIX = "triton_"
-LARGEST = (1 << 64) - 1
+SMALLEST, LARGEST = -(1 << 63), (1 << 64) - 1
+"""Integers that a worker can be sent."""
+MOST = 1024
+"""Parameters of one request."""
 BINARY_DATA_OUTPUT = "binary_data_output"
 
 
 def apply(request: TensorRequest, given: Mapping[str, Parameter]) -> bool:
     """Put `given` into `request`; returns `binary_data_output`. Raises `InvalidInput` that names the parameter."""
+    check_count(len(given))
     binary = False
     for name, value in given.items():
         if name == BINARY_DATA_OUTPUT:
@@ -28,8 +32,22 @@ def apply(request: TensorRequest, given: Mapping[str, Parameter]) -> bool:
                 f"parameter {name[:64]!r}: names that begin with '{RESERVED_PREFIX}' are reserved"
             )
         else:
-            request.parameters[name] = value
+            request.parameters[name] = _carried(name, value)
     return binary
+
+
+def check_count(count: int) -> None:
+    """Raise `InvalidInput` for more parameters than a request may have."""
+    if count > MOST:
+        raise InvalidInput(f"parameters: {count} given, the limit is {MOST}")
+
+
+def _carried(name: str, value: Parameter) -> Parameter:
+    if isinstance(value, int) and not SMALLEST <= value <= LARGEST:
+        raise InvalidInput(
+            f"parameter {name[:64]!a}: expected an integer from {SMALLEST} to {LARGEST}, got {_shown(value)}"
+        )
+    return value
 
 
 def _flag(name: str, value: Parameter) -> bool:
@@ -47,7 +65,11 @@ def _number(name: str, value: Parameter) -> int:
 
 
 def _shown(value: Any) -> str:
-    return repr(value)[:64]
+    try:
+        return repr(value)[:64]
+    except ValueError:
+        # NOTE: Python refuses to print integers of more than 4300 digits.
+        return "a number of thousands of digits"
 
 
 def _sequence_id(request: TensorRequest, name: str, value: Parameter) -> None:

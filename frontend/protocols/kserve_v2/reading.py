@@ -22,6 +22,7 @@ from ipc.errors import InvalidInput, PenstockError
 MOST_DIMS = 64
 MOST_STRINGS = 1 << 20
 UNKNOWN_ID = "<id_unknown>"
+_PREFIX = "[request id: "
 
 
 @dataclass(slots=True)
@@ -70,8 +71,9 @@ def _check_strings(head: bytes) -> None:
 
 
 def identified(error: PenstockError, request_id: str) -> PenstockError:
-    """The error with the client's id of its request in front."""
-    error.message = f"[request id: {request_id[:128] or UNKNOWN_ID}] {error.message}"
+    """The error, when it is one of validation with the client's id of its request in front, once."""
+    if error.code == "INVALID_INPUT" and not error.message.startswith(_PREFIX):
+        error.message = f"{_PREFIX}{request_id[:128] or UNKNOWN_ID}] {error.message}"
     return error
 
 

@@ -23,6 +23,8 @@ from ipc.datatypes import BYTES, DATATYPES
 from ipc.errors import InvalidInput
 
 PIECE_ELEMENTS = 1 << 16
+LONG_NBYTES = 64 << 10
+"""Tensors to be written as JSON above this size are work for a thread."""
 _FLOATS = {"FP16", "BF16", "FP32", "FP64"}
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
@@ -35,13 +37,10 @@ class Answer:
     json_nbytes: int
 
 
-def render(
-    result: TensorResult, wanted: InferRequest, batches: bool, fallback_id: str, words: bool
-) -> Answer:
+def render(result: TensorResult, wanted: InferRequest, fallback_id: str, words: bool) -> Answer:
     """The body of an answer.
 
-    `batches`: whether the model has a batch dimension. `fallback_id` is sent when the client gave none. `words` allows
-    NaN and infinities in JSON, by their names.
+    `fallback_id` is sent when the client gave none. `words` allows NaN and infinities in JSON, by their names.
 
     Raises:
         InvalidInput: an output cannot be written as JSON; binary data would do.
@@ -51,7 +50,7 @@ def render(
     for output in result.outputs:
         name, datatype, shape, data = output.name, output.datatype, output.shape, output.data
         if output.classes is not None:
-            datatype, shape, data = BYTES, *classes_tensor(output.classes, datatype, batches)
+            datatype, shape, data = BYTES, *classes_tensor(output.classes, datatype, result.batches)
         entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
         entries.append(entry)
         if data is None:
@@ -74,13 +73,14 @@ def render(
     return Answer([head, *tail], len(head) if tail else 0)
 
 
-def json_nbytes(result: TensorResult, wanted: InferRequest) -> int:
-    """Bytes of tensors that have to be written as JSON: tells whether rendering is long work."""
-    return sum(
+def is_long(result: TensorResult, wanted: InferRequest) -> bool:
+    """Whether rendering is work for a thread: for bytes to be written as JSON, or for classes."""
+    nbytes = sum(
         output.data.nbytes
         for output in result.outputs
         if output.data is not None and not wanted.binary.get(output.name, wanted.binary_default)
     )
+    return nbytes > LONG_NBYTES or result.has_many_classes
 
 
 def json_of(data: memoryview, datatype: str, shape: Sequence[int], where: str, words: bool) -> bytes:

@@ -47,8 +47,6 @@ class TraceResource:
         answers.send(resp, self._services.extensions.trace_settings.update(changes, model))
 
     def _model(self, req: Request, target: Target | None) -> str:
-        """Name of the model, "" for the server. Raises `InvalidInput` for an unknown one."""
+        """Full name of the model, "" for the server. Raises `InvalidInput` for an unknown one."""
         self._restrictions.check("trace", req.get_header)
-        if target is not None:
-            describing.check_traced(self._services, target.name)
-        return "" if target is None else target.name
+        return "" if target is None else describing.traced_model(self._services, target.name)

@@ -66,4 +66,6 @@ class SharedMemoryResource:
         found = _TAIL.fullmatch(tail)
         if found is None:
             raise falcon.HTTPNotFound
+        if found["name"] == "":
+            raise InvalidInput("the path has an empty name for the region: .../region/NAME/...")
         return found["name"] or "", found["action"]

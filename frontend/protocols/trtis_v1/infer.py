@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import falcon
@@ -14,6 +13,7 @@ from frontend.protocols.trtis_v1 import requests, responses
 from frontend.protocols.trtis_v1.answering import set_failure, set_status, wants_binary, whole_number
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.protocols.trtis_v1.text import many_lines, one_line, read_request_header
+from frontend.rendering import off_loop_if
 from frontend.responding import send_parts
 from frontend.sending import Part
 from frontend.services import Services
@@ -21,7 +21,6 @@ from frontend.tensors import checking, served
 from frontend.tensors.receiving import receive
 from frontend.tensors.result import TensorResult
 from frontend.tensors.running import book_failure, run
-from frontend.tensors.served import Served
 from ipc.errors import Cancelled, PenstockError
 from ipc.protos import trtis_v1_pb2 as pb
 
@@ -40,11 +39,11 @@ class InferResource:
         """200 with raw outputs and the response header behind them, or 400 with the reason in NV-Status."""
         context, header = req.context.penstock, pb.InferRequestHeader()
         context.model, context.operation = model, "infer"
-        scheduled = False
+        scheduled, wanted = False, None
         try:
             number = -1 if version == "-1" else whole_number(version, "model version")
-            header = read_request_header(req.get_header(REQUEST_HEADER))
             wanted = requests.version_of(number)
+            header = read_request_header(req.get_header(REQUEST_HEADER))
             ready = served.ready(self._services, model, wanted, context.deadline_ns)
             found = await until_disconnect(ready, req.scope, body_read=False)
             request = requests.request_of(found, header)
@@ -53,24 +52,24 @@ class InferResource:
             async with receive(self._services, req, 0, context.deadline_ns) as body:
                 requests.cut(found, request, sizes, body.data)
                 request.block = body.block
-                context.started, scheduled = time.perf_counter(), True
+                scheduled = True
                 result = await run(self._services, context, request, req.scope)
-                self._answer(req, resp, result, found, header)
-        except Cancelled:
-            raise
+                await self._answer(req, resp, result, header.id)
         except PenstockError as error:
+            if not scheduled:
+                book_failure(self._services, context, model, wanted, error)
+            if isinstance(error, Cancelled):
+                raise
             self._fail(resp, error, context, header.id, model, scheduled)
 
-    def _answer(
-        self, req: Request, resp: Response, result: TensorResult, found: Served, header: pb.InferRequestHeader
-    ) -> None:
+    async def _answer(self, req: Request, resp: Response, result: TensorResult, request_id: int) -> None:
         try:
-            full = responses.header_of(result, found.name, found.config.batches, header.id)
-            tail = full.SerializeToString() if wants_binary(req) else many_lines(full)
+            long, binary = result.has_many_classes, wants_binary(req)
+            short, tail = await off_loop_if(long, _rendered, result, request_id, binary)
             raw = [output.data for output in result.outputs if output.data is not None]
             parts: Sequence[Part] = [*raw, tail]
             resp.status, resp.content_type = falcon.HTTP_200, _OCTETS
-            resp.set_header(RESPONSE_HEADER, one_line(responses.without_classes(full)))
+            resp.set_header(RESPONSE_HEADER, short)
             set_status(resp, self._statuses.success())
             send_parts(resp, parts, result.reply, self._services)
         except BaseException:
@@ -88,8 +87,13 @@ class InferResource:
     ) -> None:
         """An empty body; the header names the request so that it can be found again."""
         context.error = error.code
-        if not scheduled:
-            book_failure(self._services, context, model, None, error)
         set_failure(resp, error, self._statuses.failure(error, model, numbered=scheduled))
         resp.content_type = _OCTETS
         resp.set_header(RESPONSE_HEADER, one_line(pb.InferResponseHeader(id=request_id)))
+
+
+def _rendered(result: TensorResult, request_id: int, binary: bool) -> tuple[str, bytes]:
+    """The response header as a field of one line, and in full as the end of the body."""
+    full = responses.header_of(result, request_id)
+    tail = full.SerializeToString() if binary else many_lines(full)
+    return one_line(responses.without_classes(full)), tail

@@ -38,11 +38,15 @@ def request_of(served: Served, header: pb.InferRequestHeader) -> TensorRequest:
 
 
 def _input(served: Served, sent: pb.InferRequestHeader.Input, rows: int) -> InputTensor:
-    """An input whose shape has the batch dimension; an unknown name is left for the check of all of them."""
+    """An input whose shape has the batch dimension; an unknown name is left for the check of all of them.
+
+    Missing dims are those of the model. Where they vary 0 stands for them until the shapes were checked: that they are
+    missing is said by `sizes_of`.
+    """
     tensor = served.config.input(sent.name)
     dims = list(sent.dims)
-    if tensor is not None and not dims and tensor.dims:
-        dims = default_dims(served.config, tensor)
+    if tensor is not None and not dims:
+        dims = [max(dim, 0) for dim in tensor.dims]
     shape = [rows, *dims] if served.config.batches else dims
     datatype = tensor.datatype if tensor is not None else ""
     return InputTensor(sent.name, datatype, shape, None, _region(sent))
@@ -57,10 +61,14 @@ def _region(sent: pb.InferRequestHeader.Input | pb.InferRequestHeader.Output) ->
 def sizes_of(served: Served, header: pb.InferRequestHeader, request: TensorRequest) -> list[int]:
     """Bytes of each input, in order; 0 for those in shared memory.
 
-    Raises `InvalidInput` when a size is missing that only the request can tell, or contradicts shape and type.
+    Raises `InvalidInput` when a shape or size is missing that only the request can tell, or a size contradicts shape
+    and type.
     """
     sizes = []
     for sent, tensor in zip(header.input, request.inputs, strict=True):
+        expected = served.config.input(tensor.name)
+        if expected is not None and not sent.dims:
+            default_dims(served.config, expected)
         if tensor.region is not None:
             sizes.append(0)
             continue

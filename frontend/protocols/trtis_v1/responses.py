@@ -7,13 +7,17 @@ from frontend.tensors.result import OutputTensor, TensorResult
 from ipc.protos import trtis_v1_pb2 as pb
 
 
-def header_of(result: TensorResult, name: str, batches: bool, request_id: int) -> pb.InferResponseHeader:
-    """The complete header, class results included; dims leave out the batch dimension of a model that `batches`."""
+def header_of(result: TensorResult, request_id: int) -> pb.InferResponseHeader:
+    """The complete header, class results included; dims leave out the batch dimension of a model that has one."""
     header = pb.InferResponseHeader(
-        model_name=name, model_version=result.version, batch_size=result.rows, id=request_id
+        model_name=result.model, model_version=result.version, batch_size=result.rows, id=request_id
     )
     for output in result.outputs:
-        _add(header.output.add(name=output.name, data_type=datatype_of(output.datatype)), output, batches)
+        _add(
+            header.output.add(name=output.name, data_type=datatype_of(output.datatype)),
+            output,
+            result.batches,
+        )
     return header
 
 

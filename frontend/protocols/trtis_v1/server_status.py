@@ -79,10 +79,10 @@ def _arbiter_began_ns(pid: int) -> int:
 
 
 def _add_model(message: pb.ModelStatus, services: Services, name: str, statistics: ServerStatistics) -> None:
-    for state in served.states(services, name):
-        counted = statistics.of(name, state.version)
-        _add_version(message.version_status[state.version], state, counted)
-    unversioned = statistics.models.get((name, -1))
+    states = served.states(services, name)
+    for state in states:
+        _add_version(message.version_status[state.version], state, statistics.of_state(state))
+    unversioned = statistics.unversioned(states[0])
     if unversioned is not None:
         _add_requests(message.version_status[-1], unversioned)
     found = _any_version(services, name)

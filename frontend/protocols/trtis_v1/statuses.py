@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 from frontend.protocols.trtis_v1.codes import SUCCESS, code_of, message_of
 from frontend.protocols.trtis_v1.numbers import RequestNumbers
 from ipc.errors import PenstockError
 from ipc.protos import trtis_v1_pb2 as pb
 from ipc.settings import Settings
+
+log = logging.getLogger(__name__)
 
 
 class Statuses:
@@ -26,10 +30,16 @@ class Statuses:
         return pb.RequestStatus(code=SUCCESS, server_id=self._server_id, request_id=self.numbers.next())
 
     def failure(self, error: PenstockError, model: str = "", *, numbered: bool = True) -> pb.RequestStatus:
-        """What went wrong; `numbered` is false for a request that failed before it was scheduled: its number is 0."""
+        """What went wrong; `numbered` is false for a request that failed before it was scheduled: its number is 0.
+
+        It goes into the log too: over HTTP every failure is a 400.
+        """
+        code, message = code_of(error), message_of(error, model)
+        level = logging.WARNING if code == pb.RequestStatusCode.INTERNAL else logging.INFO
+        log.log(level, "answered %s: %s", pb.RequestStatusCode.Name(code), message)
         return pb.RequestStatus(
-            code=code_of(error),
-            msg=message_of(error, model),
+            code=code,
+            msg=message,
             server_id=self._server_id,
             request_id=self.numbers.next() if numbered else 0,
         )

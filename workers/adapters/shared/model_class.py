@@ -45,6 +45,7 @@ class Model(ABC):
         all requests of the batch, [*dims] when `max_batch_size` is 0. BYTES are arrays of `bytes` objects, BF16 is its
         16 bits (uint16). `batch.sizes` are the rows of each request and `batch.parameters` its parameters. With
         `sequence_batching` there is a row for each slot, and the controls are inputs too (docs/sequences.md).
+        Without it an input may lie in memory that the next request is written to: keep a copy, never the array itself.
 
         An output has the same rows and the datatype of the configuration: an array or a tensor on any device; BYTES an
         array of objects, `bytes` or `str`. What is raised fails the requests of the batch, whose halves are tried

@@ -19,7 +19,7 @@ from ipc.errors import InvalidInput
 from ipc.messages import Call, InputItem
 from ipc.model_config import ROW_COST, ModelConfig
 from workers.adapters.base import Adapter, Gathering, ItemFailure, Prepared
-from workers.adapters.shared.named_tensors import NamedBatch
+from workers.adapters.shared.named_tensors import Array, NamedBatch
 from workers.adapters.shared.signature import Signature
 from workers.adapters.shared.slot_batch import SlotBatch
 
@@ -52,6 +52,11 @@ class ProgramAdapter(Adapter):
         full = max(batching.preferred_batch_sizes, default=self.config.max_batch_size)
         return Gathering(batching.max_queue_delay_us * 1000, ROW_COST * full)
 
+    @functools.cached_property
+    def batch_tokens(self) -> int | None:  # type: ignore[override]
+        """Those of the rows that the program takes; of a program without a batch dimension those of one request."""
+        return ROW_COST * max(1, self.config.max_batch_size)
+
     @property
     def repeatable(self) -> bool:  # type: ignore[override]
         """Programs of sequences keep state."""
@@ -79,13 +84,27 @@ class ProgramAdapter(Adapter):
         """Whether the samples are known to suit the model: those of its warm-up are, zeros may not be."""
         return False
 
+    def check_arrays(self, arrays: Mapping[str, Array]) -> None:
+        """Raise `InvalidInput` for values of one request that the program cannot take.
+
+        They are in the shapes of the program. Called before the request joins a batch, on any of the preparing threads.
+        """
+
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Programs take no items."""
         raise InvalidInput("this model takes named tensors only")
 
     def collate(self, prepared: Sequence[Prepared]) -> Any:
-        """A `NamedBatch` of the prepared requests; joining is left to who takes a tensor from it."""
+        """A `NamedBatch` of the prepared requests; joining is left to who takes a tensor from it.
+
+        Raises `ValueError` for several requests that have more rows together than the program takes.
+        """
         requests, config = [item.payload for item in prepared], self.config
+        rows, most = sum(request.rows for request in requests), max(1, config.max_batch_size)
+        if len(requests) > 1 and rows > most:
+            raise ValueError(
+                f"{len(requests)} requests have {rows} rows, max_batch_size allows {most} in a batch"
+            )
         if config.sequence_batching is not None:
             return SlotBatch(requests, [item.slot for item in prepared], config)
         return NamedBatch(requests, config)

@@ -108,12 +108,16 @@ class SlotBatch(NamedBatch):
         return found
 
     def array(self, name: str, *, writable: bool = False) -> np.ndarray:
-        """An input or control on the host, all rows. Raises `KeyError` for an input that is not given."""
+        """An input or control on the host, all rows. Raises `KeyError` for an input that is not given.
+
+        NOTE: what a program keeps for the next step must not lie in memory that the next request is written to, so
+        none of it is a view of the payload.
+        """
         if name in self._control_arrays:
             found = self._control_arrays[name]
             return found.copy() if writable else found
         if not self._config.batches:
-            return super().array(name, writable=writable)
+            return super().array(name, writable=True)
         parts = [host_array(request.arrays[name]) for request in self._requests]
         empty = b"" if parts[0].dtype.kind == "O" else 0
         whole = np.full((self.rows, *parts[0].shape[1:]), empty, parts[0].dtype)

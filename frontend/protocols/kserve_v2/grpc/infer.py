@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from frontend.grpc.call import Call
+from frontend.protocols.kserve_v2 import images
 from frontend.protocols.kserve_v2.errors import text_of
 from frontend.protocols.kserve_v2.grpc.reading import request_of
 from frontend.protocols.kserve_v2.grpc.rendering import response_of, stream_error
 from frontend.protocols.kserve_v2.headers import Forwarding
-from frontend.services import Services
+from frontend.rendering import off_loop_if
 from frontend.tensors import running, served
-from frontend.tensors.result import TensorResult
+from frontend.tensors.request import TensorRequest
+from ipc.datatypes import BYTES
 from ipc.errors import PenstockError
 from ipc.protos import kserve_v2_pb2 as pb
 
@@ -40,19 +42,22 @@ class Infer:
         context.model = message.model_name
         try:
             request = request_of(message, call.raw)
+            await self._convert(call, request)
         except PenstockError as error:
             running.book_failure(services, context, message.model_name, None, error)
             raise
         self._forwarding.apply(call.metadata, request)
         result = await running.run(services, context, request)
         with result.reply:
-            answer = response_of(result, message.id, _batches(services, result), streamed)
+            answer = await off_loop_if(result.has_many_classes, response_of, result, message.id, streamed)
             result.reply.check()
         return answer
 
-
-def _batches(services: Services, result: TensorResult) -> bool:
-    """Whether the model batches, for the shape of a classification; not looked up for other results."""
-    if all(output.classes is None for output in result.outputs):
-        return False
-    return served.find(services, result.model, result.version).config.batches
+    @staticmethod
+    async def _convert(call: Call, request: TensorRequest) -> None:
+        """Turn encoded images and strings into the tensors that the model takes, where there may be any."""
+        if all(tensor.datatype != BYTES for tensor in request.inputs):
+            return
+        services = call.services
+        found = await served.ready(services, request.model, request.version, call.context.deadline_ns)
+        await images.convert_all(found.config, request.inputs, services.settings.limits)

@@ -14,7 +14,7 @@ STREAMED = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
 FINAL = "triton_final_response"
 
 
-def response_of(result: TensorResult, given_id: str, batches: bool, streamed: bool = False) -> bytes:
+def response_of(result: TensorResult, given_id: str, streamed: bool = False) -> bytes:
     """The response; an output in shared memory has an empty raw entry, so that the others keep their places.
 
     In a stream it is wrapped in a ModelStreamInferResponse. This copies out of the reply's block: check it afterwards.
@@ -28,7 +28,10 @@ def response_of(result: TensorResult, given_id: str, batches: bool, streamed: bo
     for output in result.outputs:
         datatype, shape, data = output.datatype, output.shape, output.data
         if output.classes is not None:
-            datatype, (shape, data) = BYTES, rendering.classes_tensor(output.classes, datatype, batches)
+            datatype, (shape, data) = (
+                BYTES,
+                rendering.classes_tensor(output.classes, datatype, result.batches),
+            )
         head.outputs.add(name=output.name, datatype=datatype, shape=shape)
         contents.append(b"" if data is None else data)
     parts = wire.parts(head.SerializeToString(), RAW_OUTPUT, contents)

@@ -11,15 +11,12 @@ from ipc.protos import kserve_v2_pb2 as pb
 async def trace_setting(call: Call, message: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
     """Settings of the server, or of a model. A setting without values goes back to its default."""
     settings = call.services.extensions.trace_settings
-    if message.model_name:
-        describing.check_traced(call.services, message.model_name)
+    model = describing.traced_model(call.services, message.model_name) if message.model_name else ""
     changes = {name: list(setting.value) or None for name, setting in message.settings.items()}
     if changes:
-        state = settings.update(
-            {name: _plain(values) for name, values in changes.items()}, message.model_name
-        )
+        state = settings.update({name: _plain(values) for name, values in changes.items()}, model)
     else:
-        state = settings.get(message.model_name)
+        state = settings.get(model)
     answer = pb.TraceSettingResponse()
     for name, value in state.items():
         answer.settings[name].value.extend([value] if isinstance(value, str) else value)

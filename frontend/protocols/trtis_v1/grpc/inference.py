@@ -7,10 +7,10 @@ from frontend.grpc.call import Call
 from frontend.grpc.service import Answer
 from frontend.protocols.trtis_v1 import requests, responses
 from frontend.protocols.trtis_v1.statuses import Statuses
+from frontend.rendering import off_loop_if
 from frontend.tensors import checking, served
 from frontend.tensors.result import TensorResult
 from frontend.tensors.running import book_failure, run
-from frontend.tensors.served import Served
 from ipc.errors import PenstockError
 from ipc.protos import trtis_v1_pb2 as pb
 
@@ -41,22 +41,26 @@ class Inference:
         call.scheduled = True
         result = await run(services, call.context, wanted)
         try:
-            return self._response(result, found, header.id)
+            return await self._response(result, header.id)
         finally:
             result.reply.release()
 
-    def _response(self, result: TensorResult, found: Served, request_id: int) -> bytes:
-        """One message; outputs without bytes of their own keep their place with an empty entry."""
-        header = responses.header_of(result, found.name, found.config.batches, request_id)
-        response = pb.InferResponse(request_status=self._statuses.success(), meta_data=header)
-        contents = [b"" if output.data is None else output.data for output in result.outputs]
-        message = b"".join(wire.parts(response.SerializeToString(), RAW_OUTPUT, contents))
+    async def _response(self, result: TensorResult, request_id: int) -> bytes:
+        """One message; it is copied out of the reply."""
+        status = self._statuses.success()
+        message = await off_loop_if(result.has_many_classes, _rendered, result, request_id, status)
         result.reply.check()
         return message
 
-    def failed(self, call: Call, request: pb.InferRequest, error: PenstockError) -> Answer:
+    def failed(self, call: Call, request: pb.InferRequest | None, error: PenstockError) -> Answer:
         """A response that says what went wrong, with the request's id so that it can be found again."""
-        status = self._statuses.failure(error, request.model_name, numbered=call.scheduled)
-        return pb.InferResponse(
-            request_status=status, meta_data=pb.InferResponseHeader(id=request.meta_data.id)
-        )
+        model, given_id = ("", 0) if request is None else (request.model_name, request.meta_data.id)
+        status = self._statuses.failure(error, model, numbered=call.scheduled)
+        return pb.InferResponse(request_status=status, meta_data=pb.InferResponseHeader(id=given_id))
+
+
+def _rendered(result: TensorResult, request_id: int, status: pb.RequestStatus) -> bytes:
+    """The whole response; outputs without bytes of their own keep their place with an empty entry."""
+    response = pb.InferResponse(request_status=status, meta_data=responses.header_of(result, request_id))
+    contents = [b"" if output.data is None else output.data for output in result.outputs]
+    return b"".join(wire.parts(response.SerializeToString(), RAW_OUTPUT, contents))

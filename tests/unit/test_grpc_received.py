@@ -1,0 +1,120 @@
+"""Messages as they come: parsed after the caller was let in, and never more of them than a message may hold."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+from frontend.bodies import BodyReader
+from frontend.grpc import wire
+from frontend.grpc.received import SPLIT_NBYTES, Form, Received
+from frontend.grpc.service import Method
+from frontend.grpc.unary import Unary
+from ipc.errors import InvalidInput, PenstockError, QueueFull, RateLimited, Unauthenticated
+from ipc.protos import kserve_v2_pb2 as kserve
+from ipc.protos import trtis_v1_pb2 as trtis
+from ipc.settings import Limits
+
+FORMS: dict[str, Form] = {
+    "kserve": Form(kserve.ModelInferRequest, kserve.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER),
+    "trtis": Form(trtis.InferRequest, trtis.InferRequest.RAW_INPUT_FIELD_NUMBER),
+}
+MIB = 1 << 20
+_INPUTS_OF_V1 = b"\x12\x00" * MIB
+HOSTILE = {
+    "raw entries": ("kserve", b"\x3a\x00" * MIB),
+    "unknown numbers": ("kserve", b"\x08\x00" * MIB),
+    "inputs": ("kserve", b"\x2a\x00" * MIB),
+    "outputs": ("kserve", b"\x32\x00" * MIB),
+    "parameters": ("kserve", b"\x22\x00" * MIB),
+    "raw entries of v1": ("trtis", b"\x22\x00" * MIB),
+    "inputs of v1": ("trtis", b"".join(wire.parts(b"", 3, [_INPUTS_OF_V1]))),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_millions_of_fields_become_an_error_and_no_objects(name: str) -> None:
+    form, data = HOSTILE[name]
+    received = FORMS[form].receive(data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput, match=f"more than {wire.MAX_FIELDS} fields"):
+            received.message()
+        assert tracemalloc.get_traced_memory()[1] < 4 * MIB
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("nbytes", [10, 2 * SPLIT_NBYTES])
+def test_a_message_and_its_raw_values_are_read_whatever_their_size(nbytes: int) -> None:
+    sent = kserve.ModelInferRequest(model_name="m", id="7", raw_input_contents=[b"x" * nbytes, b"y"])
+    received = FORMS["kserve"].receive(sent.SerializeToString())
+    message: Any = received.message()
+    assert (message.model_name, message.id) == ("m", "7")
+    assert [bytes(raw) for raw in received.raw] == [b"x" * nbytes, b"y"]
+    assert received.nbytes == sent.ByteSize() and received.message() is message
+
+
+def test_what_is_no_message_stays_none() -> None:
+    received = FORMS["kserve"].receive(b"\xff\xff")
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match="not a message"):
+            received.message()
+
+
+class _Calls:
+    """One call whose admission ends with `refusal`, of a method that tells the id that it was given."""
+
+    def __init__(self, refusal: PenstockError | None) -> None:
+        self.finished: list[PenstockError | None] = []
+        self.told: list[Message | None] = []
+        services: Any = SimpleNamespace(bodies=BodyReader(Limits()))
+        self.unary = Unary(services, None, Method(self._answer, failed=self._failed), "/x")  # type: ignore[arg-type]
+        self.call: Any = SimpleNamespace(admit=self._admit, finish=self.finished.append, raw=())
+        self._refusal = refusal
+
+    def _admit(self, need: str) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+
+    async def _answer(self, call: Any, message: Any) -> bytes:
+        return message.id.encode() + bytes(call.raw[0])
+
+    def _failed(self, call: Any, message: Any, error: PenstockError) -> bytes:
+        self.told.append(message)
+        return b""
+
+    def answer(self, received: Received) -> Any:
+        return asyncio.run(self.unary.answer(self.call, received))
+
+
+def test_a_stranger_has_nothing_parsed() -> None:
+    calls, received = _Calls(Unauthenticated("a key is needed")), FORMS["kserve"].receive(b"\xff\xff")
+    with pytest.raises(Unauthenticated) as caught:
+        calls.answer(received)
+    calls.unary.told(calls.call, received, caught.value)
+    assert calls.told == [None] and calls.finished == [caught.value]
+    assert received._message is None and received._error is None
+
+
+@pytest.mark.parametrize("error", [RateLimited("slowly"), QueueFull("full")])
+def test_other_failures_before_parsing_are_told_with_the_request(error: PenstockError) -> None:
+    calls = _Calls(error)
+    sent = kserve.ModelInferRequest(id="7", raw_input_contents=[b"x"])
+    received = FORMS["kserve"].receive(sent.SerializeToString())
+    with pytest.raises(type(error)):
+        calls.answer(received)
+    calls.unary.told(calls.call, received, error)
+    assert calls.told == [sent]
+
+
+def test_who_is_let_in_gets_an_answer() -> None:
+    sent = kserve.ModelInferRequest(id="7", raw_input_contents=[b"x"])
+    calls = _Calls(None)
+    assert calls.answer(FORMS["kserve"].receive(sent.SerializeToString())) == b"7x"
+    assert calls.finished == [None]

@@ -1,0 +1,157 @@
+"""ModelInfer without a server: pictures and strings as REST takes them, classifications of models that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from frontend import context
+from frontend.protocols.kserve_v2.grpc import infer
+from frontend.protocols.kserve_v2.grpc.infer import Infer
+from frontend.protocols.kserve_v2.headers import Forwarding
+from frontend.services import Services
+from frontend.tensors import served
+from frontend.tensors.refusals import UnavailableModel
+from frontend.tensors.result import INLINE_CLASSES
+from ipc import bytes_elements, deadline
+from ipc.client import Request
+from ipc.errors import InvalidInput
+from ipc.messages import TensorInput
+from ipc.model_config import ModelConfig
+from ipc.protos import kserve_v2_pb2 as pb
+from tests.fakes.tensors import InferReply, elements, entry, loaded, services_of, tensor
+
+WIDTH = INLINE_CLASSES + 1
+PICTURES = ModelConfig(
+    name="pictures",
+    max_batch_size=4,
+    inputs=(tensor("P", "FP32", 2, 3, 3),),
+    outputs=(tensor("O", "FP32", 1),),
+)
+STRINGS = ModelConfig(
+    name="strings", max_batch_size=4, inputs=(tensor("S", "UINT8", -1),), outputs=(tensor("O", "FP32", 1),)
+)
+RANKER = ModelConfig(
+    name="ranker", max_batch_size=2, inputs=(tensor("A", "INT32", 1),), outputs=(tensor("O", "FP32", WIDTH),)
+)
+CONFIGS = {f"{config.name}@1": config for config in (PICTURES, STRINGS, RANKER)}
+PIXELS = np.arange(18, dtype=np.uint8).reshape(2, 3, 3)
+
+
+def services(root: Path, gone: bool = False) -> Services:
+    """Models of pictures, strings and ranks; `gone`: all of them are unloaded when one has answered."""
+    unloaded: list[str] = []
+
+    def answer(request: Request) -> InferReply:
+        if gone:
+            unloaded.extend(("ranker", "ranker@1"))
+            made.client.channels[0].models.clear()
+        name = request.call.outputs[0].name  # type: ignore[union-attr]
+        width = WIDTH if request.model == "ranker@1" else 1
+        return InferReply.of(**{name: np.arange(width, dtype=np.float32)[np.newaxis]})
+
+    statuses = [loaded(name, config) for name, config in CONFIGS.items()]
+    made = services_of(root, [entry(name) for name in CONFIGS], statuses, answer, unloaded)
+    return made
+
+
+def answered(made: Services, message: pb.ModelInferRequest, *raw: bytes) -> pb.ModelInferResponse:
+    """The response to a message with these raw contents."""
+    asked = context.make_plain()
+    asked.deadline_ns = deadline.after(20)
+    call: Any = SimpleNamespace(services=made, context=asked, raw=raw, metadata={})
+    try:
+        return pb.ModelInferResponse.FromString(asyncio.run(Infer(Forwarding("")).alone(call, message)))
+    finally:
+        made.client.inputs.close()
+
+
+def picture() -> bytes:
+    """A PNG file of `PIXELS`, which are in the order of the model: BGR."""
+    written = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(PIXELS[:, :, ::-1])).save(written, "PNG")
+    return written.getvalue()
+
+
+def sent_as_bytes(
+    model: str, name: str, parts: list[bytes], raw: bool
+) -> tuple[pb.ModelInferRequest, list[bytes]]:
+    """A request of one BYTES input, raw or typed."""
+    message = pb.ModelInferRequest(model_name=model)
+    given = message.inputs.add(name=name, datatype="BYTES", shape=[len(parts)])
+    if raw:
+        return message, [elements(*parts)]
+    given.contents.bytes_contents.extend(parts)
+    return message, []
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_an_encoded_picture_becomes_the_tensor_that_the_model_takes(tmp_path: Path, raw: bool) -> None:
+    made = services(tmp_path)
+    message, contents = sent_as_bytes("pictures", "P", [picture()], raw)
+    answered(made, message, *contents)
+    client: Any = made.client
+    expected = PIXELS.astype(np.float32).tobytes()
+    assert client.last.inputs == [TensorInput("P", "FP32", [1, 2, 3, 3], 0, len(expected))]
+    assert client.payloads[0][: len(expected)] == expected
+
+
+def test_strings_become_padded_rows(tmp_path: Path) -> None:
+    made = services(tmp_path)
+    message, contents = sent_as_bytes("strings", "S", [b"ab", b"c"], True)
+    answered(made, message, *contents)
+    client: Any = made.client
+    assert client.last.inputs == [TensorInput("S", "UINT8", [2, 3], 0, 6)]
+    assert client.payloads[0][:6] == b"ab\0c\0\0"
+
+
+def test_what_is_no_picture_is_refused_and_booked(tmp_path: Path) -> None:
+    made = services(tmp_path)
+    message, contents = sent_as_bytes("pictures", "P", [b"no picture"], True)
+    with pytest.raises(InvalidInput, match="'P'"):
+        answered(made, message, *contents)
+    recorder: Any = made.extensions.recorder
+    assert recorder.booked == [("pictures", None, 0, "INVALID_INPUT")]
+
+
+def ranked(count: int) -> pb.ModelInferRequest:
+    """The highest entries of the model `ranker`."""
+    message = pb.ModelInferRequest(model_name="ranker")
+    message.inputs.add(name="A", datatype="INT32", shape=[1, 1])
+    message.outputs.add(name="O").parameters["classification"].int64_param = count
+    return message
+
+
+def test_a_classification_outlives_its_model(tmp_path: Path) -> None:
+    made = services(tmp_path, gone=True)
+    found = answered(made, ranked(2), bytes(4))
+    with pytest.raises(UnavailableModel):
+        served.find(made, "ranker", 1)
+    assert list(found.outputs[0].shape) == [1, 2]
+    [raw] = found.raw_output_contents
+    names = [f"{WIDTH - 1}.000000:{WIDTH - 1}", f"{WIDTH - 2}.000000:{WIDTH - 2}"]
+    assert [bytes(one).decode() for one in bytes_elements.split(raw, 2, "O")] == names
+
+
+@pytest.mark.parametrize(("count", "rendering"), [(WIDTH, True), (3, False)])
+def test_many_classes_are_rendered_in_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, rendering: bool
+) -> None:
+    threads, response_of = [], infer.response_of
+
+    def noting(*given: Any) -> bytes:
+        threads.append(threading.current_thread().name)
+        return response_of(*given)
+
+    monkeypatch.setattr(infer, "response_of", noting)
+    found = answered(services(tmp_path), ranked(count), bytes(4))
+    assert list(found.outputs[0].shape) == [1, count]
+    assert [name.startswith("render") for name in threads] == [rendering]

@@ -1,0 +1,109 @@
+"""Infer over HTTP of TRTIS v1, the order of its checks, and figures of models under each of their names."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from falcon.asgi import Response
+
+from frontend.protocols.trtis_v1 import requests
+from frontend.protocols.trtis_v1.infer import InferResource
+from frontend.protocols.trtis_v1.server_status import server_status
+from frontend.protocols.trtis_v1.statuses import Statuses
+from frontend.services import Services
+from frontend.tensors import served
+from frontend.tensors.checking import check_shapes
+from frontend.tensors.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
+from ipc.errors import InvalidInput
+from ipc.model_config import ModelConfig
+from ipc.paths import prepare_run_dir
+from ipc.protos import trtis_v1_pb2 as pb
+from tests.fakes.tensors import InferReply, entry, loaded, services_of, tensor
+from tests.unit.test_kserve_infer import request
+
+CONFIG = ModelConfig(
+    name="m",
+    max_batch_size=4,
+    inputs=(tensor("A", "INT32", 2), tensor("B", "INT32", -1)),
+    outputs=(tensor("O", "FP32", 1),),
+)
+
+
+def services(root: Path) -> Services:
+    """Services with two versions of a model, and one of the catalog."""
+    entries = [entry("m@1"), entry("m@2"), entry("org/dense")]
+    statuses = [loaded("m@1", CONFIG), loaded("m@2", CONFIG), loaded("org/dense", dims={"dense": 4})]
+    reply = InferReply.of(O=np.zeros((1, 1), np.float32))
+    made = services_of(root, entries, statuses, lambda request: reply)
+    prepare_run_dir(made.settings.paths)
+    return made
+
+
+@pytest.mark.parametrize(("version", "booked"), [("1", 1), ("2", 2), ("7", None), ("-1", None), ("x", None)])
+def test_a_failure_before_the_run_is_booked_for_the_version_of_the_path(
+    version: str, booked: int | None, tmp_path: Path
+) -> None:
+    made = services(tmp_path)
+    resource, resp = InferResource(made, Statuses(made.settings)), Response()
+    asyncio.run(resource.on_post(request(b"", **{"NV-InferRequest": "no header {"}), resp, "m", version))
+    assert made.extensions.recorder.booked == [("m", booked, 0, "INVALID_INPUT")]  # type: ignore[attr-defined]
+
+
+def test_the_timeout_of_a_request_counts_from_its_arrival(tmp_path: Path) -> None:
+    made = services(tmp_path)
+    header = 'batch_size: 1 input { name: "A" } input { name: "B" dims: 1 } output { name: "O" }'
+    asked, resp = request(bytes(12), **{"NV-InferRequest": header}), Response()
+    arrived = asked.context.penstock.started
+    asyncio.run(InferResource(made, Statuses(made.settings)).on_post(asked, resp, "m"))
+    assert made.extensions.recorder.booked == [("m", 2, 1)]  # type: ignore[attr-defined]
+    assert asked.context.penstock.started == arrived
+
+
+A, B = pb.InferRequestHeader.Input(name="A"), pb.InferRequestHeader.Input(name="B")
+X, WRONG = pb.InferRequestHeader.Input(name="X"), pb.InferRequestHeader.Input(name="A", dims=[3])
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "words"),
+    [
+        (0, [B, A], "batch-size must be >= 1"),
+        (9, [B, A], "batch-size must be <= 4"),
+        (1, [B], "expected 2 inputs but got 1 inputs"),
+        (1, [B, X], "unexpected inference input 'X'"),
+        (1, [B, WRONG], "unexpected shape for input 'A'"),
+        (1, [B, A], "input 'B' of model 'm' has a variable size"),
+    ],
+)
+def test_missing_dims_are_told_when_all_earlier_checks_have_passed(
+    rows: int, inputs: list[pb.InferRequestHeader.Input], words: str, tmp_path: Path
+) -> None:
+    found, header = served.find(services(tmp_path), "m"), pb.InferRequestHeader(batch_size=rows, input=inputs)
+
+    def check() -> None:
+        wanted = requests.request_of(found, header)
+        check_shapes(found, wanted)
+        requests.sizes_of(found, header, wanted)
+
+    with pytest.raises(InvalidInput) as refused:
+        check()
+    assert words in refused.value.message
+
+
+@pytest.mark.parametrize("name", ["dense", "org/dense"])
+def test_figures_of_a_model_are_the_same_under_its_short_name(name: str, tmp_path: Path) -> None:
+    made = services(tmp_path)
+    failed = ModelStatistics(by_request_size={0: RequestStatistics(fail=Duration(2, 5))})
+    counted = ModelStatistics(inference_count=12, execution_count=5)
+    figures = ServerStatistics({("org/dense", 1): counted, ("org/dense", -1): failed})
+
+    async def read() -> ServerStatistics:
+        return figures
+
+    made.extensions.statistics = SimpleNamespace(read=read)  # type: ignore[assignment]
+    versions = asyncio.run(server_status(made, "server", name)).model_status[name].version_status
+    assert (versions[1].model_inference_count, versions[1].model_execution_count) == (12, 5)
+    assert versions[-1].infer_stats[0].failed.count == 2
