@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -21,6 +22,8 @@ from ipc.settings import Limits
 
 SMALL_NBYTES = 64 << 10
 """Bodies up to this size are counted but never refused for lack of room."""
+LARGE_NBYTES = 4 << 20
+TRIM_AFTER_S = 0.2
 
 
 class BodyReader:
@@ -29,6 +32,7 @@ class BodyReader:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.held_nbytes = 0
+        self._trimming: asyncio.TimerHandle | None = None
 
     @contextmanager
     def holding(self, nbytes: int) -> Iterator[None]:
@@ -47,6 +51,18 @@ class BodyReader:
                 "too many request bytes are being received or worked on (limits.max_buffered_bytes)",
                 retry_after_s=1,
             )
+
+    def trim_soon(self) -> None:
+        """Give what the C library keeps of large bodies back to the system, once their requests are forgotten."""
+        if self._trimming is None:
+            self._trimming = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._trim)
+
+    def _trim(self) -> None:
+        self._trimming = None
+        # NOTE: the library keeps up to 64 MiB at the end of its heap, and whatever a thread has freed.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            asyncio.get_running_loop().run_in_executor(None, trim, 0)
 
     def hold(self, req: Request, deadline_ns: int) -> HeldBody:
         """The body of `req` as an asynchronous context: entering reads it, leaving ends its share of the budget."""
@@ -86,6 +102,8 @@ class HeldBody:
 
     def _give_back(self) -> None:
         self._reader.held_nbytes -= self._nbytes
+        if self._nbytes >= LARGE_NBYTES:
+            self._reader.trim_soon()
         self._nbytes = 0
 
     async def _read(self) -> bytes:

@@ -8,6 +8,8 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from ipc.protos import kserve_v2_pb2 as pb
 from tests.fault import rounds, serving
 from tests.harness.rpc import Rpc, RpcLoad, address_of, grpc_settings, is_vector_of, text_request
@@ -48,6 +50,7 @@ class Talk:
         self._messages.put(None)
 
 
+@pytest.mark.long
 def test_a_stream_answers_each_message_once_though_the_only_worker_dies(tmp_path: Path) -> None:
     # Nothing waits for the worker's return, so that what it held is lost.
     settings = grpc_settings(**{"limits.restart_wait_s": 0, "worker.healthy_after_s": 0.5})

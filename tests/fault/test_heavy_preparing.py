@@ -31,6 +31,7 @@ def test_a_few_huge_texts_neither_kill_the_worker_nor_hold_up_others(tmp_path: P
         assert server.worker_pid() == pid
 
 
+@pytest.mark.long
 def test_a_result_larger_than_the_arena_is_refused_while_others_wait_for_room(tmp_path: Path) -> None:
     settings = {"arena.bytes": 4 << 20, "arena.lease_copy_after_s": 0.2}
     with serving(tmp_path, models=("fake/wide",), settings=settings) as server:

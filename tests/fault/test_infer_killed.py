@@ -110,6 +110,7 @@ def test_a_lone_worker_that_is_killed_answers_after_its_restart(tmp_path: Path) 
         run(running, work)
 
 
+@pytest.mark.long
 def test_an_input_that_kills_workers_is_refused_and_another_with_the_same_shape_is_not(
     tmp_path: Path,
 ) -> None:

@@ -14,6 +14,7 @@ from tests.harness.load import Load
 from tests.harness.server import wait_until
 
 
+@pytest.mark.long
 def test_a_request_that_waits_for_a_load_outlives_the_worker_that_loads(tmp_path: Path) -> None:
     models = Models(tmp_path / "models")
     late = models.write("org/late", load_s=2)

@@ -153,6 +153,7 @@ def _never() -> Iterator[bytes]:
     yield b""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
 def test_a_client_that_goes_away_ends_its_work(tmp_path: Path, how: str) -> None:
     settings = grpc_settings(**{"worker.hang_timeout_s": 60})

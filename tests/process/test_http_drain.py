@@ -220,6 +220,7 @@ def test_accept_waiting_takes_all_that_wait_and_does_not_block() -> None:
             one.close()
 
 
+@pytest.mark.long
 def test_heartbeat_goes_on_during_a_long_drain(tmp_path: Path) -> None:
     with serving(tmp_path, {"drain_s": 0.2}, timeout=1, workers=1) as server, Client(server.port) as client:
         client.send(request("/unread?s=4"))

@@ -169,6 +169,7 @@ def test_what_is_wrong_with_a_sequence_is_said_by_every_protocol(server: Server)
     assert found.status.msg.startswith("inference request to model 'accumulator' must specify batch-size 1")
 
 
+@pytest.mark.long
 def test_sequences_are_counted_and_expire(server: Server) -> None:
     def active() -> float:
         return server.metric("penstock_sequences", model="accumulator@1", state="active")

@@ -181,6 +181,7 @@ def test_a_collector_that_refuses_costs_spans_and_no_requests(traced: tuple[Serv
     assert collector.of(lost) == []
 
 
+@pytest.mark.long
 def test_every_request_is_sampled_by_default_and_what_is_left_is_sent_at_the_end(tmp_path: Path) -> None:
     with collecting() as collector, serving(tmp_path, settings={"tracing.endpoint": collector.url}) as server:
         answers = [server.encode("fake/echo", [f"text {number}"]) for number in range(3)]
