@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -151,7 +152,14 @@ class RepositoryControl:
             log.warning("another frontend does not serve the catalog of this one yet")
 
     async def _load_entry(self, model: str, entry: str, deadline_ns: int) -> None:
-        client = self._services.client
+        client, limits = self._services.client, self._services.settings.limits
+
+        def known() -> bool:
+            return any(channel.responsive and entry in channel.models for channel in client.channels)
+
+        # A frontend that has just started, or whose worker starts again, has nobody to ask yet.
+        with contextlib.suppress(DeadlineExceeded):
+            await client.wait(known, min(deadline_ns, deadline.after(limits.restart_wait_s)))
         try:
             await client.demand.load(entry, True, lambda done: client.wait(done, deadline_ns))
         except ModelError as error:

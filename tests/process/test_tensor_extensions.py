@@ -67,7 +67,8 @@ def stats(server: Server, model: str = "add_sub") -> dict[str, Any]:
 
 
 def test_every_request_is_in_the_very_next_figures_whichever_frontend_is_asked(server: Server) -> None:
-    assert load(server, "add_sub").status == 200
+    first = load(server, "add_sub")
+    assert first.status == 200, first.body
     before = stats(server)
     for number in range(1, LOOKS + 1):
         rows = np.repeat(A, 1 + number % 3, axis=0)
