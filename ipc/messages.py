@@ -1,4 +1,4 @@
-"""Every struct that crosses a process border, and nothing else.
+"""Every struct that crosses a process border (but `ipc.stats`), and nothing else.
 
 Array-like tagged msgspec structs; `ipc.directions` says which of them go which way. Durations are nanoseconds, instants
 are CLOCK_MONOTONIC nanoseconds, costs are tokens.

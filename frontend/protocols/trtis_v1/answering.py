@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 
 import falcon
 from falcon.asgi import Request, Response
+from google.protobuf.message import Message
 
 from frontend.protocols.trtis_v1.codes import http_status_of, retry_after
 from frontend.protocols.trtis_v1.statuses import Statuses
-from frontend.protocols.trtis_v1.text import one_line
+from frontend.protocols.trtis_v1.text import many_lines, one_line
 from frontend.services import Services
 from ipc.errors import Cancelled, InvalidInput, PenstockError
 from ipc.protos import trtis_v1_pb2 as pb
@@ -40,6 +41,14 @@ def set_failure(resp: Response, error: PenstockError, status: pb.RequestStatus) 
     resp.stream = None
     resp.set_headers(retry_after(error))
     set_status(resp, status)
+
+
+def set_message(req: Request, resp: Response, message: Message) -> None:
+    """A message as the body: text, or the wire format where that is asked for."""
+    if wants_binary(req):
+        resp.content_type, resp.data = "application/octet-stream", message.SerializeToString()
+    else:
+        resp.content_type, resp.data = "text/plain; charset=utf-8", many_lines(message)
 
 
 class Resource:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from falcon.asgi import Request, Response
 
-from frontend.protocols.trtis_v1.answering import Resource, wants_binary
-from frontend.protocols.trtis_v1.text import many_lines
+from frontend.protocols.trtis_v1.answering import Resource, set_message
 from frontend.services import Services
 from ipc.errors import InvalidInput
 from ipc.protos import trtis_v1_pb2 as pb
@@ -48,8 +47,4 @@ class RepositoryResource(Resource):
         await self.answer(req, resp, self._list(req, resp))
 
     async def _list(self, req: Request, resp: Response) -> None:
-        found = index(self.services)
-        if wants_binary(req):
-            resp.content_type, resp.data = "application/octet-stream", found.SerializeToString()
-        else:
-            resp.content_type, resp.data = "text/plain", many_lines(found)
+        set_message(req, resp, index(self.services))

@@ -12,8 +12,7 @@ from collections.abc import Iterable
 
 from falcon.asgi import Request, Response
 
-from frontend.protocols.trtis_v1.answering import Resource, wants_binary, whole_number
-from frontend.protocols.trtis_v1.text import many_lines
+from frontend.protocols.trtis_v1.answering import Resource, set_message, whole_number
 from ipc.errors import InvalidInput
 from ipc.protos import trtis_v1_pb2 as pb
 from ipc.regions import RegionEntry
@@ -47,11 +46,7 @@ class RegionStatusResource(Resource):
 
     async def _list(self, req: Request, resp: Response) -> None:
         found = self.services.extensions.regions.status(None)
-        status = pb.SharedMemoryStatus(shared_memory_region=listed(found))
-        if wants_binary(req):
-            resp.content_type, resp.data = "application/octet-stream", status.SerializeToString()
-        else:
-            resp.content_type, resp.data = "text/plain", many_lines(status)
+        set_message(req, resp, pb.SharedMemoryStatus(shared_memory_region=listed(found)))
 
 
 class RegionResource(Resource):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from falcon.asgi import Request, Response
 from google.protobuf import json_format
 
-from frontend.protocols.trtis_v1.answering import Resource, wants_binary
+from frontend.protocols.trtis_v1.answering import Resource, set_message, wants_binary
 from frontend.protocols.trtis_v1.server_status import server_status
-from frontend.protocols.trtis_v1.text import many_lines
 
 
 class StatusResource(Resource):
@@ -22,10 +21,8 @@ class StatusResource(Resource):
 
     async def _show(self, req: Request, resp: Response, model: str) -> None:
         status = await server_status(self.services, self.statuses.server_id, model)
-        if wants_binary(req):
-            resp.content_type, resp.data = "application/octet-stream", status.SerializeToString()
-        elif "application/json" in (req.get_header("Accept") or ""):
+        if not wants_binary(req) and "application/json" in (req.get_header("Accept") or ""):
             resp.content_type = "application/json"
             resp.data = json_format.MessageToJson(status, preserving_proto_field_name=True).encode()
         else:
-            resp.content_type, resp.data = "text/plain; charset=utf-8", many_lines(status)
+            set_message(req, resp, status)
