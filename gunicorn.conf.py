@@ -4,13 +4,13 @@ All values come from Penstock's own settings (server.yaml, PENSTOCK_SECTION__FIE
 frontend/hooks.py.
 """
 
-from frontend import hooks
+from frontend import hooks, listeners
 
 _config = hooks.read_settings()
 hooks.hide_notify_socket()
 
 wsgi_app = "frontend.app:create()"
-bind = _config.server.bind
+bind = listeners.addresses(_config.server)
 workers = _config.frontend_count
 worker_class = hooks.worker_class(_config)
 keepalive = int(_config.server.keepalive_s)

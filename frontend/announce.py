@@ -49,6 +49,9 @@ def block(services: Services) -> str:
     lines = [f"Penstock {VERSION} is ready", f"  url        {url} (in a browser: the live page)"]
     if settings.grpc.enabled:
         lines.append(f"  gRPC       {settings.grpc.bind}")
+    for what, apart in (("metrics", settings.server.metrics_bind), ("health", settings.server.health_bind)):
+        if apart:
+            lines.append(f"  {what:10s} {apart}")
     lines += _models(services)
     for channel in services.client.channels:
         lines.append(

@@ -13,6 +13,7 @@ from frontend.access.middleware import AccessMiddleware
 from frontend.denial import SEND_KEY
 from frontend.disconnect import CALLBACK_KEY, noting
 from frontend.lifespan import Lifespan
+from frontend.listeners import Listeners, refuse
 from frontend.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware
 from frontend.openapi import pages
 from frontend.protocols.registry import protocols
@@ -28,14 +29,20 @@ class Application:
 
     Falcon waits for the first piece of a body before it does anything. A body whose declared length is over the limit
     is not waited for, so that its refusal comes before a client that asks first (`Expect: 100-continue`) sends it. The
-    same goes for a request whose key does not let it in.
+    same goes for a request whose key does not let it in, and for one on a port that does not answer its path.
     """
 
-    def __init__(self, app: falcon.asgi.App[Any, Any], access: Gate, max_body_bytes: int) -> None:
+    def __init__(
+        self, app: falcon.asgi.App[Any, Any], access: Gate, max_body_bytes: int, listeners: Listeners
+    ) -> None:
         self._app, self._access, self._max_body_bytes = app, access, max_body_bytes
+        self._listeners = listeners
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """One ASGI scope."""
+        if scope["type"] != "lifespan" and not self._listeners.serves(scope):
+            await refuse(scope, send)
+            return
         admitted = scope["type"] == "lifespan" or self._access.admit(scope)
         if scope["type"] == "websocket":
             scope[SEND_KEY] = send
@@ -70,6 +77,8 @@ def create(config: settings.Settings | None = None) -> Application:
         DeadlineMiddleware(services),
     ]
     app: falcon.asgi.App[Any, Any] = falcon.asgi.App(middleware=middleware)
+    # Every answer with content names its type; one of TRTIS v1 in text has none.
+    app.resp_options.default_media_type = None  # type: ignore[assignment]
     errors = ErrorRenderer(known)
     app.add_error_handler(Exception, errors.unexpected)
     app.add_error_handler(falcon.HTTPError, errors.http)
@@ -86,4 +95,6 @@ def create(config: settings.Settings | None = None) -> Application:
     pages.mount(app)
     for protocol in known:
         protocol.mount(app, services)
-    return Application(app, services.access, chosen.settings.limits.max_body_bytes)
+    return Application(
+        app, services.access, chosen.settings.limits.max_body_bytes, Listeners(chosen.settings.server)
+    )

@@ -7,13 +7,16 @@ too. A broken file changes nothing and is told in the log, with file and field.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
+from ipc import deadline
 from ipc.catalog import Catalog
 from ipc.catalog_watch import EVERY_S, CatalogWatch
-from ipc.errors import ConfigError
+from ipc.errors import ConfigError, DeadlineExceeded
 from ipc.repository.opening import open_catalog
+from ipc.repository.overrides import Overrides
 from ipc.repository.retaining import with_retained
 from ipc.settings import Settings
 
@@ -30,32 +33,60 @@ class CatalogFollower:
         self._settings, self._catalog, self._is_loaded = settings, catalog, is_loaded
         self._wanted: Catalog | None = None
         """The catalog of the files, while more than that is served."""
-        self._watch = CatalogWatch(settings.catalog.dirs, catalog.files, settings.repository.dirs)
+        self._turn = asyncio.Lock()
+        """Held from reading the files until what they say is served, so that nobody serves what is older."""
+        self._overrides = Overrides(settings.paths.overrides())
+        places = settings.repository.dirs, self._overrides
+        self._watch = CatalogWatch(settings.catalog.dirs, catalog.files, *places)
 
     async def run(self) -> None:
         """Look once a second, in a thread; for ever."""
         while True:
             await asyncio.sleep(EVERY_S)
             try:
-                found = await asyncio.to_thread(self.look)
+                await self._follow()
             except ConfigError as error:
                 log.error("the changed catalog is refused, the old one stays: %s", error.message)
             except Exception:
                 # NOTE: this task lives as long as the process; files can be wrong in more ways than one foresees.
                 log.exception("looking at the catalog's files failed")
-            else:
-                self._wanted = self._wanted if found is None else found
-                self._serve()
+
+    async def catch_up(self) -> None:
+        """Serve what loads by name brought before this frontend began; what is wrong is only told in the log."""
+        try:
+            await self._sweep()
+            if self._overrides.read():
+                await self.reload()
+        except ConfigError as error:
+            log.error("what loads brought is not served, the accepted catalog stays: %s", error.message)
+        except Exception:
+            # NOTE: a frontend that does not start ends the whole server.
+            log.exception("what loads brought cannot be read")
+
+    async def _sweep(self) -> None:
+        try:
+            # NOTE: whoever holds the lock sweeps as well.
+            with contextlib.suppress(DeadlineExceeded):
+                async with self._overrides.locked(deadline.after(0)):
+                    await asyncio.to_thread(self._overrides.sweep)
+        except OSError as error:
+            log.error("what ended loads left in the run directory cannot be deleted: %s", error)
 
     async def reload(self) -> bool:
         """Read the files now; whether they say something else than before. Raises `ConfigError` when they are wrong."""
-        chosen = self._settings
-        found = await asyncio.to_thread(open_catalog, chosen.catalog, chosen.repository, vanished_ok=True)
-        changed = found.sources != (self._wanted or self._catalog).sources
-        if changed:
-            self._wanted = found
-            self._serve()
+        async with self._turn:
+            found = await asyncio.to_thread(self._open)
+            changed = found.sources != (self._wanted or self._catalog).sources
+            if changed:
+                self._wanted = found
+                self._serve()
         return changed
+
+    async def _follow(self) -> None:
+        async with self._turn:
+            found = await asyncio.to_thread(self.look)
+            self._wanted = self._wanted if found is None else found
+            self._serve()
 
     def _serve(self) -> None:
         """Serve what the files say, and versions that stay until one of those can take their place."""
@@ -71,4 +102,8 @@ class CatalogFollower:
         """The new catalog when the files have changed. Raises `ConfigError` when they are wrong, once per change."""
         if not self._watch.changed():
             return None
-        return open_catalog(self._settings.catalog, self._settings.repository, vanished_ok=True)
+        return self._open()
+
+    def _open(self) -> Catalog:
+        chosen = self._settings
+        return open_catalog(chosen.catalog, chosen.repository, vanished_ok=True, overrides=self._overrides)

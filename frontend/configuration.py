@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
+from frontend import listeners
 from frontend.access.gate import Gate
 from frontend.grpc import address
 from frontend.tracing import otlp
@@ -36,6 +37,7 @@ def read(config: settings.Settings | None = None) -> Configuration:
     config = config or settings.load()
     otlp.check(config.tracing)
     address.check(config.grpc)
+    listeners.check(config.server)
     catalog = open_catalog(config.catalog, config.repository)
     check_lists(catalog, config.catalog.preload, config.catalog.pinned)
     check_models(catalog, config.repository)
@@ -54,6 +56,10 @@ def accept() -> Configuration:
             )
         if _accepted is not None and _address(found) != _address(_accepted):
             raise ConfigError("grpc.enabled and grpc.bind cannot change while the server runs")
+        if _accepted is not None and _apart(found) != _apart(_accepted):
+            raise ConfigError(
+                "server.metrics_bind and server.health_bind cannot change while the server runs"
+            )
         if _accepted is not None and _accepted.access.closed and not found.access.closed:
             sys.stderr.write("penstock: server.keys_file is empty now: requests need no key any more\n")
         _accepted = found
@@ -66,6 +72,10 @@ def accept() -> Configuration:
 
 def _address(chosen: Configuration) -> tuple[bool, str]:
     return chosen.settings.grpc.enabled, chosen.settings.grpc.bind
+
+
+def _apart(chosen: Configuration) -> tuple[str, str]:
+    return chosen.settings.server.metrics_bind, chosen.settings.server.health_bind
 
 
 def current() -> Configuration:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LATE_NS = 50_000_000
 """The clock of an rpc's client runs ahead of ours by the way of its request."""
-_REQUEST_ID = re.compile(r"^[A-Za-z0-9._:+/=@-]{1,128}$")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:+/=@-]{1,128}")
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
 
@@ -29,7 +29,9 @@ class RequestContext:
     """Ids and instants of one request. `phases` (milliseconds) is filled by the engine and the protocol.
 
     `parent` is the caller's traceparent in the form of version 00; `traceparent` is that of our own span, empty unless
-    the request is traced.
+    the request is traced. `counted_status` is the HTTP status that the request is counted under, where its contract
+    answers every failure with the same one; 0: that of the answer. `streams`: the answer is made while it is sent, and
+    who makes it says when the request has ended.
     """
 
     request_id: str
@@ -41,6 +43,8 @@ class RequestContext:
     operation: str = ""
     error: str = ""
     traceparent: str = ""
+    counted_status: int = 0
+    streams: bool = False
     span: ServerSpan | None = None
     grant: Grant = ANONYMOUS
     phases: dict[str, float] = field(default_factory=dict)
@@ -59,7 +63,7 @@ def make(req: Request, limits: Limits) -> RequestContext:
 
 def of_ids(given: str, traceparent: str, limits: Limits) -> RequestContext:
     """Context of a request from what its caller sent; ids that are not safe to echo are replaced by fresh ones."""
-    request_id = given if _REQUEST_ID.match(given) else f"req_{random.getrandbits(128):032x}"
+    request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{random.getrandbits(128):032x}"
     parent = _parent(traceparent)
     return RequestContext(
         request_id=request_id,

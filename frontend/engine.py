@@ -2,12 +2,15 @@
 
 1. Admission: not draining; the model exists and can be loaded in time.
 2. The call goes through `ipc.client`, as a task that is cancelled when the client disconnects.
-3. The answer is a `Reply`, whose lease the protocol ends; its phases are noted in the request's context.
+3. The answer is a `Reply`, whose lease the protocol ends, or a `PartStream`; its phases are noted in the request's
+   context.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 from frontend.context import RequestContext
 from frontend.disconnect import until_disconnect
@@ -15,10 +18,12 @@ from frontend.recording import Recorder
 from frontend.server.drain import Drain
 from ipc.catalog import Catalog, ModelEntry, preloaded_names
 from ipc.channel import Payload
-from ipc.client import Client, Reply, Request
+from ipc.client import Client, PartStream, Reply, Request
 from ipc.errors import InputRefused, WorkerCrashed
 from ipc.messages import Call, ModelStatus
 from ipc.settings import Settings
+
+T = TypeVar("T")
 
 STATE_ORDER = ("loaded", "loading", "unloading", "failed", "available")
 
@@ -84,10 +89,51 @@ class Engine:
 
         Without a scope, of a request that is no HTTP request, cancelling the task is what cancels the work.
         """
+        request = self._request(context, model, call, cost, payload, lane)
+        with self.recorder.in_flight(model, request.lane):
+            reply = await self._answered(self.client.call(request), scope)
+        self._note(context, reply)
+        return reply
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        context: RequestContext,
+        model: str,
+        call: Call,
+        cost: int,
+        scope: dict[str, Any] | None = None,
+        payload: Payload = None,
+        lane: str = "",
+    ) -> AsyncIterator[PartStream]:
+        """Run a call that is answered in parts, as `run`; leaving the context ends the work.
+
+        Entered once the first part is there, or none will come. Waiting for the next part is the caller's to end when
+        the client of `scope` goes away.
+        """
+        request = self._request(context, model, call, cost, payload, lane)
+        with self.recorder.in_flight(model, request.lane):
+            parts = await self._answered(self.client.stream(request), scope)
+            with parts:
+                yield parts
+                if parts.result is not None:
+                    self._note(context, parts.result)
+
+    async def _answered(self, work: Coroutine[Any, Any, T], scope: dict[str, Any] | None) -> T:
+        """What `work` gives, unless the client of `scope` goes away; an input that crashes workers is counted."""
+        try:
+            return await (work if scope is None else until_disconnect(work, scope))
+        except WorkerCrashed as error:
+            self.recorder.poisoned("refused" if isinstance(error, InputRefused) else "crashed")
+            raise
+
+    def _request(
+        self, context: RequestContext, model: str, call: Call, cost: int, payload: Payload, lane: str
+    ) -> Request:
         lane = lane or ("bulk" if cost > self.settings.batch.bulk_tokens else "interactive")
         ids = (context.request_id, context.traceparent)
         grant = context.grant
-        request = Request(
+        return Request(
             model,
             call,
             context.deadline_ns,
@@ -98,15 +144,6 @@ class Engine:
             share=grant.share,
             payload=payload,
         )
-        with self.recorder.in_flight(model, lane):
-            try:
-                work = self.client.call(request)
-                reply = await (work if scope is None else until_disconnect(work, scope))
-            except WorkerCrashed as error:
-                self.recorder.poisoned("refused" if isinstance(error, InputRefused) else "crashed")
-                raise
-        self._note(context, reply)
-        return reply
 
     @staticmethod
     def _note(context: RequestContext, reply: Reply) -> None:

@@ -26,9 +26,8 @@ def finish(services: Services, made: RequestContext, protocol: str, outcome: Out
     """One request of `protocol` has ended; without an operation it is neither counted nor remembered."""
     if made.operation and services.started:
         made.phases.setdefault("total", (time.perf_counter() - made.started) * 1e3)
-        services.recorder.finished(
-            protocol, made.operation, made.model, str(outcome.status), made.error, made.phases
-        )
+        status = made.counted_status or outcome.status
+        services.recorder.finished(protocol, made.operation, made.model, str(status), made.error, made.phases)
         _remember(services, made, protocol, outcome.status)
     if services.tracer is not None:
         services.tracer.end(made, *outcome)

@@ -52,6 +52,7 @@ class MetricsResource:
 
     async def on_get(self, req: Request, resp: Response) -> None:
         """Merge the slots' files in a thread."""
+        self._services.recorder.flush()
         resp.content_type = METRICS_TYPE
         resp.data = await asyncio.to_thread(metrics.render, self._services.settings.paths)
 

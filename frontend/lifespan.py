@@ -18,13 +18,13 @@ from frontend.catalog_following import CatalogFollower
 from frontend.engine import Engine
 from frontend.protocols.registry import grpc_services
 from frontend.recording import Recorder
-from frontend.sending import CopyBudget
 from frontend.services import Services
 from frontend.tensors import extensions
 from frontend.tensors.uploading import InputRoom
 from frontend.tracing import starting
 from ipc import copies, logs, metrics, sweep
 from ipc.client import Client
+from ipc.copy_budget import CopyBudget
 from ipc.liveness import SlotLock, is_held, lowest_free_slot
 from ipc.notify import Notifier
 from ipc.paths import RunPaths, prepare_run_dir
@@ -68,8 +68,12 @@ class Lifespan:
         self._metrics.touch(services.catalog, settings.worker_count, version.VERSION)
         self._metrics.touch_keys(entry.name for entry in services.access.entries)
         services.access.meter.use_row(services.slot)
+        self._metrics.tally.follow(asyncio.get_running_loop())
         services.recorder = Recorder(self._metrics, services.catalog)
-        services.client = Client(settings.paths, settings, name, on_retry=services.recorder.retried)
+        services.copies = CopyBudget(settings.arena.copy_out_bytes)
+        services.client = Client(
+            settings.paths, settings, name, on_retry=services.recorder.retried, copies=services.copies
+        )
         services.engine = Engine(
             settings, services.catalog, services.client, services.recorder, services.drain
         )
@@ -77,15 +81,15 @@ class Lifespan:
         services.tracer = starting.start(settings, name, services.recorder.traced)
         services.extensions = extensions.make(services, self._metrics)
         services.bodies = BodyReader(settings.limits)
-        services.copies = CopyBudget(settings.arena.copy_out_bytes)
         services.room = InputRoom(services.client.inputs, settings.arena.lease_copy_after_s)
         services.client.start()
         services.started = True
-        self._grpc = await _start_grpc(services)
         services.client.demand.replicas = services.engine.replicas
         services.client.demand.known = services.catalog.__contains__
-        self._watcher = asyncio.get_running_loop().create_task(self._watch())
         services.follower = CatalogFollower(settings, services.catalog, services.engine.is_loaded)
+        await services.follower.catch_up()
+        self._grpc = await _start_grpc(services)
+        self._watcher = asyncio.get_running_loop().create_task(self._watch())
         if settings.catalog.watch:
             self._follower = asyncio.get_running_loop().create_task(services.follower.run())
 
@@ -104,6 +108,7 @@ class Lifespan:
             self._services.recent.close()
             self._services.recent = None
         if self._metrics is not None:
+            self._metrics.tally.flush()
             metrics.retire(self._services.settings.paths, f"frontend-{self._services.slot}")
         if self._lock is not None:
             self._lock.release()

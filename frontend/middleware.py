@@ -41,11 +41,14 @@ class RequestMiddleware:
         logs.request_id.set(made.request_id)
 
     def _common(self, made: context.RequestContext) -> dict[str, str]:
-        return {
+        common = {
             "X-Request-ID": made.request_id,
             "X-Trace-ID": made.trace_id,
             "X-SIE-Server-Version": self._services.settings.server.version_header,
         }
+        if made.parent:
+            common["traceparent"] = made.parent
+        return common
 
     async def process_response(
         self, req: Request, resp: Response, resource: object, req_succeeded: bool
@@ -55,6 +58,8 @@ class RequestMiddleware:
         if made is None:
             made = req.context.penstock = context.make_plain()
         resp.set_headers(self._common(made))
+        if made.streams:
+            return
         protocol = protocol_of(req.path, self._known)
         if made.error and not made.operation:
             made.operation, made.model = protocol.inference_at(req.path)

@@ -1,13 +1,13 @@
-"""Counts requests, phases and refusals, with the label children looked up once."""
+"""Counts requests, phases and refusals, with the label children looked up once and written a little later."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
-from contextlib import contextmanager
+from collections.abc import Container
 from functools import lru_cache
 from typing import Any
 
 from ipc.metrics import UNKNOWN, FrontendMetrics
+from ipc.tally import Amount, Observations
 
 _REJECTIONS = {
     "QUEUE_FULL": "queue_full",
@@ -24,15 +24,59 @@ _REJECTIONS = {
 _SIE_PHASES = {"total": "total", "queue": "queue", "tokenize": "tokenize", "device": "inference"}
 
 
+class _InFlight:
+    """Counts one request as being served for as long as it is entered."""
+
+    __slots__ = ("_gauges",)
+
+    def __init__(self, gauges: tuple[Amount, ...]) -> None:
+        self._gauges = gauges
+
+    def __enter__(self) -> None:
+        for gauge in self._gauges:
+            gauge.inc()
+
+    def __exit__(self, *_: object) -> None:
+        for gauge in self._gauges:
+            gauge.inc(-1)
+
+
 class Recorder:
-    """Writes one request into all families it belongs to."""
+    """Writes one request into all families it belongs to, soon after (`ipc.tally`)."""
 
     def __init__(self, metrics: FrontendMetrics, models: Container[str]) -> None:
-        self._metrics, self._models = metrics, models
-        self._children = lru_cache(maxsize=4096)(self._child)
+        self._metrics, self._models, self._tally = metrics, models, metrics.tally
+        self._outcomes = lru_cache(maxsize=4096)(self._outcome)
+        self._phases = lru_cache(maxsize=4096)(self._phase)
+        self._gauges = lru_cache(maxsize=4096)(self._serving)
 
-    def _child(self, family: str, labels: tuple[str, ...]) -> Any:
+    def _amount(self, family: str, *labels: str) -> Amount:
+        return self._tally.amount(self._child(family, *labels))
+
+    def _child(self, family: str, *labels: str) -> Any:
         return getattr(self._metrics, family).labels(*labels)
+
+    def _outcome(
+        self, protocol: str, operation: str, model: str, status: str, code: str
+    ) -> tuple[Amount, ...]:
+        """What one more request counts into."""
+        found = [self._amount("requests", protocol, operation, model, status)]
+        if protocol == "sie":
+            outcome = "queue_full" if code == "QUEUE_FULL" else "error" if code else "success"
+            found.append(self._amount("sie_requests", model, operation, outcome))
+        if code in _REJECTIONS:
+            found.append(self._amount("rejected", model, _REJECTIONS[code]))
+        return tuple(found)
+
+    def _phase(self, protocol: str, operation: str, model: str, phase: str) -> tuple[Observations, ...]:
+        """What the time of a phase is observed in."""
+        children = [self._child("duration", operation, model, phase)]
+        if protocol == "sie" and phase in _SIE_PHASES:
+            children.append(self._child("sie_duration", model, operation, _SIE_PHASES[phase]))
+        return tuple(map(self._tally.observations, children))
+
+    def _serving(self, model: str, lane: str) -> tuple[Amount, ...]:
+        return self._amount("in_flight", model, lane), self._amount("sie_active", model)
 
     def model_label(self, model: str) -> str:
         """The model's name if the catalog has it, so that clients cannot invent label values."""
@@ -43,45 +87,33 @@ class Recorder:
     ) -> None:
         """One request ended with HTTP `status` and error `code` (empty for success); `phases` are milliseconds."""
         model = self.model_label(model)
-        self._children("requests", (protocol, operation, model, status)).inc()
-        if protocol == "sie":
-            outcome = "queue_full" if code == "QUEUE_FULL" else "error" if code else "success"
-            self._children("sie_requests", (model, operation, outcome)).inc()
-        if code in _REJECTIONS:
-            self._children("rejected", (model, _REJECTIONS[code])).inc()
+        for counter in self._outcomes(protocol, operation, model, status, code):
+            counter.inc()
         for phase, milliseconds in phases.items():
             if milliseconds <= 0:
                 continue
-            self._children("duration", (operation, model, phase)).observe(milliseconds / 1000)
-            if protocol == "sie" and phase in _SIE_PHASES:
-                self._children("sie_duration", (model, operation, _SIE_PHASES[phase])).observe(
-                    milliseconds / 1000
-                )
+            for histogram in self._phases(protocol, operation, model, phase):
+                histogram.observe(milliseconds / 1000)
 
     def called(self, key: str, code: str) -> None:
         """A request with the API key of that name, or without one of the file, ended with HTTP status `code`."""
-        self._children("by_key", (key, code)).inc()
+        self._child("by_key", key, code).inc()
 
     def refused(self, reason: str) -> None:
         """A request was refused for what its key is or may: unauthenticated, forbidden or rate_limited."""
-        self._children("access_refused", (reason,)).inc()
+        self._child("access_refused", reason).inc()
 
     def traced(self, outcome: str, requests: int) -> None:
         """The spans of that many requests were exported, could not be (failed), or found no room (dropped)."""
         self._metrics.traced.labels(outcome).inc(requests)
 
-    @contextmanager
-    def in_flight(self, model: str, lane: str) -> Iterator[None]:
+    def in_flight(self, model: str, lane: str) -> _InFlight:
         """One more request is being served meanwhile; its label stays though the model may leave the catalog."""
-        label = self.model_label(model)
-        gauges = (self._children("in_flight", (label, lane)), self._children("sie_active", (label,)))
-        for gauge in gauges:
-            gauge.inc()
-        try:
-            yield
-        finally:
-            for gauge in gauges:
-                gauge.dec()
+        return _InFlight(self._gauges(self.model_label(model), lane))
+
+    def flush(self) -> None:
+        """Write what was counted now, for somebody who is about to read the metric files."""
+        self._tally.flush()
 
     def retried(self, reason: str) -> None:
         """A request was sent again."""

@@ -15,6 +15,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from ipc.copy_budget import CopyBudget
 from ipc.settings import Arena
 
 log = logging.getLogger(__name__)
@@ -34,24 +35,6 @@ class Lease(Protocol):
 
     def release(self) -> None:
         """End the right."""
-
-
-class CopyBudget:
-    """Bytes that this frontend may hold as private copies for slow readers."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.free_nbytes = nbytes
-
-    def take(self, nbytes: int) -> bool:
-        """Take `nbytes` if they are free."""
-        if nbytes > self.free_nbytes:
-            return False
-        self.free_nbytes -= nbytes
-        return True
-
-    def give(self, nbytes: int) -> None:
-        """Give `nbytes` back."""
-        self.free_nbytes += nbytes
 
 
 class LeasedBody:

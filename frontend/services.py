@@ -10,7 +10,6 @@ from frontend.bodies import BodyReader
 from frontend.catalog_following import CatalogFollower
 from frontend.engine import Engine
 from frontend.recording import Recorder
-from frontend.sending import CopyBudget
 from frontend.server.drain import DRAIN, Drain
 from frontend.tensors.extensions import Extensions
 from frontend.tensors.served import ServedModels
@@ -18,6 +17,7 @@ from frontend.tensors.uploading import InputRoom, UploadOrder
 from frontend.tracing.tracer import Tracer
 from ipc.catalog import Catalog
 from ipc.client import Client
+from ipc.copy_budget import CopyBudget
 from ipc.recent import RecentWriter
 from ipc.settings import Settings
 
@@ -32,6 +32,8 @@ class Services:
     drain: Drain = DRAIN
     started: bool = False
     started_at: float = field(default_factory=time.time)
+    since_ns: int = field(default_factory=time.monotonic_ns)
+    """When this frontend began, in CLOCK_MONOTONIC."""
     slot: int = -1
     client: Client = None  # type: ignore[assignment]
     engine: Engine = None  # type: ignore[assignment]

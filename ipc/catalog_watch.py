@@ -1,7 +1,8 @@
 """Notices that the files of the catalog changed: one look a second, and a change counts once it has settled.
 
 1. A look is the set of all `*.yaml` files below the catalog's directories, of the Python files (adapters) among them,
-   and of all files and directories of the model repositories, with their size and time.
+   and of all files and directories of the model repositories, with their size and time, and of what loads by name
+   brought (`ipc.repository.overrides`), which settles at once.
 2. A look that differs from the one before only starts the waiting; an editor may still be writing.
 3. Two equal looks that differ from what was read last mean that the catalog is to be read again.
 """
@@ -14,20 +15,23 @@ from pathlib import Path
 
 from ipc.paths import asset
 from ipc.repository import layout
+from ipc.repository.overrides import ENDING, Overrides
 
 EVERY_S = 1.0
 Files = frozenset[tuple[str, int, int, int]]
 
 
-def look(dirs: Iterable[str], repositories: Iterable[str] = ()) -> Files:
+def look(dirs: Iterable[str], repositories: Iterable[str] = (), overrides: Overrides | None = None) -> Files:
     """(path, size, time in nanoseconds, inode) of every file that says what is served; what vanishes is left out.
 
-    Directories of repositories are there too, with zeros.
+    Directories of repositories are there too, with zeros. Of `overrides` there is one file each.
     """
     roots = [Path(d) for d in dirs] or [asset("config/models")]
     paths = (path for root in roots for path in _files(root, (".yaml", ".py")))
     catalog = frozenset(found for path in paths if (found := _facts(path)))
-    return catalog.union(*(layout.look(Path(root)) for root in repositories))
+    own = overrides.directory.glob(f"[!.]*{ENDING}") if overrides is not None else ()
+    brought = (found for path in own if (found := _facts(path)))
+    return catalog.union(brought, *(layout.look(Path(root)) for root in repositories))
 
 
 def yaml_files(root: Path) -> list[Path]:
@@ -55,15 +59,24 @@ class CatalogWatch:
     """Looks at the files of one catalog; `read` is what they were when the catalog was read."""
 
     def __init__(
-        self, dirs: Iterable[str], read: Files | None = None, repositories: Iterable[str] = ()
+        self,
+        dirs: Iterable[str],
+        read: Files | None = None,
+        repositories: Iterable[str] = (),
+        overrides: Overrides | None = None,
     ) -> None:
-        self._dirs, self._repositories = tuple(dirs), tuple(repositories)
-        self._read = self._last = look(self._dirs, self._repositories) if read is None else read
+        self._places = tuple(dirs), tuple(repositories), overrides
+        self._own = f"{overrides.directory}{os.sep}" if overrides is not None else ""
+        self._read = self._last = look(*self._places) if read is None else read
 
     def changed(self) -> bool:
         """Whether the files differ from those read last and have settled; says so once for each change."""
-        now = look(self._dirs, self._repositories)
-        settled, self._last = now == self._last, now
+        now = look(*self._places)
+        # An override is put in place in one step, so what differs by overrides only has settled.
+        before, self._last = self._last, now
+        settled = now == before or (
+            self._own and all(path.startswith(self._own) for path, *_ in now ^ before)
+        )
         if not settled or now == self._read:
             return False
         self._read = now

@@ -20,19 +20,18 @@ import os
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
 
 from ipc import codec, copies, dealer
 from ipc.arena import ArenaView
+from ipc.delivery import Delivery
 from ipc.directions import ToFrontend, ToWorker
 from ipc.errors import DeadlineExceeded, ProtocolError, WorkerLost, from_code
 from ipc.input_arena import InputBlock
 from ipc.liveness import open_pidfd, start_ticks
 from ipc.messages import (
-    LANES,
     VERSION,
     Cancel,
     Credits,
@@ -54,9 +53,10 @@ from ipc.messages import (
     Watch,
     Welcome,
 )
+from ipc.outstanding import Outstanding
 from ipc.paths import RunPaths
-from ipc.shares import Shares
 from ipc.stats import Stats
+from ipc.streams import Part, Taken
 
 log = logging.getLogger(__name__)
 
@@ -67,15 +67,6 @@ FOREIGN_WEIGHT = 0.2
 
 Payload = bytes | memoryview | InputBlock | None
 """Raw tensors that go with a request: in the frame after it, or in a block of this frontend."""
-
-
-@dataclass(slots=True)
-class Delivery:
-    """A result with the bytes that its tensors lie in: an arena to lease from, or an inline frame."""
-
-    result: Result
-    arena: ArenaView | None
-    inline: bytes
 
 
 class Channel:
@@ -98,7 +89,7 @@ class Channel:
         self.stats: Stats | None = None
         self.device = ""
         self.threads = 0
-        self._in_flight = {lane: Shares() for lane in LANES}
+        self._outstanding = Outstanding()
         self.foreign_cost = 0.0
         self._context, self._paths, self._name, self._changed = context, paths, name, changed
         self._loop = asyncio.get_running_loop()
@@ -113,6 +104,8 @@ class Channel:
         self._mapping: asyncio.Task[None] | None = None
         self._watching = False
         self._reading: dict[int, InputBlock] = {}
+        self.streams: dict[int, Callable[[Delivery], None]] = {}
+        """Who takes the parts of a request, by its id."""
 
     @property
     def responsive(self) -> bool:
@@ -121,16 +114,16 @@ class Channel:
 
     @property
     def cost(self) -> int:
-        """Cost in flight."""
-        return sum(lane.cost for lane in self._in_flight.values())
+        """Cost in flight, without streams that rest."""
+        return self._outstanding.cost
 
     def cost_in(self, lane: str) -> int:
         """Cost in flight in one lane."""
-        return self._in_flight[lane].cost
+        return self._outstanding.cost_in(lane)
 
     def has_part(self, lane: str, caller: str, share: float) -> bool:
         """Whether `caller` is below its own part of the credits of a lane."""
-        return self._in_flight[lane].allows(self.credits.limit, caller, share)
+        return self._outstanding.allows(self.credits.limit, lane, caller, share)
 
     def tick(self) -> None:
         """Advance: connect, say hello, ping. Called every 100 ms or so."""
@@ -184,7 +177,7 @@ class Channel:
             self._reading[request] = block
         future: asyncio.Future[Delivery] = self._loop.create_future()
         self._pending[request] = (future, message)
-        self._in_flight[message.lane].add(message.cost, message.caller, message.share)
+        self._outstanding.begin(message)
         return request, future
 
     def cancel(self, request: int) -> None:
@@ -204,6 +197,11 @@ class Channel:
         """End the lease of a result; only its own worker life is told."""
         if result.block is not None and arena is self._arena:
             self._send(Release(result.block.offset, result.block.generation))
+
+    def taken(self, request: int, count: int) -> None:
+        """Parts of a stream were taken, so as many more may come."""
+        self._outstanding.taken(request, count)
+        self._send(Taken(request, count))
 
     def cost_of(self, model: str) -> int:
         """Cost in flight of one model."""
@@ -260,9 +258,9 @@ class Channel:
     def _look(self) -> None:
         self._look_scheduled = False
         socket = self._socket
-        while socket is not None and socket is self._socket and int(socket.EVENTS) & zmq.POLLIN:
+        while socket is not None and socket is self._socket and dealer.has_message(socket):
             try:
-                frames = socket.recv_multipart(zmq.NOBLOCK)
+                frames = dealer.receive(socket)
                 self._dispatch(codec.decode_to_frontend(frames), frames[1] if len(frames) > 1 else b"")
             except zmq.Again:
                 return
@@ -283,6 +281,8 @@ class Channel:
                         detail=message.detail,
                     )
                 )
+        elif isinstance(message, Part):
+            self._deliver_part(message.result, inline)
         elif isinstance(message, Unread):
             self._end_reading(message.id)
         elif isinstance(message, Credits):
@@ -318,11 +318,19 @@ class Channel:
         elif result.block is not None and self._arena is not None:
             self.release(result, self._arena)
 
+    def _deliver_part(self, result: Result, inline: bytes) -> None:
+        take = self.streams.get(result.id)
+        self._outstanding.received(result.id, result.block is not None)
+        if take is not None:
+            take(Delivery(result, self._arena if result.block is not None else None, inline))
+        elif result.block is not None and self._arena is not None:
+            self.release(result, self._arena)
+
     def _forget(self, request: int) -> asyncio.Future[Delivery] | None:
         entry = self._pending.pop(request, None)
         if entry is None:
             return None
-        self._in_flight[entry[1].lane].remove(entry[1].cost, entry[1].caller)
+        self._outstanding.end(entry[1])
         return entry[0]
 
     def _set_models(self, message: Models | Welcome) -> None:
@@ -370,7 +378,7 @@ class Channel:
         pending, self._pending = self._pending, {}
         for request in list(self._reading):
             self._end_reading(request)
-        self._in_flight = {lane: Shares() for lane in LANES}
+        self._outstanding = Outstanding()
         if self._mapping is not None:
             self._mapping.cancel()
             self._mapping = None

@@ -1,10 +1,11 @@
 """What a frontend uses to run calls: finds workers, routes, waits for restarts, retries lost requests.
 
 1. Every 100 ms: look for worker sockets in the run directory, advance every channel, read the poison list.
-2. `call` picks a channel and sends; no channel now means waiting for a change, up to the restart or load wait. A model
-   that nobody has is asked for (`ipc.demand`).
+2. `call` and `stream` pick a channel and send; no channel now means waiting for a change, up to the restart or load
+   wait. A model that nobody has is asked for (`ipc.demand`).
 3. A lost worker means another attempt by the rule of `ipc.retry`; a second death on the same input makes it poison.
-4. The answer is a `Reply`: numpy views on the arena, whose lease ends with `release` (or leaving the context).
+4. The answer is a `Reply`: numpy views on the arena, whose lease ends with `release` (or leaving the context). A stream
+   is a `PartStream` of them; the retry rule ends with its first part.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
@@ -20,6 +21,8 @@ import zmq
 
 from ipc import deadline, input_arena, retry, routing
 from ipc.channel import Channel
+from ipc.copy_budget import CopyBudget
+from ipc.delivery import Delivery
 from ipc.demand import Demand
 from ipc.errors import (
     Draining,
@@ -38,11 +41,13 @@ from ipc.errors import (
 from ipc.exchange import Reply, Request
 from ipc.input_arena import InputArena, InputBlock
 from ipc.messages import InferCall, Submit
+from ipc.part_stream import PartStream
 from ipc.paths import RunPaths
 from ipc.poison import PoisonList
 from ipc.settings import Settings
+from ipc.streams import WINDOW
 
-__all__ = ["Client", "Reply", "Request"]
+__all__ = ["Client", "PartStream", "Reply", "Request"]
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +55,9 @@ T = TypeVar("T")
 
 TICK_S = 0.1
 FULL_WAIT_S = 0.05
+# NOTE: free maps of a request may hold what no message can: numbers beyond 64 bits, hundreds of levels.
+_UNSAYABLE = (OverflowError, RecursionError)
+_BEYOND = "options, output_schema or metadata: a number is beyond 64 bits, or values are nested too deep"
 _SOCKET_NAME = re.compile(r"^worker-(\d+)\.sock$")
 
 
@@ -62,7 +70,11 @@ class Client:
         settings: Settings,
         name: str,
         on_retry: Callable[[str], None] = lambda reason: None,
+        copies: CopyBudget | None = None,
     ) -> None:
+        """`copies` bounds what is kept of parts that slow clients do not take."""
+        self._copies = copies or CopyBudget(settings.arena.copy_out_bytes)
+        self._copy_after_s = settings.arena.lease_copy_after_s
         self._paths, self._limits, self._name, self._on_retry = paths, settings.limits, name, on_retry
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._channels: dict[int, Channel] = {}
@@ -128,23 +140,34 @@ class Client:
     async def call(self, request: Request) -> Reply:
         """Run one call. Raises a `PenstockError`; cancelling the task cancels the work."""
         try:
-            return await self._run(request)
-        except (OverflowError, RecursionError) as error:
-            # NOTE: free maps of a request may hold what no message can: numbers beyond 64 bits, hundreds of levels.
-            raise InvalidInput(
-                "options, output_schema or metadata: a number is beyond 64 bits, or values are nested too deep"
-            ) from error
+            return await self._run(request, self._send)
+        except _UNSAYABLE as error:
+            raise InvalidInput(_BEYOND) from error
 
-    async def _run(self, request: Request) -> Reply:
+    async def stream(self, request: Request) -> PartStream:
+        """The answer in parts, once the first is there or there is none; closing it ends the work.
+
+        Raises a `PenstockError` as `call` does. What fails from then on ends the iteration with one error.
+        """
+        try:
+            return await self._run(request, self._open)
+        except _UNSAYABLE as error:
+            raise InvalidInput(_BEYOND) from error
+
+    async def _run(self, request: Request, send: Callable[[Channel, Request, bool], Awaitable[T]]) -> T:
+        """Send a request until a worker has answered it, or begun to."""
         if self.poison.holds(request.model, request.call, input_arena.bytes_of(request.payload)):
             raise InputRefused("this input crashed worker processes before and is refused for a while")
         self._budget.count_request()
+        suspect = request.sequence is not None and self.poison.is_suspect(
+            request.model, request.call, input_arena.bytes_of(request.payload)
+        )
         attempts = retry.Attempts()
         lora_until = 0
         while True:
             channel = await self._route(request, attempts)
             try:
-                return await self._send(channel, request, attempts.solo)
+                return await send(channel, request, attempts.solo or suspect)
             except Draining:
                 channel.leave()
             except (ModelLoading, ModelNotLoaded):
@@ -171,6 +194,8 @@ class Client:
                     raise first from None
             except WorkerLost as lost:
                 if (name := request.sequence) is not None:
+                    if lost.suspect:
+                        self._suspect(request, alone=suspect)
                     raise SequenceLost(
                         f"the worker was lost, and with it the state of sequence {name!a}, which must begin again"
                     ) from lost
@@ -281,6 +306,34 @@ class Client:
             return
 
     async def _send(self, channel: Channel, request: Request, solo: bool) -> Reply:
+        number, future = self._submit(channel, request, solo)
+        try:
+            return Reply(channel, await future)
+        except asyncio.CancelledError:
+            channel.abandon(number, future)
+            raise
+
+    async def _open(self, channel: Channel, request: Request, solo: bool) -> PartStream:
+        number, future = self._submit(channel, request, solo, WINDOW)
+
+        stream = PartStream(
+            channel, number, future, self._copies, self._copy_after_s, lambda: self._suspect(request)
+        )
+        try:
+            await stream.begun()
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def _suspect(self, request: Request, *, alone: bool = True) -> None:
+        """A worker died on a request that does not run again."""
+        self.poison.suspect(request.model, request.call, input_arena.bytes_of(request.payload), alone=alone)
+
+    @staticmethod
+    def _submit(
+        channel: Channel, request: Request, solo: bool, parts: int = 0
+    ) -> tuple[int, asyncio.Future[Delivery]]:
         call = request.call
         if isinstance(request.payload, InputBlock) and isinstance(call, InferCall):
             call = msgspec.structs.replace(call, block=request.payload.ref)
@@ -298,11 +351,7 @@ class Client:
                 request.lane,
                 request.caller,
                 request.share,
+                parts,
             )
 
-        number, future = channel.submit(build, request.payload)
-        try:
-            return Reply(channel, await future)
-        except asyncio.CancelledError:
-            channel.abandon(number, future)
-            raise
+        return channel.submit(build, request.payload)

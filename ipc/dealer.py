@@ -6,6 +6,8 @@ from pathlib import Path
 
 import zmq
 
+_EVENTS = int(zmq.EVENTS)
+_POLLIN = int(zmq.POLLIN)
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
@@ -38,3 +40,13 @@ def send(socket: zmq.Socket[bytes], message: bytes, frame: bytes | memoryview | 
     else:
         socket.send(message, _MORE)
         socket.send(frame, _NOBLOCK)
+
+
+def has_message(socket: zmq.Socket[bytes]) -> bool:
+    """Whether a message has arrived."""
+    return bool(int(socket.get(_EVENTS)) & _POLLIN)
+
+
+def receive(socket: zmq.Socket[bytes]) -> list[bytes]:
+    """The next message, frame by frame. Raises `zmq.Again` when there is none."""
+    return socket.recv_multipart(_NOBLOCK)

@@ -24,6 +24,9 @@ from ipc.messages import (
     Welcome,
 )
 from ipc.stats import Stats
+from ipc.streams import Part, Taken
 
-ToWorker = Hello | Submit | Cancel | Release | Load | Unload | Forget | Ping | Watch | Inputs | Goodbye
-ToFrontend = Welcome | Result | Failure | Unread | Credits | Models | Stats | Leaving | Pong | Goodbye
+ToWorker = (
+    Hello | Submit | Cancel | Release | Taken | Load | Unload | Forget | Ping | Watch | Inputs | Goodbye
+)
+ToFrontend = Welcome | Result | Part | Failure | Unread | Credits | Models | Stats | Leaving | Pong | Goodbye

@@ -50,6 +50,7 @@ from ipc.messages import (
 from ipc.paths import RunPaths
 from ipc.sessions import Session, SessionTable
 from ipc.stats import Stats
+from ipc.streams import Part, Taken
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,9 @@ class Handler(Protocol):
 
     def cancel(self, session: Session, request: int) -> None:
         """The caller of a request has gone."""
+
+    def taken(self, session: Session, message: Taken) -> None:
+        """A frontend has taken parts of a stream."""
 
     def load(self, message: Load) -> None:
         """A frontend wants a model."""
@@ -189,6 +193,8 @@ class Endpoint:
                 self._handler.released()
         elif isinstance(message, Cancel):
             self._handler.cancel(session, message.id)
+        elif isinstance(message, Taken):
+            self._handler.taken(session, message)
         elif isinstance(message, Ping):
             self._send(key, Pong(message.seq))
         elif isinstance(message, Load):
@@ -271,9 +277,23 @@ class Endpoint:
             self.unread(key, result.id)
             return
         session.reading.discard(result.id)
+        self._lend(key, result, block, inline)
+
+    def part(self, key: bytes, part: Part, block: Block | None, inline: bytes | None) -> None:
+        """Send a part of an answer that goes on. Endpoint thread only.
+
+        A block is leased to the session, or freed when nobody waits for it.
+        """
+        session = self.sessions.get(key)
+        if session is not None and part.result.id in session.outstanding:
+            self._lend(key, part, block, inline)
+        elif block is not None:
+            self.leases.discard(block)
+
+    def _lend(self, key: bytes, message: Result | Part, block: Block | None, inline: bytes | None) -> None:
         if block is not None:
             self.leases.lease(block, key)
-        if not self._send(key, result, inline) and block is not None:
+        if not self._send(key, message, inline) and block is not None:
             self.leases.release(key, block.offset, block.generation)
 
     def fail(self, key: bytes, request: int, error: PenstockError) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ipc import tensors
-from ipc.channel import Channel, Delivery, Payload
+from ipc.channel import Channel, Payload
+from ipc.delivery import Delivery
 from ipc.messages import Call, InferCall, ItemError, TensorInfo, Timing, Trace
 
 
@@ -52,7 +53,7 @@ class Reply:
         if block is not None and delivery.arena is not None:
             self._bytes = delivery.arena.data(block.offset, block.nbytes, block.generation)
         else:
-            self._bytes = self._inline
+            self._bytes = self._inline if delivery.kept is None else memoryview(delivery.kept)
 
     @property
     def tokens(self) -> list[int]:

@@ -79,6 +79,7 @@ WORKER = (
         "Writing their outputs.",
         ("model", "batch_size"),
     ),
+    Family("parts", "counter", "penstock_stream_parts", "Parts of streamed answers.", ("model",)),
     Family(
         "gpu_memory_total",
         "gauge",

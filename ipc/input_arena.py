@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 from ipc.arena import BLOCKS_OFFSET, STAMP_NBYTES, Arena, ArenaView
@@ -74,6 +75,8 @@ class InputArena:
         self._leases: LeaseTable | None = None
         self._opening: asyncio.Task[None] | None = None
         self._closed = False
+        self.on_room: Callable[[], None] = lambda: None
+        """Called when a block was given back, and when there will never be one."""
 
     @property
     def inputs(self) -> Inputs:
@@ -131,6 +134,7 @@ class InputArena:
         """Give a block back; its readers must be gone."""
         if self._leases is not None:
             self._leases.discard(block)
+        self.on_room()
 
     def verify(self) -> None:
         """Assert the invariants of the arena."""
@@ -142,6 +146,7 @@ class InputArena:
         self._closed = True
         if self._arena is not None:
             self._arena.close()
+        self.on_room()
 
 
 def bytes_of(payload: bytes | memoryview | InputBlock | None) -> bytes | memoryview:

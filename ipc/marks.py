@@ -29,6 +29,13 @@ class Marks:
         draft.write_bytes(_LOADED if loaded else _UNLOADED)
         draft.replace(self._path(model))
 
+    def restore(self, model: str, loaded: bool | None) -> None:
+        """Let the mark be again what `get` gave before."""
+        if loaded is None:
+            self._path(model).unlink(missing_ok=True)
+        else:
+            self.put(model, loaded=loaded)
+
     def get(self, model: str) -> bool | None:
         """Whether the model was loaded (true) or unloaded (false) last; None: neither."""
         try:

@@ -1,4 +1,4 @@
-"""Every struct that crosses a process border (but `ipc.stats`), and nothing else.
+"""Every struct that crosses a process border (but `ipc.stats` and `ipc.streams`), and nothing else.
 
 Array-like tagged msgspec structs; `ipc.directions` says which of them go which way. Durations are nanoseconds, instants
 are CLOCK_MONOTONIC nanoseconds, costs are tokens.
@@ -12,7 +12,7 @@ import msgspec
 
 from ipc.model_config import ModelConfig
 
-VERSION = 3
+VERSION = 4
 LANES = ("interactive", "bulk")
 OVERFLOWS = ("truncate", "truncate_left", "chunk", "error")
 
@@ -157,7 +157,8 @@ class Hello(Wire, frozen=True, tag="hello"):
 class Submit(Wire, frozen=True, tag="submit"):
     """One request. `solo` asks for a batch of its own; `cost` is the frontend's estimate.
 
-    `caller` is the public id of the API key, or empty; callers take turns by their `share`, a weight.
+    `caller` is the public id of the API key, or empty; callers take turns by their `share`, a weight. `parts` above 0
+    asks for a stream, of which so many parts may wait to be taken (`ipc.streams`).
     """
 
     id: int
@@ -171,6 +172,7 @@ class Submit(Wire, frozen=True, tag="submit"):
     lane: str = "interactive"
     caller: str = ""
     share: float = 1.0
+    parts: int = 0
 
 
 class Cancel(Wire, frozen=True, tag="cancel"):
@@ -233,9 +235,8 @@ class Goodbye(Wire, frozen=True, tag="goodbye"):
 class ModelStatus(Wire, frozen=True):
     """State of one model on one worker: available, loading, loaded, unloading or failed.
 
-    `load_s` is what its last load took, or what this one is expected to take; `attempts` counts all loads so far. The
-    error is that of the last load, until one succeeds. `image_tokens` is about what an image costs. `loras` are its
-    LoRA adapters by name: loading or loaded. `config` is that of a loaded model of named tensors.
+    `load_s`: what its last load took or this one may take. `attempts`: all loads. Error: the last load's, until one
+    succeeds. `image_tokens`: about an image's cost. `loras`: loading or loaded. `revision`: of the files of its entry.
     """
 
     name: str
@@ -253,6 +254,7 @@ class ModelStatus(Wire, frozen=True):
     image_tokens: int = 0
     loras: dict[str, str] = {}
     config: ModelConfig | None = None
+    revision: str = ""
 
 
 class Credits(Wire, frozen=True, tag="credits"):

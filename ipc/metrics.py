@@ -16,6 +16,7 @@ from ipc.infer_families import CALLS, REASONS, UNVERSIONED, split_id
 from ipc.messages import LANES
 from ipc.metric_families import FRONTEND, SUPERVISOR, WORKER, Family
 from ipc.paths import RunPaths
+from ipc.tally import Tally
 
 PHASES = ("queue", "tokenize", "device", "copy", "encode", "total")
 STATES = ("available", "loading", "loaded", "unloading", "failed")
@@ -84,6 +85,7 @@ class FrontendMetrics(_Families):
 
     def __init__(self) -> None:
         super().__init__(FRONTEND)
+        self.tally = Tally()
 
     def touch(self, models: Iterable[str], workers: int, version: str) -> None:
         """Make every family exist at zero from the first scrape on."""
@@ -173,7 +175,7 @@ class WorkerMetrics(_Families):
             self.sie_adaptive_efficiency.labels(model)
             self.sie_loaded.labels(model, device).set(0), self.sie_memory.labels(model, device).set(0)
             self.sie_idle_evictions.labels(model)
-            self.sequences_expired.labels(model, w)
+            self.sequences_expired.labels(model, w), self.parts.labels(model)
             for state in SEQUENCE_STATES:
                 self.sequences.labels(model, w, state).set(0)
             for outcome in LOADS:

@@ -53,6 +53,10 @@ class RunPaths:
         """Directory of what was asked for by name: models loaded and unloaded, log and trace settings."""
         return self.root / "control"
 
+    def overrides(self) -> Path:
+        """Directory of configurations and files that loads by name brought (`ipc.repository.overrides`)."""
+        return self.root / "overrides"
+
     def arena(self, slot: int, epoch: str) -> Path:
         """Shared-memory file of one worker life."""
         return self.shm / f"penstock.{self.instance}.{slot}.{epoch}"
@@ -81,7 +85,8 @@ def prepare_run_dir(paths: RunPaths) -> None:
         paths.root.chmod(0o700)
     if len(os.fsencode(paths.notify_socket(999))) > _SUN_PATH_MAX:
         raise ConfigError(f"run.dir {paths.root} is too long: a socket name may have {_SUN_PATH_MAX} bytes")
-    for directory in (paths.metrics(), paths.poison(), paths.regions(), paths.control()):
+    own = (paths.metrics(), paths.poison(), paths.regions(), paths.control(), paths.overrides())
+    for directory in own:
         directory.mkdir(exist_ok=True, mode=0o700)
 
 

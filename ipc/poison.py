@@ -12,13 +12,17 @@ from pathlib import Path
 
 import msgspec
 
-from ipc.messages import Call
+from ipc.messages import Call, InferCall
 
 log = logging.getLogger(__name__)
 
+MAX_SUSPECTS = 256
+
 
 def fingerprint(model: str, call: Call, payload: bytes | memoryview = b"") -> str:
-    """Hash of what would be run: model, call and raw tensors."""
+    """Hash of what would be run: model, call and raw tensors. What begins a sequence is the same under any id."""
+    if isinstance(call, InferCall) and call.step is not None and call.step.start:
+        call = msgspec.structs.replace(call, step=msgspec.structs.replace(call.step, id=0))
     digest = hashlib.blake2b(msgspec.msgpack.encode((model, call)), digest_size=16)
     digest.update(payload)
     return digest.hexdigest()
@@ -30,6 +34,7 @@ class PoisonList:
     def __init__(self, directory: Path, ttl_s: float) -> None:
         self._directory, self._ttl_s = directory, ttl_s
         self._known: frozenset[str] = frozenset()
+        self._suspects: dict[str, float] = {}
 
     def refresh(self) -> None:
         """Read the directory again; files past their age are removed."""
@@ -53,6 +58,25 @@ class PoisonList:
             (self._directory / name).touch(mode=0o600)
         except OSError as error:
             log.error("a poisonous input could not be noted for the other frontends: %s", error)
+
+    def suspect(
+        self, model: str, call: Call, payload: bytes | memoryview = b"", *, alone: bool = True
+    ) -> None:
+        """A worker died on this input, which was not run again; when that happens again on it `alone`, it is poison.
+
+        This frontend alone remembers it, for `ttl_s`.
+        """
+        name, now = fingerprint(model, call, payload), time.monotonic()
+        self._suspects = {each: at for each, at in self._suspects.items() if now - at < self._ttl_s}
+        if name in self._suspects:
+            if alone:
+                self.add(model, call, payload)
+        elif len(self._suspects) < MAX_SUSPECTS:
+            self._suspects[name] = now
+
+    def is_suspect(self, model: str, call: Call, payload: bytes | memoryview = b"") -> bool:
+        """Whether a worker died on this input. Costs nothing while that has happened to none."""
+        return bool(self._suspects) and fingerprint(model, call, payload) in self._suspects
 
     def holds(self, model: str, call: Call, payload: bytes | memoryview = b"") -> bool:
         """Whether this input is refused. Costs nothing while the list is empty."""

@@ -51,9 +51,12 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Server(Section, frozen=True):
-    """HTTP side. `frontends` 0 = one per two cores, at most 4."""
+    """HTTP side. `frontends` 0 = one per two cores, at most 4. `metrics_bind` and `health_bind` "" = on `bind` only."""
 
     bind: str = "127.0.0.1:8080"
+    metrics_bind: str = ""
+    health_bind: str = ""
+    metrics_on_bind: bool = True
     frontends: Count = 0
     worker_class: Literal["penstock", "asgi"] = "penstock"
     keepalive_s: Seconds = 120.0
@@ -120,12 +123,13 @@ class Batch(Section, frozen=True):
 class Queue(Section, frozen=True):
     """Bound of a worker's queue: the larger of `min_tokens` and what drains in `max_wait_s`.
 
-    Of each model `max_waiting_sequences` sequences may wait for a slot.
+    Of each model `max_waiting_sequences` sequences may wait for a slot. `max_resting_streams` is of the whole worker.
     """
 
     min_tokens: Positive = 65536
     max_wait_s: Seconds = 2.0
     max_waiting_sequences: Count = 1024
+    max_resting_streams: Count = 1024
 
 
 class Arena(Section, frozen=True):
@@ -148,6 +152,7 @@ class SharedMemory(Section, frozen=True):
     key_prefix: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = "client_"
     max_region_bytes: Positive = 1 << 30
     max_regions: Positive = 256
+    map_inputs: bool = False
 
 
 class Limits(Section, frozen=True):
@@ -185,7 +190,8 @@ class Catalog(Section, frozen=True):
 class Repository(Section, frozen=True):
     """Directories of models of named tensors, and which of them are loaded.
 
-    `default_max_batch_size` is for programs whose configuration is inferred.
+    `default_max_batch_size` is for programs whose configuration is inferred; `allow_files` lets loads by name bring
+    programs, which take `max_upload_bytes` of all models together.
     """
 
     dirs: tuple[str, ...] = ()
@@ -193,6 +199,8 @@ class Repository(Section, frozen=True):
     models: tuple[str, ...] = ()
     allow_python: bool = False
     follow_links: bool = False
+    allow_files: bool = False
+    max_upload_bytes: Positive = 256 << 20
     default_max_batch_size: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 32
 
 

@@ -70,3 +70,5 @@ def forget(paths: RunPaths) -> None:
     """The server starts: what clients registered and asked for by name at an earlier one is gone."""
     for directory in (paths.regions(), paths.control()):
         _unlink(list(directory.iterdir()))
+    shutil.rmtree(paths.overrides(), ignore_errors=True)
+    paths.overrides().mkdir(mode=0o700, exist_ok=True)

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from frontend import listeners
 from frontend.access import keyfile
-from frontend.openapi import routes as openapi
 from frontend.tracing import otlp
 from ipc import settings, sweep
 from ipc.errors import ConfigError
@@ -106,7 +106,10 @@ def _run(options: argparse.Namespace) -> int:
             print(__version__)
             return 0
         if options.command == "openapi":
-            print(openapi.schema().decode())
+            # Imported here: it brings all of the frontend, which no other command needs.
+            from frontend.openapi import routes
+
+            print(routes.schema().decode())
             return 0
         if options.command == "keys":
             return keys.run(options)
@@ -143,6 +146,7 @@ def _check(config: settings.Settings) -> int:
     if config.server.keys_file:
         keyfile.read(Path(config.server.keys_file))
     otlp.check(config.tracing)
+    listeners.check(config.server)
     print(f"settings are valid; {catalog.summary(models)}")
     return 0
 

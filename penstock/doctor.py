@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from frontend import listeners
 from frontend.access import keyfile
 from frontend.grpc import address
 from ipc.errors import ConfigError, PenstockError
@@ -99,14 +100,19 @@ def _run_directory(config: Settings) -> Iterator[Finding]:
 
 
 def _port(config: Settings) -> Iterator[Finding]:
-    host, _, port = config.server.bind.rpartition(":")
-    with socket.socket(socket.AF_INET6 if host.startswith("[") else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host.strip("[]"), int(port)))
-            yield True, f"{config.server.bind} is free"
-        except (OSError, ValueError) as error:
-            yield False, f"{config.server.bind} cannot be bound: {error}"
+    for bind in listeners.addresses(config.server):
+        host, _, port = bind.rpartition(":")
+        with socket.socket(socket.AF_INET6 if host.startswith("[") else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host.strip("[]"), int(port)))
+                yield True, f"{bind} is free"
+            except (OSError, ValueError) as error:
+                yield False, f"{bind} cannot be bound: {error}"
+    try:
+        listeners.check(config.server)
+    except ConfigError as error:
+        yield False, error.message
     if config.grpc.enabled:
         try:
             address.keep(config.grpc).close()

@@ -1,5 +1,5 @@
-"""The class that a `model.py` of a model repository subclasses (docs/repository.md)."""
+"""The classes that a `model.py` of a model repository subclasses one of (docs/repository.md)."""
 
-from workers.adapters.shared.model_class import Context, Model
+from workers.adapters.shared.model_class import Context, DecoupledModel, Model
 
-__all__ = ["Context", "Model"]
+__all__ = ["Context", "DecoupledModel", "Model"]

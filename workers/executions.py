@@ -16,6 +16,7 @@ class Executions:
     def __init__(self, metrics: WorkerMetrics) -> None:
         self._metrics = metrics
         self._rows: dict[tuple[str, int], list[Any]] = {}
+        self._parts: dict[str, Any] = {}
 
     def note(self, model: str, rows: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
         """A batch of `rows` of the entry `model` ran: joining and placing inputs, the model, writing outputs."""
@@ -27,3 +28,10 @@ class Executions:
         counters[0].inc()
         for counter, nanoseconds in zip(counters[1:], (input_ns, infer_ns, output_ns), strict=True):
             counter.inc(nanoseconds * 1e-9)
+
+    def responded(self, model: str) -> None:
+        """A part of a streamed answer of the entry `model` was sent."""
+        counter = self._parts.get(model)
+        if counter is None:
+            counter = self._parts[model] = self._metrics.parts.labels(model)
+        counter.inc()

@@ -7,6 +7,7 @@
    batch of a model that keeps state fails as a whole.
 5. A poisoned device context ends the process: nothing runs on it again.
 6. Between the steps of a batch that writes text, one short batch of queries of other models may run (`Interlude`).
+7. A request that is answered in parts runs alone, for a few steps at a time (`Generations`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from workers.adapters.base import ItemFailure
 from workers.batch_metrics import BatchMetrics
 from workers.executions import Executions
 from workers.forming import Batch, Former, collate
-from workers.interlude import LONGEST_S, Interlude
+from workers.generations import Generations
+from workers.interlude import LONGEST_S, Flight, Interlude
 from workers.job import Piece
 from workers.jobs import JobBook
 from workers.named_outputs import Placer
@@ -48,6 +50,7 @@ from workers.watchdog import Activity, batch_limit_s
 log = logging.getLogger(__name__)
 
 EXIT_DEVICE_LOST = 4
+CLOSE_S = 2.0
 
 
 class Executor:
@@ -67,12 +70,17 @@ class Executor:
         """`touch` is told of the model of every batch; `unload_idle` is that of `oom.Relief`."""
         self._queue, self._book, self._arena = queue, book, arena
         self._settings, self._touch = settings, touch
+        # NOTE: steps of one model take milliseconds or seconds; nothing that is known of it tells which comes next.
+        self._step_limit_s = batch_limit_s(settings.worker.hang_timeout_s, 0.0)
         self.budgets = budgets
         self._recoveries, self._relief = oom.RecoveryCounts(metrics), oom.Relief(unload_idle)
         self._executions, self._batch_metrics = Executions(metrics), BatchMetrics(metrics)
         self._placer = Placer(book, settings.arena.inline_bytes)
         self.activity = Activity()
         self._interlude = Interlude()
+        self._generations = Generations(
+            book, self._placer, self._executions, self.activity, queue.rate, self._record_flight
+        )
         self.batches = BatchLog()
         self._rates: defaultdict[str, DrainRate] = defaultdict(DrainRate)
         self._former = Former(
@@ -87,6 +95,10 @@ class Executor:
         """Begin to take work."""
         for thread in reversed(self._threads):
             thread.start()
+
+    def join(self) -> None:
+        """Wait a while for the end of the device thread: when the queue is closed it closes what models have begun."""
+        self._threads[0].join(CLOSE_S)
 
     def call(self, work: Callable[[], Any]) -> Future[Any]:
         """Run `work` on the device thread, before the next batch, for at most `worker.load_stall_s`."""
@@ -104,7 +116,8 @@ class Executor:
         self._single_threaded.wait()
         torch.set_num_threads(self._torch_threads)
         with torch.inference_mode():
-            while self._queue.wait_work(lambda: self._former.ahead or bool(self._calls)):
+            while self._queue.wait_work(self._has_other_work):
+                self._generations.close_ended(self._step_limit_s)
                 while self._calls:
                     self._run_call(*self._calls.popleft())
                 batch = self._former.next()
@@ -112,6 +125,10 @@ class Executor:
                     self._run_batch(batch)
                     # PERF: drop the references now, not when the next batch arrives.
                     del batch
+            self._generations.close_ended(self._step_limit_s)
+
+    def _has_other_work(self) -> bool:
+        return self._former.ahead or bool(self._calls) or bool(self._book.over)
 
     def _run_call(self, work: Callable[[], Any], future: Future[Any]) -> None:
         self.activity.begin(self._settings.worker.load_stall_s)
@@ -140,10 +157,10 @@ class Executor:
     def _run_batch(self, batch: Batch) -> None:
         began, paused_ns = time.monotonic_ns(), self._interlude.total_ns
         jobs = list({id(piece.job): piece.job for piece in batch.pieces}.values())
-        model = jobs[0].model
+        model, stream = jobs[0].model, jobs[0].stream
         self._touch(model)
         flight = [(job.tag, job.id) for job in jobs]
-        self._arena.record_flight(self._interlude.flight + flight)
+        self._record_flight(flight)
         for job in jobs:
             job.first_run_ns = job.first_run_ns or began
             job.batches += 1
@@ -151,16 +168,24 @@ class Executor:
             self._attempt(batch.pieces, batch.collated)
         finally:
             self.activity.end()
-            self._arena.record_flight(self._interlude.flight)
+            self._record_flight([])
             self._book.land(batch.pieces)
             self._recoveries.ended(model)
+            if stream is not None:
+                self._generations.go_on(jobs[0], stream)
         seconds = (time.monotonic_ns() - began - self._interlude.total_ns + paused_ns) / 1e9
         self._queue.settle_time(jobs[0], seconds - batch.predicted_s)
-        for rate in (self._queue.rate, self._rates[model]):
-            rate.record(batch.tokens, seconds)
+        self._rates[model].record(batch.tokens, seconds)
+        if stream is None:
+            self._queue.rate.record(batch.tokens, seconds)
         budget = self.budgets.tokens_of(model)
         self.batches.note(model, len(batch.pieces), batch.tokens, budget, seconds)
-        self._batch_metrics.note(model, batch, budget)
+        if stream is None or jobs[0].batches == 1:
+            self._batch_metrics.note(model, batch, budget)
+
+    def _record_flight(self, flight: Flight) -> None:
+        """These requests, and those of a long batch that pauses, are on the device."""
+        self._arena.record_flight(self._interlude.flight + flight)
 
     def _attempt(self, pieces: list[Piece], collated: Any = None) -> None:
         """Run some pieces; on failure run their halves, down to the single item that fails."""
@@ -190,6 +215,9 @@ class Executor:
             began, paused_ns = time.monotonic_ns(), self._interlude.total_ns
             if collated is None:
                 collated = collate(pieces)
+            if job.stream is not None:
+                self._generations.stint(pieces[0], job.stream, collated, self._step_limit_s)
+                return None
             collated_ns = time.monotonic_ns()
             between = partial(self._between_steps, pieces)
             with stepping.running(self.activity, pieces, between), job.adapter.using(job.call.lora):
@@ -214,18 +242,23 @@ class Executor:
         return None
 
     def _between_steps(self, pieces: list[Piece]) -> None:
-        """Run one short batch of queries of other models, if there is one; not inside of such a batch."""
+        """Run one short batch of queries of other models, if there is one; not inside of such a batch.
+
+        Streams that ended meanwhile are closed here too: a long batch would keep their inputs for as long.
+        """
         if self._interlude.playing:
             return
         batch = self._former.beside(pieces[0].job.adapter, LONGEST_S)
-        if batch is None:
+        if batch is None and not self._book.over:
             return
         limit_s, recoveries = self.activity.limit_s, self._recoveries
         flight = list(dict.fromkeys((piece.job.tag, piece.job.id) for piece in pieces))
         self._recoveries = recoveries.fresh()
         try:
             with self._interlude.of(flight):
-                self._run_batch(batch)
+                if batch is not None:
+                    self._run_batch(batch)
+                self._generations.close_ended(self._step_limit_s)
         finally:
             self._recoveries = recoveries
             self.activity.begin(limit_s)

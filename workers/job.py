@@ -15,6 +15,7 @@ from workers.payload import NOTHING, Payload
 
 if TYPE_CHECKING:
     from workers.sequences import Turn
+    from workers.streamed import Streamed
     from workers.tracing import JobTrace
 
 
@@ -38,7 +39,7 @@ class Job:
     size the model decides, by name and item. `claims` counts who may still read its input or write to its output: a
     preparing thread, the device. `infos` are the outputs of an infer call. `gathering` says whether it waits for others
     to share a batch with, `batch_tokens` is the limit of its adapter for such a batch, `turn` is its place in a
-    sequence, `ordered` jobs are answered in the order of their arrival.
+    sequence, `ordered` jobs are answered in the order of their arrival, `stream` is of one that is answered in parts.
     """
 
     session: bytes
@@ -61,6 +62,7 @@ class Job:
     batch_tokens: int | None = None
     turn: Turn | None = None
     ordered: bool = False
+    stream: Streamed | None = None
     refs: list[TensorRef] = field(default_factory=list)
     result_nbytes: int = 0
     starts: dict[str, list[int]] = field(default_factory=dict)

@@ -1,7 +1,8 @@
 """The book of open jobs: opened once, ended exactly once, whoever ends it.
 
 A job ends by completion of all its items, by a failure, or by cancellation. Ending it posts the answer to the
-endpoint's thread and counts its cost out of the queue.
+endpoint's thread and counts its cost out of the queue. A job that is answered in parts rests while its frontend has
+enough of them, and is not counted by the queue then; when it has ended, the device thread finds it in `over`.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from ipc.endpoint import Endpoint, block_ref
-from ipc.errors import DeadlineExceeded, PenstockError, from_code
+from ipc.errors import DeadlineExceeded, PenstockError, QueueFull, from_code
 from ipc.messages import InferCall, ItemError, Result, TensorRef, Timing
+from ipc.streams import Part
 from workers import outputs
 from workers.job import Job, Output, Piece
 from workers.queue import WorkQueue
 from workers.response_order import ResponseOrder
 from workers.sequences import Outcome
+from workers.streamed import PlacedPart, Streamed
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +35,11 @@ class JobBook:
         self._open: dict[tuple[bytes, int], Job] = {}
         self._order = ResponseOrder()
         self._lock = threading.Lock()
+        self._roomless: list[Job] = []
+        self.resting = 0
+        """Streams that rest."""
+        self.over: deque[Job] = deque()
+        """Streams that have ended and that the device thread has not closed yet."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -93,13 +102,93 @@ class JobBook:
         self._order.withdraw(job)
         return waiting
 
+    def cancel_streams(self) -> None:
+        """The worker ends; what its models have begun is to be closed even if a drain was too short for it."""
+        for job in self.jobs():
+            if job.stream is not None:
+                self.cancel(job)
+
+    def check_resting(self, most: int) -> None:
+        """Raise `QueueFull` when no other stream may begin."""
+        if self.resting >= most:
+            raise QueueFull(
+                f"{self.resting} streams wait for clients that do not read (queue.max_resting_streams {most})",
+                retry_after_s=1,
+            )
+
     def expire(self) -> list[Job]:
-        """Fail every job whose deadline has passed and that has not begun on the device; returns them."""
+        """Fail every job whose deadline has passed and that has not begun on the device, or streams; returns them."""
         now = time.monotonic_ns()
-        late = [job for job in self.jobs() if now >= job.deadline_ns and not job.first_run_ns]
+        late = [job for job in self.jobs() if now >= job.deadline_ns and (job.stream or not job.first_run_ns)]
         for job in late:
-            self.fail(job, DeadlineExceeded("the deadline passed in the queue", retry_after_s=1))
+            where = "in the middle of the answer" if job.first_run_ns else "in the queue"
+            self.fail(job, DeadlineExceeded(f"the deadline passed {where}", retry_after_s=1))
         return late
+
+    def send_part(self, job: Job, stream: Streamed, part: PlacedPart) -> None:
+        """One part of the answer; the endpoint gives its block back when the job has ended meanwhile."""
+        endpoint, output = self._endpoint(), part.output
+        with self._lock:
+            stream.flow.sent(output.block is not None)
+        inline = bytes(output.buffer) if output.block is None else None
+        message = Part(
+            Result(job.id, block_ref(output.block), part.refs, [], [], [], Timing(), infos=part.infos)
+        )
+        endpoint.post(lambda: endpoint.part(job.session, message, output.block, inline))
+
+    def go_on(self, job: Job, stream: Streamed) -> None:
+        """The device is done with some steps of a stream: it waits for the device again, or rests."""
+        with self._lock:
+            if job.state != "open":
+                return
+            rests = stream.roomless or not stream.flow.open
+            if stream.roomless:
+                self._roomless.append(job)
+            if rests:
+                stream.resting = True
+                self.resting += 1
+                self._queue.settle(job.cost, job.lane, job.caller)
+        if not rests:
+            self._put_again(job)
+
+    def taken(self, job: Job, count: int) -> None:
+        """The frontend has taken parts of a stream."""
+        stream = job.stream
+        if stream is None:
+            return
+        with self._lock:
+            stream.flow.taken(count)
+            wakes = not stream.roomless and stream.flow.open and self._wake(job, stream)
+        if wakes:
+            self._put_again(job)
+
+    def wake_roomless(self) -> None:
+        """Streams that found no room in the arena try again."""
+        if not self._roomless:
+            return
+        with self._lock:
+            waiting, self._roomless = self._roomless, []
+            woken = []
+            for job in waiting:
+                if job.stream is not None:
+                    job.stream.roomless = False
+                    if self._wake(job, job.stream):
+                        woken.append(job)
+        for job in woken:
+            self._put_again(job)
+
+    def _wake(self, job: Job, stream: Streamed) -> bool:
+        """Count an open stream in again that rested; whether it did."""
+        if job.state != "open" or not stream.resting:
+            return False
+        stream.resting = False
+        self.resting -= 1
+        self._queue.resume(job.cost, job.lane, job.caller, job.share)
+        return True
+
+    def _put_again(self, job: Job) -> None:
+        job.queued_ns = time.monotonic_ns()
+        self._queue.put(job, 0, len(job.prepared))
 
     def attach(self, job: Job, output: Output) -> None:
         """Give an open job its output space; an ended one gives it back at once."""
@@ -107,8 +196,7 @@ class JobBook:
             if job.state == "open":
                 job.output = output
                 return
-        if output.block is not None:
-            self._endpoint().leases.discard(output.block)
+        self.give_back(output)
 
     def reserve(self, nbytes: int) -> Output:
         """Output space of a size that was not known before; `replace` gives it to its job.
@@ -122,14 +210,19 @@ class JobBook:
             raise outputs.exhausted(1.0)
         return Output(block, leases.data(block), {})
 
+    def give_back(self, output: Output) -> None:
+        """End an output that `reserve` gave and that no job has got."""
+        if output.block is not None:
+            self._endpoint().leases.discard(output.block)
+
     def replace(self, job: Job, refs: list[TensorRef], output: Output) -> None:
         """Give an open job the output that was made for it, in place of any it had; an ended one gives it back."""
         unused: Output | None = output
         with self._lock:
             if job.state == "open":
                 unused, job.output, job.refs = job.output, output, refs
-        if unused is not None and unused.block is not None:
-            self._endpoint().leases.discard(unused.block)
+        if unused is not None:
+            self.give_back(unused)
 
     def correct(self, job: Job, cost: int) -> None:
         """Replace the estimated cost of an open job by the real one."""
@@ -142,11 +235,17 @@ class JobBook:
         if self._open.pop((job.session, job.id), None) is None:
             return False
         job.state = state
-        self._queue.settle(job.cost, job.lane, job.caller)
+        if job.stream is not None and job.stream.resting:
+            self.resting -= 1
+        else:
+            self._queue.settle(job.cost, job.lane, job.caller)
+        if job.stream is not None:
+            self.over.append(job)
+            self._queue.nudge()
         return True
 
     def claim(self, job: Job) -> bool:
-        """A preparing thread begins to read a job's input, unless it has ended; `unclaim` follows."""
+        """A preparing thread or a stream begins to read a job's input, unless it has ended; `unclaim` follows."""
         with self._lock:
             if job.state == "open":
                 job.claims += 1
@@ -154,7 +253,7 @@ class JobBook:
         return False
 
     def unclaim(self, job: Job) -> None:
-        """The preparing thread is done with it."""
+        """Whoever claimed it is done with its input."""
         with self._lock:
             job.claims -= 1
         if job.state in ("cancelled", "failed"):
@@ -212,8 +311,9 @@ class JobBook:
         if output is None:
             self._order.withdraw(job)
             return
+        queued_ns = job.queued_ns if job.stream is None else job.stream.queued_ns
         timing = Timing(
-            job.prepare_ns, max(0, job.first_run_ns - job.queued_ns), job.device_ns, job.copy_ns, job.batches
+            job.prepare_ns, max(0, job.first_run_ns - queued_ns), job.device_ns, job.copy_ns, job.batches
         )
         loose, inline = outputs.loose_frame(job)
         result = Result(
@@ -226,7 +326,7 @@ class JobBook:
             timing,
             loose,
             outputs.rows_of(job),
-            None if job.trace is None else job.trace.record(job.queued_ns),
+            None if job.trace is None else job.trace.record(queued_ns),
             job.infos,
         )
         self._order.answer(

@@ -19,10 +19,11 @@ from ipc.messages import TensorInfo, TensorRef
 from workers.adapters.base import ItemFailure
 from workers.adapters.shared.named_tensors import host_array
 from workers.adapters.shared.signature import TensorFacts
-from workers.job import Job, Output, Piece
+from workers.job import Output, Piece
 from workers.jobs import JobBook
 from workers.operations.named import NamedOutput
 from workers.regions import OpenRegion
+from workers.streamed import PlacedPart
 
 Raw = bytes | np.ndarray | torch.Tensor
 """An output of one request before it is placed: bytes, or values whose bytes are wanted."""
@@ -59,13 +60,8 @@ class Placer:
         left: list[tuple[str, Raw]] = []
         on_device = False
         for name in wanted.outputs:
-            output = named[name]
-            values = output.values
-            if output.batches and len(values) != rows.stop - rows.start:
-                values = values[rows]
-            shape = [rows.stop - rows.start, *output.rest] if output.batches else output.rest
-            raw = _raw(output.facts, values)
-            infos.append(TensorInfo(name, output.facts.datatype, shape, _nbytes(raw)))
+            info, raw = _cut(name, named[name], rows)
+            infos.append(info)
             if name in wanted.targets:
                 on_device |= _write_region(wanted.targets[name], raw)
             else:
@@ -75,20 +71,43 @@ class Placer:
             for name, raw in left:
                 _copy(job.output.arrays[name], raw)
         else:
-            self._place(job, left)
+            self._book.replace(job, *self._placed(left))
         return on_device or any(isinstance(raw, torch.Tensor) for _, raw in left)
 
-    def _place(self, job: Job, raws: Sequence[tuple[str, Raw]]) -> None:
-        """Into a place made now."""
+    def part(self, piece: Piece, named: Mapping[str, NamedOutput]) -> PlacedPart:
+        """One part of a streamed answer of a request that runs alone. Raises `ShmExhausted` when there is no room."""
+        wanted = piece.prepared.payload
+        cuts = [_cut(name, named[name], slice(0, wanted.rows)) for name in wanted.outputs]
+        raws = [(info.name, raw) for info, raw in cuts]
+        refs, output = self._placed(raws)
+        if output.block is not None and any(isinstance(raw, torch.Tensor) for _, raw in raws):
+            torch.cuda.synchronize()
+        return PlacedPart([info for info, _ in cuts], refs, output)
+
+    def _placed(self, raws: Sequence[tuple[str, Raw]]) -> tuple[list[TensorRef], Output]:
+        """In a place made now."""
         refs, nbytes = _lay_out(raws)
         if nbytes <= self._inline_nbytes:
             copies.count("place", nbytes)
-            self._book.replace(job, refs, Output(None, _frame(refs, raws, nbytes), {}))
-            return
+            return refs, Output(None, _frame(refs, raws, nbytes), {})
         output = self._book.reserve(nbytes)
-        for ref, (_, raw) in zip(refs, raws, strict=True):
-            _copy(tensors.view(output.buffer, ref), raw)
-        self._book.replace(job, refs, output)
+        try:
+            for ref, (_, raw) in zip(refs, raws, strict=True):
+                _copy(tensors.view(output.buffer, ref), raw)
+        except BaseException:
+            self._book.give_back(output)
+            raise
+        return refs, output
+
+
+def _cut(name: str, output: NamedOutput, rows: slice) -> tuple[TensorInfo, Raw]:
+    """The rows of one request."""
+    values = output.values
+    if output.batches and len(values) != rows.stop - rows.start:
+        values = values[rows]
+    shape = [rows.stop - rows.start, *output.rest] if output.batches else output.rest
+    raw = _raw(output.facts, values)
+    return TensorInfo(name, output.facts.datatype, shape, _nbytes(raw)), raw
 
 
 def _raw(facts: TensorFacts, values: np.ndarray | torch.Tensor) -> Raw:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ipc.datatypes import BYTES
 from ipc.errors import InvalidInput, Unsupported
 from ipc.messages import Region, TensorInput, TensorOutput
 from workers.regions import ClientMemory, OpenRegion
@@ -45,6 +46,8 @@ class Payload:
             )
         if opened.on_device:
             return opened.tensor()
+        if opened.mapped and tensor.datatype != BYTES:
+            return opened.view()
         # PERF: room that is not cleared first.
         found = np.empty(opened.nbytes, np.uint8).data
         opened.read(found)

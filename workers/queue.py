@@ -84,6 +84,11 @@ class WorkQueue:
         with self._lock:
             self._admitted[lane].remove(cost, caller)
 
+    def resume(self, cost: int, lane: str, caller: str, share: float) -> None:
+        """A request that was admitted, and counted out while it rested, goes on."""
+        with self._lock:
+            self._admitted[lane].add(cost, caller, share)
+
     def correct(self, change: int, lane: str = "interactive", caller: str = "") -> None:
         """The cost of an admitted request turned out to differ by `change`."""
         with self._lock:

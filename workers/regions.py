@@ -2,8 +2,9 @@
 
 1. `ClientMemory.open` opens what an infer call names and looks at its size; the request keeps what it was given until
    it ends, so that neither a name that goes away nor an unregistered region takes the memory from under it.
-2. POSIX objects are read and written with pread and pwrite, never mapped: one that shrank meanwhile is an error of the
-   request and not a SIGBUS of the worker.
+2. POSIX objects are read and written with pread and pwrite: one that shrank meanwhile is an error of the request and
+   not a SIGBUS of the worker. Only an operator who trusts his clients lets inputs be mapped
+   (`shared_memory.map_inputs`), which saves their copy.
 3. CUDA memory (`workers.cuda_memory`) is a tensor on the device. It stays open while its region is registered or a
    request uses it.
 
@@ -12,6 +13,7 @@ Nothing has to be closed: descriptors and handles go with the last request that 
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 import time
@@ -37,22 +39,41 @@ class _Object:
 
     def __init__(self, fd: int, facts: os.stat_result) -> None:
         self.fd, self.identity = fd, (facts.st_dev, facts.st_ino)
-
-    def __del__(self) -> None:
-        os.close(self.fd)
+        # NOTE: not `__del__`, which runs before weak references end: another thread could take the object out of
+        # `ClientMemory` again while its descriptor is being closed.
+        weakref.finalize(self, os.close, fd).atexit = False
 
 
 class OpenRegion:
     """Bytes of a client's memory, held open while this object lives. Any thread."""
 
-    def __init__(self, region: Region, source: _Object | CudaMemory) -> None:
+    def __init__(self, region: Region, source: _Object | CudaMemory, mapped: bool = False) -> None:
+        """`mapped`: `view` is allowed."""
         self.nbytes = region.nbytes
+        self.mapped = mapped and isinstance(source, _Object) and region.nbytes > 0
         self._region, self._source = region, source
 
     @property
     def on_device(self) -> bool:
         """Whether it is CUDA memory, which `tensor` gives without a copy."""
         return isinstance(self._source, CudaMemory)
+
+    def view(self) -> memoryview:
+        """All of it, read-only and without a copy; what the client writes meanwhile shows. Only where it is `mapped`.
+
+        Raises `InvalidInput` when the object has shrunk.
+
+        NOTE: to touch it after the client has cut its object off ends this process with SIGBUS.
+        """
+        if not self.mapped or not isinstance(self._source, _Object):
+            raise TypeError("this region is not to be mapped")
+        start = self._region.offset % mmap.ALLOCATIONGRANULARITY
+        place = self._region.offset - start
+        try:
+            pages = mmap.mmap(self._source.fd, start + self.nbytes, access=mmap.ACCESS_READ, offset=place)
+        except (OSError, ValueError):
+            raise self._shrunk() from None
+        return memoryview(pages)[start:]
 
     def read(self, target: memoryview) -> None:
         """Copy all of it into `target` (`nbytes` writable bytes). Raises `InvalidInput` when the object has shrunk."""
@@ -128,9 +149,8 @@ class ClientMemory:
         if region.offset < 0 or region.nbytes < 0:
             raise InvalidInput("shared memory region: negative offset or size")
         with self._lock:
-            return OpenRegion(
-                region, self._cuda_source(region) if region.kind == "cuda" else self._object(region)
-            )
+            source = self._cuda_source(region) if region.kind == "cuda" else self._object(region)
+            return OpenRegion(region, source, self._settings.map_inputs)
 
     def tick(self) -> None:
         """Often, from the endpoint's tick: once a second close CUDA memory whose region was unregistered."""

@@ -13,7 +13,7 @@ from ipc import logs
 from ipc.arena import Arena
 from ipc.catalog import Catalog
 from ipc.endpoint import Endpoint
-from ipc.errors import DeadlineExceeded, Draining, ModelNotLoaded, PenstockError
+from ipc.errors import DeadlineExceeded, Draining, ModelNotLoaded, PenstockError, Unsupported
 from ipc.leases import LeaseTable
 from ipc.liveness import start_ticks
 from ipc.messages import (
@@ -34,6 +34,7 @@ from ipc.metrics import WorkerMetrics
 from ipc.notify import Notifier
 from ipc.sessions import Session
 from ipc.settings import Settings
+from ipc.streams import PartFlow, Taken
 from workers import device as devices
 from workers import oom, operations, outputs, tracing
 from workers.executor import Executor
@@ -47,6 +48,7 @@ from workers.queue import WorkQueue
 from workers.regions import ClientMemory
 from workers.reporting import Reporter
 from workers.statistics import Statistics
+from workers.streamed import Streamed
 
 log = logging.getLogger(__name__)
 
@@ -113,9 +115,11 @@ class Runtime:
         self.executor.start()
         self.models.start()
         self.endpoint.run()
+        self.book.cancel_streams()
         self.models.close()
         self.queue.close()
         self.preparer.close()
+        self.executor.join()
 
     def drain(self) -> None:
         """Announce the end; stop when all is done, or after `worker.drain_timeout_s`. Endpoint thread only."""
@@ -165,9 +169,16 @@ class Runtime:
             raise DeadlineExceeded("the deadline passed on the way to the worker", retry_after_s=1)
         if self.draining:
             raise Draining("this worker is stopping", retry_after_s=1)
+        streams = adapter.streams
+        if streams != bool(message.parts):
+            # The model may have changed since the frontend looked at its configuration.
+            gives = "any number of responses" if streams else "one response, and no stream,"
+            raise Unsupported(f"Model '{message.model}' gives {gives} to a request")
         operations.check(adapter, message.call)
         if message.call.lora:
             self.models.require_lora(host.instance, message.call)
+        if streams:
+            self.book.check_resting(self._settings.queue.max_resting_streams)
         self.models.touch(message.model)
         lane = message.lane if message.lane in LANES else "interactive"
         self.queue.admit(message.cost, lane, message.caller, message.share)
@@ -184,10 +195,13 @@ class Runtime:
             Payload(payload, self._client_memory) if isinstance(message.call, InferCall) else NOTHING,
         )
         # Two instances of a model may serve at the same time while a changed entry takes effect.
-        group = (message.model, host.instance.serial, operations.group_of(adapter, message.call))
+        alike = None if streams else operations.group_of(adapter, message.call)
+        group = (message.model, host.instance.serial, alike)
         job.adapter, job.group = adapter, group
         job.gathering, job.batch_tokens = adapter.gathering, adapter.batch_tokens
         job.lane, job.caller, job.share = lane, message.caller, message.share
+        if streams:
+            job.stream = Streamed(PartFlow(message.parts))
         job.trace = tracing.begin(message.traceparent)
         count = len(message.call.items)
         job.prepared, job.open_items = [None] * count, count  # type: ignore[list-item]
@@ -291,6 +305,12 @@ class Runtime:
         self._metrics.cancelled.labels(job.model, stage).inc()
         self._metrics.saved.labels(job.model, stage).inc(self.queue.rate.seconds_for(unspent))
 
+    def taken(self, session: Session, message: Taken) -> None:
+        """A frontend has taken parts of a stream."""
+        job = self.book.find(session.key, message.id)
+        if job is not None:
+            self.book.taken(job, message.count)
+
     def forget(self, message: Forget) -> None:
         """A sequence begins on another worker."""
         host = self.models.find(message.model)
@@ -305,13 +325,15 @@ class Runtime:
             self.book.follow(outcome)
 
     def released(self) -> None:
-        """A lease ended: there may be room for parked jobs."""
+        """A lease ended: there may be room for parked jobs, and for parts of streams."""
         if self._parked or self._slotless:
             self._unpark()
+        self.book.wake_roomless()
 
     def tick(self) -> None:
         """Ten times a second: deadlines, parked jobs, old leases, credits, watchdog, metrics, drain."""
         self.book.expire()
+        self.book.wake_roomless()
         self._expire_sequences()
         self._unpark()
         revoked = self.leases.revoke_older(self._settings.arena.lease_max_age_s)

@@ -9,28 +9,22 @@ from __future__ import annotations
 
 import socket
 
+from frontend import addresses
 from ipc.errors import ConfigError
 from ipc.settings import Grpc
 
-
-def parse(bind: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT` or `[HOST]:PORT`. Raises `ConfigError`."""
-    host, colon, port = bind.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"grpc.bind: expected HOST:PORT with a port from 1 to 65535, got {bind!r}")
-    return host, int(port)
+SETTING = "grpc.bind"
 
 
 def check(grpc: Grpc) -> None:
     """Raise `ConfigError` when the settings cannot be served."""
     if grpc.enabled:
-        parse(grpc.bind)
+        addresses.parse(grpc.bind, SETTING)
 
 
 def keep(grpc: Grpc) -> socket.socket:
     """A socket that keeps the address for processes of this server. Raises `ConfigError` when somebody else has it."""
-    host, port = parse(grpc.bind)
+    host, port = addresses.parse(grpc.bind, SETTING)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

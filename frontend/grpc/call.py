@@ -115,8 +115,10 @@ class Call:
 
     @property
     def trailers(self) -> tuple[tuple[str, str], ...]:
-        """The request's ids, for the trailing metadata."""
-        return (("x-request-id", self.context.request_id), ("x-trace-id", self.context.trace_id))
+        """The request's ids, and the caller's traceparent, for the trailing metadata."""
+        made = self.context
+        ids = (("x-request-id", made.request_id), ("x-trace-id", made.trace_id))
+        return (*ids, ("traceparent", made.parent)) if made.parent else ids
 
 
 def _client_of(peer: str) -> tuple[str, int] | None:

@@ -35,17 +35,14 @@ class Health:
         self._watchers = 0
         self._draining = asyncio.Event()
 
-    def handler(self) -> grpc.GenericRpcHandler:
-        """What gRPC calls."""
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        """What gRPC calls, by method."""
         request = health_pb2.HealthCheckRequest.FromString
         answer = health_pb2.HealthCheckResponse.SerializeToString
-        return grpc.method_handlers_generic_handler(
-            SERVICE.full_name,
-            {
-                "Check": grpc.unary_unary_rpc_method_handler(self._check, request, answer),
-                "Watch": grpc.unary_stream_rpc_method_handler(self._watch, request, answer),
-            },
-        )
+        return {
+            "Check": grpc.unary_unary_rpc_method_handler(self._check, request, answer),
+            "Watch": grpc.unary_stream_rpc_method_handler(self._watch, request, answer),
+        }
 
     def drain(self) -> None:
         """Tell all who watch that this process serves no more, and let them go."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 from google.protobuf.message_factory import GetMessageClass
 
@@ -12,12 +14,14 @@ from frontend.grpc.unary import Unary
 from frontend.services import Services
 
 
-def handlers(services: Services, service: GrpcService, streams: Streams) -> grpc.GenericRpcHandler:
-    """What gRPC calls for the methods of one service."""
-    found = {}
+def handlers(
+    services: Services, service: GrpcService, streams: Streams
+) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    """What gRPC calls for the methods of one service, by name."""
+    found: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for name, method in service.methods.items():
         described = service.descriptor.methods_by_name[name]
-        form = Form(GetMessageClass(described.input_type), method.raw_field)
+        form = Form(GetMessageClass(described.input_type), method.raw_field, method.check)
         path = f"/{service.descriptor.full_name}/{name}"
         runner = Unary(services, service, method, path)
         if described.client_streaming:
@@ -26,7 +30,7 @@ def handlers(services: Services, service: GrpcService, streams: Streams) -> grpc
             )
         else:
             found[name] = grpc.unary_unary_rpc_method_handler(runner.run, form.receive, _serialize)
-    return grpc.method_handlers_generic_handler(service.descriptor.full_name, found)
+    return found
 
 
 def _serialize(answer: Answer) -> bytes:

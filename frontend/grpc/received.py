@@ -5,7 +5,7 @@ That is after the caller was let in, so that what a stranger sends is never pars
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -19,10 +19,15 @@ SPLIT_NBYTES = 2 * wire.MAX_FIELDS
 
 
 class Form:
-    """How the requests of one method are read; `raw_field` is the number of their large bytes field (0: none)."""
+    """How the requests of one method are read; `raw_field` is the number of their large bytes field (0: none).
 
-    def __init__(self, request: type[Message], raw_field: int) -> None:
-        self.request, self.raw_field = request, raw_field
+    `check` is given what is left of a large message without that field, before anything is made of it.
+    """
+
+    def __init__(
+        self, request: type[Message], raw_field: int, check: Callable[[bytes], None] | None = None
+    ) -> None:
+        self.request, self.raw_field, self.check = request, raw_field, check
         described = request.DESCRIPTOR
         self.raw_name = described.fields_by_number[raw_field].name if raw_field else ""
         self.messages = frozenset(
@@ -64,6 +69,8 @@ class Received:
         form, data = self._form, self._data
         if form.raw_field and len(data) > SPLIT_NBYTES:
             rest, self.raw = wire.split(data, form.raw_field, form.messages)
+            if form.check is not None:
+                form.check(rest)
             return form.request.FromString(rest)
         message = form.request.FromString(data)
         if form.raw_field:

@@ -12,10 +12,11 @@ import logging
 import time
 from typing import Any
 
-from grpc import aio
 from grpc_reflection.v1alpha import reflection
 
+from frontend import addresses
 from frontend.grpc import address, farewell
+from frontend.grpc.accepting import Server
 from frontend.grpc.health import SERVICE as HEALTH_SERVICE
 from frontend.grpc.health import Health
 from frontend.grpc.methods import handlers
@@ -27,6 +28,7 @@ from ipc.errors import ConfigError
 from ipc.settings import Settings
 
 log = logging.getLogger(__name__)
+_CORE_LOGGER = "grpc._cython.cygrpc"
 
 MAX_STREAMS = 1024
 """Rpcs at a time on one connection; more wait at the client."""
@@ -47,13 +49,14 @@ class GrpcServer:
         self._streams = Streams(services.settings.grpc.max_stream_requests)
         names = [service.descriptor.full_name for service in offered]
         self._health = Health(services, names)
-        self._server = aio.server(
-            options=options(services.settings), maximum_concurrent_rpcs=services.settings.grpc.max_rpcs
-        )
-        found = [handlers(services, service, self._streams) for service in offered]
-        self._server.add_generic_rpc_handlers((*found, self._health.handler()))
+        self._server = Server(options(services.settings), services.settings.grpc.max_rpcs)
+        for service in offered:
+            found = handlers(services, service, self._streams)
+            self._server.add_registered_method_handlers(service.descriptor.full_name, found)
+        self._server.add_registered_method_handlers(HEALTH_SERVICE.full_name, self._health.handlers())
         listed = [*names, HEALTH_SERVICE.full_name, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(listed, self._server)
+        logging.getLogger(_CORE_LOGGER).addFilter(_without_clients_faults)
         self._stopping: asyncio.Task[None] | None = None
         self._since_ns = 0
 
@@ -87,9 +90,22 @@ class GrpcServer:
         self._health.drain()
         self._streams.drain()
         if replaced:
-            await farewell.say(address.parse(self._services.settings.grpc.bind)[1], FAREWELL_S)
+            await farewell.say(
+                addresses.parse(self._services.settings.grpc.bind, address.SETTING)[1], FAREWELL_S
+            )
         left_s = began + graceful_s - min(GRACE_S, graceful_s / 3) - time.monotonic()
         await self._server.stop(max(left_s, 0.0))
+
+
+def _without_clients_faults(record: logging.LogRecord) -> bool:
+    """What gRPC logs as errors with a stack though a client did it, told in one line or not at all.
+
+    Metadata that is no UTF-8 is read as Latin-1. A batch of operations fails when the client has gone meanwhile.
+    """
+    message = str(record.msg)
+    if message.startswith("ExecuteBatchError raised in core"):
+        record.levelno, record.levelname, record.exc_info = logging.INFO, "INFO", None
+    return not message.startswith("Invalid encoding on")
 
 
 def options(settings: Settings) -> list[tuple[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +19,13 @@ Failed = Callable[[Call, Any, PenstockError], Answer | None]
 
 
 @dataclass(frozen=True, slots=True)
+class Several:
+    """The answers to one message of a stream, any number of them, made while the stream goes on with other messages."""
+
+    answers: AsyncGenerator[Answer, None]
+
+
+@dataclass(frozen=True, slots=True)
 class Method:
     """One method, unary or a stream in both directions, of which each message is a request.
 
@@ -26,15 +33,17 @@ class Method:
     rpc. `operation` names it in metrics and traces ("": neither, for probes). `need` is the scope that it needs, or
     tells it from the request, which is parsed before the key is checked then (not of streams). `raw_field` is the
     number of the request's large bytes field: its values are in `Call.raw` then, and perhaps not in the request.
+    `check` looks at the rest of a large request before it is parsed, and raises what is wrong with it.
     `failed` makes the response that says an error itself, where the contract has one; it gets None for a request that
     is no message. Without it, or where it gives None, the rpc ends with a gRPC status. `ordered` streams answer in the
-    order of their requests, others as answers come.
+    order of their requests, others as answers come; `Several` answers to one message are written as they come.
     """
 
-    answer: Callable[[Call, Any], Awaitable[Answer]]
+    answer: Callable[[Call, Any], Awaitable[Answer | Several]]
     operation: str = ""
     need: Need | Callable[[Any], Need] = "infer"
     raw_field: int = 0
+    check: Callable[[bytes], None] | None = None
     failed: Failed | None = None
     ordered: bool = True
 

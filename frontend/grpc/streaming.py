@@ -2,6 +2,7 @@
 
 1. Messages are read while fewer than `grpc.max_stream_requests` are in work; the rest waits at the client.
 2. Each runs as a task. Its answer is written in the order of the requests, or of the answers (`Method.ordered`).
+   `Several` answers to one message are written as they come, with the error that ends them, by a task of their own.
 3. When the client has said all, or this frontend drains, no more is read; what is in work is answered, then it ends.
 """
 
@@ -14,8 +15,9 @@ from grpc import aio
 
 from frontend.grpc.call import Call
 from frontend.grpc.received import Received
-from frontend.grpc.service import Answer
-from frontend.grpc.unary import Rpc, Unary
+from frontend.grpc.service import Answer, Several
+from frontend.grpc.unary import Rpc, Unary, Unwritten
+from ipc import deadline
 from ipc.errors import Draining, PenstockError
 
 END_AT_ERROR = "triton_grpc_error"
@@ -75,8 +77,11 @@ class _Stream:
     def __init__(self, runner: Unary, rpc: Rpc, limit: int) -> None:
         self._runner, self._rpc = runner, rpc
         self._room = asyncio.Semaphore(limit)
-        self._ready: asyncio.Queue[asyncio.Task[Answer] | None] = asyncio.Queue()
-        self._running: set[asyncio.Task[Answer]] = set()
+        self._ready: asyncio.Queue[asyncio.Task[Answer | None] | None] = asyncio.Queue()
+        self._running: set[asyncio.Task[Answer | None]] = set()
+        self._aside: set[asyncio.Task[None]] = set()
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._writing = asyncio.Lock()
         self._reader: asyncio.Task[None] | None = None
         self._drained = False
 
@@ -89,21 +94,28 @@ class _Stream:
     async def run(self) -> None:
         """Read and write until both are done; whatever ends the rpc ends the requests that are in work."""
         opened = self._runner.begin(self._rpc)
-        self._reader = asyncio.get_running_loop().create_task(self._read_all())
+        loop = asyncio.get_running_loop()
+        self._reader = loop.create_task(self._read_all())
+        writer: asyncio.Task[None] | None = None
         try:
             opened.admit("infer", spend=False)
-            await self._write_all()
+            writer = loop.create_task(self._write_all(opened))
+            await asyncio.wait((writer, self._broken), return_when=asyncio.FIRST_COMPLETED)
+            (self._broken if self._broken.done() else writer).result()
             if self._drained:
                 raise Draining("this server is shutting down; open a new stream", retry_after_s=1)
             self._rpc.set_trailing_metadata(opened.trailers)
         except _Failure as failure:
             await self._runner.abort(failure.call, failure.error)
+        except Unwritten as unwritten:
+            await self._runner.give_up(unwritten)
         except PenstockError as error:
             await self._runner.abort(opened, error)
         finally:
-            self._reader.cancel()
-            for task in self._running:
-                task.cancel()
+            self._broken.cancel()
+            for task in (self._reader, writer, *self._running, *self._aside):
+                if task is not None:
+                    task.cancel()
 
     async def _read_all(self) -> None:
         number = 0
@@ -130,21 +142,59 @@ class _Stream:
         else:
             task.add_done_callback(self._ready.put_nowait)
 
-    async def _one(self, received: Received, number: int) -> Answer:
+    async def _one(self, received: Received, number: int) -> Answer | None:
+        """The answer to one message, None for one whose answers are written aside."""
         call = self._runner.begin(self._rpc, number)
         try:
-            return await self._runner.answer(call, received)
+            answer = await self._runner.answer(call, received)
         except PenstockError as error:
-            told = self._runner.told(call, received, error)
-            if told is None or call.metadata.get(END_AT_ERROR) == "true":
-                raise _Failure(call, error) from error
-            return told
+            return self._told(call, received, error)
+        if not isinstance(answer, Several):
+            return answer
+        task = asyncio.get_running_loop().create_task(self._write_several(call, received, answer))
+        self._aside.add(task)
+        task.add_done_callback(self._end_aside)
+        return None
 
-    async def _write_all(self) -> None:
+    async def _write_several(self, call: Call, received: Received, several: Several) -> None:
+        """Write the answers to one message, and the error that they end with, if any."""
+        try:
+            await self._runner.write_each(call, received, several, self._write)
+        except PenstockError as error:
+            await self._write_last(call, self._told(call, received, error))
+
+    def _end_aside(self, task: asyncio.Task[None]) -> None:
+        """One message is answered; what went wrong ends the stream at once, whatever others wait for."""
+        self._aside.discard(task)
+        self._room.release()
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._broken.done():
+            self._broken.set_exception(error)
+
+    def _told(self, call: Call, received: Received, error: PenstockError) -> Answer:
+        told = self._runner.told(call, received, error)
+        if told is None or call.metadata.get(END_AT_ERROR) == "true":
+            raise _Failure(call, error) from error
+        return told
+
+    async def _write(self, answer: Answer) -> None:
+        async with self._writing:
+            await self._rpc.write(answer)
+
+    async def _write_last(self, call: Call, answer: Answer) -> None:
+        """Write what is the end of an answer, for as long as a request may take. Raises `Unwritten`."""
+        timeout_s = self._runner.services.settings.limits.request_timeout_s
+        await self._runner.written(call, self._write(answer), deadline.after(timeout_s))
+
+    async def _write_all(self, opened: Call) -> None:
+        """Write the answers of tasks that have one, until all is read and answered."""
         while (task := await self._ready.get()) is not None:
             try:
                 answer = await task
             finally:
                 self._running.discard(task)
-            await self._rpc.write(answer)
-            self._room.release()
+            if answer is not None:
+                await self._write_last(opened, answer)
+                self._room.release()
+        while self._aside:
+            await asyncio.wait(self._aside)

@@ -37,15 +37,19 @@ class Succession:
         """The frontend of that slot has begun to listen."""
         self._listening[slot % ROWS] = self._clock()
 
+    def is_replaced(self, since_ns: int) -> bool:
+        """Whether a frontend of since then is being replaced by a reload."""
+        return bool(since_ns < self._reloaded[0])
+
     def is_missed(self, since_ns: int) -> bool:
         """Whether a frontend that listens since then is being replaced and nobody listens in its place yet."""
-        return bool(since_ns < self._reloaded[0] > self._listening.max())
+        return self.is_replaced(since_ns) and bool(self._reloaded[0] > self._listening.max())
 
     async def replaced(self, since_ns: int, timeout_s: float) -> bool:
         """Wait while a frontend that listens since then is missed, at most so long; whether another has its place."""
         for _ in range(math.ceil(timeout_s / LOOK_EVERY_S)):
             if not self.is_missed(since_ns):
-                return bool(since_ns < self._reloaded[0])
+                return self.is_replaced(since_ns)
             await asyncio.sleep(LOOK_EVERY_S)
         return False
 

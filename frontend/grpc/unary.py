@@ -3,6 +3,9 @@
 1. The request's context, its bytes counted among those that this frontend holds, access; then it is parsed.
 2. The method's own answer. An error becomes the contract's own message where it has one, else a gRPC status.
 3. Counted and remembered, however it ended.
+
+Several answers to one request are written as they come. A client that does not take one holds the request until its
+deadline, and no longer: then the rpc ends.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 from google.protobuf.message import Message
@@ -18,13 +23,27 @@ from grpc import StatusCode, aio
 from frontend.grpc import statuses
 from frontend.grpc.call import Call
 from frontend.grpc.received import Received
-from frontend.grpc.service import Answer, GrpcService, Method
+from frontend.grpc.service import Answer, GrpcService, Method, Several
 from frontend.services import Services
-from ipc.errors import Forbidden, InvalidInput, PenstockError, Unauthenticated
+from ipc import deadline
+from ipc.errors import DeadlineExceeded, Forbidden, InvalidInput, PenstockError, Unauthenticated
 
 log = logging.getLogger(__name__)
 
 Rpc = aio.ServicerContext[Any, Any]
+
+WRITE_GRACE_NS = 2_000_000_000
+"""What was made before the deadline of its request may be written for so much longer."""
+_LAST_WORD_S = 1.0
+"""gRPC sends a status behind the messages, so a client that reads none of them may never see it."""
+
+
+class Unwritten(Exception):
+    """An answer to `call` was not taken: the client reads too slowly, or has `gone`."""
+
+    def __init__(self, call: Call, error: PenstockError, gone: bool) -> None:
+        super().__init__(error.message)
+        self.call, self.error, self.gone = call, error, gone
 
 
 class Unary:
@@ -41,21 +60,27 @@ class Unary:
             rpc.set_trailing_metadata(call.trailers)
         except PenstockError as error:
             return await self.fail(call, received, error)
+        assert not isinstance(answer, Several)
         return answer
 
     def begin(self, rpc: Rpc, number: int = 0) -> Call:
         """A request that has just arrived."""
         return Call.begin(self.services, rpc, self.service.protocol, self.path, self.method.operation, number)
 
-    async def answer(self, call: Call, received: Received) -> Answer:
-        """The answer to one request, counted. Raises a `PenstockError`, or is cancelled with its task."""
+    async def answer(self, call: Call, received: Received) -> Answer | Several:
+        """The answer to one request, counted. Raises a `PenstockError`, or is cancelled with its task.
+
+        `Several` answers are for `write_each`, which counts the request then.
+        """
         failure: PenstockError | None = None
+        answer: Answer | Several | None = None
         try:
             with self.services.bodies.holding(received.nbytes):
                 need = self.method.need
                 call.admit(need if isinstance(need, str) else need(received.message()))
                 message, call.raw = received.message(), received.raw
-                return await self.method.answer(call, message)
+                answer = await self.method.answer(call, message)
+                return answer
         except PenstockError as error:
             failure = error
             raise
@@ -63,11 +88,61 @@ class Unary:
             failure = call.ended_early()
             raise
         except Exception as error:
-            log.error("%s failed", self.path, exc_info=error)
-            failure = PenstockError("internal error")
+            failure = self._bug(error)
+            raise failure from error
+        finally:
+            if not isinstance(answer, Several):
+                call.finish(failure)
+
+    async def write_each(
+        self, call: Call, received: Received, several: Several, write: Callable[[Answer], Awaitable[None]]
+    ) -> None:
+        """Write all answers to one request as they come, then count it. Raises as `answer`, and `Unwritten`."""
+        failure: PenstockError | None = None
+        try:
+            with self.services.bodies.holding(received.nbytes):
+                async with aclosing(several.answers) as answers:
+                    async for answer in answers:
+                        await self.written(call, write(answer), call.context.deadline_ns + WRITE_GRACE_NS)
+        except PenstockError as error:
+            failure = error
+            raise
+        except Unwritten as unwritten:
+            failure = unwritten.error
+            raise
+        except asyncio.CancelledError:
+            failure = call.ended_early()
+            raise
+        except Exception as error:
+            failure = self._bug(error)
             raise failure from error
         finally:
             call.finish(failure)
+
+    @staticmethod
+    async def written(call: Call, writing: Awaitable[None], until_ns: int) -> None:
+        """Wait for a write until `until_ns`. Raises `Unwritten`."""
+        try:
+            async with asyncio.timeout(deadline.remaining_s(until_ns)):
+                await writing
+        except TimeoutError:
+            error = DeadlineExceeded("the client did not take the answer before the deadline")
+            raise Unwritten(call, error, gone=False) from None
+        except aio.BaseError:
+            raise Unwritten(call, call.ended_early(), gone=True) from None
+
+    async def give_up(self, unwritten: Unwritten) -> None:
+        """End the rpc of a client that takes no more answers."""
+        if unwritten.gone:
+            # NOTE: the way gRPC itself ends an rpc whose client has gone; a status could not be sent.
+            raise asyncio.CancelledError from unwritten
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORD_S):
+                await self.abort(unwritten.call, unwritten.error)
+
+    def _bug(self, error: Exception) -> PenstockError:
+        log.error("%s failed", self.path, exc_info=error)
+        return PenstockError("internal error")
 
     async def fail(self, call: Call, received: Received, error: PenstockError) -> Answer:
         """The contract's own form of an error; without one the rpc ends with a status."""

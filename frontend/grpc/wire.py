@@ -35,7 +35,7 @@ def split(data: bytes, field: int, messages: Collection[int] = ()) -> tuple[byte
     rest: list[memoryview] = []
     found: list[memoryview] = []
     kept = count = 0
-    for tag, began, content, end in _fields(data, 0, len(data)):
+    for tag, began, content, end in fields(data, 0, len(data)):
         count = _counted(count)
         if tag == wanted:
             if kept < began:
@@ -43,7 +43,7 @@ def split(data: bytes, field: int, messages: Collection[int] = ()) -> tuple[byte
             found.append(view[content:end])
             kept = end
         elif tag in nested:
-            for _ in _fields(data, content, end):
+            for _ in fields(data, content, end):
                 count = _counted(count)
     rest.append(view[kept:])
     return b"".join(rest), found
@@ -82,8 +82,11 @@ def _counted(count: int) -> int:
     return count + 1
 
 
-def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Tag, beginning, beginning of the content and end of each field of the message from `at` to `end`."""
+def fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Tag, beginning, beginning of the content and end of each field of the message from `at` to `end`.
+
+    Raises `ValueError` where it is no message.
+    """
     while at < end:
         began = at
         tag, at = _varint(data, at)

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from frontend.openapi.operation import JSON, TEXT, Operation
+from frontend.openapi.operation import JSON, Operation
 
 _WORD = re.compile(r"{(\w+)}")
 REF = "#/components/{kind}/{name}"
@@ -132,7 +132,7 @@ def _responses(operation: Operation) -> dict[str, Any]:
         made[str(status)] = _response(text, operation.answer, operation.media, ())
     for status, struct in operation.errors.items():
         text = f"{HTTPStatus(status).phrase}."
-        media = (TEXT if struct is None else JSON,)
+        media = operation.error_media if struct is None else (JSON,)
         made[str(status)] = _response(text, struct, media, _error_headers(operation, status, struct))
     return dict(sorted(made.items()))
 
@@ -140,7 +140,7 @@ def _responses(operation: Operation) -> dict[str, Any]:
 def _error_headers(operation: Operation, status: int, struct: type[msgspec.Struct] | None) -> tuple[str, ...]:
     if struct is None:
         return ()
-    retry = ("Retry-After",) if status in WITH_RETRY else ()
+    retry = ("Retry-After",) if status in WITH_RETRY and operation.retry_header else ()
     asked = ("WWW-Authenticate",) if status == 401 else ()
     code = ("X-SIE-Error-Code",) if operation.error_code_header else ()
     return (*code, *retry, *asked)

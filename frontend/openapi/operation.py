@@ -50,6 +50,10 @@ class Operation:
     parameters: tuple[Parameter, ...] = ()
     timed: bool = False
     example: dict[str, Any] | None = None
+    error_media: tuple[str, ...] = (TEXT,)
+    """Media types of errors without a struct; none: their body is empty and has no type."""
+    retry_header: bool = True
+    """Whether every answer that passes with time carries Retry-After."""
     error_code_header: bool = True
     """Whether errors carry X-SIE-Error-Code."""
     closed: bool = True

@@ -35,7 +35,10 @@ from frontend.server.refusal import (
 from frontend.server.state import FrontendState
 from frontend.server.websocket import is_handshake
 
+_VERSIONS = ("1.0", "1.1")
 _MAX_LINGERING = 1024
+_UNCOUNTED_NBYTES = 64
+"""Method, version and line ends, which the limit of a head does not count: how a head is cut up must not matter."""
 
 
 class PenstockProtocol(HttpToolsProtocol):
@@ -111,7 +114,7 @@ class PenstockProtocol(HttpToolsProtocol):
             else:
                 self._reject(malformed(f"Malformed request: {error}"))
         else:
-            if self._unframed_nbytes > self.limits.max_header_bytes:
+            if self._unframed_nbytes > self.limits.max_header_bytes + _UNCOUNTED_NBYTES:
                 self._reject(head_too_large(self.limits.max_header_bytes))
 
     def _should_upgrade(self) -> bool:
@@ -158,7 +161,8 @@ class PenstockProtocol(HttpToolsProtocol):
         """Start the request, or let it wait for the one before it.
 
         Raises:
-            RefusedRequest: the head is too large, names no host or several, or too many requests wait already.
+            RefusedRequest: the head is too large, of another version of HTTP, names no host or several, or too many
+                requests wait already.
         """
         version = self.parser.get_http_version()
         self._check_head(version)
@@ -182,6 +186,10 @@ class PenstockProtocol(HttpToolsProtocol):
             self.pipeline.appendleft((self.cycle, self.app))
 
     def _check_head(self, version: str) -> None:
+        if version not in _VERSIONS:
+            raise RefusedRequest(
+                malformed(f"HTTP/{version} is not served here, only {' and '.join(_VERSIONS)}.")
+            )
         limit = self.limits.max_header_bytes
         # PERF: the exact size is only computed when the bytes received could be too many.
         if self._unframed_nbytes > limit:

@@ -13,6 +13,7 @@ import msgspec
 
 from frontend.tensors.request import Parameter
 from ipc.errors import InvalidInput
+from ipc.option_names import EXTRACT_OPTIONS, SCORE_OPTIONS
 
 _SHARED = frozenset({"instruction", "lora", "lora_id", "overflow_policy"})
 _KNOWN: dict[str, frozenset[str]] = {
@@ -26,33 +27,8 @@ _KNOWN: dict[str, frozenset[str]] = {
         "query_template",
         "text_template",
     },
-    "score": _SHARED | {"score_mode", "score_weights"},
-    "extract": _SHARED
-    | {
-        "adjacency_threshold",
-        "aggregation_strategy",
-        "box_threshold",
-        "classification_type",
-        "flat_ner",
-        "function_to_apply",
-        "hypothesis_template",
-        "label_template",
-        "labels",
-        "max_answer_tokens",
-        "max_new_tokens",
-        "merge_adjacent_entities",
-        "metadata",
-        "multi_label",
-        "num_beams",
-        "output_schema",
-        "relation_threshold",
-        "relations",
-        "score_threshold",
-        "task",
-        "text_threshold",
-        "threshold",
-        "top_k",
-    },
+    "score": _SHARED | SCORE_OPTIONS,
+    "extract": _SHARED | EXTRACT_OPTIONS | {"labels", "metadata", "output_schema"},
 }
 _JSON: dict[str, tuple[type, str]] = {
     "labels": (list, "array"),

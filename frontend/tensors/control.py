@@ -1,7 +1,7 @@
 """Models in and out of memory by name, and the index of all of them, as both tensor protocols offer it.
 
 1. `load` waits until every version that the policy chooses is loaded, and known to all frontends (`agreement`);
-   `unload` returns once the workers were told.
+   `unload` returns once the workers were told. A load may bring a configuration and files (`overriding`).
 2. What was loaded or unloaded by name is marked in the run directory (`ipc.marks`), so that no frontend loads again for
    a request what somebody unloaded. The mark goes with the next `load`, and with the next start of the server.
 3. Only with `repository.control: explicit`.
@@ -15,8 +15,11 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from frontend.tensors import served
+from frontend.rendering import off_loop_if
+from frontend.tensors import load_parameters, served
 from frontend.tensors.agreement import Agreement
+from frontend.tensors.load_parameters import Brought
+from frontend.tensors.overriding import Change, Overriding, shown
 from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.states import State, model_of
 from ipc import deadline
@@ -26,7 +29,6 @@ from ipc.errors import (
     InvalidInput,
     ModelError,
     ModelLoadFailed,
-    Unsupported,
 )
 from ipc.marks import Marks
 
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 
 FOLLOW_S = 5.0
 """How long a load waits for a model that was put into the repository just now to be noticed by all."""
+LONG_NBYTES = 64 << 10
+"""Parameters of a load above this size are read by a thread."""
 UNLOAD_S = 5.0
 """How long an unload waits for the workers to say that they have begun."""
 
@@ -57,19 +61,36 @@ class RepositoryControl:
         self._services = services
         self._explicit = services.settings.repository.control == "explicit"
         self._marks = Marks(services.settings.paths)
+        self._overriding = Overriding(services, self._marks)
         self._agreement = Agreement(services.settings.paths, f"frontend-{services.slot}", services.catalog)
 
-    async def load(self, model: str, parameters: Mapping[str, Any], deadline_ns: int) -> None:
-        """Load all chosen versions and wait for them.
+    async def load(self, model: str, parameters: dict[str, Any], deadline_ns: int) -> None:
+        """Load all chosen versions and wait for them. `parameters` is emptied: files in it are large, and loads long.
 
-        Raises `ControlDisabled`; `InvalidInput` for an unknown parameter, `Unsupported` for `config` and `file:`;
+        Raises `ControlDisabled`; `InvalidInput` and `Unsupported` as `load_parameters.read` and `Overriding.change` do;
         `ModelLoadFailed` whose message begins `failed to load '<model>', `, for unknown models too; `NoReplica`;
-        `DeadlineExceeded`.
+        `DeadlineExceeded`. A load that fails leaves what was served before.
         """
         self._check_allowed()
-        _check_load(parameters)
-        entries = await self._entries(model, min(deadline_ns, deadline.after(FOLLOW_S)))
-        await self._agree(min(deadline_ns, deadline.after(FOLLOW_S)))
+        brought = await self._brought(parameters)
+        async with self._overriding.change(model, brought, deadline_ns) as change:
+            await self._load(model, change, deadline_ns)
+
+    async def _brought(self, parameters: dict[str, Any]) -> Brought | None:
+        nbytes = load_parameters.nbytes_of(parameters)
+        with self._services.bodies.holding(nbytes):
+            long = nbytes > LONG_NBYTES
+            try:
+                return await off_loop_if(long, load_parameters.read, parameters, self._services.settings)
+            finally:
+                parameters.clear()
+
+    async def _load(self, model: str, change: Change | None, deadline_ns: int) -> None:
+        until_ns = min(deadline_ns, deadline.after(FOLLOW_S))
+        entries = await self._entries(model, until_ns)
+        await self._agree(until_ns)
+        if change is not None:
+            await self._overriding.followed(model, change, until_ns)
         self._marks.put(model_of(entries[0]), loaded=True)
         log.info("model %a is loaded by name", model[:200])
         loads = [self._load_entry(model, entry, deadline_ns) for entry in entries]
@@ -78,10 +99,11 @@ class RepositoryControl:
             if isinstance(error, BaseException):
                 raise error
 
-    async def unload(self, model: str, parameters: Mapping[str, Any]) -> None:
+    async def unload(self, model: str, parameters: Mapping[str, Any], deadline_ns: int) -> None:
         """Begin to unload all versions; an unknown model is no error.
 
-        Raises `ControlDisabled`, and `InvalidInput` for a parameter other than `unload_dependents`.
+        Raises `ControlDisabled`, `InvalidInput` for a parameter other than `unload_dependents`, and as
+        `Overriding.end` where a load had brought something.
         """
         self._check_allowed()
         _check_unload(parameters)
@@ -89,11 +111,13 @@ class RepositoryControl:
             versions = self._services.served.versions(self._services, model)
         except UnavailableModel:
             log.info("model %a is not unloaded: there is none of that name", model[:200])
+            await self._end_override(model, deadline_ns)
             return
         self._marks.put(model_of(versions[0][1]), loaded=False)
         log.info("model %a is unloaded by name", model)
         until = deadline.after(UNLOAD_S)
         await asyncio.gather(*(self._unload_entry(entry, until) for _, entry in versions))
+        await self._end_override(model, deadline_ns)
 
     def index(self, ready_only: bool = False) -> list[IndexEntry]:
         """Every version of every model, by name and version."""
@@ -129,6 +153,7 @@ class RepositoryControl:
             try:
                 entries = [entry for _, entry in services.served.versions(services, model)]
             except UnavailableModel:
+                entries = []
                 return False
             channels = services.client.channels
             return all(any(entry in channel.models for channel in channels) for entry in entries)
@@ -138,7 +163,7 @@ class RepositoryControl:
         except DeadlineExceeded:
             if not entries:
                 raise ModelLoadFailed(
-                    f"failed to load '{_shown(model)}', the repository has no such model"
+                    f"failed to load {shown(model)}, the repository has no such model"
                 ) from None
         return entries
 
@@ -150,6 +175,12 @@ class RepositoryControl:
             await self._services.client.wait(self._agreement.reached, until_ns)
         except DeadlineExceeded:
             log.warning("another frontend does not serve the catalog of this one yet")
+
+    async def _end_override(self, model: str, deadline_ns: int) -> None:
+        """Nobody is to find again what a load had brought for a model that is unloaded now."""
+        if await self._overriding.end(model, deadline_ns):
+            await self._agree(deadline.after(FOLLOW_S))
+            await self._overriding.gone(model, deadline.after(FOLLOW_S))
 
     async def _load_entry(self, model: str, entry: str, deadline_ns: int) -> None:
         client, limits = self._services.client, self._services.settings.limits
@@ -163,7 +194,7 @@ class RepositoryControl:
         try:
             await client.demand.load(entry, True, lambda done: client.wait(done, deadline_ns))
         except ModelError as error:
-            raise ModelLoadFailed(f"failed to load '{_shown(model)}', {error.message}") from error
+            raise ModelLoadFailed(f"failed to load {shown(model)}, {error.message}") from error
 
     async def _unload_entry(self, entry: str, until_ns: int) -> None:
         client = self._services.client
@@ -171,13 +202,6 @@ class RepositoryControl:
             await client.demand.unload(entry, False, lambda done: client.wait(done, until_ns))
         except DeadlineExceeded:
             log.warning("no worker has said yet that it unloads model %s", entry)
-
-
-def _check_load(parameters: Mapping[str, Any]) -> None:
-    for name in parameters:
-        if name == "config" or name.startswith("file:"):
-            raise Unsupported(f"load parameter {name[:100]!a}: models are configured in the repository only")
-        raise InvalidInput(f"load parameter {name[:100]!a}: expected 'config' or 'file:<path>'")
 
 
 def _check_unload(parameters: Mapping[str, Any]) -> None:
@@ -188,7 +212,3 @@ def _check_unload(parameters: Mapping[str, Any]) -> None:
             raise InvalidInput(
                 f"unload parameter 'unload_dependents': expected true or false, got {str(value)[:100]!a}"
             )
-
-
-def _shown(model: str) -> str:
-    return ascii(model[:200])[1:-1]

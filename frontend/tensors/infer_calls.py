@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
 from frontend.tensors import uploading
@@ -9,7 +11,7 @@ from frontend.tensors.job import Called, Job
 from frontend.tensors.request import InputTensor, WantedOutput
 from frontend.tensors.result import OutputTensor
 from ipc.channel import Payload
-from ipc.client import Reply
+from ipc.client import PartStream, Reply
 from ipc.input_arena import InputBlock
 from ipc.messages import InferCall, Region, Step, TensorInput, TensorOutput
 from ipc.model_config import ROW_COST
@@ -24,22 +26,48 @@ async def call(job: Job) -> Called:
     else:
         async with job.services.uploads.of(job.served.id, step.id):
             starts, payload = await _upload(job)
-    try:
-        wanted = request.outputs
-        made = InferCall(
-            inputs=[_input(job, tensor, at) for tensor, at in zip(request.inputs, starts, strict=True)],
-            outputs=job.served.every_output if wanted is None else [_output(job, one) for one in wanted],
-            rows=job.rows,
-            parameters=request.parameters,
-            step=None if step is None else Step(step.id, step.start, step.end),
-            priority=request.priority,
-            timeout_us=request.timeout_us,
-        )
+    with _releasing(job, payload):
+        made = _call(job, starts, None if step is None else Step(step.id, step.start, step.end))
         reply = await job.run(made, ROW_COST * job.rows, payload)
-        return reply, partial(_outputs, job, reply)
-    finally:
-        if isinstance(payload, InputBlock) and payload is not request.block:
+        return reply, partial(outputs_of, job, reply)
+
+
+@asynccontextmanager
+async def streamed(job: Job) -> AsyncIterator[PartStream]:
+    """Run a decoupled program; the context holds its work, and its inputs while it is done. Raises as `call`."""
+    starts, payload = await _upload(job)
+    with _releasing(job, payload) as release:
+        async with job.stream(_call(job, starts, None), ROW_COST * job.rows, payload) as parts:
+            # NOTE: a client may read what is done for long.
+            parts.when_answered(release)
+            yield parts
+
+
+@contextmanager
+def _releasing(job: Job, payload: Payload) -> Iterator[Callable[[], None]]:
+    """Give a payload back that was made for the call, at the end or by what is yielded before."""
+
+    def release() -> None:
+        if isinstance(payload, InputBlock) and payload is not job.request.block:
             payload.release()
+
+    try:
+        yield release
+    finally:
+        release()
+
+
+def _call(job: Job, starts: list[int], step: Step | None) -> InferCall:
+    request, wanted = job.request, job.request.outputs
+    return InferCall(
+        inputs=[_input(job, tensor, at) for tensor, at in zip(request.inputs, starts, strict=True)],
+        outputs=job.served.every_output if wanted is None else [_output(job, one) for one in wanted],
+        rows=job.rows,
+        parameters=request.parameters,
+        step=step,
+        priority=request.priority,
+        timeout_us=request.timeout_us,
+    )
 
 
 async def _upload(job: Job) -> tuple[list[int], Payload]:
@@ -76,7 +104,7 @@ def _output(job: Job, wanted: WantedOutput) -> TensorOutput:
     return TensorOutput(wanted.name, region)
 
 
-def _outputs(job: Job, reply: Reply) -> list[OutputTensor]:
+def outputs_of(job: Job, reply: Reply) -> list[OutputTensor]:
     """The outputs in the order in which they are wanted, as views of the reply's memory."""
     regions = {wanted.name for wanted in job.request.outputs or () if wanted.region is not None}
     return [

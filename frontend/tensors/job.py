@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from frontend.tensors.request import TensorRequest
 from frontend.tensors.result import OutputTensor
 from frontend.tensors.served import Served
 from ipc.channel import Payload
-from ipc.client import Reply
+from ipc.client import PartStream, Reply
 from ipc.messages import Call
 
 if TYPE_CHECKING:
@@ -36,8 +37,19 @@ class Job:
 
     async def run(self, call: Call, cost: int, payload: Payload = None) -> Reply:
         """Run a call in the lane of the request's priority."""
-        priority = self.request.priority
-        lane = "" if not priority else "interactive" if priority == _FIRST else "bulk"
         return await self.services.engine.run(
-            self.context, self.served.id, call, cost, self.scope, payload=payload, lane=lane
+            self.context, self.served.id, call, cost, self.scope, payload=payload, lane=self._lane
         )
+
+    def stream(
+        self, call: Call, cost: int, payload: Payload = None
+    ) -> AbstractAsyncContextManager[PartStream]:
+        """The same for a call that is answered in parts (`Engine.stream`)."""
+        return self.services.engine.stream(
+            self.context, self.served.id, call, cost, self.scope, payload=payload, lane=self._lane
+        )
+
+    @property
+    def _lane(self) -> str:
+        priority = self.request.priority
+        return "" if not priority else "interactive" if priority == _FIRST else "bulk"

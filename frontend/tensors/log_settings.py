@@ -18,6 +18,8 @@ from ipc.settings import Settings
 
 LogValue = bool | int | str
 MAX_VERBOSE = 2**32 - 1
+LONG_INTEGER = 10**18
+"""Integers from here on are not printed."""
 
 
 class LogState(msgspec.Struct, frozen=True):
@@ -101,9 +103,15 @@ def _changed(known: LogState, changes: Mapping[str, object]) -> LogState:
     for name, value in named.items():
         expected = type(getattr(known, name))
         if type(value) is not expected:
-            raise InvalidInput(f"{name}: expected a value of type {expected.__name__}, got {value!a:.100}")
+            raise InvalidInput(f"{name}: expected a value of type {expected.__name__}, got {_shown(value)}")
         if name in ("log_file", "log_format") and value != getattr(known, name):
             raise Unsupported(f"{name} cannot be changed while the server runs")
-        if name == "log_verbose_level" and not 0 <= int(str(value)) <= MAX_VERBOSE:
-            raise InvalidInput(f"{name}: expected 0 to {MAX_VERBOSE}, got {value}")
+        if name == "log_verbose_level" and not (isinstance(value, int) and 0 <= value <= MAX_VERBOSE):
+            raise InvalidInput(f"{name}: expected 0 to {MAX_VERBOSE}, got {_shown(value)}")
     return msgspec.structs.replace(known, **named)
+
+
+def _shown(value: object) -> str:
+    # NOTE: Python refuses to print integers of more than 4300 digits.
+    short = isinstance(value, str | float) or (isinstance(value, int) and abs(value) < LONG_INTEGER)
+    return ascii(value)[:100] if short else type(value).__name__

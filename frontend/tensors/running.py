@@ -10,12 +10,16 @@ A protocol parses into a `TensorRequest`, calls `run`, renders the `TensorResult
     result = await run(services, context, TensorRequest(name, version, ...), req.scope)
     try: ... render; after the last copy out of `data`: result.reply.check()
     finally: result.reply.release()
+
+Decoupled models are asked by `frontend.tensors.streamed`, in the same way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +33,7 @@ from frontend.tensors.refusals import TimeoutExpired
 from frontend.tensors.request import TensorRequest
 from frontend.tensors.result import TensorResult
 from frontend.tensors.served import Served, ready
-from ipc.errors import DeadlineExceeded, PenstockError
+from ipc.errors import PenstockError, Unsupported
 
 if TYPE_CHECKING:
     from frontend.context import RequestContext
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Known:
+class Known:
     """What is known of a request so far, for the statistics."""
 
     served: Served | None = None
@@ -64,19 +68,17 @@ async def run(
         TimeoutExpired: `timeout_us` passed.
         DeadlineExceeded, QueueFull, ShmExhausted, Cancelled and every other error of the engine.
     """
-    known = _Known()
-    hurried = _shorten(context, request.timeout_us)
+    known = Known()
+    hurried = shorten(context, request.timeout_us)
     try:
         work = _answer(services, context, request, scope, known)
         result = await (work if scope is None else until_disconnect(work, scope))
     except PenstockError as found:
-        error = found
-        if hurried and isinstance(found, DeadlineExceeded):
-            error = TimeoutExpired("Request timeout expired", retry_after_s=1)
-        _book(services, context, request, known, error)
+        error = TimeoutExpired.instead_of(found) if hurried else found
+        book_error(services, context, request, known, error)
         raise error from (found if error is not found else None)
     except asyncio.CancelledError:
-        _book(services, context, request, known, context.ended_early())
+        book_error(services, context, request, known, context.ended_early())
         raise
     assert known.served is not None
     if book:
@@ -84,18 +86,18 @@ async def run(
     return result
 
 
-def _shorten(context: RequestContext, timeout_us: int) -> bool:
+def shorten(context: RequestContext, timeout_us: int) -> bool:
     """Let the request end with its own timeout, which counts from its arrival; whether that comes first."""
     if not timeout_us:
         return False
-    until_ns = time.monotonic_ns() + timeout_us * 1000 - _since_ns(context)
+    until_ns = time.monotonic_ns() + timeout_us * 1000 - since_ns(context)
     if until_ns >= context.deadline_ns:
         return False
     context.deadline_ns = until_ns
     return True
 
 
-def _since_ns(context: RequestContext) -> int:
+def since_ns(context: RequestContext) -> int:
     """Nanoseconds since the request arrived."""
     return int((time.perf_counter() - context.started) * 1e9)
 
@@ -105,10 +107,15 @@ async def _answer(
     context: RequestContext,
     request: TensorRequest,
     scope: dict[str, Any] | None,
-    known: _Known,
+    known: Known,
 ) -> TensorResult:
     served = await ready(services, request.model, request.version, context.deadline_ns)
     known.served, context.model = served, served.id
+    if served.config.decoupled:
+        raise Unsupported(
+            f"model {served.name!a} gives any number of responses to a request (model_transaction_policy.decoupled): "
+            "ask it with generate_stream, or ModelStreamInfer over gRPC, of KServe v2"
+        )
     known.rows = rows = check(served, request)
     job = Job(services, context, served, request, rows, scope)
     kind = infer_calls if served.kind == "infer" else catalog_calls
@@ -123,21 +130,37 @@ async def _answer(
         raise
 
 
-def _book(
-    services: Services, context: RequestContext, request: TensorRequest, known: _Known, error: PenstockError
+def book_error(
+    services: Services, context: RequestContext, request: TensorRequest, known: Known, error: PenstockError
 ) -> None:
+    """Book a failed request in the statistics."""
     served = known.served
     if served is None:
         book_failure(services, context, request.model, request.version, error)
         return
-    elapsed_ns = _since_ns(context)
+    elapsed_ns = since_ns(context)
     services.extensions.recorder.failed(served.model, served.version, known.rows, error, elapsed_ns)
 
 
 def book_answered(services: Services, context: RequestContext, model: str, result: TensorResult) -> None:
     """Book a result of `run` in the statistics; `model` is its full name."""
-    times = Times.of(result.reply.timing, _since_ns(context))
+    times = Times.of(result.reply.timing, since_ns(context))
     services.extensions.recorder.succeeded(model, result.version, result.rows, times)
+
+
+@contextmanager
+def booking_failures(
+    services: Services, context: RequestContext, name: str, version: int | None = None, rows: int = 0
+) -> Iterator[None]:
+    """Book what fails inside, and what is cancelled there, as `book_failure` does."""
+    try:
+        yield
+    except PenstockError as error:
+        book_failure(services, context, name, version, error, rows)
+        raise
+    except asyncio.CancelledError:
+        book_failure(services, context, name, version, context.ended_early(), rows)
+        raise
 
 
 def book_failure(
@@ -156,4 +179,4 @@ def book_failure(
     if found is not None:
         model, versions = found
         known = version if version in versions else None
-        services.extensions.recorder.failed(model, known, rows, error, _since_ns(context))
+        services.extensions.recorder.failed(model, known, rows, error, since_ns(context))

@@ -25,11 +25,9 @@ from ipc.errors import (
     ModelNotLoaded,
     NoReplica,
     PenstockError,
-    Unsupported,
 )
 from ipc.messages import ModelStatus, TensorOutput
 from ipc.model_config import ModelConfig, TensorConfig
-from ipc.repository.entries import DECOUPLED, RepositoryEntry
 
 if TYPE_CHECKING:
     from frontend.services import Services
@@ -239,8 +237,6 @@ def _missing(
     services: Services, name: str, version: int | None, chosen: list[tuple[int, str]]
 ) -> PenstockError:
     """Why none of these versions of a repository model answers."""
-    if any(_is_decoupled(services, entry) for _, entry in chosen):
-        return Unsupported(f"model {name!a}: {DECOUPLED}")
     found = [state_of(services, number, entry) for number, entry in reversed(chosen)]
     for state in found:
         if is_coming(services, state.id, state.status):
@@ -251,11 +247,6 @@ def _missing(
         if state.status.state == "failed":
             return UnavailableModel(name, version, "failed", state.reason)
     return UnavailableModel(name, version, "unloaded")
-
-
-def _is_decoupled(services: Services, entry_id: str) -> bool:
-    entry = services.engine.find(entry_id)
-    return isinstance(entry, RepositoryEntry) and entry.config.decoupled
 
 
 def _with_progress(error: ModelLoading, name: str, status: ModelStatus) -> ModelLoading:

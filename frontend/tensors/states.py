@@ -43,7 +43,7 @@ def state_of(services: Services, version: int, entry: str) -> VersionState:
         return VersionState(version, entry, state, status.error_message, status)
     if is_repository(entry) and is_coming(services, entry, status):
         return VersionState(version, entry, "LOADING", "", status)
-    reason = "unloaded" if status.attempts else "not loaded"
+    reason = "unloaded" if status.attempts or is_unloaded(services, entry) else "not loaded"
     return VersionState(version, entry, state, reason, status)
 
 

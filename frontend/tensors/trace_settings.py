@@ -18,9 +18,9 @@ from ipc.settings import Settings
 
 TraceValue = str | list[str]
 LEVELS = ("OFF", "TIMESTAMPS")
-FIXED = {"trace_count": "-1", "log_frequency": "0", "trace_file": "", "trace_mode": "opentelemetry"}
+FIXED = {"trace_count": "-1", "trace_file": "", "trace_mode": "opentelemetry"}
 """Settings that have one value here."""
-NAMES = ("trace_level", "trace_rate", *FIXED)
+NAMES = ("trace_level", "trace_rate", "trace_count", "log_frequency", "trace_file", "trace_mode")
 MAX_RATE = 2**32 - 1
 MAX_MODELS = 4096
 
@@ -30,6 +30,7 @@ class Chosen(msgspec.Struct, frozen=True, omit_defaults=True):
 
     trace_level: str | None = None
     trace_rate: int | None = None
+    log_frequency: int | None = None
 
 
 class TraceState(msgspec.Struct, frozen=True):
@@ -97,6 +98,10 @@ class TraceSettings:
             raise InvalidInput(f"unknown trace setting {name[:100]!a}: expected one of {', '.join(NAMES)}")
         if value is None:
             return None
+        if not isinstance(value, str) and not (
+            isinstance(value, list) and all(isinstance(one, str) for one in value)
+        ):
+            raise InvalidInput(f"{name}: expected text, a list of texts, or null, got {type(value).__name__}")
         if name == "trace_level":
             return self._read_level(value)
         text = value if isinstance(value, str) else ",".join(value)
@@ -104,9 +109,11 @@ class TraceSettings:
             if text != FIXED[name]:
                 raise Unsupported(f"{name}: this server offers {FIXED[name]!a} only, got {text[:100]!a}")
             return None
-        if not (text.isascii() and text.isdigit() and 1 <= int(text[:20]) <= MAX_RATE):
+        # Nothing is written to files here, so how often that would be done is kept and has no effect.
+        least = 1 if name == "trace_rate" else 0
+        if not (text.isascii() and text.isdigit() and least <= int(text[:20]) <= MAX_RATE):
             raise InvalidInput(
-                f"trace_rate: expected a whole number from 1 to {MAX_RATE}, got {text[:100]!a}"
+                f"{name}: expected a whole number from {least} to {MAX_RATE}, got {text[:100]!a}"
             )
         return int(text)
 
@@ -120,9 +127,9 @@ class TraceSettings:
 
     @staticmethod
     def _of(state: TraceState, model: str) -> Chosen:
-        own = state.models.get(model, Chosen())
-        level, rate = own.trace_level, own.trace_rate
-        return Chosen(level or state.server.trace_level, rate or state.server.trace_rate)
+        own, server = state.models.get(model, Chosen()), state.server
+        frequency = server.log_frequency if own.log_frequency is None else own.log_frequency
+        return Chosen(own.trace_level or server.trace_level, own.trace_rate or server.trace_rate, frequency)
 
     def _ratio_of(self, chosen: Chosen) -> float | None:
         if (chosen.trace_level or self._level) == "OFF":
@@ -132,8 +139,10 @@ class TraceSettings:
     def _shown(self, state: TraceState, model: str) -> dict[str, TraceValue]:
         chosen = self._of(state, model)
         rate = chosen.trace_rate or (round(1 / self._ratio) if self._ratio else MAX_RATE)
-        return {
+        found: dict[str, TraceValue] = {
+            **FIXED,
             "trace_level": [chosen.trace_level or self._level],
             "trace_rate": str(rate),
-            **FIXED,
+            "log_frequency": str(chosen.log_frequency or 0),
         }
+        return {name: found[name] for name in NAMES}

@@ -2,14 +2,16 @@
 
 1. Inputs that were received into a block stay in it (`places_in`); `laid_out` gives others a place in a payload.
 2. Small payloads are joined and travel in the message; large ones are copied once, into a block.
-3. `InputRoom.reserve` waits for room. A body that arrives slowly does not keep others waiting: what has come of it is
-   moved out of the arena (`Arriving.move_out`).
+3. `InputRoom.reserve` waits for room, in the order of arrival, and wakes when a block is given back. A body that
+   arrives slowly keeps nobody waiting: what has come of it is moved out of the arena (`Arriving.move_out`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 from weakref import WeakValueDictionary
@@ -23,7 +25,6 @@ from ipc.input_arena import InputArena, InputBlock
 
 ALIGNMENT = 8
 """Inputs of a payload start at multiples of this many bytes."""
-LOOK_EVERY_S = 0.005
 BEFORE_DEADLINE_NS = 50_000_000
 """An answer that there was no room leaves this long before the deadline."""
 SLICE_NBYTES = 1 << 20
@@ -51,39 +52,70 @@ class UploadOrder:
 
 
 class InputRoom:
-    """Blocks of the input arena, for whoever may wait for one."""
+    """Blocks of the input arena, for whoever may wait for one: in line, so that small inputs do not pass large ones."""
 
     def __init__(self, inputs: InputArena, patience_s: float) -> None:
         """A body that still arrives `patience_s` after it began gives its block to others who need room."""
         self._inputs, self._patience_s = inputs, patience_s
+        self._line: deque[asyncio.Event] = deque()
         self.arriving: set[Arriving] = set()
+        inputs.on_room = self._wake_first
 
     async def reserve(self, nbytes: int, deadline_ns: int) -> InputBlock | None:
         """A block of that size, as soon as there is room; None when it never fits.
 
         Raises `ShmExhausted` when there was no room until shortly before the deadline.
         """
-        while nbytes <= self._inputs.capacity_nbytes:
+        if not self._line:
             block = await self._inputs.reserve(nbytes)
-            if block is not None:
+            if block is not None or nbytes > self._inputs.capacity_nbytes:
                 return block
-            if nbytes > self._inputs.capacity_nbytes:
-                break
-            if self._move_out_slow():
-                continue
-            if time.monotonic_ns() > deadline_ns - BEFORE_DEADLINE_NS:
+        turn = asyncio.Event()
+        self._line.append(turn)
+        try:
+            return await self._wait(turn, nbytes, deadline_ns)
+        finally:
+            self._line.remove(turn)
+            self._wake_first()
+
+    async def _wait(self, turn: asyncio.Event, nbytes: int, deadline_ns: int) -> InputBlock | None:
+        while nbytes <= self._inputs.capacity_nbytes:
+            if turn is self._line[0]:
+                turn.clear()
+                block = await self._inputs.reserve(nbytes)
+                if block is not None:
+                    return block
+                if self._move_out_slow():
+                    continue
+            left_s = deadline.remaining_s(deadline_ns - BEFORE_DEADLINE_NS)
+            if left_s <= 0:
                 raise ShmExhausted(
                     f"no room for {nbytes} bytes of inputs in shared memory (arena.input_bytes)",
                     retry_after_s=1,
                 )
-            await asyncio.sleep(min(LOOK_EVERY_S, max(0.0, deadline.remaining_s(deadline_ns))))
+            # NOTE: only who is first in line looks for slow bodies, so only the first needs to wake for them.
+            patience_s = self._until_slow_s() if turn is self._line[0] else left_s
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left_s, patience_s)):
+                    await turn.wait()
         return None
+
+    def _wake_first(self) -> None:
+        if self._line:
+            self._line[0].set()
+
+    def _until_slow_s(self) -> float:
+        """Seconds until a body that arrives, or that begins to arrive now, has done so for too long."""
+        began = min((body.began for body in self.arriving), default=time.monotonic())
+        return max(0.0, began + self._patience_s - time.monotonic())
 
     def _move_out_slow(self) -> bool:
         """Move the body out that has been arriving for longest, if that is too long; whether there was one."""
         oldest = min(self.arriving, key=lambda body: body.began, default=None)
         if oldest is None or time.monotonic() - oldest.began < self._patience_s:
             return False
+        # NOTE: a body that is out has nothing more to give; left among them it would be found again for ever.
+        self.arriving.discard(oldest)
         oldest.move_out()
         return True
 

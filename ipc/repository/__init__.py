@@ -6,6 +6,7 @@ conversion   that message as our `ModelConfig`, with every field checked
 scheduling   the parts of it that say how requests are put together
 labels       label files
 entries      one catalog entry for each version that the policy chooses
+overrides    configurations and files that loads by name brought
 retaining    versions that stay until a newer one is loaded
 opening      the catalog of the settings: catalog files and repositories together
 

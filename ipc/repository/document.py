@@ -1,10 +1,11 @@
-"""A configuration file as the message of its schema: config.pbtxt (text protobuf) or config.yaml (the same fields).
+"""A configuration as the message of its schema: config.pbtxt (text protobuf), config.yaml or JSON (the same fields).
 
-Both are read up to 1 MiB and parsed by the protobuf library, which tells line and column, or the field, of a mistake.
+All are read up to 1 MiB and parsed by the protobuf library, which tells line and column, or the field, of a mistake.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,19 @@ def parse_text(name: str, data: bytes) -> schema.ModelConfig:
 
 def parse_yaml(name: str, data: bytes) -> schema.ModelConfig:
     """YAML with the field names of the schema. Raises `ModelRefused` with `name`, and line or field."""
+    return _parse(name, data, yaml_text.decode)
+
+
+def parse_json(name: str, data: bytes) -> schema.ModelConfig:
+    """JSON with the field names of the schema. Raises `ModelRefused` as `parse_yaml`."""
+    if len(data) > MOST_BYTES:
+        raise ModelRefused(f"{name} has more than {MOST_BYTES} bytes")
+    return _parse(name, data, msgspec.json.decode)
+
+
+def _parse(name: str, data: bytes, decode: Callable[[bytes], Any]) -> schema.ModelConfig:
     try:
-        raw = yaml_text.decode(data)
+        raw = decode(data)
         if not isinstance(raw, dict):
             raise ModelRefused(f"{name}: expected a map of fields")
         _count(name, raw)

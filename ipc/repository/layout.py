@@ -27,7 +27,7 @@ MOST_LEVELS = 4
 Facts = tuple[str, int, int, int]
 _DIRECTORY = (0, 0, 0)
 _VERSION = re.compile(r"0|[1-9][0-9]{0,17}")
-_NAME = re.compile(r"[^\x00-\x1f\x7f/:@\\?#%]{1,200}")
+_NAME = re.compile(r"(?!\.)[^\x00-\x1f\x7f/:@\\?#%]{1,200}")
 
 
 class ModelRefused(Exception):
@@ -35,7 +35,10 @@ class ModelRefused(Exception):
 
 
 def is_model_name(name: str) -> bool:
-    """Whether a directory's name can be that of a model: it must fit into a path of a request and a metric's label."""
+    """Whether this can be the name of a model and its directory, which fits into a request's path and a metric's label.
+
+    Names that begin with a dot lead elsewhere (`..`) or are hidden.
+    """
     return _NAME.fullmatch(name) is not None and name.strip() == name and name.isprintable()
 
 

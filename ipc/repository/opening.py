@@ -12,17 +12,23 @@ from ipc.catalog import Catalog, ModelEntry, load_catalog
 from ipc.catalog_watch import Files, look
 from ipc.errors import ConfigError
 from ipc.repository import entries
+from ipc.repository.overrides import Overrides
 from ipc.settings import Catalog as CatalogSettings
 from ipc.settings import Repository
 
 
-def open_catalog(chosen: CatalogSettings, repository: Repository, vanished_ok: bool = False) -> Catalog:
+def open_catalog(
+    chosen: CatalogSettings,
+    repository: Repository,
+    vanished_ok: bool = False,
+    overrides: Overrides | None = None,
+) -> Catalog:
     """Everything that may be served. Raises `ConfigError` as `load_catalog` does, and as `add_repositories` does."""
-    files = look(chosen.dirs, repository.dirs)
+    files = look(chosen.dirs, repository.dirs, overrides)
     if repository.dirs and not (chosen.dirs or any(chosen.models) or chosen.serve_all):
-        return add_repositories((), repository, files)
+        return add_repositories((), repository, files, overrides)
     served = load_catalog(chosen.dirs, chosen.models, chosen.serve_all, vanished_ok).sources
-    return add_repositories(served, repository, files)
+    return add_repositories(served, repository, files, overrides)
 
 
 def check_models(catalog: Catalog, repository: Repository) -> None:
@@ -36,14 +42,17 @@ def check_models(catalog: Catalog, repository: Repository) -> None:
         )
 
 
-def add_repositories(served: Iterable[ModelEntry], repository: Repository, files: Files) -> Catalog:
+def add_repositories(
+    served: Iterable[ModelEntry], repository: Repository, files: Files, overrides: Overrides | None = None
+) -> Catalog:
     """A catalog of these entries and of all models of the repositories.
 
-    Raises `ConfigError` for a repository that cannot be read and for a name that two models would have.
+    Raises `ConfigError` for a repository that cannot be read and for a name that two models would have; a model that a
+    load brought is left out then.
     """
     served = list(served)
-    found = entries.read(repository)
     taken = {name: entry.id for entry in served for name in (entry.id.rpartition("/")[2], entry.id)}
+    found = entries.read(repository, overrides, taken)
     clash = next((entry.model for entry in found if entry.model in taken), None)
     if clash is not None:
         raise ConfigError(

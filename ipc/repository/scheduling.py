@@ -83,6 +83,22 @@ def _control(message: schema.ModelSequenceBatching.ControlInput) -> Control:
     return Control(message.name, kind, _PAIRS[given[0]], (off, on))
 
 
+def check_decoupled(config: ModelConfig, backend: str) -> None:
+    """Raise `ModelRefused` for what any number of responses to a request cannot go with, or a `backend` without it."""
+    if not config.decoupled:
+        return
+    if backend != "python_model":
+        raise ModelRefused(
+            "model_transaction_policy.decoupled: only a model.py can give several responses to a request"
+        )
+    if config.sequence_batching is not None:
+        raise ModelRefused("sequence_batching: not supported with model_transaction_policy.decoupled")
+    if config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering:
+        raise ModelRefused(
+            "dynamic_batching.preserve_ordering: not supported with model_transaction_policy.decoupled"
+        )
+
+
 def check_controls(config: ModelConfig) -> None:
     """Raise `ModelRefused` for control tensors that clash with each other or with an input."""
     controls = config.sequence_batching.controls if config.sequence_batching else ()

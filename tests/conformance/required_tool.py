@@ -1,19 +1,21 @@
-"""Programs from outside that some tests call."""
+"""What some tests need from outside: where it is missing they are skipped, and say why, but in CI they fail."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from typing import NoReturn
 
 import pytest
 
 
-def required_tool(name: str) -> str:
-    """Path of a program; where it is missing the test is skipped, but fails in CI."""
-    found = shutil.which(name)
-    if found:
-        return found
-    message = f"{name} is not installed here"
+def lacking(message: str) -> NoReturn:
+    """End a test that cannot be run here."""
     if os.environ.get("CI") == "true":
         pytest.fail(message)
     pytest.skip(message)
+
+
+def required_tool(name: str) -> str:
+    """Path of a program."""
+    return shutil.which(name) or lacking(f"{name} is not installed here")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -11,8 +12,8 @@ from tests.harness.apart import Apart, functions_of
 from tests.harness.server import Server, serving
 from tests.tiny.programs import write_repository
 
-CLIENT = "tests.conformance.triton_http"
-MODELS = ("add_sub", "versions_all", "classifier")
+CLIENTS = ("tests.conformance.triton_http", "tests.conformance.triton_http_aio")
+MODELS = ("add_sub", "versions_all", "classifier", "accumulator")
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "repository.allow_python": "true",
         "repository.control": "explicit",
         "repository.models": ",".join(sorted(path.name for path in repository.iterdir())),
+        "repository.allow_files": "true",
         "shared_memory.enabled": "true",
         "server.frontends": 2,
     }
@@ -33,11 +35,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Apart]:
-    with Apart(CLIENT) as apart:
-        yield apart
+def clients() -> Iterator[dict[str, Apart]]:
+    with ExitStack() as stack:
+        yield {module: stack.enter_context(Apart(module)) for module in CLIENTS}
 
 
-@pytest.mark.parametrize("case", functions_of(CLIENT, "check_"))
-def test_the_public_client(server: Server, client: Apart, case: str) -> None:
-    client.call(case, address=f"127.0.0.1:{server.port}")
+@pytest.mark.parametrize(
+    ("module", "case"), [(module, case) for module in CLIENTS for case in functions_of(module, "check_")]
+)
+def test_the_public_clients(server: Server, clients: dict[str, Apart], module: str, case: str) -> None:
+    clients[module].call(case, address=f"127.0.0.1:{server.port}")

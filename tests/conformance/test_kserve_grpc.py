@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from tests.harness.server import Server, free_port, serving
 from tests.tiny.program_sources import IDENTITY
 from tests.tiny.programs import tensor, write_repository
 
-CLIENT = "tests.conformance.triton_grpc"
-MODELS = ("add_sub", "versions_all", "classifier", "slow", "raising", "broken", "accumulator")
+CLIENTS = ("tests.conformance.triton_grpc", "tests.conformance.triton_grpc_aio")
+MODELS = ("add_sub", "versions_all", "classifier", "slow", "raising", "broken", "accumulator", "countdown")
 
 
 def write_identities(repository: Path) -> None:
@@ -38,6 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "repository.allow_python": "true",
         "repository.control": "explicit",
         "repository.models": ",".join(names),
+        "repository.allow_files": "true",
         "shared_memory.enabled": "true",
         "grpc.enabled": "true",
         "grpc.bind": f"127.0.0.1:{free_port()}",
@@ -47,11 +49,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Apart]:
-    with Apart(CLIENT) as apart:
-        yield apart
+def clients() -> Iterator[dict[str, Apart]]:
+    with ExitStack() as stack:
+        yield {module: stack.enter_context(Apart(module)) for module in CLIENTS}
 
 
-@pytest.mark.parametrize("case", functions_of(CLIENT, "check_"))
-def test_the_public_client(server: Server, client: Apart, case: str) -> None:
-    client.call(case, address=server.environment["PENSTOCK_GRPC__BIND"])
+@pytest.mark.parametrize(
+    ("module", "case"), [(module, case) for module in CLIENTS for case in functions_of(module, "check_")]
+)
+def test_the_public_clients(server: Server, clients: dict[str, Apart], module: str, case: str) -> None:
+    clients[module].call(case, address=server.environment["PENSTOCK_GRPC__BIND"])

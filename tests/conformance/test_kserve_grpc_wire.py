@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from ipc.protos import kserve_v2_pb2 as pb
+from tests.fuzz import http2
 from tests.harness.keys import bearer, write_keys
 from tests.harness.rpc import (
     Rpc,
@@ -150,13 +152,19 @@ def test_a_bomb_is_refused_by_what_it_unpacks_to(rpc: Rpc) -> None:
 
 
 def test_ids_are_echoed_and_unsafe_ones_replaced(rpc: Rpc) -> None:
-    metadata = (("x-request-id", "mine-7"), ("traceparent", f"00-{TRACE_ID}-00f067aa0ba902b7-00"))
+    traceparent = f"00-{TRACE_ID}-00f067aa0ba902b7-00"
+    metadata = (("x-request-id", "mine-7"), ("traceparent", traceparent))
     good = rpc.start("ModelInfer", text_request("fake/echo", "x"), metadata=metadata)
     good.result()
-    assert trailers_of(good) == {"x-request-id": "mine-7", "x-trace-id": TRACE_ID}
+    assert trailers_of(good) == {
+        "x-request-id": "mine-7",
+        "x-trace-id": TRACE_ID,
+        "traceparent": traceparent,
+    }
     unknown = text_request("unknown", "x")
     error = failure_of(lambda: rpc.call("ModelInfer", unknown, metadata=(("x-request-id", "a b"),)))
     assert trailers_of(error)["x-request-id"].startswith("req_")
+    assert "traceparent" not in trailers_of(error)
 
 
 def test_binary_metadata_and_odd_names_do_no_harm(rpc: Rpc) -> None:
@@ -283,3 +291,31 @@ def test_a_rate_counts_messages_of_streams_and_rpcs_alike(closed: tuple[Server, 
         error = failure_of(lambda: rpc.call("ModelInfer", requests[0], metadata=metadata))
         assert error.code() is Code.RESOURCE_EXHAUSTED
         assert int(trailers_of(error)["retry-after"]) > 1
+
+
+def _kinds_of_frames(heard: bytes) -> list[int]:
+    """Kinds of the whole HTTP/2 frames in these bytes."""
+    found, at = [], 0
+    while at + 9 <= len(heard):
+        end = at + 9 + int.from_bytes(heard[at : at + 3], "big")
+        if end <= len(heard):
+            found.append(heard[at + 3])
+        at = end
+    return found
+
+
+@pytest.mark.parametrize(
+    "path", ["/\xff", "/inference.GRPCInferenceService/ModelInfer\xff", "", "/", "/none/None"]
+)
+def test_a_path_that_no_method_has_ends_nothing_but_its_own_call(server: Server, rpc: Rpc, path: str) -> None:
+    flags = http2.END_HEADERS | http2.END_STREAM
+    opened = http2.frame(http2.HEADERS, flags, 1, http2.block(http2.fields_of(path)))
+    host, _, port = address_of(server).rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as client:
+        client.sendall(b"".join([*http2.opening(), opened]))
+        heard = b""
+        while not {http2.HEADERS, http2.RST_STREAM} & {*_kinds_of_frames(heard)}:
+            piece = client.recv(4096)
+            assert piece, "the connection ended without an answer"
+            heard += piece
+    assert is_vector_of("x", rpc.call("ModelInfer", text_request("fake/echo", "x")))

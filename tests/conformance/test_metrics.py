@@ -48,6 +48,7 @@ CONSTANT = {
     "penstock_quarantined",
     "penstock_sequences",
     "penstock_sequences_expired_total",
+    "penstock_stream_parts_total",
     "penstock_shm_bytes_total",
     "penstock_tensor_copied_bytes_total",
     "penstock_traced_requests_total",
@@ -322,20 +323,24 @@ def test_clients_cannot_invent_label_values(server: Server) -> None:
 
 def test_counters_go_on_and_files_stay_bounded_over_restarts(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
-        for turn in range(1, 3):
-            assert server.encode("fake/echo", [f"turn {turn}"]).status == 200
-            before = set(server.frontend_pids())
-            server.process.send_signal(signal.SIGHUP)
-            wait_until(lambda old=before: not any(map(alive, old)), 20, "a reload")
-            worker = server.worker_pid()
-            assert worker is not None
-            os.kill(worker, signal.SIGKILL)
-            wait_until(lambda old=worker: server.worker_pid() not in (None, old), 20, "a new worker")
-            wait_until(lambda: server.get("/readyz").status == 200, 20, "readiness")
-            assert server.metric("penstock_requests_total", model="fake/echo", code="200") == turn
-            wait_until(
-                lambda seen=turn: server.metric("penstock_tokens_total", model="fake/echo") == 2 * seen,
-                what="the worker's counter",
-            )
+        encode_and_count(server, 1)
+        before, worker = set(server.frontend_pids()), server.worker_pid()
+        assert worker is not None
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: not any(map(alive, before)), 20, "a reload")
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: server.worker_pid() not in (None, worker), 20, "a new worker")
+        wait_until(lambda: server.get("/readyz").status == 200, 20, "readiness")
+        encode_and_count(server, 2)
         names = {path.stem.rpartition("_")[2] for path in (server.run_dir / "metrics").iterdir()}
         assert names <= {"frontend-0", "frontend-1", "worker-0", "supervisor"}
+
+
+def encode_and_count(server: Server, count: int) -> None:
+    """One request more; both sides have counted so many since the server began."""
+    assert server.encode("fake/echo", [f"turn {count}"]).status == 200
+    assert server.metric("penstock_requests_total", model="fake/echo", code="200") == count
+    wait_until(
+        lambda: server.metric("penstock_tokens_total", model="fake/echo") == 2 * count,
+        what="the worker's counter",
+    )

@@ -182,6 +182,7 @@ def test_a_loading_model_is_waited_for_then_answered_503_and_served_once_it_is_l
         server.kill_everything()
 
 
+@pytest.mark.long
 def test_a_request_that_waits_for_a_load_goes_on_when_it_ends(tmp_path: Path) -> None:
     server = make_server(tmp_path, models=("fake/late",), settings={"limits.load_wait_s": 20})
     server.start()

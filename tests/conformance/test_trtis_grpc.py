@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from google.protobuf import text_format
 
 from ipc.protos import trtis_v1_pb2 as pb
+from tests.conformance.trtis import infer
+from tests.conformance.trtis_transports import Stub
 from tests.harness.server import Server, free_port, serving
 from tests.tiny.programs import write_repository
 
 MODELS = ("add_sub", "add_sub_string", "classifier", "slow", "accumulator", "versions_specific")
 A = np.arange(16, dtype="<i4")
 B = np.full(16, 3, dtype="<i4")
-_SERVICE = "/nvidia.inferenceserver.GRPCService/"
-
-
-class Stub:
-    """The service by its wire names, over one channel."""
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        self._channel = channel
-
-    def call(self, method: str, request: Any, response: Any, **options: Any) -> Any:
-        """One unary rpc."""
-        serialize: Callable[[Any], bytes] = type(request).SerializeToString
-        rpc = self._channel.unary_unary(_SERVICE + method, serialize, response.FromString)
-        return rpc(request, timeout=30, **options)
-
-    def infer(self, request: pb.InferRequest) -> pb.InferResponse:
-        """Infer."""
-        return self.call("Infer", request, pb.InferResponse)
-
-    def stream(self, requests: Iterable[pb.InferRequest]) -> Iterator[pb.InferResponse]:
-        """StreamInfer."""
-        rpc = self._channel.stream_stream(
-            _SERVICE + "StreamInfer", pb.InferRequest.SerializeToString, pb.InferResponse.FromString
-        )
-        return rpc(iter(requests), timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +55,12 @@ def request(number: int = 0, model: str = "add_sub", version: int = -1, **header
     return made
 
 
-def slow(number: int, milliseconds: float) -> pb.InferRequest:
-    """A request that takes as long as it says."""
+def slow(number: int, milliseconds: float, timeout_us: int = 0) -> pb.InferRequest:
+    """A request that takes as long as it says, once it runs."""
     made = pb.InferRequest(model_name="slow", model_version=-1)
     made.raw_input.append(np.array([milliseconds], "<f4").tobytes())
     made.meta_data.batch_size, made.meta_data.id = 1, number
+    made.meta_data.timeout_microseconds = timeout_us
     made.meta_data.input.add(name="INPUT", dims=[1])
     made.meta_data.output.add(name="OUTPUT")
     return made
@@ -106,38 +86,6 @@ def test_class_outputs_keep_their_place_with_an_empty_entry(stub: Stub) -> None:
     found = stub.infer(made)
     assert found.request_status.code == pb.SUCCESS, found.request_status.msg
     assert list(found.raw_output) == [b""] and len(found.meta_data.output[0].batch_classes[0].cls) == 2
-
-
-@pytest.mark.parametrize(
-    ("made", "code", "message"),
-    [
-        (request(1, model="nobody"), pb.UNAVAILABLE, "Inference request for unknown model 'nobody'"),
-        (request(1, version=0), pb.UNAVAILABLE, "Inference request for unknown model 'add_sub'"),
-        (request(1, batch_size=9), pb.INVALID_ARG, "batch-size must be <= 8 for 'add_sub'"),
-    ],
-)
-def test_failures_are_answers(stub: Stub, made: pb.InferRequest, code: int, message: str) -> None:
-    found = stub.infer(made)
-    assert found.request_status.code == code and message in found.request_status.msg
-    assert found.meta_data.id == 1
-
-
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        ([A.tobytes()], "expected tensor data for 2 inputs but got 1"),
-        ([A.tobytes()] * 3, "expected tensor data for 2 inputs but got 3"),
-        ([A.tobytes(), B.tobytes()[:-4]], "unexpected size 60 for input 'INPUT1', expecting 64"),
-        ([A.tobytes() + b"\0", B.tobytes()], "unexpected size 65 for input 'INPUT0', expecting 64"),
-    ],
-)
-def test_raw_inputs_that_do_not_fit(stub: Stub, raw: list[bytes], message: str) -> None:
-    made = request(2)
-    del made.raw_input[:]
-    made.raw_input.extend(raw)
-    found = stub.infer(made)
-    assert found.request_status.code == pb.INVALID_ARG and message in found.request_status.msg
-    assert found.request_status.request_id == 0 and not found.raw_output and not found.meta_data.output
 
 
 @pytest.mark.parametrize(("mode", "code"), [("live", "SUCCESS"), ("ready", "SUCCESS"), ("well", "UNKNOWN")])
@@ -215,6 +163,33 @@ def test_many_tiny_streams_leave_nothing_behind(server: Server, stub: Stub) -> N
     for number in range(50):
         assert len(list(stub.stream([request(number + 1)]))) == 1
     assert server.metric("penstock_requests_in_flight", model="add_sub@1") == 0
+
+
+def test_a_timeout_that_passes_in_the_queue_is_unavailable_and_says_when_to_come_again(
+    server: Server, stub: Stub
+) -> None:
+    late = slow(2, 401, timeout_us=100_000)
+    rpc = stub.rpc("Infer", late, pb.InferResponse)
+
+    def called() -> tuple[pb.RequestStatus, str | None]:
+        found, done = rpc.with_call(late, timeout=30)
+        assert found.meta_data.id == 2
+        return found.request_status, dict(done.trailing_metadata()).get("retry-after")
+
+    def posted() -> tuple[pb.RequestStatus, str | None]:
+        line = text_format.MessageToString(late.meta_data, as_one_line=True)
+        found = infer(server, "slow", line, late.raw_input[0])
+        return found.status, found.answer.headers.get("retry-after")
+
+    with ThreadPoolExecutor(16) as threads:
+        busy = [threads.submit(stub.infer, slow(1, 400)) for _ in range(8)]
+        waiting = [threads.submit(ask) for ask in (called, posted) for _ in range(4)]
+        told = [one.result() for one in waiting]
+        assert all(one.result().request_status.code == pb.SUCCESS for one in busy)
+    expired = [one for one in told if one[0].code != pb.SUCCESS]
+    assert expired
+    for status, retry_after in expired:
+        assert status.code == pb.UNAVAILABLE and "timeout" in status.msg and retry_after == "1"
 
 
 def test_a_message_over_the_old_limit_of_four_mebibytes(stub: Stub) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import queue
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
-from tritonclient.grpc import aio
+from tritonclient.grpc.auth import BasicAuth
 from tritonclient.utils import InferenceServerException, shared_memory
 
+from tests.conformance.brought import config_of, files, infer_brought
 from tests.harness.server import wait_until
 
 A = np.arange(16, dtype=np.int32).reshape(1, 16)
@@ -313,6 +313,7 @@ def _infer_in_shared_memory(client: triton.InferenceServerClient, key: str, nbyt
 def check_cuda_shared_memory_without_a_gpu(address: str) -> None:
     with triton.InferenceServerClient(address) as client:
         client.unregister_cuda_shared_memory()
+        refused(lambda: client.get_cuda_shared_memory_status(), "UNIMPLEMENTED", "CUDA")
         refused(lambda: client.register_cuda_shared_memory("x", b"aGFuZGxl", 0, 64), "UNIMPLEMENTED")
 
 
@@ -360,6 +361,48 @@ def check_stream_goes_on_after_an_error(address: str) -> None:
         client.stop_stream()
 
 
+def check_decoupled_stream(address: str) -> None:
+    done: queue.Queue[Any] = queue.Queue()
+    with triton.InferenceServerClient(address) as client:
+        assert client.get_model_config("countdown").config.model_transaction_policy.decoupled
+        client.start_stream(lambda result, error: done.put((result, error)))
+        for count in (0, 1, 20):
+            counted = [tensor("COUNT", np.array([count], np.int32), "INT32")]
+            client.async_stream_infer(
+                "countdown", counted, request_id=str(count), enable_empty_final_response=True
+            )
+            for number in range(count):
+                result, error = done.get(timeout=30)
+                assert error is None, error
+                assert result.as_numpy("OUTPUT").tolist() == [number]
+                response = result.get_response()
+                assert response.id == str(count)
+                assert not response.parameters["triton_final_response"].bool_param
+            result, error = done.get(timeout=30)
+            assert error is None, error
+            response = result.get_response()
+            assert response.id == str(count) and not response.outputs
+            assert response.parameters["triton_final_response"].bool_param
+        client.async_stream_infer("countdown", [tensor("COUNT", np.array([0], np.int32), "INT32")])
+        client.async_stream_infer("countdown", [tensor("COUNT", np.array([2], np.int32), "INT32")])
+        assert [done.get(timeout=30)[0].as_numpy("OUTPUT").tolist() for _ in range(2)] == [[0], [1]]
+        client.stop_stream()
+        assert done.empty(), "a response that nobody asked for"
+        counted = [tensor("COUNT", np.array([1], np.int32), "INT32")]
+        refused(lambda: client.infer("countdown", counted), "UNIMPLEMENTED", "ModelStreamInfer")
+
+
+def check_decoupled_stream_is_cancelled(address: str) -> None:
+    done: queue.Queue[Any] = queue.Queue()
+    with triton.InferenceServerClient(address) as client:
+        client.start_stream(lambda result, error: done.put((result, error)))
+        counted = [tensor("COUNT", np.array([1_000_000], np.int32), "INT32")]
+        client.async_stream_infer("countdown", counted, parameters={"sleep_ms": 1})
+        result, error = done.get(timeout=30)
+        assert error is None and result.as_numpy("OUTPUT").tolist() == [0]
+        client.stop_stream(cancel_requests=True)
+
+
 def check_stream_that_wants_grpc_errors_ends_with_one(address: str) -> None:
     done: queue.Queue[Any] = queue.Queue()
     with triton.InferenceServerClient(address) as client:
@@ -370,35 +413,6 @@ def check_stream_that_wants_grpc_errors_ends_with_one(address: str) -> None:
         _, error = done.get(timeout=30)
         assert error.status() == "StatusCode.NOT_FOUND", error
         client.stop_stream()
-
-
-def check_asyncio(address: str) -> None:
-    asyncio.run(_asyncio(address))
-
-
-async def _asyncio(address: str) -> None:
-    async with aio.InferenceServerClient(address) as client:
-        assert await client.is_server_ready() and await client.is_model_ready("add_sub")
-        results = await asyncio.gather(*(client.infer("add_sub", pair()) for _ in range(20)))
-        for result in results:
-            expect_sum(result)
-
-        async def requests() -> AsyncIterator[dict[str, Any]]:
-            for number in range(5):
-                yield {"model_name": "add_sub", "inputs": pair(), "request_id": str(number)}
-
-        ids = []
-        async for result, error in client.stream_infer(requests()):
-            assert error is None, error
-            expect_sum(result)
-            ids.append(result.get_response().id)
-        assert ids == ["0", "1", "2", "3", "4"]
-        try:
-            await client.infer("unknown", pair())
-        except InferenceServerException as error:
-            assert error.status() == "StatusCode.NOT_FOUND"
-        else:
-            raise AssertionError("an unknown model answered")
 
 
 def check_catalog_models(address: str) -> None:
@@ -428,3 +442,31 @@ def check_sequences_in_a_stream(address: str) -> None:
             totals.append(int(result.as_numpy("OUTPUT")[0, 0]))
         assert totals == [1, 3, 6, 10, 15]
         client.stop_stream()
+
+
+def check_loads_that_bring_something(address: str) -> None:
+    with triton.InferenceServerClient(address) as client:
+        client.load_model("brought", config=config_of(2), files=files())
+        assert client.infer("brought", infer_brought(tensor)).as_numpy("OUTPUT").tolist() == [[5]]
+        many = [tensor("INPUT", np.zeros((3, 1), np.int32), "INT32")]
+        refused(lambda: client.infer("brought", many), "INVALID_ARGUMENT", "batch-size must be <= 2")
+        client.load_model("brought", config=config_of(3), files=files())
+        client.infer("brought", many)
+        client.unload_model("brought")
+        refused(lambda: client.load_model("brought"), "INTERNAL", "failed to load 'brought'")
+        refused(
+            lambda: client.load_model("add_sub", config="{"), "INVALID_ARGUMENT", "failed to load 'add_sub'"
+        )
+        refused(
+            lambda: client.load_model("add_sub", files=files()), "INVALID_ARGUMENT", "'config' is missing"
+        )
+        expect_sum(client.infer("add_sub", pair()))
+
+
+def check_plugins(address: str) -> None:
+    client = triton.InferenceServerClient(address)
+    plugin = BasicAuth("name", "word")
+    client.register_plugin(plugin)
+    assert client.plugin() is plugin and client.is_server_live()
+    client.unregister_plugin()
+    client.close()

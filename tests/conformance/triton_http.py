@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tritonclient.http as triton
-from tritonclient.http import aio
+from tritonclient.http.auth import BasicAuth
 from tritonclient.utils import InferenceServerException, shared_memory
 
+from tests.conformance.brought import config_of, files, infer_brought
 from tests.harness.server import wait_until
 
 A = np.arange(16, dtype=np.int32).reshape(1, 16)
@@ -265,29 +265,49 @@ def check_errors(address: str) -> None:
         refused(lambda: client.infer("add_sub", pair(), model_version="9"), "404", "version 9 is not found")
 
 
-def check_asyncio(address: str) -> None:
-    asyncio.run(_asyncio(address))
+def check_loads_that_bring_something(address: str) -> None:
+    with triton.InferenceServerClient(address) as client:
+        client.load_model("brought", config=config_of(2), files=files())
+        assert client.infer("brought", infer_brought(tensor)).as_numpy("OUTPUT").tolist() == [[5]]
+        many = [tensor("INPUT", np.zeros((3, 1), np.int32), "INT32")]
+        refused(lambda: client.infer("brought", many), "400", "batch-size must be <= 2")
+        client.load_model("brought", config=config_of(3), files=files())
+        client.infer("brought", many)
+        client.unload_model("brought")
+        refused(lambda: client.load_model("brought"), "500", "failed to load 'brought'")
+        refused(lambda: client.load_model("add_sub", config="{"), "400", "failed to load 'add_sub'")
+        refused(lambda: client.load_model("add_sub", files=files()), "400", "'config' is missing")
+        expect_sum(client.infer("add_sub", pair()))
 
 
-async def _asyncio(address: str) -> None:
-    array = np.zeros((1, 100_000), np.float32)
-    async with aio.InferenceServerClient(address) as client:
-        assert await client.is_server_ready() and await client.is_model_ready("add_sub")
-        assert (await client.get_model_metadata("add_sub"))["name"] == "add_sub"
-        for result in await asyncio.gather(*(client.infer("add_sub", pair()) for _ in range(20))):
-            expect_sum(result)
-        expect_sum(await client.infer("add_sub", pair(binary=False)))
-        for algorithm in ("gzip", "deflate", None):
-            result = await client.infer(
-                "identity_fp32",
-                [tensor("INPUT", array, "FP32")],
-                request_compression_algorithm=algorithm,
-                response_compression_algorithm=algorithm,
-            )
-            assert np.array_equal(result.as_numpy("OUTPUT"), array)
-        try:
-            await client.infer("unknown", pair())
-        except InferenceServerException as error:
-            assert error.status() == "404"
-        else:
-            raise AssertionError("the call was answered")
+def check_plugins(address: str) -> None:
+    client = triton.InferenceServerClient(address)
+    plugin = BasicAuth("name", "word")
+    client.register_plugin(plugin)
+    assert client.plugin() is plugin and client.is_server_live()
+    client.unregister_plugin()
+    client.close()
+
+
+def check_bodies_made_and_read_by_hand(address: str) -> None:
+    body, length = triton.InferenceServerClient.generate_request_body(pair(), request_id="7")
+    assert length and length < len(body)
+    answer = b'{"outputs":[{"name":"O","datatype":"INT32","shape":[1],"data":[5]}]}'
+    assert triton.InferenceServerClient.parse_response_body(answer).as_numpy("O").tolist() == [5]
+
+
+def check_sequences(address: str) -> None:
+    with triton.InferenceServerClient(address) as client:
+        totals = []
+        for step in range(1, 4):
+            inputs = [tensor("INPUT", np.array([[step]], np.int32), "INT32")]
+            where = {"sequence_id": "mine", "sequence_start": step == 1, "sequence_end": step == 3}
+            totals.append(int(client.infer("accumulator", inputs, **where).as_numpy("OUTPUT")[0, 0]))
+        assert totals == [1, 3, 6]
+
+
+def check_cuda_shared_memory_without_a_gpu(address: str) -> None:
+    with triton.InferenceServerClient(address) as client:
+        client.unregister_cuda_shared_memory()
+        refused(lambda: client.get_cuda_shared_memory_status(), "501", "CUDA")
+        refused(lambda: client.register_cuda_shared_memory("x", b"eA==", 0, 64), "501", "CUDA")

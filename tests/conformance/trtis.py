@@ -50,9 +50,11 @@ def infer(
     short = text_format.Parse(answer.headers.get("nv-inferresponse", ""), pb.InferResponseHeader())
     if answer.status != 200:
         return Outcome(answer, status_of(answer), short, {})
+    asked = text_format.Parse(header or "", pb.InferRequestHeader())
+    elsewhere = {output.name for output in asked.output if output.HasField("shared_memory")}
     raw, at = {}, 0
     for output in short.output:
-        if output.HasField("raw"):
+        if output.HasField("raw") and output.name not in elsewhere:
             raw[output.name] = answer.body[at : at + output.raw.batch_byte_size]
             at += output.raw.batch_byte_size
     assert at < len(answer.body), "the tail is missing"

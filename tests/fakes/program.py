@@ -7,9 +7,13 @@ Options: `config` is the model configuration (as of `ipc.model_config`), `progra
     repeat    OUTPUT0 [rows, n] with n = the largest value of INPUT0, filled with the sum of each row
     wrong     OUTPUT0 has a column too many
     totals    OUTPUT0 INT32 [1] is the total of INPUT0 over each sequence, by START and READY, kept by row
+    parts     decoupled: as many parts as INPUT0 INT32 [1] says; OUTPUT0 INT32 [-1] of each has `width` elements (1),
+              which are the number of the part
 
 Parameters of a request: `do` is `crash` (the process kills itself on the device thread), `raise`, `refuse` (raises
-`InvalidInput`) or `hang`; `sleep_ms` is the time of the batch. `record` names a file that gets a line for every batch:
+`InvalidInput`) or `hang`; `sleep_ms` is the time of the batch. Of a stream `sleep_ms` is the time of a step, and `at`
+the number of the part before which it does so; its `record` has a line with the number of each part, and `closed` where
+it was closed before its end. `record` names a file that gets a line for every batch:
 the rows of each request in it, or for sequences the id in each row (`-` where there is no request).
 """
 
@@ -18,7 +22,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -80,6 +84,12 @@ PROGRAMS: dict[str, Callable[[ModelConfig, NamedBatch], Outputs]] = {
 }
 
 
+BEGUN = ".begun"
+"""Ending of the file that tells of a stream."""
+_WRONG_PARTS: dict[str, Any] = {"wrong": [1, 2], "missing": {"OTHER": np.zeros(1, np.int32)}}
+"""What `do` puts in the place of a part."""
+
+
 class FakeProgram(ProgramAdapter):
     """One of `PROGRAMS`."""
 
@@ -94,7 +104,7 @@ class FakeProgram(ProgramAdapter):
 
     def __init__(self, config: ModelConfig, program: str, record: str = "") -> None:
         self._config, self._record = config, record
-        self._program = _totals(config) if program == "totals" else PROGRAMS[program]
+        self._program = _totals(config) if program == "totals" else PROGRAMS.get(program)
 
     @classmethod
     def load(cls, context: LoadContext) -> Self:
@@ -123,7 +133,32 @@ class FakeProgram(ProgramAdapter):
             _obey(str(parameters.get("do", "")))
             if parameters:
                 time.sleep(float(parameters.get("sleep_ms", 0)) / 1e3)
+        assert self._program is not None
         return self._program(self._config, batch)
+
+    def stream(self, batch: NamedBatch) -> Iterator[Outputs]:
+        """As many parts as the input says; with a `record`, a file beside it tells that a stream has begun."""
+        if self._record:
+            Path(f"{self._record}{BEGUN}").touch()
+        count, parameters = int(batch.array("INPUT0").max(initial=0)), batch.parameters[0]
+        for number in range(count):
+            time.sleep(float(parameters.get("sleep_ms", 0)) / 1e3)
+            if number == parameters.get("at", 0):
+                _obey(str(parameters.get("do", "")))
+            if number == parameters.get("at", 0) and parameters.get("do") in _WRONG_PARTS:
+                yield _WRONG_PARTS[str(parameters["do"])]
+                continue
+            self._note(f"{number}")
+            try:
+                yield {"OUTPUT0": np.full(int(parameters.get("width", 1)), number, np.int32)}
+            except GeneratorExit:
+                self._note("closed")
+                raise
+
+    def _note(self, line: str) -> None:
+        if self._record:
+            with Path(self._record).open("a") as file:
+                file.write(line + "\n")
 
 
 def _ids(batch: NamedBatch) -> list[int | str]:

@@ -204,5 +204,5 @@ class _Uncounted:
     def model_label(self, model: str) -> str:
         return model
 
-    def _children(self, family: str, labels: tuple[str, ...]) -> Any:
-        return SimpleNamespace(inc=lambda: None, dec=lambda: None)
+    def _gauges(self, model: str, lane: str) -> tuple[Any, ...]:
+        return (SimpleNamespace(inc=lambda amount=1: None),)

@@ -13,6 +13,7 @@ import msgpack
 import numpy as np
 import pytest
 
+from tests.conformance.required_tool import lacking
 from tests.fakes.adapter import vector_of
 from tests.fault import rounds, serving
 from tests.harness.quiet import wait_quiet
@@ -119,7 +120,7 @@ def small_shm(tmp_path: Path) -> Iterator[Path]:
         check=False,
     )
     if done.returncode:
-        pytest.skip(f"no 4 MiB file system to test on: {done.stderr.strip()}")
+        lacking(f"no 4 MiB file system to test on: {done.stderr.strip()}")
     yield mount
     subprocess.run(["umount", str(mount)], check=True)
 

@@ -21,6 +21,7 @@ from tests.tiny.programs import write_repository
 
 COUNT = 1 << 18
 NBYTES = 4 * COUNT
+MODELS = ("identity_fp32", "slow")
 VALUES = np.arange(COUNT, dtype=np.float32)
 KNOWN = (
     "Unable to open shared memory region",
@@ -34,13 +35,20 @@ KNOWN = (
 def server_of(tmp_path: Path, **settings: Any) -> Iterator[Server]:
     """A server that has an identity of FP32 and offers shared memory."""
     chosen = {
-        "repository.dirs": write_repository(tmp_path / "models", ("identity_fp32", "slow")),
+        "repository.dirs": write_repository(tmp_path / "models", MODELS),
         "repository.allow_python": "true",
         "shared_memory.enabled": "true",
         **settings,
     }
     with serving(tmp_path, ("fake/echo",), chosen) as running:
-        wait_until(lambda: running.get("/v2/models/identity_fp32/ready").status == 200, 30, "the model")
+        wait_until(lambda: _ready(running), 30, "the models")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two frontends over one worker."""
+    with server_of(tmp_path_factory.mktemp("memory"), **{"server.frontends": 2}) as running:
         yield running
 
 
@@ -108,11 +116,11 @@ def check_whole(server: Server, memory: ClientObject, region: str) -> None:
     assert (memory.read("<f4", NBYTES, COUNT) == VALUES).all()
 
 
-def test_an_object_that_shrinks_and_grows_all_the_time_harms_only_its_requests(tmp_path: Path) -> None:
+def test_an_object_that_shrinks_and_grows_all_the_time_harms_only_its_requests(server: Server) -> None:
     chance = random.Random(11)
-    with server_of(tmp_path) as server, client_object(2 * NBYTES) as memory:
+    with client_object(2 * NBYTES) as memory:
         worker = server.worker_pid()
-        register(server, "r", memory.key, 2 * NBYTES)
+        assert register(server, "r", memory.key, 2 * NBYTES).status == 200
         with Asking(server, through("r")) as asking:
             for _ in range(rounds(short=40, long=3000)):
                 memory.truncate(chance.choice((0, 1, NBYTES - 1, NBYTES, NBYTES + 4097, 2 * NBYTES)))
@@ -126,12 +134,13 @@ def test_an_object_that_shrinks_and_grows_all_the_time_harms_only_its_requests(t
         check_whole(server, memory, "r")
         assert server.worker_pid() == worker
         wait_until(lambda: not descriptors(worker), 10, "the object to be closed")
+        assert unregister(server, "r").status == 200
 
 
-def test_unregistering_under_load_ends_in_unknown_regions_and_nothing_stays_open(tmp_path: Path) -> None:
-    with server_of(tmp_path, **{"server.frontends": 2}) as server, client_object(2 * NBYTES) as memory:
+def test_unregistering_under_load_ends_in_unknown_regions_and_nothing_stays_open(server: Server) -> None:
+    with client_object(2 * NBYTES) as memory:
         worker = server.worker_pid()
-        register(server, "r", memory.key, 2 * NBYTES)
+        assert register(server, "r", memory.key, 2 * NBYTES).status == 200
         with Asking(server, through("r")) as asking:
             for _ in range(rounds(short=5, long=300)):
                 good = asking.good()
@@ -181,14 +190,14 @@ def test_regions_stay_when_frontends_and_workers_are_killed(tmp_path: Path) -> N
             check_whole(server, memory, "r")
             os.kill(worker, signal.SIGKILL)
             wait_until(lambda gone=worker: server.worker_pid() not in (None, gone), 30, "a worker")
-            wait_until(lambda: server.get("/v2/models/identity_fp32/ready").status == 200, 40, "the model")
+            wait_until(lambda: _ready(server), 40, "the models")
             check_whole(server, memory, "r")
         assert memory.path.exists()
 
 
 def _ready(server: Server) -> bool:
     try:
-        return server.get("/v2/models/identity_fp32/ready", timeout_s=5).status == 200
+        return all(server.get(f"/v2/models/{model}/ready", timeout_s=5).status == 200 for model in MODELS)
     except OSError:
         return False
 

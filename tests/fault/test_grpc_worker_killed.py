@@ -13,22 +13,30 @@ import pytest
 from ipc.protos import kserve_v2_pb2 as pb
 from tests.fault import rounds, serving
 from tests.harness.rpc import Rpc, RpcLoad, address_of, grpc_settings, is_vector_of, text_request
-from tests.harness.server import wait_until
+from tests.harness.server import Server, wait_until
 
 
-def test_unary_rpcs_survive_the_death_of_one_of_two_workers(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two workers behind gRPC."""
     settings = grpc_settings(**{"worker.count": 2, "worker.healthy_after_s": 0.5})
-    with serving(tmp_path, models=("fake/slow",), settings=settings) as server:
-        wait_until(lambda: server.metric("penstock_worker_up") == 2, 30, "two workers")
-        with RpcLoad(address_of(server), clients=8, model="fake/slow") as load:
-            for kill in range(rounds(short=2, long=50)):
-                before = load.done
-                wait_until(lambda seen=before: load.done > seen + 30, 30, "traffic")
-                victim = wait_until(lambda slot=kill % 2: server.worker_pid(slot), what="a worker to kill")
-                os.kill(victim, signal.SIGKILL)
-                wait_until(lambda: server.metric("penstock_worker_up") == 1, 10, "its death to be seen")
-                wait_until(lambda: server.metric("penstock_worker_up") == 2, 60, "its return")
-            assert set(load.stop()) == {"OK"}, (load.statuses, load.details[:3])
+    with serving(tmp_path_factory.mktemp("grpc"), models=("fake/slow",), settings=settings) as running:
+        yield running
+
+
+def test_unary_rpcs_survive_the_death_of_one_of_two_workers(server: Server) -> None:
+    wait_until(lambda: server.starts(0) and server.starts(1), 30, "two workers")
+    with RpcLoad(address_of(server), clients=8, model="fake/slow") as load:
+        for kill in range(rounds(short=2, long=50)):
+            before = load.done
+            wait_until(lambda seen=before: load.done > seen + 30, 30, "traffic")
+            slot = kill % 2
+            victim, starts = server.worker_pid(slot), server.starts(slot)
+            assert victim is not None
+            os.kill(victim, signal.SIGKILL)
+            wait_until(lambda at=slot, seen=starts: server.starts(at) > seen, 60, "its return")
+            wait_until(lambda: server.metric("penstock_worker_up") == 2, 10, "both workers")
+        assert set(load.stop()) == {"OK"}, (load.statuses, load.details[:3])
 
 
 class Talk:
@@ -82,14 +90,13 @@ def test_a_stream_answers_each_message_once_though_the_only_worker_dies(tmp_path
         assert server.metric("penstock_requests_in_flight") == 0
 
 
-def test_a_client_that_dies_in_a_stream_leaves_nothing_behind(tmp_path: Path) -> None:
-    with serving(tmp_path, models=("fake/slow",), settings=grpc_settings()) as server:
-        rpc, talk = Rpc(address_of(server)), Talk()
-        answers = rpc.stream(talk)
-        for number in range(32):
-            talk.say(f"message {number} " + "word " * 300)
-        next(answers)
-        rpc.channel.close()
-        wait_until(lambda: server.metric("penstock_requests_in_flight") == 0, 30, "the end of its requests")
-        wait_until(lambda: server.metric("penstock_queue_depth") == 0, 30, "an empty queue")
-        talk.end()
+def test_a_client_that_dies_in_a_stream_leaves_nothing_behind(server: Server) -> None:
+    rpc, talk = Rpc(address_of(server)), Talk()
+    answers = rpc.stream(talk)
+    for number in range(32):
+        talk.say(f"message {number} " + "word " * 300)
+    next(answers)
+    rpc.channel.close()
+    wait_until(lambda: server.metric("penstock_requests_in_flight") == 0, 30, "the end of its requests")
+    wait_until(lambda: server.metric("penstock_queue_depth") == 0, 30, "an empty queue")
+    talk.end()

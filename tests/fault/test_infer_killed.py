@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,13 @@ MODELS = {
     )
 }
 SETTINGS = {"limits__restart_wait_s": "30", "worker__hang_timeout_s": "20"}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+    """One worker, which each test finds running and leaves running."""
+    with workers(tmp_path_factory.mktemp("lone"), MODELS, **SETTINGS) as found:
+        yield found
 
 
 def drawn(seed: int) -> np.ndarray:
@@ -94,20 +102,18 @@ def test_a_killed_worker_costs_no_request_and_the_retry_reads_the_same_bytes(tmp
         run(running, work)
 
 
-def test_a_lone_worker_that_is_killed_answers_after_its_restart(tmp_path: Path) -> None:
-    with workers(tmp_path, MODELS, **SETTINGS) as running:
+def test_a_lone_worker_that_is_killed_answers_after_its_restart(running: Workers) -> None:
+    async def work(client: Client) -> None:
+        array = drawn(1)
+        call, block = await filled(client, array, sleep_ms=300)
+        with block:
+            task = asyncio.create_task(client.call(request_of("large", call, block)))
+            await running_in(client, 0)
+            running.kill(0)
+            running.start(0)
+            assert read(await task)["OUTPUT0"].tobytes() == array.tobytes()
 
-        async def work(client: Client) -> None:
-            array = drawn(1)
-            call, block = await filled(client, array, sleep_ms=300)
-            with block:
-                task = asyncio.create_task(client.call(request_of("large", call, block)))
-                await running_in(client, 0)
-                running.kill(0)
-                running.start(0)
-                assert read(await task)["OUTPUT0"].tobytes() == array.tobytes()
-
-        run(running, work)
+    run(running, work)
 
 
 @pytest.mark.long
@@ -134,43 +140,42 @@ def test_an_input_that_kills_workers_is_refused_and_another_with_the_same_shape_
         run(running, work)
 
 
-def test_a_cancelled_call_keeps_its_block_until_the_worker_has_read_it(tmp_path: Path) -> None:
-    with workers(tmp_path, MODELS, **SETTINGS) as running:
+def test_a_cancelled_call_keeps_its_block_until_the_worker_has_read_it(running: Workers) -> None:
+    async def work(client: Client) -> None:
+        call, block = await filled(client, drawn(1), sleep_ms=3000)
+        queued_call, queued = await filled(client, drawn(2))
+        on_device = asyncio.create_task(client.call(request_of("large", call, block)))
+        await running_in(client, 0)
+        waiting = asyncio.create_task(client.call(request_of("large", queued_call, queued)))
+        await client.wait(lambda: client.channels[0].cost_of("large") == 2 * 16, deadline.after(5))
+        running.processes[0].send_signal(signal.SIGSTOP)
+        for task in (on_device, waiting):
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        before = client.inputs.used_nbytes
+        queued.release()
+        block.release()
+        await asyncio.sleep(0)
+        assert client.inputs.used_nbytes == before, "a block was freed before the worker said so"
+        running.processes[0].send_signal(signal.SIGCONT)
+        await client.wait(lambda: client.inputs.used_nbytes <= before // 2, deadline.after(2))
+        assert client.inputs.used_nbytes == before // 2, "what only waited is given back at once"
 
-        async def work(client: Client) -> None:
-            call, block = await filled(client, drawn(1), sleep_ms=3000)
-            queued_call, queued = await filled(client, drawn(2))
-            on_device = asyncio.create_task(client.call(request_of("large", call, block)))
-            await running_in(client, 0)
-            waiting = asyncio.create_task(client.call(request_of("large", queued_call, queued)))
-            await asyncio.sleep(0.05)
-            for task in (on_device, waiting):
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-            before = client.inputs.used_nbytes
-            queued.release()
-            block.release()
-            assert client.inputs.used_nbytes == before, "a block was freed before the worker said so"
-            await client.wait(lambda: client.inputs.used_nbytes <= before // 2, deadline.after(2))
-            assert client.inputs.used_nbytes == before // 2, "what only waited is given back at once"
-
-        run(running, work)
+    run(running, work)
 
 
-def test_a_call_that_runs_out_of_time_keeps_its_block_until_it_is_read(tmp_path: Path) -> None:
-    with workers(tmp_path, MODELS, **SETTINGS) as running:
+def test_a_call_that_runs_out_of_time_keeps_its_block_until_it_is_read(running: Workers) -> None:
+    async def work(client: Client) -> None:
+        call, block = await filled(client, drawn(1), sleep_ms=800)
+        with block, pytest.raises(DeadlineExceeded):
+            await client.call(request_of("large", call, block, timeout_s=0.2))
+        assert client.inputs.used_nbytes
+        queued_call, queued = await filled(client, drawn(2))
+        with queued, pytest.raises(DeadlineExceeded):
+            await client.call(request_of("large", queued_call, queued, timeout_s=0.1))
 
-        async def work(client: Client) -> None:
-            call, block = await filled(client, drawn(1), sleep_ms=800)
-            with block, pytest.raises(DeadlineExceeded):
-                await client.call(request_of("large", call, block, timeout_s=0.2))
-            assert client.inputs.used_nbytes
-            queued_call, queued = await filled(client, drawn(2))
-            with queued, pytest.raises(DeadlineExceeded):
-                await client.call(request_of("large", queued_call, queued, timeout_s=0.1))
-
-        run(running, work)
+    run(running, work)
 
 
 FRONTEND = textwrap.dedent(
@@ -198,43 +203,40 @@ FRONTEND = textwrap.dedent(
 )
 
 
-def test_a_killed_frontend_that_holds_blocks_leaves_nothing(tmp_path: Path) -> None:
-    with workers(tmp_path, MODELS, **SETTINGS) as running:
-        marker = tmp_path / "in-flight"
-        frontend = subprocess.Popen(
-            [sys.executable, "-c", FRONTEND, "600", str(marker)], cwd=ROOT, env=running.environment
-        )
-        try:
-            wait_until(marker.exists, 30, "the request on the device")
-            pid = running.processes[0].pid
-            wait_until(lambda: ".f5." in _maps(pid), 5, "the mapping")
-        finally:
-            frontend.send_signal(signal.SIGKILL)
-            frontend.wait()
-        assert len(running.paths.arenas("f5")) == 1
-        with SlotLock(running.paths.lock("worker-9")):
-            assert any(".f5." in name for name in sweep(running.paths))
-        wait_until(lambda: ".f5." not in _maps(pid), 10, "the end of the worker's mapping")
+def test_a_killed_frontend_that_holds_blocks_leaves_nothing(running: Workers, tmp_path: Path) -> None:
+    marker = tmp_path / "in-flight"
+    frontend = subprocess.Popen(
+        [sys.executable, "-c", FRONTEND, "600", str(marker)], cwd=ROOT, env=running.environment
+    )
+    try:
+        wait_until(marker.exists, 30, "the request on the device")
+        pid = running.processes[0].pid
+        wait_until(lambda: ".f5." in _maps(pid), 5, "the mapping")
+    finally:
+        frontend.send_signal(signal.SIGKILL)
+        frontend.wait()
+    assert len(running.paths.arenas("f5")) == 1
+    with SlotLock(running.paths.lock("worker-9")):
+        assert any(".f5." in name for name in sweep(running.paths))
+    wait_until(lambda: ".f5." not in _maps(pid), 10, "the end of the worker's mapping")
 
-        async def work(client: Client) -> None:
-            call, block = await filled(client, drawn(3))
-            with block:
-                found = read(await client.call(request_of("large", call, block)))
-            assert found["OUTPUT0"].tobytes() == drawn(3).tobytes()
+    async def work(client: Client) -> None:
+        call, block = await filled(client, drawn(3))
+        with block:
+            found = read(await client.call(request_of("large", call, block)))
+        assert found["OUTPUT0"].tobytes() == drawn(3).tobytes()
 
-        run(running, work)
+    run(running, work)
 
 
-def test_the_arena_of_a_living_frontend_is_not_swept(tmp_path: Path) -> None:
-    with workers(tmp_path, MODELS, **SETTINGS) as running:
+def test_the_arena_of_a_living_frontend_is_not_swept(running: Workers) -> None:
+    async def work(client: Client) -> None:
+        _, block = await filled(client, drawn(1))
+        with block, SlotLock(running.paths.lock("frontend-0")):
+            sweep(running.paths)
+            assert len(running.paths.arenas("f0")) == 1
 
-        async def work(client: Client) -> None:
-            _, block = await filled(client, drawn(1))
-            with block, SlotLock(running.paths.lock("frontend-0")):
-                sweep(running.paths)
-                assert len(running.paths.arenas("f0")) == 1
-
-        run(running, work)
+    run(running, work)
 
 
 def _maps(pid: int) -> str:
@@ -242,17 +244,15 @@ def _maps(pid: int) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def test_without_room_for_the_arena_inputs_travel_as_bytes(tmp_path: Path) -> None:
-    with workers(tmp_path, MODELS, **SETTINGS) as running:
-        settings = msgspec.structs.replace(
-            running.settings, arena=msgspec.structs.replace(running.settings.arena, input_bytes=1 << 50)
-        )
-        running.settings = settings
+def test_without_room_for_the_arena_inputs_travel_as_bytes(running: Workers) -> None:
+    settings = msgspec.structs.replace(
+        running.settings, arena=msgspec.structs.replace(running.settings.arena, input_bytes=1 << 50)
+    )
 
-        async def work(client: Client) -> None:
-            assert await client.inputs.reserve(1000) is None
-            call, payload = call_of({"INPUT0": ("FP32", drawn(4))}, ["OUTPUT0"])
-            found = read(await client.call(request_of("large", call, payload)))
-            assert found["OUTPUT0"].tobytes() == drawn(4).tobytes()
+    async def work(client: Client) -> None:
+        assert await client.inputs.reserve(1000) is None
+        call, payload = call_of({"INPUT0": ("FP32", drawn(4))}, ["OUTPUT0"])
+        found = read(await client.call(request_of("large", call, payload)))
+        assert found["OUTPUT0"].tobytes() == drawn(4).tobytes()
 
-        run(running, work)
+    run(dataclasses.replace(running, settings=settings), work)

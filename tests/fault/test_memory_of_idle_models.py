@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +36,46 @@ def write(models: Models, name: str, **options: Any) -> None:
     models.write_text(name, json.dumps(entry))
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
-    """Three loaded models on one device, and the file that makes the next batch run out of memory."""
-    models, once = Models(tmp_path / "models"), tmp_path / "once"
+@dataclass(frozen=True)
+class World:
+    """A server, the file that makes the next batch run out of memory, and what had been counted before the test."""
+
+    server: Server
+    once: Path
+    before: dict[str, float]
+
+    def count(self, what: str) -> float:
+        """What the test added to one of the counters about memory trouble."""
+        return counters(self.server)[what] - self.before[what]
+
+
+def counters(server: Server) -> dict[str, float]:
+    """The counters about memory trouble; `unloads` are those of the idle model."""
+    names = ("recoveries_succeeded", "cache_clears", "evictions_triggered", "terminal_failures")
+    found = {name: server.metric(f"sie_oom_{name}_total", model=NEEDY) for name in names}
+    return found | {"unloads": server.metric("penstock_model_unloads_total", model=IDLE, reason="oom")}
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
+    """Three models for one device that just holds them."""
+    root = tmp_path_factory.mktemp("crowded")
+    models, once = Models(root / "models"), root / "once"
     write(models, NEEDY, oom_file=str(once))
     write(models, IDLE, hold_tokens=40, batch_ms=300)
     write(models, PINNED, hold_tokens=5)
     settings = {**ON_DEMAND, "catalog.pinned": PINNED, "limits.exhausted_retry_s": 7}
-    with serving(tmp_path, models=(), settings=settings, catalog=models.directory) as server:
-        for name in (PINNED, IDLE, NEEDY):
-            assert server.encode(name, ["x"]).status == 200
+    with serving(root, models=(), settings=settings, catalog=models.directory) as server:
         yield server, once
+
+
+@pytest.fixture
+def world(crowded: tuple[Server, Path]) -> World:
+    """All three models loaded."""
+    server, once = crowded
+    for name in (PINNED, IDLE, NEEDY):
+        assert server.encode(name, ["x"]).status == 200
+    return World(server, once, counters(server))
 
 
 def is_right(answer: Answer, sent: str) -> bool:
@@ -56,32 +85,27 @@ def is_right(answer: Answer, sent: str) -> bool:
     return np.allclose(values, vector_of(sent, 16), atol=1e-6)
 
 
-def count(server: Server, what: str, model: str = NEEDY) -> float:
-    """One of the counters about memory trouble."""
-    return server.metric(f"sie_oom_{what}_total", model=model)
-
-
-def test_a_lone_item_that_runs_out_of_memory_once_is_answered(world: tuple[Server, Path]) -> None:
-    server, once = world
-    once.touch()
+def test_a_lone_item_that_runs_out_of_memory_once_is_answered(world: World) -> None:
+    server = world.server
+    world.once.touch()
     assert is_right(server.encode(NEEDY, ["small"]), "small")
-    assert not once.exists()
-    assert [count(server, name) for name in ("recoveries_succeeded", "cache_clears")] == [1, 1]
-    assert count(server, "evictions_triggered") == count(server, "terminal_failures") == 0
+    assert not world.once.exists()
+    assert [world.count(name) for name in ("recoveries_succeeded", "cache_clears")] == [1, 1]
+    assert world.count("evictions_triggered") == world.count("terminal_failures") == 0
     assert state(server, IDLE) == "loaded"
 
 
-def test_an_idle_model_makes_room_for_an_item_that_fits_without_it(world: tuple[Server, Path]) -> None:
-    server, _ = world
+def test_an_idle_model_makes_room_for_an_item_that_fits_without_it(world: World) -> None:
+    server = world.server
     assert is_right(server.encode(NEEDY, [LONE]), LONE)
     assert (state(server, IDLE), state(server, PINNED)) == ("available", "loaded")
-    assert count(server, "evictions_triggered") == count(server, "recoveries_succeeded") == 1
-    assert server.metric("penstock_model_unloads_total", model=IDLE, reason="oom") == 1
+    assert world.count("evictions_triggered") == world.count("recoveries_succeeded") == 1
+    assert world.count("unloads") == 1
     assert is_right(server.encode(IDLE, ["again"]), "again"), "it is loaded again when somebody asks"
 
 
-def test_a_model_with_work_is_not_taken_away(world: tuple[Server, Path]) -> None:
-    server, _ = world
+def test_a_model_with_work_is_not_taken_away(world: World) -> None:
+    server = world.server
     with RawClient(server.port) as busy:
         busy.encode(IDLE, [f"{number} " + "w" * 150 for number in range(8)])
         wait_until(lambda: server.metric("penstock_requests_in_flight", model=IDLE) > 0, what="its work")
@@ -89,15 +113,15 @@ def test_a_model_with_work_is_not_taken_away(world: tuple[Server, Path]) -> None
         assert answer.status == 503, answer.body
         assert state(server, IDLE) == "loaded"
     assert (answer.json()["detail"]["code"], answer.headers["retry-after"]) == ("RESOURCE_EXHAUSTED", "7")
-    assert count(server, "evictions_triggered") == 0
+    assert world.count("evictions_triggered") == 0
 
 
 @pytest.mark.long
-def test_items_too_large_for_the_device_do_not_clear_it_of_all_models(world: tuple[Server, Path]) -> None:
-    server, _ = world
+def test_items_too_large_for_the_device_do_not_clear_it_of_all_models(world: World) -> None:
+    server = world.server
     assert server.encode(NEEDY, [TOO_LARGE]).status == 503
-    assert count(server, "evictions_triggered") == count(server, "terminal_failures") == 1
+    assert world.count("evictions_triggered") == world.count("terminal_failures") == 1
     assert is_right(server.encode(IDLE, ["back"]), "back")
     assert server.encode(NEEDY, [TOO_LARGE]).status == 503
     assert state(server, IDLE) == "loaded", "an eviction that did not help was repeated"
-    assert count(server, "evictions_triggered") == 1
+    assert world.count("evictions_triggered") == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,8 +25,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     settings = {"batch.max_tokens": CONFIGURED_TOKENS}
     with serving(tmp_path_factory.mktemp("memory"), models=("fake/small",), settings=settings) as running:
         pid = running.worker_pid()
+        wait_until(lambda: budget(running) == CONFIGURED_TOKENS, what="the configured budget")
         yield running
         assert running.worker_pid() == pid, "the worker did not survive"
+
+
+def budget(server: Server) -> float:
+    """Tokens that a batch may have."""
+    return server.metric("penstock_batch_budget_tokens", model="fake/small")
 
 
 def text(number: int) -> str:
@@ -83,17 +88,9 @@ def test_a_request_of_only_that_item_gets_503_with_a_whole_retry_after(server: S
     assert int(answer.headers["retry-after"]) >= 1
 
 
-def test_the_budget_of_a_batch_drops_to_what_fits(tmp_path: Path) -> None:
-    with serving(tmp_path, models=("fake/small",), settings={"batch.max_tokens": CONFIGURED_TOKENS}) as fresh:
-
-        def budget() -> float:
-            return fresh.metric("penstock_batch_budget_tokens", model="fake/small")
-
-        wait_until(lambda: budget() == CONFIGURED_TOKENS, what="the configured budget")
-        assert fresh.encode("fake/small", [text(number) for number in range(100)]).status == 200
-        wait_until(lambda: budget() == MEMORY_TOKENS, what="the lowered budget")
-        spent = fresh.metric("penstock_oom_total", model="fake/small")
-        assert fresh.encode("fake/small", [text(number) for number in range(100)]).status == 200
-        assert fresh.metric("penstock_oom_total", model="fake/small") == spent, (
-            "the lowered budget was ignored"
-        )
+def test_the_budget_of_a_batch_drops_to_what_fits(server: Server) -> None:
+    assert server.encode("fake/small", [text(number) for number in range(100)]).status == 200
+    wait_until(lambda: budget(server) == MEMORY_TOKENS, what="the lowered budget")
+    spent = server.metric("penstock_oom_total", model="fake/small")
+    assert server.encode("fake/small", [text(number) for number in range(100)]).status == 200
+    assert server.metric("penstock_oom_total", model="fake/small") == spent, "the lowered budget was ignored"

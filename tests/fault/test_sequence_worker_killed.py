@@ -11,7 +11,7 @@ import pytest
 
 from ipc import deadline
 from ipc.client import Client
-from ipc.errors import SequenceLost, SequenceUnknown
+from ipc.errors import InputRefused, SequenceLost, SequenceUnknown
 from tests.harness.worker import Workers, totals, workers
 from tests.process.test_sequence_workers import add
 
@@ -106,3 +106,24 @@ def test_a_request_on_a_killed_worker_is_not_tried_elsewhere_and_says_why(tmp_pa
         dead = [slot for slot, process in running.processes.items() if process.poll() is not None]
         assert len(dead) == 1
         running.processes.pop(dead[0])
+
+
+@pytest.mark.long
+def test_a_start_that_kills_its_worker_every_time_is_refused(tmp_path: Path) -> None:
+    """Under whatever id it comes; others begin as ever."""
+    with workers(tmp_path, {"sums": totals(4)}, count=1, **SETTINGS) as running:
+
+        async def work(clients: list[Client]) -> None:
+            client = clients[0]
+            for name in (1, 2):
+                with pytest.raises(SequenceLost):
+                    await add(client, name, 7, start=True, do="crash")
+                running.processes[0].wait(20)
+                running.start(0)
+                await client.ready("sums", deadline.after(60))
+            with pytest.raises(InputRefused):
+                await add(client, 3, 7, start=True, do="crash")
+            assert await add(client, 4, 8, start=True) == 8
+            assert await add(client, 4, 8, end=True) == 16
+
+        use(running, work)

@@ -17,14 +17,17 @@ def test_kill_one_of_two_workers_under_load_fails_no_request(tmp_path: Path) -> 
     with serving(
         tmp_path, models=("fake/slow",), settings={"worker.count": 2, "worker.healthy_after_s": 0.5}
     ) as server:
-        wait_until(lambda: server.metric("penstock_worker_up") == 2, what="two workers")
+        wait_until(lambda: server.starts(0) and server.starts(1), what="two workers")
         with Load(server.port, clients=16, model="fake/slow") as load:
-            for kill in range(rounds(short=4, long=100)):
+            for kill in range(rounds(short=2, long=100)):
                 before = load.done
                 wait_until(lambda seen=before: load.done > seen + 30, 30, "traffic")
-                victim = wait_until(lambda slot=kill % 2: server.worker_pid(slot), what="a worker to kill")
+                slot = kill % 2
+                victim, starts = server.worker_pid(slot), server.starts(slot)
+                assert victim is not None
                 os.kill(victim, signal.SIGKILL)
-                wait_until(lambda: server.metric("penstock_worker_up") == 2, 40, "the worker's return")
+                wait_until(lambda at=slot, seen=starts: server.starts(at) > seen, 40, "the worker's return")
+                wait_until(lambda: server.metric("penstock_worker_up") == 2, 40, "both workers")
             outcome = load.stop()
         assert outcome.failed == 0, (outcome.statuses, outcome.broken[:5], outcome.bodies[:3])
         assert max(outcome.latencies_s) < 10

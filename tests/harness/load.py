@@ -17,6 +17,9 @@ import numpy as np
 
 from tests.fakes.adapter import vector_of
 
+PAUSE_S = 0.02
+"""What a client waits between two requests: some are always under way, and the cores have time for what is started."""
+
 
 @dataclass
 class Outcome:
@@ -94,6 +97,7 @@ class Load:
             if not self._one(connection, text) or not self._keep_alive:
                 connection.close()
                 connection = None
+            self._end.wait(PAUSE_S)
 
     def _one(self, connection: http.client.HTTPConnection, text: str) -> bool:
         """One request; returns whether the connection can be used again."""

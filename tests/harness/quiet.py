@@ -23,7 +23,7 @@ def wait_quiet(server: Server, timeout_s: float = 20.0) -> None:
 
     def rested() -> bool:
         nonlocal busy_at
-        if any(server.metric(name) for name in GAUGES):
+        if server.metric(*GAUGES):
             busy_at = time.monotonic()
         return time.monotonic() - busy_at > 1.5 * EVERY_S
 

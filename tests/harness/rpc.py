@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2
 
 from ipc.protos import kserve_v2_pb2 as pb
 from tests.fakes.adapter import vector_of
+from tests.harness.load import PAUSE_S
 from tests.harness.server import Server, free_port
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -150,6 +151,7 @@ class RpcLoad:
             if self._fresh:
                 rpc.channel.close()
                 rpc = Rpc(self._address)
+            self._end.wait(PAUSE_S)
         rpc.channel.close()
 
     def _once(self, rpc: Rpc, text: str) -> str:

@@ -6,6 +6,7 @@ ready. At the end it stops the server and asserts that no arena, socket, held lo
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -15,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,17 +26,30 @@ from ipc.liveness import is_held
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_CATALOG = ROOT / "tests" / "fakes" / "catalog"
 START_TIMEOUT_S = 60.0
+MAX_PAUSE_S = 0.1
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = 15.0, what: str = "condition") -> Any:
-    """The first true value of `condition`; fails after `timeout_s`."""
-    limit = time.monotonic() + timeout_s
+    """The first true value of `condition`; fails after `timeout_s`.
+
+    Looks a hundred times a second at first and ten times later on: a look may cost the server as much as a request.
+    """
+    began = time.monotonic()
     while True:
         value = condition()
         if value:
             return value
-        assert time.monotonic() < limit, f"{what} did not hold within {timeout_s} s"
-        time.sleep(0.01)
+        waited = time.monotonic() - began
+        assert waited < timeout_s, f"{what} did not hold within {timeout_s} s"
+        time.sleep(min(max(0.01, waited / 10), MAX_PAUSE_S))
+
+
+async def eventually(condition: Callable[[], Awaitable[Any]], what: str, timeout_s: float = 20.0) -> None:
+    """Wait until `condition`, which is awaited, is true; fails after `timeout_s`."""
+    began = time.monotonic()
+    while not await condition():
+        assert time.monotonic() - began < timeout_s, f"{what} did not hold within {timeout_s} s"
+        await asyncio.sleep(MAX_PAUSE_S)
 
 
 def free_port() -> int:
@@ -146,11 +160,11 @@ class Server:
             body["params"] = params
         return self.post(f"/v1/encode/{model}", body, timeout_s)
 
-    def metric(self, name: str, **labels: str) -> float:
-        """Sum of the samples of `name` whose labels include `labels`."""
+    def metric(self, *names: str, **labels: str) -> float:
+        """Sum of the samples of `names` whose labels include `labels`, all from one scrape."""
         total = 0.0
         for line in self.get("/metrics").body.decode().splitlines():
-            if line.split("{")[0].split(" ")[0] == name and all(
+            if line.split("{")[0].split(" ")[0] in names and all(
                 f'{k}="{v}"' in line for k, v in labels.items()
             ):
                 total += float(line.rpartition(" ")[2])
@@ -166,6 +180,13 @@ class Server:
     def worker_pid(self, slot: int = 0) -> int | None:
         """Pid of the worker that holds the slot."""
         return self._lock_pid(f"worker-{slot}")
+
+    def starts(self, slot: int) -> int:
+        """How often a worker of the slot has become ready, by what the supervisor wrote.
+
+        Whether two workers answer (`penstock_worker_up`) is told twice a second, so it still says yes after a kill.
+        """
+        return self.log.count(f"worker {slot} is ready")
 
     def supervisor_pid(self) -> int | None:
         """Pid of the supervisor."""

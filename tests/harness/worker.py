@@ -62,6 +62,18 @@ def totals(rows: int = 2, idle_s: float = 30.0, **options: Any) -> Options:
     )
 
 
+def parts(**options: Any) -> Options:
+    """A decoupled program that answers with as many parts as it is told."""
+    return program(
+        "parts",
+        [tensor("INPUT0", "INT32", 1)],
+        [tensor("OUTPUT0", "INT32", -1)],
+        0,
+        {"decoupled": True},
+        **options,
+    )
+
+
 ADD_SUB = program(
     "add_sub",
     [tensor("INPUT0", "INT32", 16), tensor("INPUT1", "INT32", 16)],

@@ -34,16 +34,23 @@ def maps_grpc(pid: int) -> bool:
     return "cygrpc" in Path(f"/proc/{pid}/maps").read_text()
 
 
-def test_all_frontends_serve_one_port_and_only_they_load_grpc(tmp_path: Path) -> None:
-    with serving(tmp_path, settings=grpc_settings(**{"server.frontends": 2})) as server:
-        with RpcLoad(address_of(server), clients=4, fresh=True) as load:
-            wait_until(lambda: load.done > 60, 30, "traffic")
-            assert set(load.stop()) == {"OK"}, load.details[:3]
-        slots = [f"frontend-{slot}" for slot in (0, 1)]
-        served = [_served_by(server, slot) for slot in slots]
-        assert all(served), f"all went to one frontend: {served}"
-        assert not maps_grpc(server.process.pid)
-        assert all(map(maps_grpc, server.frontend_pids()))
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two frontends that speak gRPC."""
+    settings = grpc_settings(**{"server.frontends": 2})
+    with serving(tmp_path_factory.mktemp("grpc"), settings=settings) as running:
+        yield running
+
+
+def test_all_frontends_serve_one_port_and_only_they_load_grpc(server: Server) -> None:
+    with RpcLoad(address_of(server), clients=4, fresh=True) as load:
+        wait_until(lambda: load.done > 60, 30, "traffic")
+        assert set(load.stop()) == {"OK"}, load.details[:3]
+    slots = [f"frontend-{slot}" for slot in (0, 1)]
+    served = [_served_by(server, slot) for slot in slots]
+    assert all(served), f"all went to one frontend: {served}"
+    assert not maps_grpc(server.process.pid)
+    assert all(map(maps_grpc, server.frontend_pids()))
 
 
 def _served_by(server: Server, slot: str) -> int:
@@ -51,24 +58,17 @@ def _served_by(server: Server, slot: str) -> int:
     return (server.run_dir / "metrics" / f"{slot}.recent").read_bytes().count(b"infer")
 
 
-def test_without_grpc_its_library_is_not_loaded(tmp_path: Path) -> None:
-    with serving(tmp_path) as server:
-        assert not any(map(maps_grpc, server.frontend_pids()))
-
-
-def test_a_port_that_another_server_has_is_an_error_that_names_the_setting(tmp_path: Path) -> None:
-    settings = grpc_settings()
-    first, second = tmp_path / "first", tmp_path / "second"
-    first.mkdir()
-    second.mkdir()
-    with serving(first, settings=settings):
-        other = make_server(second, settings=settings)
-        other.start()
-        try:
-            assert other.process.wait(30) == 3
-        finally:
-            other.kill_everything()
-        assert f"grpc.bind: {settings['grpc.bind']} cannot be had" in other.log
+def test_a_port_that_another_server_has_is_an_error_that_names_the_setting(
+    server: Server, tmp_path: Path
+) -> None:
+    settings = {"grpc.enabled": "true", "grpc.bind": address_of(server)}
+    other = make_server(tmp_path, settings=settings)
+    other.start()
+    try:
+        assert other.process.wait(30) == 3
+    finally:
+        other.kill_everything()
+    assert f"grpc.bind: {settings['grpc.bind']} cannot be had" in other.log
 
 
 @pytest.mark.long

@@ -18,7 +18,9 @@ from tests.process.gunicorn_server import Client, Server, request, serving, wait
 
 _CLIENTS = 16
 _LIMITS = {"drain_s": 0.5, "linger_s": 0.3}
-_PROMPT_S = 1.0
+_PROMPT_S = 2.0
+_PAUSE_S = 0.01
+"""What a client waits between two requests: the cores have time for the processes that start meanwhile."""
 
 
 @dataclass
@@ -59,6 +61,7 @@ class Load:
             self.answered += 1
             if "connection: close" in head:
                 return
+            await asyncio.sleep(_PAUSE_S)
 
 
 async def _wait_until(condition: Callable[[], object], timeout_s: float = 15.0) -> None:
@@ -78,11 +81,12 @@ async def _reload(server: Server, load: Load) -> None:
     await _wait_until(lambda: len(load.pids) > known)
 
 
-def test_reloads_under_keep_alive_load_lose_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reloads", [2, pytest.param(8, marks=pytest.mark.long)])
+def test_reloads_under_keep_alive_load_lose_nothing(tmp_path: Path, reloads: int) -> None:
     async def scenario() -> Load:
         load, until = Load(), asyncio.Event()
         clients = [asyncio.create_task(load.run(server.port, until)) for _ in range(_CLIENTS)]
-        for _ in range(4):
+        for _ in range(reloads):
             await _reload(server, load)
         until.set()
         await asyncio.gather(*clients)
@@ -92,8 +96,8 @@ def test_reloads_under_keep_alive_load_lose_nothing(tmp_path: Path) -> None:
         load = asyncio.run(scenario())
         assert load.failed == []
         assert load.refused == 0
-        assert load.answered > 1000
-        assert len(load.pids) >= 5
+        assert load.answered > 200 * reloads
+        assert len(load.pids) > reloads
 
 
 def test_stop_under_keep_alive_load_answers_every_request_sent(tmp_path: Path) -> None:

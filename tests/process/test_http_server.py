@@ -244,6 +244,8 @@ _MALFORMED = {
     "folded field": b"GET /echo HTTP/1.1\r\nHost: t\r\nX: a\r\n b\r\n\r\n",
     "bare line feeds": b"GET /echo HTTP/1.1\nHost: t\n\n",
     "zero byte": b"GET /echo HTTP/1.1\r\nHost: t\r\nX: a\x00b\r\n\r\n",
+    "version 0.9": b"GET /echo HTTP/0.9\r\nHost: t\r\n\r\n",
+    "version 2.0": b"GET /echo HTTP/2.0\r\nHost: t\r\n\r\n",
     "connect": b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org\r\n\r\n",
 }
 

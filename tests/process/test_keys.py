@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from frontend.access import keyfile, keys
+from penstock.cli import main
 from tests.harness.keys import bearer, write_keys
 from tests.harness.server import FAKE_CATALOG, ROOT, Server, alive, free_port, serving, wait_until
 
@@ -84,11 +85,11 @@ def test_new_keys_can_be_appended_to_the_file_and_the_file_never_holds_them(
     ],
 )
 def test_no_key_is_made_that_the_file_may_not_have(
-    environment: dict[str, str], arguments: tuple[str, ...]
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = penstock(environment, "keys", "new", *arguments)
-    assert done.returncode == EXIT_CONFIG
-    assert done.stdout == "" and "keys new" in done.stderr and "pk_0" not in done.stderr
+    assert main(["keys", "new", *arguments]) == EXIT_CONFIG
+    said = capsys.readouterr()
+    assert said.out == "" and "keys new" in said.err and "pk_0" not in said.err
 
 
 def doctor_line(environment: dict[str, str], run_dir: Path, *pairs: str) -> str:

@@ -17,6 +17,8 @@ from tests.harness.server import Server, wait_until
 MIB = 1 << 20
 BUDGET_BYTES = 25 * MIB
 BUDGET = {"worker.memory_budget_bytes": BUDGET_BYTES}
+WIDE = tuple(f"org/m{number}" for number in range(4))
+NARROW, PINNED = ("org/a", "org/b", "org/c"), "org/pinned"
 
 
 def states(server: Server, models: list[str]) -> list[str]:
@@ -31,32 +33,42 @@ def use(server: Server, *models: str) -> None:
         assert answer.status == 200, answer.body
 
 
-def test_the_model_whose_batches_are_longest_ago_goes_and_pinned_ones_stay(tmp_path: Path) -> None:
-    models = Models(tmp_path / "models")
-    a, b, c, pinned = (models.write(f"org/{n}", hold_bytes=8 * MIB) for n in ("a", "b", "c", "pinned"))
-    with serving_models(tmp_path, models, {**BUDGET, "catalog.pinned": pinned}) as server:
-        use(server, pinned, a, b, a)
-        assert states(server, [pinned, a, b, c]) == ["loaded", "loaded", "loaded", "available"]
-        use(server, c)
-        assert states(server, [pinned, a, b, c]) == ["loaded", "loaded", "available", "loaded"]
-        assert server.metric("penstock_model_unloads_total", model=b, reason="memory") == 1
-        use(server, b)
-        assert states(server, [pinned, a, b, c]) == ["loaded", "available", "loaded", "loaded"]
-        assert server.metric("penstock_model_budget_bytes") == 25 * MIB
+@pytest.fixture(scope="module")
+def budgeted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Four models of 10 MiB, and four of 8 MiB of which one is pinned, in a budget of 25 MiB."""
+    root = tmp_path_factory.mktemp("budget")
+    models = Models(root / "models")
+    for name in WIDE:
+        models.write(name, hold_bytes=10 * MIB, batch_ms=5)
+    for name in (*NARROW, PINNED):
+        models.write(name, hold_bytes=8 * MIB)
+    settings = {**BUDGET, "catalog.pinned": PINNED, "limits.load_wait_s": 30}
+    with serving_models(root, models, settings) as running:
+        yield running
 
 
-def test_no_queued_request_is_lost_when_more_models_are_asked_for_than_fit(tmp_path: Path) -> None:
-    models = Models(tmp_path / "models")
-    names = [models.write(f"org/m{n}", hold_bytes=10 * MIB, batch_ms=5) for n in range(4)]
-    with serving_models(tmp_path, models, {**BUDGET, "limits.load_wait_s": 30}) as server:
-        loads = [Load(server.port, clients=3, model=name) for name in names]
-        for running in loads:
-            running.__enter__()
-        wait_until(lambda: all(running.done > 10 for running in loads), 60, "answers for every model")
-        outcomes = [running.stop() for running in loads]
-        assert [outcome.failed for outcome in outcomes] == [0, 0, 0, 0], [o.bodies[:2] for o in outcomes]
-        assert server.metric("penstock_model_unloads_total", reason="memory") >= 2
-        wait_until(lambda: server.metric("sie_model_memory_bytes") <= BUDGET_BYTES, 10, "the budget")
+def test_no_queued_request_is_lost_when_more_models_are_asked_for_than_fit(budgeted: Server) -> None:
+    server = budgeted
+    loads = [Load(server.port, clients=3, model=name) for name in WIDE]
+    for running in loads:
+        running.__enter__()
+    wait_until(lambda: all(running.done > 10 for running in loads), 60, "answers for every model")
+    outcomes = [running.stop() for running in loads]
+    assert [outcome.failed for outcome in outcomes] == [0, 0, 0, 0], [o.bodies[:2] for o in outcomes]
+    assert server.metric("penstock_model_unloads_total", reason="memory") >= 2
+    wait_until(lambda: server.metric("sie_model_memory_bytes") <= BUDGET_BYTES, 10, "the budget")
+
+
+def test_the_model_whose_batches_are_longest_ago_goes_and_pinned_ones_stay(budgeted: Server) -> None:
+    server, pinned, (a, b, c) = budgeted, PINNED, NARROW
+    use(server, pinned, a, b, a)
+    assert states(server, [pinned, a, b, c]) == ["loaded", "loaded", "loaded", "available"]
+    use(server, c)
+    assert states(server, [pinned, a, b, c]) == ["loaded", "loaded", "available", "loaded"]
+    assert server.metric("penstock_model_unloads_total", model=b, reason="memory") == 1
+    use(server, b)
+    assert states(server, [pinned, a, b, c]) == ["loaded", "available", "loaded", "loaded"]
+    assert server.metric("penstock_model_budget_bytes") == 25 * MIB
 
 
 @pytest.mark.long

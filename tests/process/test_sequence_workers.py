@@ -214,3 +214,19 @@ def test_the_backlog_is_bounded(running: Workers) -> None:
         assert ends == [2] * len(began)
 
     use(running, work)
+
+
+def test_suspects_run_in_batches_of_their_own_with_the_state_of_their_sequence(
+    running: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(clients: list[Client]) -> None:
+        for client in clients:
+            monkeypatch.setattr(client.poison, "is_suspect", lambda *of: True)
+        names = [next(_names) for _ in range(SLOTS)]
+        for at in range(3):
+            found = await asyncio.gather(
+                *(add(clients[name % 2], name, name, start=at == 0, end=at == 2) for name in names)
+            )
+            assert found == [name * (at + 1) for name in names]
+
+    use(running, work)

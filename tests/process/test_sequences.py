@@ -16,7 +16,7 @@ from ipc.protos import trtis_v1_pb2 as v1
 from tests.conformance import trtis
 from tests.harness.rpc import Rpc, address_of, grpc_settings
 from tests.harness.server import Server, serving, wait_until
-from tests.tiny.programs import SLOTS, tensor, write_repository
+from tests.tiny.programs import SLOTS, write_repository
 
 WORKERS = 2
 _names = itertools.count(1)
@@ -29,11 +29,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     place = tmp_path_factory.mktemp("sequences")
     models = ["accumulator", "accumulator_by_id", "accumulator_exported", "accumulator_script", "slow"]
     repository = write_repository(place / "models", models)
-    decoupled = repository / "decoupled"
-    (decoupled / "1").mkdir(parents=True)
-    (decoupled / "1" / "model.py").write_text("")
-    sides = tensor("input", "INPUT", "INT32", [1]) + tensor("output", "OUTPUT", "INT32", [1])
-    (decoupled / "config.pbtxt").write_text(f"{sides}model_transaction_policy {{ decoupled: true }}")
     settings = grpc_settings(
         **{
             "repository.dirs": repository,
@@ -201,16 +196,3 @@ def test_a_timeout_that_passes_in_the_queue_is_503(server: Server) -> None:
     assert expired
     assert {status for status, _ in expired} == {503}
     assert all("Request timeout expired" in text for _, text in expired)
-
-
-def test_a_decoupled_model_is_not_loaded_and_its_requests_are_said_to_be_unsupported(server: Server) -> None:
-    given = {"name": "INPUT", "shape": [1], "datatype": "INT32", "data": [1]}
-    answer = server.post("/v2/models/decoupled/infer", {"inputs": [given]})
-    assert answer.status == 501 and "decoupled is not supported" in answer.json()["error"]
-    made = message("decoupled", 0, 1, False, False)
-    with Rpc(address_of(server)) as rpc, pytest.raises(grpc.RpcError) as refused:
-        rpc.call("ModelInfer", made)
-    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    index = server.post("/v2/repository/index", {}).json()
-    [entry] = [one for one in index if one["name"] == "decoupled"]
-    assert entry["state"] == "UNAVAILABLE" and "decoupled is not supported" in entry["reason"]

@@ -64,7 +64,7 @@ def test_code_beside_the_catalog_runs_where_it_is_allowed_and_is_followed(tmp_pa
         wait_until(lambda: np.allclose(values("org/own:shout"), changed, atol=1e-6), 15, "the changed code")
 
 
-@pytest.mark.parametrize("preload", ["", "auto"])
+@pytest.mark.parametrize("preload", ["auto", pytest.param("", marks=pytest.mark.long)])
 def test_code_beside_the_catalog_is_refused_by_the_setting_that_allows_it(
     tmp_path: Path, preload: str
 ) -> None:

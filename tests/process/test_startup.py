@@ -39,39 +39,49 @@ def joined(server: Server) -> bool:
     return "loading" in server.get("/readyz").body.decode()
 
 
-def test_the_start_up_block_is_printed_once_with_url_models_and_devices(tmp_path: Path) -> None:
-    models = ("fake/echo", "fake/broken")
-    with serving(tmp_path, models, settings={"server.frontends": 2}) as server:
-        wait_until(lambda: "run directory" in server.log, what="the block")
-        server.process.send_signal(signal.SIGHUP)
-        before = set(server.frontend_pids())
-        wait_until(lambda: not any(map(alive, before)), 20, "new frontends")
-        wait_until(lambda: server.get("/readyz").status == 200, 20, "readiness")
-        lines = server.log.splitlines()
-        block = lines[next(at for at, line in enumerate(lines) if line.startswith("Penstock ")) :][:9]
-        assert f"http://localhost:{server.port}" in block[1]
-        assert "fake/echo: loaded on cpu" in block[2]
-        assert "fake/broken: failed" in block[3]
-        assert "worker 0" in block[4]
-        assert "cpu, 1 threads, 32 MiB arena" in block[4]
-        assert "limits" in block[5]
-        assert "no keys" in block[6]
-        assert str(server.run_dir) in block[7]
-        assert "off" in block[8]
-        assert server.log.count(" is ready\n") == 1
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two frontends without gRPC, one model that loads and one that does not."""
+    models, settings = ("fake/broken", "fake/echo"), {"server.frontends": 2}
+    with serving(tmp_path_factory.mktemp("startup"), models, settings) as running:
+        yield running
 
 
-def test_a_model_that_fails_to_load_is_reported_and_the_others_are_served(tmp_path: Path) -> None:
-    with serving(tmp_path, ("fake/broken", "fake/echo")) as server:
-        assert server.encode("fake/echo", ["served"]).status == 200
-        answer = server.encode("fake/broken", ["x"])
-        assert answer.status == 502
-        assert answer.json()["detail"]["code"] == "MODEL_LOAD_FAILED"
-        assert answer.headers["x-sie-error-code"] == "MODEL_LOAD_FAILED"
-        assert "retry-after" not in answer.headers
-        assert server.get("/readyz?model=fake/broken").status == 503
-        assert server.metric("penstock_model_state", model="fake/broken", state="failed") == 1
-        assert "model fake/broken failed to load" in server.log
+def test_the_start_up_block_is_printed_once_with_url_models_and_devices(server: Server) -> None:
+    wait_until(lambda: "run directory" in server.log, what="the block")
+    server.process.send_signal(signal.SIGHUP)
+    before = set(server.frontend_pids())
+    wait_until(lambda: not any(map(alive, before)), 20, "new frontends")
+    wait_until(lambda: server.get("/readyz").status == 200, 20, "readiness")
+    lines = server.log.splitlines()
+    block = lines[next(at for at, line in enumerate(lines) if line.startswith("Penstock ")) :][:9]
+    assert f"http://localhost:{server.port}" in block[1]
+    assert "fake/broken: failed" in block[2]
+    assert "fake/echo: loaded on cpu" in block[3]
+    assert "worker 0" in block[4]
+    assert "cpu, 1 threads, 32 MiB arena" in block[4]
+    assert "limits" in block[5]
+    assert "no keys" in block[6]
+    assert str(server.run_dir) in block[7]
+    assert "off" in block[8]
+    assert server.log.count(" is ready\n") == 1
+
+
+def test_without_grpc_its_library_is_not_loaded(server: Server) -> None:
+    for pid in server.frontend_pids():
+        assert "cygrpc" not in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_a_model_that_fails_to_load_is_reported_and_the_others_are_served(server: Server) -> None:
+    assert server.encode("fake/echo", ["served"]).status == 200
+    answer = server.encode("fake/broken", ["x"])
+    assert answer.status == 502
+    assert answer.json()["detail"]["code"] == "MODEL_LOAD_FAILED"
+    assert answer.headers["x-sie-error-code"] == "MODEL_LOAD_FAILED"
+    assert "retry-after" not in answer.headers
+    assert server.get("/readyz?model=fake/broken").status == 503
+    assert server.metric("penstock_model_state", model="fake/broken", state="failed") == 1
+    assert "model fake/broken failed to load" in server.log
 
 
 def test_a_server_none_of_whose_models_loads_is_alive_but_not_ready(tmp_path: Path) -> None:

@@ -144,7 +144,8 @@ def test_a_model_that_was_put_into_the_repository_just_now_is_loaded(server: Ser
 @pytest.mark.parametrize(
     ("action", "parameters", "status"),
     [
-        ("load", {"config": "{}"}, 501),
+        ("load", {"config": "{"}, 400),
+        ("load", {"config": 1}, 400),
         ("load", {"file:1/model.pt2": "AAAA"}, 501),
         ("load", {"unheard_of": 1}, 400),
         ("unload", {"unload_dependents": True}, 200),

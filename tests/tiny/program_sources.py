@@ -5,10 +5,11 @@ from __future__ import annotations
 _HEAD = '''"""A tiny model for tests."""
 
 import time
+from pathlib import Path
 
 import numpy as np
 
-from penstock.model import Model
+from penstock.model import DecoupledModel, Model
 
 
 '''
@@ -118,5 +119,37 @@ SLOW = (
         found = batch.array("INPUT")
         time.sleep(float(found.max(initial=0)) / 1000)
         return {"OUTPUT": found}
+'''
+)
+
+COUNTDOWN = (
+    _HEAD
+    + '''class Countdown(DecoupledModel):
+    """As many responses as it is told, each with its number `width` times, after `sleep_ms` milliseconds.
+
+    `record` is a file that gets a line for each response, and `closed` when nobody wants any more; `gate` one that has
+    to be there before the response `gate_at` is made; `raise_at` the number of the response in whose place it raises.
+    """
+
+    def stream(self, batch):
+        asked = batch.parameters[0]
+        for number in range(int(batch.array("COUNT")[0])):
+            time.sleep(asked.get("sleep_ms", 0) / 1000)
+            while number == asked.get("gate_at") and not Path(asked["gate"]).exists():
+                time.sleep(0.001)
+            if number == asked.get("raise_at"):
+                raise RuntimeError("a secret of the model")
+            self.note(asked, str(number))
+            try:
+                yield {"OUTPUT": np.full(int(asked.get("width", 1)), number, np.int32)}
+            except GeneratorExit:
+                self.note(asked, "closed")
+                raise
+
+    @staticmethod
+    def note(asked, line):
+        if "record" in asked:
+            with open(asked["record"], "a") as file:
+                file.write(line + "\\n")
 '''
 )

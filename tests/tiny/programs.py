@@ -11,6 +11,7 @@ accumulator       totals of sequences, by START and READY; accumulator_by_id has
                   accumulator_exported and accumulator_script keep them in a buffer
 classifier        image FP32 [3, 32, 32] to scores [10] with labels; classifier_nhwc takes [32, 32, 3]
 versions_latest   versions 1 to 3, which add their number to INT32 [4]; versions_all, versions_specific (1 and 3)
+countdown         decoupled: COUNT INT32 [1] responses OUTPUT INT32 [-1] of `width` elements, the numbers from 0 on
 raising, slow     FP32 [1]: fails for negative values; takes as many milliseconds as it is told
 broken            a program that is none; broken_config: a configuration that is none; empty: no version
 """
@@ -168,6 +169,13 @@ def _range(directory: Path) -> None:
     _single(directory, "INT32", [1], [-1], batch=0).joinpath("model.py").write_text(program_sources.RANGE)
 
 
+def _countdown(directory: Path) -> None:
+    config = tensor("input", "COUNT", "INT32", [1]) + tensor("output", "OUTPUT", "INT32", [-1])
+    _write(
+        directory, config + "model_transaction_policy { decoupled: true }\n", source=program_sources.COUNTDOWN
+    )
+
+
 def _python(directory: Path, source: str) -> None:
     place = _single(directory, "FP32", [1], [1], more="dynamic_batching { }\n")
     (place / "model.py").write_text(source)
@@ -264,6 +272,7 @@ PROGRAMS: dict[str, Callable[[Path], None]] = {
     "versions_latest": partial(_versions, policy=""),
     "versions_all": partial(_versions, policy="version_policy { all { } }"),
     "versions_specific": partial(_versions, policy="version_policy { specific { versions: [1, 3] } }"),
+    "countdown": _countdown,
     "raising": partial(_python, source=program_sources.RAISING),
     "slow": partial(_python, source=program_sources.SLOW),
     "broken": _broken,

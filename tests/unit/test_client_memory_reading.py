@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from ipc import copies
 from ipc.errors import InvalidInput, Unsupported
-from ipc.messages import Region
+from ipc.messages import Region, TensorInput
 from ipc.settings import load
+from workers.payload import Payload
 from workers.regions import ClientMemory, OpenRegion
 
 SIZE = 1 << 20
@@ -172,3 +175,81 @@ def test_a_worker_without_cuda_opens_no_cuda_memory(memory: ClientMemory) -> Non
 def test_room_that_does_not_fit_is_a_mistake_of_ours(memory: ClientMemory) -> None:
     with pytest.raises(ValueError, match="9 bytes of room for 10"):
         memory.open(part(0, 10)).read(memoryview(bytearray(9)))
+
+
+@pytest.fixture
+def mapping(tmp_path: Path, pattern: bytes) -> ClientMemory:
+    """That of a worker whose operator trusts his clients."""
+    named = {"shared_memory.enabled": "true", "shared_memory.map_inputs": "true"}
+    return ClientMemory(
+        load(None, {"run.dir": str(tmp_path / "run"), **named}, {}), torch.device("cpu"), tmp_path
+    )
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(0, SIZE), (1, SIZE - 1), (4097, 3), (SIZE - 1, 1)])
+def test_a_mapped_region_is_seen_where_it_lies_without_a_copy(
+    mapping: ClientMemory, pattern: bytes, tmp_path: Path, offset: int, nbytes: int
+) -> None:
+    before = copies.copied()["region"]
+    view = mapping.open(part(offset, nbytes)).view()
+    assert view.readonly and view == pattern[offset : offset + nbytes]
+    with (tmp_path / "client_a").open("r+b") as file:
+        file.seek(offset)
+        file.write(bytes([pattern[offset] ^ 255]))
+    assert view[0] == pattern[offset] ^ 255, "it is the client's memory, not a copy of it"
+    assert copies.copied()["region"] == before
+
+
+def test_a_region_is_mapped_only_where_the_operator_trusts_his_clients(
+    memory: ClientMemory, mapping: ClientMemory
+) -> None:
+    opened = memory.open(part(0, 8))
+    assert not opened.mapped
+    with pytest.raises(TypeError, match="not to be mapped"):
+        opened.view()
+    assert not mapping.open(part(0, 0)).mapped, "an empty mapping cannot be made"
+
+
+def test_an_object_that_shrinks_before_it_is_mapped_is_an_error_of_the_request(
+    tmp_path: Path, pattern: bytes
+) -> None:
+    settings = load(
+        None,
+        {
+            "run.dir": str(tmp_path / "run"),
+            "shared_memory.enabled": "true",
+            "shared_memory.map_inputs": "true",
+        },
+        {},
+    )
+    opened = ClientMemory(settings, torch.device("cpu"), tmp_path).open(part(4096, SIZE - 4096))
+    for left in (SIZE - 1, 10):
+        os.truncate(tmp_path / "client_a", left)
+        with pytest.raises(InvalidInput, match="shrunk below"):
+            opened.view()
+
+
+def test_texts_are_copied_even_where_inputs_are_mapped(mapping: ClientMemory) -> None:
+    numbers = TensorInput("A", "FP32", [2], 0, 8, part(0, 8))
+    texts = TensorInput("B", "BYTES", [1], 0, 8, part(0, 8))
+    payload = Payload(memoryview(b""), mapping)
+    read_in_place, copied = payload.read(numbers), payload.read(texts)
+    assert isinstance(read_in_place, memoryview) and isinstance(copied, memoryview)
+    assert isinstance(read_in_place.obj, mmap.mmap) and not isinstance(copied.obj, mmap.mmap)
+    assert read_in_place == copied
+
+
+def test_an_object_whose_descriptor_is_being_closed_cannot_be_taken_again(
+    memory: ClientMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close, found = os.close, []
+
+    def closing(fd: int) -> None:
+        found.append(memory._open.get("client_a"))
+        close(fd)
+
+    monkeypatch.setattr(os, "close", closing)
+    opened = memory.open(part(0, 8))
+    found.clear()
+    del opened
+    assert found == [None], "another thread would be given an object that is closed"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ipc.extraction import Extraction
 from ipc.messages import ExtractCall, InputItem
-from tests.conformance.extractors import is_there
+from tests.conformance.extractors import required_library
 from tests.tiny.models import build
 from workers.adapters import registry
 from workers.adapters.base import Adapter, LoadContext
@@ -49,8 +49,8 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Adapt
 def adapter(request: pytest.FixtureRequest, load: Callable[[str, str], Adapter]) -> Adapter:
     """A family that places what it finds."""
     family, tiny = request.param
-    if family == "gliner" and not is_there("gliner"):
-        pytest.skip("the package gliner is not installed here")
+    if family == "gliner":
+        required_library("gliner")
     return load(family, tiny)
 
 

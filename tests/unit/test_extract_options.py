@@ -13,9 +13,10 @@ import torch
 from ipc.errors import InvalidInput
 from ipc.extraction import Entity
 from ipc.messages import ExtractCall
+from ipc.option_names import EXTRACT_OPTIONS
 from workers.adapters import registry
 from workers.adapters.base import LoadContext
-from workers.adapters.shared.options import EXTRACT_OPTIONS, OptionReader
+from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.schemas import fields_of, filled
 from workers.loading.failure import classify
 

@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from frontend import addresses
 from frontend.grpc import address
 from ipc.errors import ConfigError
 from ipc.settings import Grpc
@@ -21,11 +22,25 @@ from tests.harness.server import free_port
     ],
 )
 def test_an_address_has_a_host_and_a_port(bind: str, parsed: tuple[str, int]) -> None:
-    assert address.parse(bind) == parsed
+    assert addresses.parse(bind, "grpc.bind") == parsed
 
 
 @pytest.mark.parametrize(
-    "bind", ["", "8001", ":8001", "host:", "host:0", "host:65536", "host:x", "unix:/run/a", "host:²"]
+    "bind",
+    [
+        "",
+        "8001",
+        ":8001",
+        "host:",
+        "host:0",
+        "host:65536",
+        "host:x",
+        "unix:/run/a",
+        "host:²",
+        "::1:80",
+        "[::1",
+        "[]:1",
+    ],
 )
 def test_what_is_no_address_is_refused_with_the_settings_name(bind: str) -> None:
     with pytest.raises(ConfigError, match=r"grpc\.bind"):
@@ -45,7 +60,7 @@ def shared(port: int) -> socket.socket:
 
 def test_a_kept_address_is_open_to_frontends_and_closed_to_other_servers() -> None:
     grpc = Grpc(bind=f"127.0.0.1:{free_port()}")
-    port = address.parse(grpc.bind)[1]
+    port = addresses.parse(grpc.bind, "grpc.bind")[1]
     with address.keep(grpc):
         with pytest.raises(ConfigError, match=r"grpc\.bind"):
             address.keep(grpc)
@@ -60,7 +75,10 @@ def test_a_kept_address_is_open_to_frontends_and_closed_to_other_servers() -> No
 
 def test_frontends_of_another_server_are_noticed_without_its_arbiter() -> None:
     grpc = Grpc(bind=f"127.0.0.1:{free_port()}")
-    with shared(address.parse(grpc.bind)[1]), pytest.raises(ConfigError, match="cannot be had"):
+    with (
+        shared(addresses.parse(grpc.bind, "grpc.bind")[1]),
+        pytest.raises(ConfigError, match="cannot be had"),
+    ):
         address.keep(grpc)
 
 

@@ -11,7 +11,7 @@ import orjson
 import pytest
 import torch
 
-from frontend.protocols.kserve_v2 import elements
+from frontend.protocols.kserve_v2 import elements, numbers
 from ipc.datatypes import DATATYPES
 from ipc.errors import InvalidInput
 
@@ -151,3 +151,10 @@ def test_a_mistake_in_a_long_text_is_told_without_building_it(monkeypatch: pytes
     text = b"[" + b"1," * (1 << 20) + b"null]"
     with pytest.raises(InvalidInput, match="input 'x': an element is no INT32"):
         elements.read(text, "INT32", 5, "input 'x'")
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP16", "INT64", "BOOL"])
+def test_a_comma_in_a_string_longer_than_a_piece_is_no_border_between_elements(datatype: str) -> None:
+    text = json.dumps(["a" * numbers.PIECE_NBYTES + ",1"]).encode()
+    with pytest.raises(InvalidInput, match="element 0: expected"):
+        elements.read(text, datatype, 1, "x")

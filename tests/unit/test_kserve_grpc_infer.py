@@ -15,6 +15,7 @@ from PIL import Image
 
 from frontend import context
 from frontend.protocols.kserve_v2.grpc import infer
+from frontend.protocols.kserve_v2.grpc.counting import STRING_NBYTES
 from frontend.protocols.kserve_v2.grpc.infer import Infer
 from frontend.protocols.kserve_v2.headers import Forwarding
 from frontend.services import Services
@@ -23,7 +24,7 @@ from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.result import INLINE_CLASSES
 from ipc import bytes_elements, deadline
 from ipc.client import Request
-from ipc.errors import InvalidInput
+from ipc.errors import InvalidInput, LeaseRevoked
 from ipc.messages import TensorInput
 from ipc.model_config import ModelConfig
 from ipc.protos import kserve_v2_pb2 as pb
@@ -119,7 +120,75 @@ def test_what_is_no_picture_is_refused_and_booked(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="'P'"):
         answered(made, message, *contents)
     recorder: Any = made.extensions.recorder
-    assert recorder.booked == [("pictures", None, 0, "INVALID_INPUT")]
+    assert recorder.booked == [("pictures", 1, 0, "INVALID_INPUT")]
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_result_that_cannot_be_said_is_booked_as_a_failure_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: bool
+) -> None:
+    made = services(tmp_path)
+
+    def failing(*_: Any, **__: Any) -> bytes:
+        raise asyncio.CancelledError if cut else LeaseRevoked("the lease is gone")
+
+    monkeypatch.setattr(infer, "response_of", failing)
+    with pytest.raises(asyncio.CancelledError if cut else LeaseRevoked):
+        answered(made, ranked(0), bytes(4))
+    recorder: Any = made.extensions.recorder
+    assert recorder.booked == [("ranker", 1, 1, "CANCELLED" if cut else "LEASE_REVOKED")]
+
+
+def test_an_answer_is_booked_once(tmp_path: Path) -> None:
+    made = services(tmp_path)
+    answered(made, ranked(0), bytes(4))
+    recorder: Any = made.extensions.recorder
+    assert [(one[:3], len(recorder.booked)) for one in recorder.booked] == [(("ranker", 1, 1), 1)]
+
+
+def test_a_client_that_goes_away_while_its_request_is_read_is_booked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = services(tmp_path)
+    reached = asyncio.Event()
+
+    async def waiting(*_: Any) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        asked = context.make_plain()
+        asked.deadline_ns = deadline.after(20)
+        message, raw = sent_as_bytes("strings", "S", [b"a"], True)
+        call: Any = SimpleNamespace(services=made, context=asked, raw=raw, metadata={})
+        task = asyncio.ensure_future(Infer(Forwarding("")).alone(call, message))
+        await reached.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    monkeypatch.setattr(infer.images, "convert_all", waiting)
+    asyncio.run(run())
+    made.client.inputs.close()
+    recorder: Any = made.extensions.recorder
+    assert recorder.booked == [("strings", 1, 0, "CANCELLED")]
+
+
+def test_typed_contents_are_held_while_they_are_in_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = services(tmp_path)
+    held: list[int] = []
+    convert = infer.images.convert_all
+
+    async def noting(*given: Any) -> None:
+        held.append(made.bodies.held_nbytes)
+        await convert(*given)
+
+    monkeypatch.setattr(infer.images, "convert_all", noting)
+    message, _ = sent_as_bytes("strings", "S", [b"a", b"b"], False)
+    answered(made, message)
+    assert held == [2 * STRING_NBYTES] and not made.bodies.held_nbytes
 
 
 def ranked(count: int) -> pb.ModelInferRequest:

@@ -1,4 +1,4 @@
-"""Encoded images and strings as tensors, compared with PNG files written by hand and with a resize in plain loops."""
+"""Encoded images as tensors, compared with PNG files written by hand and with a resize in plain loops."""
 
 from __future__ import annotations
 
@@ -220,12 +220,6 @@ def test_pixels_are_bounded_before_decoding(monkeypatch: pytest.MonkeyPatch) -> 
         converted(model((7, 6, 3)), *[large] * 3, limits=Limits(max_image_pixels=400, max_images=2))
     with pytest.raises(BodyTooLarge, match=r"limits\.max_body_bytes"):
         converted(model((-1, -1, 3)), *[large] * 3, limits=Limits(max_body_bytes=14399))
-
-
-def test_strings_become_rows_of_bytes_with_zeros_behind() -> None:
-    tensor, found = converted(model((-1,), "UINT8"), b"abc", b"", b"h\xff")
-    assert tensor.shape == [3, 4]
-    assert found.tobytes() == b"abc\0" + b"\0\0\0\0" + b"h\xff\0\0"
 
 
 def test_inputs_that_are_no_images_stay_as_they_are() -> None:

@@ -97,7 +97,7 @@ def test_a_body_that_cannot_be_read_is_booked(case: str, tmp_path: Path) -> None
     made = services(tmp_path, kserve__max_json_bytes="1000")
     error = refusal(made, make())
     assert isinstance(error, kind)
-    assert booked(made) == [("m", None, 0, error.code)]
+    assert booked(made) == [("m", 3, 0, error.code)]
     assert error.message.startswith("[request id: <id_unknown>] ") is (kind is InvalidInput)
 
 
@@ -107,7 +107,7 @@ def test_refusals_of_all_stages_begin_with_the_id_once(tmp_path: Path) -> None:
     for body in (body_of("seven", parameters={"priority": -1}), body_of("seven", inputs=[wrong])):
         message = refusal(made, request(body)).message
         assert message.startswith("[request id: seven] ") and message.count("request id") == 1
-    assert booked(made) == [("m", None, 0, "INVALID_INPUT"), ("m", 3, 0, "INVALID_INPUT")]
+    assert booked(made) == [("m", 3, 0, "INVALID_INPUT"), ("m", 3, 0, "INVALID_INPUT")]
     image = {"name": "A", "shape": [1, 1], "datatype": "BYTES", "data": ["x"]}
     assert refusal(made, request(body_of("seven", inputs=[image]))).message.startswith("[request id: seven] ")
 

@@ -122,6 +122,22 @@ def test_what_cannot_be_had_is_refused_and_changes_nothing(
     assert log.get() == before
 
 
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (2**32, "4294967296"),
+        (-1, "-1"),
+        (10**18, "int"),
+        pytest.param(10**5000, "int", id="5001 digits"),
+        (True, "True"),
+        (1.5, "1.5"),
+    ],
+)
+def test_a_wrong_value_is_shown_where_it_is_short(tmp_path: Path, value: object, told: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"log_verbose_level: expected .*, got {told}$"):
+        LogSettings(settings_of(tmp_path)).update({"log_verbose_level": value})
+
+
 def test_what_is_said_again_is_no_change(tmp_path: Path) -> None:
     log = LogSettings(settings_of(tmp_path))
     assert log.update(log.get()) == log.get()

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from ipc.messages import EncodeCall, InputItem
+from ipc.messages import EncodeCall, InferCall, InputItem, Step
 from ipc.poison import PoisonList
 
 CALL = EncodeCall([InputItem("boom")], ["dense"])
@@ -47,3 +47,29 @@ def test_a_poison_is_refused_even_when_it_cannot_be_noted(tmp_path: Path) -> Non
     alone.add("m", CALL)
     assert alone.holds("m", CALL)
     alone.refresh()
+
+
+def step(name: int, **flags: bool) -> InferCall:
+    """A request of a sequence."""
+    return InferCall([], [], step=Step(name, **flags))
+
+
+def test_what_begins_a_sequence_is_the_same_input_under_any_id(tmp_path: Path) -> None:
+    listed = PoisonList(tmp_path, 600)
+    listed.add("m", step(1, start=True), b"bad")
+    assert listed.holds("m", step(2, start=True), b"bad")
+    assert not listed.holds("m", step(2, start=True), b"good")
+    assert not listed.holds("m", step(2, start=True, end=True), b"bad")
+    listed.add("m", step(1), b"later")
+    assert listed.holds("m", step(1), b"later")
+    assert not listed.holds("m", step(2), b"later"), "the state of another sequence is another"
+
+
+def test_only_a_death_alone_makes_a_suspect_poison(tmp_path: Path) -> None:
+    listed = PoisonList(tmp_path, 600)
+    assert not listed.is_suspect("m", step(1, start=True))
+    for name in (1, 2):
+        listed.suspect("m", step(name, start=True), alone=False)
+        assert listed.is_suspect("m", step(9, start=True)) and not listed.holds("m", step(9, start=True))
+    listed.suspect("m", step(3, start=True), alone=True)
+    assert listed.holds("m", step(4, start=True))

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from frontend.recording import Recorder
 from ipc.metrics import UNKNOWN, FrontendMetrics
+from ipc.tally import Tally
 
 
 class _Family:
@@ -22,22 +23,18 @@ class _Family:
         class Child:
             """One value."""
 
-            def inc(self) -> None:
-                """One more."""
-                values[labels] += 1
-
-            def dec(self) -> None:
-                """One less."""
-                values[labels] -= 1
+            def inc(self, amount: float) -> None:
+                """More, or less."""
+                values[labels] += int(amount)
 
         return Child()
 
 
 class _Families:
-    """The two gauges."""
+    """The two gauges, written at once."""
 
     def __init__(self) -> None:
-        self.in_flight, self.sie_active = _Family(), _Family()
+        self.in_flight, self.sie_active, self.tally = _Family(), _Family(), Tally()
 
 
 def test_a_request_ends_under_the_label_it_began_with_though_its_model_has_left_the_catalog() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from frontend.bodies import BodyReader
 from frontend.tensors.agreement import Agreement
 from frontend.tensors.control import RepositoryControl
 from ipc import deadline
@@ -25,13 +26,15 @@ def control_of(tmp_path: Path, mode: str) -> RepositoryControl:
     settings = load(None, {"run.dir": str(tmp_path), "repository.control": mode}, {})
     prepare_run_dir(settings.paths)
     Marks(settings.paths).put("add", loaded=False)
-    services: Any = SimpleNamespace(settings=settings, slot=0, catalog=Catalog(()))
+    services: Any = SimpleNamespace(
+        settings=settings, slot=0, catalog=Catalog(()), bodies=BodyReader(settings.limits)
+    )
     return RepositoryControl(services)
 
 
 def test_where_it_is_not_explicit_everything_by_name_is_refused(tmp_path: Path) -> None:
     control = control_of(tmp_path, "none")
-    for asked in (control.load("add", {}, deadline.after(1)), control.unload("add", {})):
+    for asked in (control.load("add", {}, deadline.after(1)), control.unload("add", {}, deadline.after(1))):
         with pytest.raises(ControlDisabled, match=r"^explicit model load / unload is not allowed") as caught:
             asyncio.run(asked)
         assert caught.value.status == 503 and not caught.value.retryable
@@ -46,7 +49,7 @@ def test_what_was_unloaded_by_name_is_known(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parameters", "error"),
     [
-        ({"config": "{}"}, Unsupported),
+        ({"config": 1}, InvalidInput),
         ({"file:1/model.pt2": "AA"}, Unsupported),
         ({"config ": "{}"}, InvalidInput),
         ({"": 1}, InvalidInput),

@@ -123,4 +123,4 @@ def call_of(made: Services, *raw: bytes) -> Any:
     """A call with these raw inputs."""
     asked = context.make_plain()
     asked.deadline_ns = deadline.after(20)
-    return SimpleNamespace(services=made, context=asked, raw=raw, metadata={}, scheduled=False)
+    return SimpleNamespace(services=made, context=asked, raw=raw, metadata={}, scheduled=False, rpc=object())

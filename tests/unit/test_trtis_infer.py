@@ -43,14 +43,33 @@ def services(root: Path) -> Services:
     return made
 
 
-@pytest.mark.parametrize(("version", "booked"), [("1", 1), ("2", 2), ("7", None), ("-1", None), ("x", None)])
+@pytest.mark.parametrize(("version", "booked"), [(1, 1), (2, 2), (7, None), (-1, None)])
 def test_a_failure_before_the_run_is_booked_for_the_version_of_the_path(
-    version: str, booked: int | None, tmp_path: Path
+    version: int, booked: int | None, tmp_path: Path
 ) -> None:
     made = services(tmp_path)
     resource, resp = InferResource(made, Statuses(made.settings)), Response()
     asyncio.run(resource.on_post(request(b"", **{"NV-InferRequest": "no header {"}), resp, "m", version))
     assert made.extensions.recorder.booked == [("m", booked, 0, "INVALID_INPUT")]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("sent", "booked"),
+    [
+        ("batch_size: 3", 3),
+        ("batch_size: 4", 4),
+        ("batch_size: 5", 0),
+        ("batch_size: 0", 0),
+        ("", 0),
+    ],
+)
+def test_a_failure_is_booked_under_the_version_and_batch_size_once_they_are_known(
+    sent: str, booked: int, tmp_path: Path
+) -> None:
+    made = services(tmp_path)
+    resource, resp = InferResource(made, Statuses(made.settings)), Response()
+    asyncio.run(resource.on_post(request(b"", **{"NV-InferRequest": f"{sent} input {{ }}"}), resp, "m"))
+    assert made.extensions.recorder.booked == [("m", 2, booked, "INVALID_INPUT")]  # type: ignore[attr-defined]
 
 
 def test_the_timeout_of_a_request_counts_from_its_arrival(tmp_path: Path) -> None:

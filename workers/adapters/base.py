@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +103,8 @@ class Adapter(ABC):
     """How batches of this model are put together where that is configured; by default what waits is taken."""
     batch_tokens: int | None = None
     """Most tokens of a batch of several requests, whatever the device may hold; None where the device alone decides."""
+    streams: bool = False
+    """Whether requests are answered with any number of parts, by `stream` in place of the operation's own method."""
     repeatable: bool = True
     """Whether a batch that failed may run again in parts; a model that keeps state between batches must not."""
 
@@ -193,3 +195,12 @@ class Adapter(ABC):
         client. When a batch of several requests raises, its halves are tried, so this may be called again for the same.
         """
         raise InvalidInput("this model does not support infer")
+
+    def stream(self, batch: NamedBatch) -> Iterator[Mapping[str, np.ndarray | torch.Tensor]]:
+        """The parts of the answer to one request, which is a batch of its own.  Device thread only.
+
+        Each has at least the outputs of `batch.outputs`, as `infer` gives them; it is copied before the next one is
+        asked for. Every step holds the device for as long as it takes. When nobody waits any more the iterator's
+        `close`, if it has one, is called in place of the next step. Nothing is ever run again.
+        """
+        raise InvalidInput("this model does not answer in parts")

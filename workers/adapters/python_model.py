@@ -1,4 +1,5 @@
-"""Programs written in Python (`model.py`): one subclass of `penstock.model.Model`, called for every batch.
+"""Programs written in Python (`model.py`): one subclass of `penstock.model.Model`, called for every batch, or of
+`DecoupledModel`, called for every request.
 
 The file is code of whoever can write to the repository, and runs with the rights of the worker; it is loaded only with
 `repository.allow_python`.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.abc import SourceLoader
 from pathlib import Path
 from typing import ClassVar, Self
@@ -19,7 +20,7 @@ import torch
 
 from ipc.repository.layout import ModelRefused
 from workers.adapters.base import LoadContext
-from workers.adapters.shared.model_class import Context, Model
+from workers.adapters.shared.model_class import BaseModel, Context, DecoupledModel, Model
 from workers.adapters.shared.named_tensors import NamedBatch
 from workers.adapters.shared.repository_program import RepositoryProgram, entry_of
 from workers.adapters.spec import AdapterSpec
@@ -38,7 +39,7 @@ class PythonModelAdapter(RepositoryProgram):
         needs_proof=False,
     )
 
-    def __init__(self, model: Model, context: LoadContext) -> None:
+    def __init__(self, model: BaseModel, context: LoadContext) -> None:
         entry = entry_of(context)
         super().__init__(entry, entry.config, self.device_of(context))
         self._model = model
@@ -51,7 +52,8 @@ class PythonModelAdapter(RepositoryProgram):
             raise ModelRefused(
                 f"{entry.program} tells no types and shapes; config.pbtxt must give input and output"
             )
-        found = _class_of(context.directory / entry.program)
+        wanted = DecoupledModel if entry.config.decoupled else Model
+        found = _class_of(context.directory / entry.program, wanted)
         device = cls.device_of(context)
         model = found(Context(entry.model, entry.version, context.directory, entry.config, device))
         context.progress("read", 1.0)
@@ -64,11 +66,17 @@ class PythonModelAdapter(RepositoryProgram):
 
     def infer(self, batch: NamedBatch) -> Mapping[str, np.ndarray | torch.Tensor]:
         """Hand the batch over."""
+        assert isinstance(self._model, Model)
         return self._model.infer(batch)
 
+    def stream(self, batch: NamedBatch) -> Iterator[Mapping[str, np.ndarray | torch.Tensor]]:
+        """Hand the request over."""
+        assert isinstance(self._model, DecoupledModel)
+        return self._model.stream(batch)
 
-def _class_of(path: Path) -> type[Model]:
-    """The one class of a file that is a `Model`."""
+
+def _class_of(path: Path, wanted: type[BaseModel]) -> type[BaseModel]:
+    """The one class of a file that is a model of the `wanted` kind."""
     name = f"penstock_repository_model_{next(_numbers)}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or not isinstance(spec.loader, SourceLoader):
@@ -84,9 +92,11 @@ def _class_of(path: Path) -> type[Model]:
     found = [
         value
         for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, Model) and value.__module__ == name
+        if isinstance(value, type) and issubclass(value, wanted) and value.__module__ == name
     ]
     if len(found) != 1:
         names = ", ".join(each.__name__ for each in found) or "none"
-        raise ModelRefused(f"{path.name} must have one subclass of penstock.model.Model; it has {names}")
+        raise ModelRefused(
+            f"{path.name} must have one subclass of penstock.model.{wanted.__name__}; it has {names}"
+        )
     return found[0]

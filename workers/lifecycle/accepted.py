@@ -16,6 +16,7 @@ from ipc.catalog import Catalog, ModelEntry, check_lists, check_lora_dirs
 from ipc.errors import ConfigError
 from ipc.repository import opening
 from ipc.repository.entries import RepositoryEntry
+from ipc.repository.overrides import Overrides
 from ipc.settings import Catalog as CatalogSettings
 from ipc.settings import Repository
 
@@ -31,27 +32,34 @@ class _Kept(msgspec.Struct):
     entries: list[ModelEntry]
 
 
-def open_catalog(root: Path, chosen: CatalogSettings, repository: Repository = NONE) -> Catalog:
+def open_catalog(
+    root: Path,
+    chosen: CatalogSettings,
+    repository: Repository = NONE,
+    overrides: Overrides | None = None,
+) -> Catalog:
     """The catalog of a worker that starts; `root` is the run directory.
 
     Raises `ConfigError` for any mistake, unless a catalog was accepted here before with the same settings.
     """
     kept = _read(root, chosen)
     if kept is None:
-        catalog = opening.open_catalog(chosen, repository)
+        catalog = opening.open_catalog(chosen, repository, overrides=overrides)
         _check(catalog, chosen)
     else:
-        catalog = _reopen(kept, chosen, repository)
+        catalog = _reopen(kept, chosen, repository, overrides)
     keep(root, chosen, catalog)
     return catalog
 
 
-def _reopen(kept: Catalog, chosen: CatalogSettings, repository: Repository) -> Catalog:
+def _reopen(
+    kept: Catalog, chosen: CatalogSettings, repository: Repository, overrides: Overrides | None
+) -> Catalog:
     try:
-        catalog = opening.open_catalog(chosen, repository, vanished_ok=True)
+        catalog = opening.open_catalog(chosen, repository, vanished_ok=True, overrides=overrides)
     except (ConfigError, OSError) as error:
         log.error("the catalog is refused, the one accepted last stays: %s", error)
-        return _with_repositories(kept, repository)
+        return _with_repositories(kept, repository, overrides)
     try:
         _check(catalog, chosen)
     except ConfigError as error:
@@ -59,10 +67,10 @@ def _reopen(kept: Catalog, chosen: CatalogSettings, repository: Repository) -> C
     return catalog
 
 
-def _with_repositories(kept: Catalog, repository: Repository) -> Catalog:
+def _with_repositories(kept: Catalog, repository: Repository, overrides: Overrides | None) -> Catalog:
     """What was kept, which are catalog files only, and the models of the repositories as they are now."""
     try:
-        return opening.add_repositories(kept.sources, repository, kept.files)
+        return opening.add_repositories(kept.sources, repository, kept.files, overrides)
     except ConfigError as error:
         log.error("models of repositories are not served: %s", error.message)
         return kept

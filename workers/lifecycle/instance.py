@@ -175,4 +175,5 @@ class Instance:
             permanent=failure.permanent if failure else False,
             config=adapter.config if loaded and adapter else None,
             loras={name: lora.state for name, lora in list(self.loras.items()) if lora.state != "failed"},
+            revision=entry.code,
         )

@@ -21,6 +21,7 @@ from ipc.metrics import WorkerMetrics
 from ipc.repository.entries import RepositoryEntry
 from ipc.repository.layout import ModelRefused
 from ipc.repository.opening import open_catalog
+from ipc.repository.overrides import Overrides
 from ipc.repository.retaining import with_retained
 from ipc.settings import Settings
 from workers.device import Device
@@ -60,7 +61,8 @@ class Keeper:
         self._loader = Loader(settings, device, run)
         self.loras = LoraLoader(shelf, settings, slot, run, book)
         self._marks = LoadMarks(settings.paths.root / "loading", slot)
-        places = (settings.catalog.dirs, files, settings.repository.dirs)
+        self._overrides = Overrides(settings.paths.overrides())
+        places = (settings.catalog.dirs, files, settings.repository.dirs, self._overrides)
         self._watch = CatalogWatch(*places) if settings.catalog.watch else None
         self._wanted: Catalog | None = None
         """The catalog of the files, while more than that is served."""
@@ -256,7 +258,9 @@ class Keeper:
             if not self._watch.changed():
                 self._retire_retained()
                 return
-            catalog = open_catalog(chosen, self._settings.repository, vanished_ok=True)
+            catalog = open_catalog(
+                chosen, self._settings.repository, vanished_ok=True, overrides=self._overrides
+            )
             sharing.groups(catalog)
         except ConfigError as error:
             log.error("the changed catalog is refused, the old one stays: %s", error.message)

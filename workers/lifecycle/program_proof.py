@@ -2,7 +2,7 @@
 
 1. Samples of a warm-up must run; zeros, which are taken where there are none, need not suit the program.
 2. A sample goes the way of a request and runs twice. Values that the second run does not give again (a clock, a draw)
-   are left out of the fingerprint. Values need not be finite.
+   are left out of the fingerprint. Values need not be finite. Of a stream only the first part is run.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from ipc import bytes_elements
 from ipc.datatypes import BYTES
 from ipc.messages import InferCall, TensorInput, TensorOutput
 from workers import oom, operations
-from workers.adapters.shared.named_tensors import host_array
+from workers.adapters.shared.named_tensors import NamedBatch, host_array
 from workers.adapters.shared.program import ProgramAdapter, Sample
 from workers.operations.infer import Infer
+from workers.operations.named import NamedOutput
 from workers.payload import Payload
 
 log = logging.getLogger(__name__)
@@ -51,9 +52,22 @@ def _run(adapter: ProgramAdapter, sample: Sample) -> dict[str, list[float]]:
     call, payload = call_of(adapter, sample)
     operations.check(adapter, call)
     [inputs] = _INFER.prepare(adapter, call, 0, 1, Payload(memoryview(payload)))
-    results = _INFER.run(adapter, adapter.collate([inputs]), call)
-    found = {name: host_array(output.values) for name, output in results.named.items()}
+    batch = adapter.collate([inputs])
+    named = _first_part(adapter, batch) if adapter.streams else _INFER.run(adapter, batch, call).named
+    found = {name: host_array(output.values) for name, output in named.items()}
     return {name: _values(array) for name, array in found.items() if array.dtype.kind != "O"}
+
+
+def _first_part(adapter: ProgramAdapter, batch: NamedBatch) -> Mapping[str, NamedOutput]:
+    """What the first step of a stream gives, which may have no end."""
+    steps = _INFER.stream(adapter, batch)
+    try:
+        for found in steps:
+            return _INFER.part(adapter, batch, found)
+    finally:
+        if (close := getattr(steps, "close", None)) is not None:
+            close()
+    return {}
 
 
 def call_of(adapter: ProgramAdapter, sample: Mapping[str, np.ndarray]) -> tuple[InferCall, bytes]:

@@ -6,7 +6,7 @@ and runs a batch.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from ipc.errors import InvalidInput
@@ -15,6 +15,7 @@ from workers.adapters.base import Adapter, ItemFailure, Prepared
 from workers.operations.encode import Encode
 from workers.operations.extract import Extract
 from workers.operations.infer import Infer
+from workers.operations.named import NamedOutput
 from workers.operations.results import Part, Results
 from workers.operations.score import Score
 from workers.payload import Payload
@@ -51,17 +52,34 @@ class Operation(Protocol):
         """One forward pass over a collated batch."""
 
 
+class StreamingOperation(Protocol):
+    """One operation that some adapters answer in parts (`Adapter.streams`)."""
+
+    def stream(self, adapter: Any, batch: Any) -> Iterator[Any]:
+        """The steps of a request that is a batch of its own; each gives one part."""
+
+    def part(self, adapter: Any, batch: Any, found: object) -> Mapping[str, NamedOutput]:
+        """What a step gave, checked."""
+
+
+_INFER = Infer()
+_STREAMING: dict[type, StreamingOperation] = {InferCall: _INFER}
 _BY_CALL: dict[type, Operation] = {
     EncodeCall: Encode(),
     ScoreCall: Score(),
     ExtractCall: Extract(),
-    InferCall: Infer(),
+    InferCall: _INFER,
 }
 
 
 def operation_of(call: Call) -> Operation:
     """The operation that a call asks for."""
     return _BY_CALL[type(call)]
+
+
+def streaming_of(call: Call) -> StreamingOperation:
+    """The same for a call that is answered in parts."""
+    return _STREAMING[type(call)]
 
 
 def check(adapter: Adapter, call: Call) -> None:

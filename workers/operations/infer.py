@@ -9,21 +9,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from ipc import bytes_elements
 from ipc.datatypes import BYTES
-from ipc.errors import InvalidInput
+from ipc.errors import InvalidInput, UnexpectedOutput
 from ipc.messages import InferCall, Region, TensorInput
 from ipc.model_config import ROW_COST
 from workers.adapters.base import Prepared
 from workers.adapters.shared.named_tensors import TORCH_TYPES, Array, NamedBatch, NamedInputs
 from workers.adapters.shared.program import ProgramAdapter
 from workers.adapters.shared.signature import Signature, TensorFacts
-from workers.operations.named import checked
+from workers.operations.named import NamedOutput, checked
 from workers.operations.results import Part, Results
 from workers.payload import Payload
 
@@ -70,6 +71,11 @@ class Infer:
             raise InvalidInput(f"unexpected outputs: {[output.name[:200] for output in call.outputs]!a}")
         for output in call.outputs:
             _check_aligned(f"output {output.name!a}", output.region, signature.outputs[output.name])
+            if adapter.streams and output.region is not None:
+                raise InvalidInput(
+                    f"output {output.name!a}: the responses of a decoupled model cannot be written to shared memory, "
+                    "where each would lie over the one before"
+                )
 
     def group(self, call: InferCall) -> Hashable:
         """Same inputs, in shapes that differ in the rows only."""
@@ -86,7 +92,9 @@ class Infer:
         return sum(tensor.nbytes for tensor in call.inputs if tensor.datatype == "BYTES") <= _INSTANT_NBYTES
 
     def layout(self, adapter: ProgramAdapter, call: InferCall, prepared: Sequence[Prepared]) -> list[Part]:
-        """Raw bytes of the outputs, if all have a known size and they are large together."""
+        """Raw bytes of the outputs, if all have a known size and they are large together; none of a stream."""
+        if adapter.streams:
+            return []
         parts = []
         for output in call.outputs:
             nbytes = adapter.signature.outputs[output.name].row_nbytes
@@ -117,6 +125,17 @@ class Infer:
         rows = batch.rows if adapter.signature.batches else None
         outputs = adapter.signature.outputs
         return Results(named={name: checked(outputs[name], found, rows) for name in batch.outputs})
+
+    def stream(self, adapter: ProgramAdapter, batch: NamedBatch) -> Iterator[Any]:
+        """The steps of one request."""
+        return iter(adapter.stream(batch))
+
+    def part(self, adapter: ProgramAdapter, batch: NamedBatch, found: object) -> dict[str, NamedOutput]:
+        """What a step gave. Raises `UnexpectedOutput` for what the configuration forbids."""
+        if not isinstance(found, Mapping):
+            raise UnexpectedOutput(f"the model gave {type(found).__name__!a}, not a dictionary of outputs")
+        rows = batch.rows if adapter.signature.batches else None
+        return {name: checked(adapter.signature.outputs[name], found, rows) for name in batch.outputs}
 
 
 def _array(tensor: TensorInput, signature: Signature, payload: Payload) -> Array:

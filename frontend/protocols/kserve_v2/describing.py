@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from frontend import version
+from frontend.protocols.kserve_v2 import strings
 from frontend.services import Services
 from frontend.tensors import served
 from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.states import VersionState, model_of
 from frontend.tensors.statistics import ModelStatistics
+from ipc.datatypes import BYTES
 from ipc.errors import InvalidInput
 from ipc.model_config import ModelConfig, TensorConfig
 
@@ -55,13 +57,21 @@ def model_metadata(services: Services, name: str, number: int | None) -> dict[st
         "versions": [str(one) for one in versions],
         "platform": config.platform,
         "inputs": [_tensor(tensor, config) for tensor in config.inputs],
-        "outputs": [_tensor(tensor, config) for tensor in config.outputs],
+        "outputs": [_output(tensor, config) for tensor in config.outputs],
     }
 
 
 def _tensor(tensor: TensorConfig, config: ModelConfig) -> dict[str, Any]:
     shape = [-1, *tensor.dims] if config.batches else list(tensor.dims)
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": shape}
+
+
+def _output(tensor: TensorConfig, config: ModelConfig) -> dict[str, Any]:
+    """An output as answers have it: one that is text by its name is BYTES."""
+    found = _tensor(tensor, config)
+    if strings.is_marked(tensor.name, tensor.datatype, len(found["shape"])):
+        return {**found, "datatype": BYTES, "shape": found["shape"][:1]}
+    return found
 
 
 def traced_model(services: Services, name: str) -> str:

@@ -4,12 +4,13 @@
    All other keys, and those of `parameters`, become parameters of the request.
 2. The answer has each output under its name: a list, or the element itself when there is one.
 3. A stream sends each answer as a Server-Sent Event. Its status is that of the first answer.
+4. A decoupled model gives any number of answers: events as they come, or exactly one without a stream.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any
 
@@ -19,19 +20,20 @@ import orjson
 from falcon.asgi import Request, Response
 
 from frontend.protocols.kserve_v2 import answers, elements, parameters, rendering
+from frontend.protocols.kserve_v2.events import CONTENT_TYPE, EventStream, one_event
 from frontend.protocols.kserve_v2.infer import InferResource
 from frontend.protocols.kserve_v2.paths import Target
 from frontend.protocols.kserve_v2.reading import InferRequest
 from frontend.protocols.kserve_v2.schemas import GENERATE
-from frontend.rendering import off_loop
+from frontend.rendering import off_loop, off_loop_if
 from frontend.tensors.request import InputTensor, TensorRequest
 from frontend.tensors.result import TensorResult
 from frontend.tensors.running import book_answered
+from frontend.tensors.streamed import closing, results
 from ipc.errors import InvalidInput, PenstockError
 from ipc.model_config import ModelConfig, TensorConfig
 
 MOST_NBYTES = 16 << 20
-EVENTS = "text/event-stream; charset=utf-8"
 _Parameters = dict[str, bool | int | float | str]
 
 
@@ -52,6 +54,9 @@ class GenerateResource:
             wanted = await answers.parsed(infer.services, req, parse, MOST_NBYTES)
         except PenstockError as error:
             raise infer.refused(req, target, error) from error.__cause__
+        if served.config.decoupled:
+            await self._answer_decoupled(req, resp, wanted)
+            return
         result = await infer.run(req, wanted)
         try:
             words = infer.services.settings.kserve.json_nonfinite == "words"
@@ -63,16 +68,53 @@ class GenerateResource:
             result.reply.release()
         book_answered(infer.services, context, served.model, result)
         if self._stream:
-            resp.content_type = EVENTS
-            resp.set_header("Cache-Control", "no-cache")
-            resp.stream = _events(text)
+            _prepare_events(resp)
+            resp.stream = one_event(text)
         else:
             resp.content_type = falcon.MEDIA_JSON
             resp.data = text
 
+    async def _answer_decoupled(self, req: Request, resp: Response, wanted: InferRequest) -> None:
+        texts = self._texts(req, wanted)
+        if self._stream:
+            events = EventStream(self._infer.services, req, texts)
+            await events.begin()
+            _prepare_events(resp)
+            resp.stream = events
+        else:
+            resp.data = await _only(texts, wanted.request.model)
+            resp.content_type = falcon.MEDIA_JSON
 
-async def _events(text: bytes) -> AsyncIterator[bytes]:
-    yield b"data: " + text + b"\n\n"
+    async def _texts(self, req: Request, wanted: InferRequest) -> AsyncGenerator[bytes, None]:
+        """The answers of a decoupled model."""
+        services = self._infer.services
+        words = services.settings.kserve.json_nonfinite == "words"
+        request = wanted.request
+        with services.bodies.holding(sum(len(tensor.data or b"") for tensor in request.inputs)):
+            async with closing(results(services, req.context.penstock, request, req.scope)) as found:
+                async for result in found:
+                    # NOTE: the lease ends before the answer is sent, which takes as long as its client likes.
+                    with result.reply:
+                        text = await off_loop_if(rendering.is_long(result, wanted), answer_of, result, words)
+                        result.reply.check()
+                    yield text
+
+
+async def _only(texts: AsyncGenerator[bytes, None], model: str) -> bytes:
+    """The one answer. Raises `InvalidInput` when there are none, or more; the rest is not waited for."""
+    async with closing(texts):
+        first = await anext(texts, None)
+        if first is None or await anext(texts, None) is not None:
+            found = "none" if first is None else "more than one"
+            raise InvalidInput(
+                f"generate expects exactly one response, model {model[:200]!a} gave {found}: use generate_stream"
+            )
+    return first
+
+
+def _prepare_events(resp: Response) -> None:
+    resp.content_type = CONTENT_TYPE
+    resp.set_header("Cache-Control", "no-cache")
 
 
 def parsed_body(target: Target, config: ModelConfig, body: bytes) -> InferRequest:
@@ -130,8 +172,9 @@ def answer_of(result: TensorResult, words: bool) -> bytes:
     """The body of an answer. Raises `InvalidInput` for what JSON cannot say."""
     body: dict[str, Any] = {"model_name": result.model, "model_version": str(result.version)}
     for output in result.outputs:
-        if output.data is None:
+        datatype, shape, data = rendering.told(output, result.batches)
+        if data is None:
             continue
-        text = rendering.json_of(output.data, output.datatype, output.shape, f"output '{output.name}'", words)
-        body[output.name] = orjson.Fragment(text[1:-1] if math.prod(output.shape) == 1 else text)
+        text = rendering.json_of(data, datatype, shape, f"output '{output.name}'", words)
+        body[output.name] = orjson.Fragment(text[1:-1] if math.prod(shape) == 1 else text)
     return orjson.dumps(body | result.parameters)

@@ -4,7 +4,7 @@
    first: size and pixels of each image and of all of them are bounded before anything is decoded (`frontend.media`).
 2. Images are decoded as OpenCV does when it leaves them unchanged (`picture_decoding`), brought to the model's height
    and width, and cast to its datatype. Values stay what they are: no scaling, no mean.
-3. A model input of two dimensions and UINT8 that is sent as BYTES holds one string per element, padded with zeros.
+3. A model input of UINT8 with one or two dimensions that is sent as BYTES holds one string per element (`strings`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from frontend import media
-from frontend.protocols.kserve_v2 import picture_decoding
+from frontend.protocols.kserve_v2 import picture_decoding, strings
 from frontend.protocols.kserve_v2.resizing import resize
 from frontend.rendering import off_loop
 from frontend.tensors.request import InputTensor
@@ -24,7 +24,6 @@ from ipc.settings import Limits
 
 KINDS = ("jpeg", "png")
 DATATYPES_OF_IMAGES = ("FP32", "FP64", "FP16", "UINT8", "INT8", "UINT16", "INT16", "INT32")
-MOST_STRING_NBYTES = 1 << 30
 
 
 def to_convert(config: ModelConfig, inputs: list[InputTensor]) -> list[tuple[InputTensor, TensorConfig]]:
@@ -33,7 +32,7 @@ def to_convert(config: ModelConfig, inputs: list[InputTensor]) -> list[tuple[Inp
     for tensor in inputs:
         if tensor.datatype == BYTES and tensor.data is not None:
             expected = config.input(tensor.name)
-            if expected is not None and expected.datatype != BYTES and _rank(config, expected) in (2, 4):
+            if expected is not None and expected.datatype != BYTES and _may_convert(config, expected):
                 found.append((tensor, expected))
     return found
 
@@ -56,32 +55,26 @@ def convert(tensor: InputTensor, expected: TensorConfig, batches: bool, limits: 
         raise InvalidInput(f"{where}: expected at least one element, got none")
     assert tensor.data is not None
     elements = bytes_elements.split(tensor.data, tensor.shape[0], where)
+    if len(expected.dims) + batches == 1:
+        _put(tensor, expected, strings.packed(elements, where))
+        return
     if batches or expected.dims[0] in (-1, len(elements)):
         dims = expected.dims if batches else expected.dims[1:]
     else:
         raise InvalidInput(f"{where}: expected {expected.dims[0]} elements, got {len(elements)}")
-    strings = len(dims) == 1
-    made = _rows(elements, expected, where) if strings else _images(elements, expected, dims, where, limits)
+    if len(dims) == 1:
+        _put(tensor, expected, strings.rows(elements, expected, where))
+    else:
+        _put(tensor, expected, _images(elements, expected, dims, where, limits))
+
+
+def _may_convert(config: ModelConfig, expected: TensorConfig) -> bool:
+    return len(expected.dims) + config.batches in (2, 4) or strings.takes_packed(config, expected)
+
+
+def _put(tensor: InputTensor, expected: TensorConfig, made: np.ndarray) -> None:
     tensor.datatype, tensor.shape = expected.datatype, list(made.shape)
-    tensor.data = made.data.cast("B")
-
-
-def _rank(config: ModelConfig, expected: TensorConfig) -> int:
-    return len(expected.dims) + config.batches
-
-
-def _rows(elements: list[memoryview], expected: TensorConfig, where: str) -> np.ndarray:
-    if expected.datatype != "UINT8":
-        raise InvalidInput(f"{where}: strings need a model input of UINT8 or BYTES, not {expected.datatype}")
-    width = max(map(len, elements)) + 1
-    if width * len(elements) > MOST_STRING_NBYTES:
-        raise InvalidInput(
-            f"{where}: strings take {width * len(elements)} bytes as rows, the limit is {MOST_STRING_NBYTES}"
-        )
-    rows = np.zeros((len(elements), width), np.uint8)
-    for row, element in zip(rows, elements, strict=True):
-        row[: len(element)] = np.frombuffer(element, np.uint8)
-    return rows
+    tensor.data = made.data.cast("B") if made.size else b""
 
 
 def _images(

@@ -113,7 +113,8 @@ class InferResource:
                 self._forwarding.apply(req.headers_lower, wanted.request)
             await images.convert_all(served.config, wanted.request.inputs, self.services.settings.limits)
         except PenstockError as error:
-            raise self.refused(req, target, error, given_id) from error.__cause__
+            asked = target._replace(version=served.version)
+            raise self.refused(req, asked, error, given_id) from error.__cause__
         return wanted
 
     async def _read(self, served: Served, target: Target, arrived: Arrived) -> InferRequest:

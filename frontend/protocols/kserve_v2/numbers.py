@@ -59,7 +59,8 @@ def _read_truths(piece: bytes, datatype: str) -> np.ndarray:
 def _read_floats(piece: bytes, datatype: str) -> np.ndarray | None:
     try:
         values = _as_floats.decode(b"[" + piece + b"]")
-    except msgspec.ValidationError:
+    except msgspec.DecodeError:
+        # NOTE: a long string may hold the comma behind which its piece ends.
         return None
     return rounded(np.fromiter(values, np.float64, len(values)), datatype)
 

@@ -214,6 +214,7 @@ OPERATIONS: tuple[Operation, ...] = (
             body=schemas.Control,
             body_required=False,
             media=EMPTY,
+            retry_header=False,
         )
         for action, summary in (("load", "Load a model."), ("unload", "Begin to unload a model."))
     ),

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import orjson
 
+from frontend.protocols.kserve_v2 import strings
 from frontend.protocols.kserve_v2.reading import InferRequest
-from frontend.tensors.result import TensorResult, TopClass
+from frontend.tensors.result import OutputTensor, TensorResult, TopClass
 from ipc import bytes_elements
 from ipc.datatypes import BYTES, DATATYPES
 from ipc.errors import InvalidInput
@@ -48,9 +49,7 @@ def render(result: TensorResult, wanted: InferRequest, fallback_id: str, words: 
     entries: list[dict[str, Any]] = []
     tail: list[bytes | memoryview] = []
     for output in result.outputs:
-        name, datatype, shape, data = output.name, output.datatype, output.shape, output.data
-        if output.classes is not None:
-            datatype, shape, data = BYTES, *classes_tensor(output.classes, datatype, result.batches)
+        name, (datatype, shape, data) = output.name, told(output, result.batches)
         entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
         entries.append(entry)
         if data is None:
@@ -80,7 +79,16 @@ def is_long(result: TensorResult, wanted: InferRequest) -> bool:
         for output in result.outputs
         if output.data is not None and not wanted.binary.get(output.name, wanted.binary_default)
     )
-    return nbytes > LONG_NBYTES or result.has_many_classes
+    return nbytes > LONG_NBYTES or result.has_many_classes or strings.is_long(result)
+
+
+def told(output: OutputTensor, batches: bool) -> tuple[str, list[int], memoryview | None]:
+    """Datatype, shape and raw bytes of an output as it is told: classes and marked strings are BYTES."""
+    if output.classes is not None:
+        return BYTES, *classes_tensor(output.classes, output.datatype, batches)
+    if output.data is not None and strings.is_marked(output.name, output.datatype, len(output.shape)):
+        return strings.texts_of(output)
+    return output.datatype, output.shape, output.data
 
 
 def json_of(data: memoryview, datatype: str, shape: Sequence[int], where: str, words: bool) -> bytes:

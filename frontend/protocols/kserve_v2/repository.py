@@ -15,6 +15,8 @@ from frontend.protocols.kserve_v2.schemas import CONTROL, INDEX
 from frontend.services import Services
 from ipc.errors import Unsupported
 
+MOST_CONFIG_NBYTES = 4 << 20
+"""Largest body of a load that brings no files: a configuration as text within JSON."""
 _INDEX = re.compile(r"(?:[^/]+/)?index/?")
 _CONTROL = re.compile(
     r"(?:(?P<repository>[^/]+)/)??models/(?P<model>.+)/(?P<action>load|unload)/?", re.DOTALL
@@ -61,9 +63,13 @@ class RepositoryResource:
 
     async def _control(self, req: Request, model: str, action: str) -> None:
         control = self._services.extensions.control
-        asked = await answers.body_of(self._services, req, CONTROL)
+        most_nbytes = MOST_CONFIG_NBYTES if action == "load" else answers.SMALL_NBYTES
+        if action == "load" and self._services.settings.repository.allow_files:
+            most_nbytes = max(most_nbytes, self._services.settings.limits.max_body_bytes)
+        asked = await answers.body_of(self._services, req, CONTROL, most_nbytes)
+        deadline_ns = req.context.penstock.deadline_ns
         if action == "unload":
-            await control.unload(model, asked.parameters)
+            await control.unload(model, asked.parameters, deadline_ns)
             return
-        loading = control.load(model, asked.parameters, req.context.penstock.deadline_ns)
+        loading = control.load(model, asked.parameters, deadline_ns)
         await until_disconnect(loading, req.scope)

@@ -12,7 +12,8 @@ from frontend.protocols.trtis_v1.answering import STATUS_HEADER
 from frontend.protocols.trtis_v1.codes import http_status_of, retry_after
 from frontend.protocols.trtis_v1.control import ControlResource, RepositoryResource
 from frontend.protocols.trtis_v1.health import HealthResource
-from frontend.protocols.trtis_v1.infer import InferResource
+from frontend.protocols.trtis_v1.infer import OCTETS, RESPONSE_HEADER, InferResource
+from frontend.protocols.trtis_v1.patterns import CONVERTERS
 from frontend.protocols.trtis_v1.profile import ProfileResource
 from frontend.protocols.trtis_v1.shared_memory import RegionResource, RegionStatusResource
 from frontend.protocols.trtis_v1.status import StatusResource
@@ -20,6 +21,8 @@ from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.protocols.trtis_v1.text import one_line
 from frontend.services import Services
 from ipc.errors import PenstockError
+
+_INFER = "/api/infer/"
 
 
 class TrtisProtocol:
@@ -33,6 +36,7 @@ class TrtisProtocol:
 
     def mount(self, app: falcon.asgi.App[Any, Any], services: Services) -> None:
         """Add the routes."""
+        app.router_options.converters.update(CONVERTERS)
         statuses = self._statuses = Statuses(services.settings)
         infer, status = InferResource(services, statuses), StatusResource(services, statuses)
         health = HealthResource(services, statuses)
@@ -40,17 +44,20 @@ class TrtisProtocol:
         app.add_route("/api/health/{mode}", health)
         app.add_route("/api/status", status)
         app.add_route("/api/status/{model:path}", status)
-        app.add_route("/api/infer/{model}", infer)
-        app.add_route("/api/infer/{model}/{version}", infer)
+        app.add_route("/api/infer/{model:name}", infer)
+        app.add_route("/api/infer/{model:name}/{version:digits}", infer)
         app.add_route("/api/profile", ProfileResource(services, statuses))
-        app.add_route("/api/modelcontrol/{action}/{model:path}", ControlResource(services, statuses))
+        for action in ("load", "unload"):
+            app.add_route(
+                f"/api/modelcontrol/{action}/{{model:path}}", ControlResource(services, statuses, action)
+            )
         app.add_route("/api/repository/index", RepositoryResource(services, statuses))
         app.add_route("/api/sharedmemorycontrol/status", RegionStatusResource(services, statuses))
         app.add_route("/api/sharedmemorycontrol/{rest:path}", RegionResource(services, statuses))
 
     def inference_at(self, path: str) -> tuple[str, str]:
         """Which entry a name stands for is not known before the request is let in."""
-        return ("infer" if path.startswith("/api/infer/") else ""), ""
+        return ("infer" if path.startswith(_INFER) else ""), ""
 
     def render_error(
         self, error: PenstockError, path: str
@@ -58,7 +65,10 @@ class TrtisProtocol:
         """An empty body; the reason is in NV-Status."""
         assert self._statuses is not None
         status = self._statuses.failure(error, numbered=False)
-        return http_status_of(error), None, {STATUS_HEADER: one_line(status), **retry_after(error)}
+        headers = {STATUS_HEADER: one_line(status), **retry_after(error)}
+        if path.startswith(_INFER):
+            headers |= {RESPONSE_HEADER: "", "Content-Type": OCTETS}
+        return http_status_of(error), None, headers
 
     def render_http(
         self, error: falcon.HTTPError, path: str

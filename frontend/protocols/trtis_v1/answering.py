@@ -18,7 +18,7 @@ from frontend.protocols.trtis_v1.codes import http_status_of, retry_after
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.protocols.trtis_v1.text import many_lines, one_line
 from frontend.services import Services
-from ipc.errors import Cancelled, InvalidInput, PenstockError
+from ipc.errors import Cancelled, PenstockError
 from ipc.protos import trtis_v1_pb2 as pb
 
 STATUS_HEADER = "NV-Status"
@@ -44,11 +44,11 @@ def set_failure(resp: Response, error: PenstockError, status: pb.RequestStatus) 
 
 
 def set_message(req: Request, resp: Response, message: Message) -> None:
-    """A message as the body: text, or the wire format where that is asked for."""
+    """A message as the body: text, which has no type in this contract, or the wire format where that is asked for."""
     if wants_binary(req):
         resp.content_type, resp.data = "application/octet-stream", message.SerializeToString()
     else:
-        resp.content_type, resp.data = "text/plain; charset=utf-8", many_lines(message)
+        resp.data = many_lines(message)
 
 
 class Resource:
@@ -70,13 +70,6 @@ class Resource:
         except Cancelled:
             raise
         except PenstockError as error:
-            context.error = error.code
+            context.error, context.counted_status = error.code, error.status
             set_failure(resp, error, self.statuses.failure(error))
         self.services.extensions.recorder.called(self.kind, time.perf_counter_ns() - began)
-
-
-def whole_number(text: str, what: str) -> int:
-    """Digits as a number. Raises `InvalidInput` that names `what`."""
-    if not (text.isascii() and text.isdigit() and len(text) <= 20):
-        raise InvalidInput(f"{what}: expected digits, got {text[:64]!a}")
-    return int(text)

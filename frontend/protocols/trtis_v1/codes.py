@@ -68,6 +68,8 @@ def message_of(error: PenstockError, model: str = "") -> str:
         "MODEL_LOAD_FAILED",
     ):
         return f"Inference request for unknown model '{model[:200]}': {error.message}"
+    if error.code == "UNEXPECTED_OUTPUT":
+        return f"model '{model[:200]}': {error.message}"
     if error.code == "NO_REPLICA":
         return f"Server not ready: {error.message}"
     if error.code == "DRAINING":

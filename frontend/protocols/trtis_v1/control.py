@@ -5,19 +5,17 @@ from __future__ import annotations
 from falcon.asgi import Request, Response
 
 from frontend.protocols.trtis_v1.answering import Resource, set_message
+from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.services import Services
-from ipc.errors import InvalidInput
 from ipc.protos import trtis_v1_pb2 as pb
 
 
 async def control(services: Services, action: str, model: str, deadline_ns: int) -> None:
-    """Load a model and wait for it, or begin to unload it. Raises as `RepositoryControl` does."""
+    """`load` a model and wait for it, or begin to `unload` it. Raises as `RepositoryControl` does."""
     if action == "load":
         await services.extensions.control.load(model, {}, deadline_ns)
-    elif action == "unload":
-        await services.extensions.control.unload(model, {})
     else:
-        raise InvalidInput(f"unknown model control {action[:64]!a}; known are load and unload")
+        await services.extensions.control.unload(model, {}, deadline_ns)
 
 
 def index(services: Services) -> pb.ModelRepositoryIndex:
@@ -31,10 +29,14 @@ class ControlResource(Resource):
 
     kind = "control"
 
-    async def on_post(self, req: Request, resp: Response, action: str, model: str) -> None:
+    def __init__(self, services: Services, statuses: Statuses, action: str) -> None:
+        super().__init__(services, statuses)
+        self._action = action
+
+    async def on_post(self, req: Request, resp: Response, model: str) -> None:
         """200 or 400, without a body."""
         deadline_ns = req.context.penstock.deadline_ns
-        await self.answer(req, resp, control(self.services, action, model, deadline_ns))
+        await self.answer(req, resp, control(self.services, self._action, model, deadline_ns))
 
 
 class RepositoryResource(Resource):

@@ -8,15 +8,13 @@ from frontend.protocols.trtis_v1 import server_status
 from frontend.protocols.trtis_v1.answering import Resource
 from frontend.protocols.trtis_v1.codes import UnknownMode
 from frontend.services import Services
-from ipc.errors import Draining
 
 
 def is_healthy(services: Services, mode: str) -> bool:
-    """Whether the server is `live` or `ready`. Raises `UnknownMode`, and `Draining` for `live` while it stops."""
+    """Whether the server is `live` or `ready`. Raises `UnknownMode`, and `Draining` while the server stops."""
     if mode not in ("live", "ready"):
         raise UnknownMode(f"unknown health mode {mode[:64]!a}; known are live and ready")
-    if services.drain.draining:
-        raise Draining("the server is stopping", retry_after_s=1)
+    server_status.check_running(services)
     return True if mode == "live" else server_status.is_ready(services)
 
 

@@ -10,7 +10,7 @@ from falcon.asgi import Request, Response
 from frontend.context import RequestContext
 from frontend.disconnect import until_disconnect
 from frontend.protocols.trtis_v1 import requests, responses
-from frontend.protocols.trtis_v1.answering import set_failure, set_status, wants_binary, whole_number
+from frontend.protocols.trtis_v1.answering import set_failure, set_status, wants_binary
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.protocols.trtis_v1.text import many_lines, one_line, read_request_header
 from frontend.rendering import off_loop_if
@@ -26,7 +26,7 @@ from ipc.protos import trtis_v1_pb2 as pb
 
 REQUEST_HEADER = "NV-InferRequest"
 RESPONSE_HEADER = "NV-InferResponse"
-_OCTETS = "application/octet-stream"
+OCTETS = "application/octet-stream"
 
 
 class InferResource:
@@ -35,17 +35,16 @@ class InferResource:
     def __init__(self, services: Services, statuses: Statuses) -> None:
         self._services, self._statuses = services, statuses
 
-    async def on_post(self, req: Request, resp: Response, model: str, version: str = "-1") -> None:
+    async def on_post(self, req: Request, resp: Response, model: str, version: int = -1) -> None:
         """200 with raw outputs and the response header behind them, or 400 with the reason in NV-Status."""
         context, header = req.context.penstock, pb.InferRequestHeader()
         context.model, context.operation = model, "infer"
-        scheduled, wanted = False, None
+        scheduled, rows, wanted = False, 0, requests.version_of(version)
         try:
-            number = -1 if version == "-1" else whole_number(version, "model version")
-            wanted = requests.version_of(number)
             header = read_request_header(req.get_header(REQUEST_HEADER))
             ready = served.ready(self._services, model, wanted, context.deadline_ns)
             found = await until_disconnect(ready, req.scope, body_read=False)
+            wanted, rows = found.version, requests.rows_of(found, header)
             request = requests.request_of(found, header)
             checking.check_shapes(found, request)
             sizes = requests.sizes_of(found, header, request)
@@ -57,7 +56,7 @@ class InferResource:
                 await self._answer(req, resp, result, header.id)
         except PenstockError as error:
             if not scheduled:
-                book_failure(self._services, context, model, wanted, error)
+                book_failure(self._services, context, model, wanted, error, rows)
             if isinstance(error, Cancelled):
                 raise
             self._fail(resp, error, context, header.id, model, scheduled)
@@ -68,7 +67,7 @@ class InferResource:
             short, tail = await off_loop_if(long, _rendered, result, request_id, binary)
             raw = [output.data for output in result.outputs if output.data is not None]
             parts: Sequence[Part] = [*raw, tail]
-            resp.status, resp.content_type = falcon.HTTP_200, _OCTETS
+            resp.status, resp.content_type = falcon.HTTP_200, OCTETS
             resp.set_header(RESPONSE_HEADER, short)
             set_status(resp, self._statuses.success())
             send_parts(resp, parts, result.reply, self._services)
@@ -86,9 +85,9 @@ class InferResource:
         scheduled: bool,
     ) -> None:
         """An empty body; the header names the request so that it can be found again."""
-        context.error = error.code
+        context.error, context.counted_status = error.code, error.status
         set_failure(resp, error, self._statuses.failure(error, model, numbered=scheduled))
-        resp.content_type = _OCTETS
+        resp.content_type = OCTETS
         resp.set_header(RESPONSE_HEADER, one_line(pb.InferResponseHeader(id=request_id)))
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from frontend.tensors import config_messages
-from frontend.tensors.served import Served
+from ipc.model_config import ModelConfig
 from ipc.protos import trtis_v1_pb2 as pb
 
 
-def config_of(served: Served, name: str) -> pb.ModelConfig:
+def config_of(config: ModelConfig, name: str) -> pb.ModelConfig:
     """The configuration under the `name` that clients ask for."""
-    message: pb.ModelConfig = config_messages.message_of(pb, served.config, name)
+    message: pb.ModelConfig = config_messages.message_of(pb, config, name)
     return message
 
 

@@ -1,13 +1,14 @@
 """The routes of this contract for the schema, one row each.
 
-Their bodies are raw tensors and protobuf messages, of which the schema knows nothing; docs/trtis.md describes them.
+Their bodies are raw tensors and protobuf messages, of which the schema knows nothing, and most have no media type;
+docs/trtis.md describes them.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from frontend.openapi.operation import TEXT, Operation, Parameter
+from frontend.openapi.operation import Operation, Parameter
 
 OCTETS = "application/octet-stream"
 _FORMAT = Parameter("format", "query", "`binary`: messages in the wire format instead of text.")
@@ -21,22 +22,24 @@ def _get(path: str, summary: str, *parameters: Parameter, **more: Any) -> Operat
         path,
         summary,
         "trtis v1",
-        media=(TEXT, OCTETS),
+        media=(),
         errors={400: None},
+        error_media=(),
         parameters=(_ID, *parameters),
         error_code_header=False,
         **more,
     )
 
 
-def _post(path: str, summary: str, *parameters: Parameter) -> Operation:
+def _post(path: str, summary: str, *parameters: Parameter, media: tuple[str, ...] = ()) -> Operation:
     return Operation(
         "post",
         path,
         summary,
         "trtis v1",
-        media=(OCTETS,),
+        media=media,
         errors={400: None, 401: None, 403: None, 429: None},
+        error_media=(),
         parameters=(_ID, *parameters),
         error_code_header=False,
     )
@@ -51,10 +54,17 @@ OPERATIONS = (
     ),
     _get("/api/status", "The server and all its models, a ServerStatus.", _FORMAT),
     _get("/api/status/{model}", "The server and one model, a ServerStatus.", _FORMAT),
-    _post("/api/infer/{model}", "Inference by the latest version that is ready.", _REQUEST, _FORMAT),
-    _post("/api/infer/{model}/{version}", "Inference by this version.", _REQUEST, _FORMAT),
+    _post(
+        "/api/infer/{model}",
+        "Inference by the latest version that is ready.",
+        _REQUEST,
+        _FORMAT,
+        media=(OCTETS,),
+    ),
+    _post("/api/infer/{model}/{version}", "Inference by this version.", _REQUEST, _FORMAT, media=(OCTETS,)),
     _get("/api/profile", "Answers 400: profiling is not offered."),
-    _post("/api/modelcontrol/{action}/{model}", "Load or unload a model."),
+    _post("/api/modelcontrol/load/{model}", "Load a model and wait for it."),
+    _post("/api/modelcontrol/unload/{model}", "Begin to unload a model."),
     _get("/api/repository/index", "Names of all models.", _FORMAT),
     _get("/api/sharedmemorycontrol/status", "All shared memory regions.", _FORMAT),
     _post("/api/sharedmemorycontrol/{rest}", "Register or unregister a shared memory region."),

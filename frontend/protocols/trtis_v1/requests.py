@@ -20,6 +20,11 @@ def version_of(number: int) -> int | None:
     return None if number == -1 else number
 
 
+def rows_of(served: Served, header: pb.InferRequestHeader) -> int:
+    """The batch size that a request is booked under: its own, 0 for one that the model does not take."""
+    return header.batch_size if 1 <= header.batch_size <= max(1, served.config.max_batch_size) else 0
+
+
 def request_of(served: Served, header: pb.InferRequestHeader) -> TensorRequest:
     """The neutral request, its inputs still without their bytes."""
     return TensorRequest(

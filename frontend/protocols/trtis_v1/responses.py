@@ -8,16 +8,24 @@ from ipc.protos import trtis_v1_pb2 as pb
 
 
 def header_of(result: TensorResult, request_id: int) -> pb.InferResponseHeader:
-    """The complete header, class results included; dims leave out the batch dimension of a model that has one."""
+    """The complete header, class results included; dims leave out the batch dimension of a model that has one.
+
+    NOTE: nothing that is younger than release 1.0 may be in it. Clients parse it as text by the schema that they were
+    built with, and refuse it whole for one field that they do not know.
+    """
     header = pb.InferResponseHeader(
         model_name=result.model, model_version=result.version, batch_size=result.rows, id=request_id
     )
     for output in result.outputs:
-        _add(
-            header.output.add(name=output.name, data_type=datatype_of(output.datatype)),
-            output,
-            result.batches,
-        )
+        _add(header.output.add(name=output.name), output, result.batches)
+    return header
+
+
+def typed_header_of(result: TensorResult, request_id: int) -> pb.InferResponseHeader:
+    """`header_of` with the datatypes of the outputs, for the wire format alone."""
+    header = header_of(result, request_id)
+    for message, output in zip(header.output, result.outputs, strict=True):
+        message.data_type = datatype_of(output.datatype)
     return header
 
 

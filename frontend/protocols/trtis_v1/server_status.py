@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from functools import lru_cache
 
 from frontend import version
+from frontend.grpc.succession import SUCCESSION
 from frontend.protocols.trtis_v1.model_config import config_of
 from frontend.services import Services
 from frontend.tensors import served
 from frontend.tensors.refusals import UnavailableModel
-from frontend.tensors.served import Served
 from frontend.tensors.states import VersionState
 from frontend.tensors.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
-from ipc.errors import InvalidInput, PenstockError
+from ipc.errors import Draining, InvalidInput, PenstockError
 from ipc.liveness import start_ticks
 from ipc.model_config import ModelConfig
 from ipc.protos import trtis_v1_pb2 as pb
+from ipc.repository.entries import RepositoryEntry
 
 _CONFIGS: dict[str, tuple[ModelConfig, pb.ModelConfig]] = {}
+MOST_CONFIGS = 1024
+"""Messages that are kept; models come and go by other names."""
 _READY_STATES = {
     "READY": pb.ModelReadyState.MODEL_READY,
     "LOADING": pb.ModelReadyState.MODEL_LOADING,
@@ -43,16 +47,28 @@ def _waits_for_demand(services: Services, state: VersionState) -> bool:
     return state.status.state == "available" and services.settings.catalog.on_demand and "@" not in state.id
 
 
+def is_exiting(services: Services) -> bool:
+    """Whether the server stops; a frontend that drains because a reload replaces it says nothing about the server."""
+    return services.drain.draining and not SUCCESSION.is_replaced(services.since_ns)
+
+
+def check_running(services: Services) -> None:
+    """Raise `Draining` while the server stops."""
+    if is_exiting(services):
+        raise Draining("the server is stopping", retry_after_s=1)
+
+
 def ready_state(services: Services) -> pb.ServerReadyState:
     """Initializing, ready or exiting."""
-    if services.drain.draining:
+    if is_exiting(services):
         return pb.ServerReadyState.SERVER_EXITING
     ready, _ = services.engine.ready()
     return pb.ServerReadyState.SERVER_READY if ready else pb.ServerReadyState.SERVER_INITIALIZING
 
 
 async def server_status(services: Services, server_id: str, model: str = "") -> pb.ServerStatus:
-    """The status of all models, or of one. Raises `InvalidInput` for a model that is not known."""
+    """The status of all models, or of one. Raises `InvalidInput` for an unknown model, and `Draining`."""
+    check_running(services)
     names = [model] if model else served.names(services)
     statistics = await services.extensions.statistics.read()
     status = pb.ServerStatus(
@@ -85,24 +101,27 @@ def _add_model(message: pb.ModelStatus, services: Services, name: str, statistic
     unversioned = statistics.unversioned(states[0])
     if unversioned is not None:
         _add_requests(message.version_status[-1], unversioned)
-    found = _any_version(services, name)
+    found = _config_of(services, name, states)
     if found is not None:
-        message.config.CopyFrom(_config(found, name))
+        message.config.CopyFrom(_rendered(found, name))
 
 
-def _any_version(services: Services, name: str) -> Served | None:
-    """The version that answers now, whose configuration is that of the model; None while none does."""
-    try:
-        return served.find(services, name)
-    except PenstockError:
-        return None
+def _config_of(services: Services, name: str, states: list[VersionState]) -> ModelConfig | None:
+    """The configuration of the version that answers now; while none does, what the file of the newest one says."""
+    with contextlib.suppress(PenstockError):
+        return served.find(services, name).config
+    entry = services.catalog.get(states[-1].id)
+    return entry.config if isinstance(entry, RepositoryEntry) else None
 
 
-def _config(found: Served, name: str) -> pb.ModelConfig:
+def _rendered(config: ModelConfig, name: str) -> pb.ModelConfig:
     """PERF: many short-lived clients ask; the message is made once for each configuration that was found."""
     known = _CONFIGS.get(name)
-    if known is None or known[0] is not found.config:
-        known = _CONFIGS[name] = (found.config, config_of(found, name))
+    if known is None or known[0] is not config:
+        _CONFIGS.pop(name, None)
+        while len(_CONFIGS) >= MOST_CONFIGS:
+            del _CONFIGS[next(iter(_CONFIGS))]
+        known = _CONFIGS[name] = (config, config_of(config, name))
     return known[1]
 
 

@@ -4,20 +4,21 @@ status
 register/<name>/<key with its slash>/<offset>/<byte_size>
 cudaregister/<name>/<byte_size>/<device>       the body is the raw handle
 unregister/<name>, unregister/all
+
+Any other path is unknown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+import falcon
 from falcon.asgi import Request, Response
 
-from frontend.protocols.trtis_v1.answering import Resource, set_message, whole_number
-from ipc.errors import InvalidInput
+from frontend.protocols.trtis_v1.answering import Resource, set_message
+from frontend.protocols.trtis_v1.patterns import number_of
 from ipc.protos import trtis_v1_pb2 as pb
 from ipc.regions import RegionEntry
-
-_FORMS = "register/NAME/KEY/OFFSET/BYTE_SIZE, cudaregister/NAME/BYTE_SIZE/DEVICE or unregister/NAME"
 
 
 def listed(entries: Iterable[RegionEntry]) -> list[pb.SharedMemoryRegion]:
@@ -68,14 +69,18 @@ class RegionResource(Resource):
                 regions.unregister(None, name)
         elif action == "register" and name and more.count("/") >= 2:
             key, offset, nbytes = more.rsplit("/", 2)
-            regions.register_system(
-                name, key, whole_number(offset, "offset"), whole_number(nbytes, "byte_size")
-            )
+            regions.register_system(name, key, _number(offset), _number(nbytes))
         elif action == "cudaregister" and name and more.count("/") == 1:
-            nbytes, _, device = more.partition("/")
+            size, device = map(_number, more.split("/"))
             async with self.services.bodies.hold(req, req.context.penstock.deadline_ns) as handle:
-                regions.register_cuda(
-                    name, bytes(handle), whole_number(device, "device"), whole_number(nbytes, "byte_size")
-                )
+                regions.register_cuda(name, bytes(handle), device, size)
         else:
-            raise InvalidInput(f"unknown shared memory control {rest[:128]!a}; known are {_FORMS}")
+            raise falcon.HTTPRouteNotFound
+
+
+def _number(text: str) -> int:
+    """A number of the path. Raises `HTTPRouteNotFound` for what is none."""
+    found = number_of(text)
+    if found is None:
+        raise falcon.HTTPRouteNotFound
+    return found

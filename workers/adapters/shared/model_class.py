@@ -1,9 +1,12 @@
-"""What a `model.py` of a repository subclasses; operators import it as `penstock.model`."""
+"""What a `model.py` of a repository subclasses; operators import it as `penstock.model`.
+
+`Model` gives one response to each request, `DecoupledModel` any number.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +28,7 @@ class Context:
     device: torch.device
 
 
-class Model(ABC):
+class BaseModel:
     """One version of a model; made when it is loaded, dropped when it is unloaded.
 
     `memory_bytes` is what its weights take, for the memory budget of the worker.
@@ -36,6 +39,10 @@ class Model(ABC):
     def __init__(self, context: Context) -> None:
         """Load weights here; whatever is raised fails the load, and its first line is told to clients."""
         self.context = context
+
+
+class Model(BaseModel, ABC):
+    """A model that gives one response to each request."""
 
     @abstractmethod
     def infer(self, batch: NamedBatch) -> Mapping[str, np.ndarray | torch.Tensor]:
@@ -51,4 +58,23 @@ class Model(ABC):
         array of objects, `bytes` or `str`. What is raised fails the requests of the batch, whose halves are tried
         first (but not those of sequences); `ipc.errors.InvalidInput` tells its message to the client, anything else is
         only logged.
+        """
+
+
+class DecoupledModel(BaseModel, ABC):
+    """A model with `model_transaction_policy { decoupled: true }`: any number of responses to each request."""
+
+    @abstractmethod
+    def stream(self, batch: NamedBatch) -> Iterator[Mapping[str, np.ndarray | torch.Tensor]]:
+        """The responses to one request, one after the other; usually a generator. None at all is an answer too.
+
+        `batch` is as in `Model.infer` and has this request alone; each response has at least the outputs of
+        `batch.outputs`, with the rows of the request. It is copied when it was given, so arrays may be used again.
+
+        Every step runs in the thread that runs all models of the worker: other batches run between two steps and wait
+        for one, so steps should be short. No step is taken while the client has enough responses that it has not read.
+        When it goes away or the time of the request is up the generator is closed at its `yield`, so `finally` is the
+        place for what must be given back. Do not yield inside of a `with torch...` block: torch keeps such states for
+        the thread. What is raised ends the request, after the responses so far: `ipc.errors.InvalidInput` tells its
+        message to the client, anything else is only logged.
         """

@@ -11,38 +11,10 @@ from typing import Any
 
 from ipc.errors import InvalidInput
 from ipc.messages import Call
+from ipc.option_names import EXTRACT_OPTIONS
 
 _SHOWN = 64
 _MOST = 1_000_000
-
-EXTRACT_OPTIONS = frozenset(
-    {
-        "adjacency_threshold",
-        "aggregation_strategy",
-        "box_threshold",
-        "classification_type",
-        "flat_ner",
-        "function_to_apply",
-        "hypothesis_template",
-        "label_template",
-        "max_answer_tokens",
-        "max_new_tokens",
-        "merge_adjacent_entities",
-        "multi_label",
-        "num_beams",
-        "relation_threshold",
-        "relations",
-        "score_threshold",
-        "task",
-        "text_threshold",
-        "threshold",
-        "top_k",
-    }
-)
-"""Options that some extract family understands."""
-
-SCORE_OPTIONS = frozenset({"score_mode", "score_weights"})
-"""Options that some score family understands."""
 
 
 class OptionReader:

@@ -19,8 +19,9 @@ import torch
 
 from ipc.errors import from_code
 from ipc.messages import Call, EncodeCall, InputItem, ScoreCall
+from ipc.option_names import SCORE_OPTIONS
 from workers.adapters.base import Adapter, ItemFailure, Prepared
-from workers.adapters.shared.options import SCORE_OPTIONS, OptionReader
+from workers.adapters.shared.options import OptionReader
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -45,9 +45,13 @@ class ProgramAdapter(Adapter):
 
     @functools.cached_property
     def gathering(self) -> Gathering | None:  # type: ignore[override]
-        """By dynamic batching, where that has a delay or preferred sizes."""
+        """By dynamic batching, where that has a delay or preferred sizes; requests of a stream run alone."""
         batching = self.config.dynamic_batching
-        if batching is None or not (batching.max_queue_delay_us or batching.preferred_batch_sizes):
+        if (
+            self.streams
+            or batching is None
+            or not (batching.max_queue_delay_us or batching.preferred_batch_sizes)
+        ):
             return None
         full = max(batching.preferred_batch_sizes, default=self.config.max_batch_size)
         return Gathering(batching.max_queue_delay_us * 1000, ROW_COST * full)
@@ -55,12 +59,19 @@ class ProgramAdapter(Adapter):
     @functools.cached_property
     def batch_tokens(self) -> int | None:  # type: ignore[override]
         """Those of the rows that the program takes; of a program without a batch dimension those of one request."""
+        if self.streams:
+            return 1
         return ROW_COST * max(1, self.config.max_batch_size)
 
     @property
     def repeatable(self) -> bool:  # type: ignore[override]
-        """Programs of sequences keep state."""
-        return self.config.sequence_batching is None
+        """Programs of sequences keep state, and what a decoupled one has answered cannot be taken back."""
+        return self.config.sequence_batching is None and not self.config.decoupled
+
+    @property
+    def streams(self) -> bool:  # type: ignore[override]
+        """Decoupled programs answer in parts."""
+        return self.config.decoupled
 
     @property
     def max_sequence_length(self) -> int:

@@ -10,8 +10,9 @@ from torch import nn
 
 from ipc.errors import InvalidInput
 from ipc.messages import Call, InputItem
+from ipc.option_names import EXTRACT_OPTIONS, SCORE_OPTIONS
 from workers.adapters.base import Adapter
-from workers.adapters.shared.options import EXTRACT_OPTIONS, SCORE_OPTIONS, OptionReader
+from workers.adapters.shared.options import OptionReader
 
 OVERFLOWS = ("truncate", "error")
 

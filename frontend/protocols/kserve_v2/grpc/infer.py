@@ -1,16 +1,27 @@
-"""ModelInfer and ModelStreamInfer: the same request, alone or as a message of a stream."""
+"""ModelInfer and ModelStreamInfer: the same request, alone or as a message of a stream.
+
+A decoupled model gives any number of responses to a message of a stream, which leave as they come.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncGenerator
+
 from frontend.grpc.call import Call
+from frontend.grpc.service import Several
 from frontend.protocols.kserve_v2 import images
 from frontend.protocols.kserve_v2.errors import text_of
-from frontend.protocols.kserve_v2.grpc.reading import request_of
-from frontend.protocols.kserve_v2.grpc.rendering import response_of, stream_error
+from frontend.protocols.kserve_v2.grpc import counting
+from frontend.protocols.kserve_v2.grpc.reading import EMPTY_FINAL, request_of, version_of
+from frontend.protocols.kserve_v2.grpc.rendering import empty_final, is_long, response_of, stream_error
 from frontend.protocols.kserve_v2.headers import Forwarding
 from frontend.rendering import off_loop_if
 from frontend.tensors import running, served
 from frontend.tensors.request import TensorRequest
+from frontend.tensors.served import Served
+from frontend.tensors.states import model_of
+from frontend.tensors.streamed import closing, results
 from ipc.datatypes import BYTES
 from ipc.errors import PenstockError
 from ipc.protos import kserve_v2_pb2 as pb
@@ -24,11 +35,11 @@ class Infer:
     def __init__(self, forwarding: Forwarding) -> None:
         self._forwarding = forwarding
 
-    async def alone(self, call: Call, message: pb.ModelInferRequest) -> bytes:
+    async def alone(self, call: Call, message: pb.ModelInferRequest) -> bytes | Several:
         """ModelInfer."""
         return await self._run(call, message, streamed=False)
 
-    async def streamed(self, call: Call, message: pb.ModelInferRequest) -> bytes:
+    async def streamed(self, call: Call, message: pb.ModelInferRequest) -> bytes | Several:
         """One message of ModelStreamInfer."""
         return await self._run(call, message, streamed=True)
 
@@ -37,27 +48,61 @@ class Infer:
         """A failed message of ModelStreamInfer."""
         return stream_error(text_of(error), message.id if message is not None else "")
 
-    async def _run(self, call: Call, message: pb.ModelInferRequest, streamed: bool) -> bytes:
+    async def _run(self, call: Call, message: pb.ModelInferRequest, streamed: bool) -> bytes | Several:
         services, context = call.services, call.context
         context.model = message.model_name
-        try:
-            request = request_of(message, call.raw)
-            await self._convert(call, request)
-        except PenstockError as error:
-            running.book_failure(services, context, message.model_name, None, error)
-            raise
-        self._forwarding.apply(call.metadata, request)
-        result = await running.run(services, context, request)
-        with result.reply:
-            answer = await off_loop_if(result.has_many_classes, response_of, result, message.id, streamed)
+        # What typed contents become is larger than what was received, and lives as long as the request.
+        with services.bodies.holding(counting.nbytes(message)):
+            with running.booking_failures(services, context, *self._asked(call, message)):
+                request = request_of(message, call.raw)
+                await self._convert(call, request)
+                found = await self._find(call, request) if streamed else None
+            self._forwarding.apply(call.metadata, request)
+            if found is not None and found.config.decoupled:
+                return Several(self._responses(call, message, request, found))
+            result = await running.run(services, context, request, book=False)
+        asked = message.model_name, result.version, result.rows
+        with running.booking_failures(services, context, *asked), result.reply:
+            answer = await off_loop_if(is_long(result), response_of, result, message.id, streamed)
             result.reply.check()
+        running.book_answered(services, context, model_of(context.model), result)
         return answer
+
+    @staticmethod
+    def _asked(call: Call, message: pb.ModelInferRequest) -> tuple[str, int | None]:
+        """Name and version of the model that is asked, as far as they are known before the request is read."""
+        name, version = message.model_name, None
+        with contextlib.suppress(PenstockError):
+            version = version_of(message.model_version)
+            version = call.services.served.find(call.services, name, version).version
+        return name, version
+
+    @staticmethod
+    async def _find(call: Call, request: TensorRequest) -> Served:
+        return await served.ready(call.services, request.model, request.version, call.context.deadline_ns)
+
+    @staticmethod
+    async def _responses(
+        call: Call, message: pb.ModelInferRequest, request: TensorRequest, found: Served
+    ) -> AsyncGenerator[bytes, None]:
+        """Those of a decoupled model, and an empty one at the end if it was asked for."""
+        services = call.services
+        with services.bodies.holding(counting.nbytes(message)):
+            async with closing(results(services, call.context, request)) as each:
+                async for result in each:
+                    # NOTE: the lease ends before the response is written, which takes as long as its client likes.
+                    with result.reply:
+                        long = is_long(result)
+                        answer = await off_loop_if(long, response_of, result, message.id, True, final=False)
+                        result.reply.check()
+                    yield answer
+        if EMPTY_FINAL in message.parameters and message.parameters[EMPTY_FINAL].bool_param:
+            yield empty_final(found.name, found.version, message.id)
 
     @staticmethod
     async def _convert(call: Call, request: TensorRequest) -> None:
         """Turn encoded images and strings into the tensors that the model takes, where there may be any."""
         if all(tensor.datatype != BYTES for tensor in request.inputs):
             return
-        services = call.services
-        found = await served.ready(services, request.model, request.version, call.context.deadline_ns)
-        await images.convert_all(found.config, request.inputs, services.settings.limits)
+        found = await Infer._find(call, request)
+        await images.convert_all(found.config, request.inputs, call.services.settings.limits)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from frontend.grpc import wire
-from frontend.protocols.kserve_v2 import rendering
+from frontend.protocols.kserve_v2 import rendering, strings
 from frontend.protocols.kserve_v2.grpc.parameters import message_of
 from frontend.tensors.result import TensorResult
-from ipc.datatypes import BYTES
 from ipc.protos import kserve_v2_pb2 as pb
 
 RAW_OUTPUT = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
@@ -14,28 +13,38 @@ STREAMED = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
 FINAL = "triton_final_response"
 
 
-def response_of(result: TensorResult, given_id: str, streamed: bool = False) -> bytes:
+def response_of(result: TensorResult, given_id: str, streamed: bool = False, *, final: bool = True) -> bytes:
     """The response; an output in shared memory has an empty raw entry, so that the others keep their places.
 
-    In a stream it is wrapped in a ModelStreamInferResponse. This copies out of the reply's block: check it afterwards.
+    In a stream it is wrapped in a ModelStreamInferResponse, and says whether it is the `final` one to its request. This
+    copies out of the reply's block: check it afterwards.
     """
     head = pb.ModelInferResponse(model_name=result.model, model_version=str(result.version), id=given_id)
     for name, value in result.parameters.items():
         head.parameters[name].CopyFrom(message_of(value))
     if streamed:
-        head.parameters[FINAL].bool_param = True
+        head.parameters[FINAL].bool_param = final
     contents: list[bytes | memoryview] = []
     for output in result.outputs:
-        datatype, shape, data = output.datatype, output.shape, output.data
-        if output.classes is not None:
-            datatype, (shape, data) = (
-                BYTES,
-                rendering.classes_tensor(output.classes, datatype, result.batches),
-            )
+        datatype, shape, data = rendering.told(output, result.batches)
         head.outputs.add(name=output.name, datatype=datatype, shape=shape)
         contents.append(b"" if data is None else data)
     parts = wire.parts(head.SerializeToString(), RAW_OUTPUT, contents)
     return b"".join(wire.nested(STREAMED, parts) if streamed else parts)
+
+
+def is_long(result: TensorResult) -> bool:
+    """Whether that is work for a thread."""
+    return result.has_many_classes or strings.is_long(result)
+
+
+def empty_final(model: str, version: int, given_id: str) -> bytes:
+    """The message of a stream that only says that a request of a decoupled model has no more responses."""
+    answer = pb.ModelStreamInferResponse()
+    head = answer.infer_response
+    head.model_name, head.model_version, head.id = model, str(version), given_id
+    head.parameters[FINAL].bool_param = True
+    return answer.SerializeToString()
 
 
 def stream_error(message: str, given_id: str) -> bytes:

@@ -40,5 +40,5 @@ async def unload(call: Call, message: pb.RepositoryModelUnloadRequest) -> pb.Rep
     """Begin to unload a model."""
     call.context.model = message.model_name
     given = values_of(message.parameters, "request")
-    await call.services.extensions.control.unload(message.model_name, given)
+    await call.services.extensions.control.unload(message.model_name, given, call.context.deadline_ns)
     return pb.RepositoryModelUnloadResponse()

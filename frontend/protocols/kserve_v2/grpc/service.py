@@ -8,9 +8,9 @@ from typing import Any
 
 from frontend.access.restricted import Api, Restrictions
 from frontend.grpc.call import Call
-from frontend.grpc.service import Answer, Method
+from frontend.grpc.service import Answer, Method, Several
 from frontend.protocols.kserve_v2.errors import text_of
-from frontend.protocols.kserve_v2.grpc import models, regions, repository, settings, statistics
+from frontend.protocols.kserve_v2.grpc import counting, models, regions, repository, settings, statistics
 from frontend.protocols.kserve_v2.grpc.infer import RAW_INPUT, Infer
 from frontend.protocols.kserve_v2.headers import Forwarding
 from ipc.errors import PenstockError
@@ -52,8 +52,10 @@ def _table(infer: Infer) -> dict[Api, dict[str, Method]]:
             "ModelMetadata": Method(models.model_metadata, "metadata"),
         },
         "inference": {
-            "ModelInfer": Method(infer.alone, "infer", raw_field=RAW_INPUT),
-            "ModelStreamInfer": Method(infer.streamed, "infer", raw_field=RAW_INPUT, failed=infer.failed),
+            "ModelInfer": Method(infer.alone, "infer", raw_field=RAW_INPUT, check=counting.check),
+            "ModelStreamInfer": Method(
+                infer.streamed, "infer", raw_field=RAW_INPUT, check=counting.check, failed=infer.failed
+            ),
         },
         "model-config": {"ModelConfig": Method(models.model_config, "config")},
         "statistics": {"ModelStatistics": Method(statistics.model_statistics, "statistics")},
@@ -78,7 +80,7 @@ def _table(infer: Infer) -> dict[Api, dict[str, Method]]:
 def _restricted(method: Method, api: Api, restrictions: Restrictions) -> Method:
     """`method` behind the secret of its group."""
 
-    async def answer(call: Call, message: Any) -> Answer:
+    async def answer(call: Call, message: Any) -> Answer | Several:
         restrictions.check(api, call.header)
         return await method.answer(call, message)
 

@@ -6,6 +6,7 @@ from frontend.grpc import wire
 from frontend.grpc.call import Call
 from frontend.grpc.service import Answer
 from frontend.protocols.trtis_v1 import requests, responses
+from frontend.protocols.trtis_v1.grpc.turns import Turn, Turns
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.rendering import off_loop_if
 from frontend.tensors import checking, served
@@ -22,21 +23,30 @@ class Inference:
     """Answers one request, alone or in a stream."""
 
     def __init__(self, statuses: Statuses) -> None:
-        self._statuses = statuses
+        self._statuses, self._turns = statuses, Turns()
 
     async def answer(self, call: Call, request: pb.InferRequest) -> Answer:
-        """The whole response. Raises the error of the request."""
+        """The whole response, when its turn has come. Raises the error of the request."""
+        with self._turns.take(call.rpc, request.model_name) as turn:
+            try:
+                return await self._infer(call, request, turn)
+            finally:
+                await turn.come()
+
+    async def _infer(self, call: Call, request: pb.InferRequest, turn: Turn) -> Answer:
         services, header = call.services, request.meta_data
         call.context.model = request.model_name
-        version = requests.version_of(request.model_version)
+        version, rows = requests.version_of(request.model_version), 0
         try:
             found = await served.ready(services, request.model_name, version, call.context.deadline_ns)
+            version, rows = found.version, requests.rows_of(found, header)
+            turn.of(found.config)
             wanted = requests.request_of(found, header)
             checking.check_shapes(found, wanted)
             sizes = requests.sizes_of(found, header, wanted)
             requests.attach(found, wanted, sizes, call.raw)
         except PenstockError as error:
-            book_failure(services, call.context, request.model_name, version, error)
+            book_failure(services, call.context, request.model_name, version, error, rows)
             raise
         call.scheduled = True
         result = await run(services, call.context, wanted)
@@ -61,6 +71,8 @@ class Inference:
 
 def _rendered(result: TensorResult, request_id: int, status: pb.RequestStatus) -> bytes:
     """The whole response; outputs without bytes of their own keep their place with an empty entry."""
-    response = pb.InferResponse(request_status=status, meta_data=responses.header_of(result, request_id))
+    response = pb.InferResponse(
+        request_status=status, meta_data=responses.typed_header_of(result, request_id)
+    )
     contents = [b"" if output.data is None else output.data for output in result.outputs]
     return b"".join(wire.parts(response.SerializeToString(), RAW_OUTPUT, contents))

@@ -1,0 +1,89 @@
+"""The addresses that HTTP is served on, and which paths each of them answers.
+
+1. Gunicorn listens on `addresses`; every frontend accepts on all of them.
+2. `Listeners.serves` tells by the port that a request came in on whether its path is answered there. `server.bind`
+   answers everything, but for /metrics where that is only wanted elsewhere.
+3. What is not answered there is refused (`refuse`) before keys are looked at, as an unknown path would be.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gunicorn.util import parse_address
+
+from frontend.addresses import parse
+from ipc.errors import ConfigError
+from ipc.settings import Server
+
+_METRICS = "/metrics"
+_HEALTH = frozenset(("/livez", "/readyz", "/healthz", "/health", "/api/health"))
+_HEALTH_FOLDERS = ("/v2/health/", "/api/health/")
+_REFUSAL = b'{"detail":"Not Found"}'
+
+
+def addresses(server: Server) -> list[str]:
+    """All addresses, each once."""
+    return list(dict.fromkeys(filter(None, (server.bind, server.metrics_bind, server.health_bind))))
+
+
+def check(server: Server) -> None:
+    """Raise `ConfigError` for addresses that cannot be told apart by their ports."""
+    Listeners(server)
+
+
+class Listeners:
+    """What is answered where."""
+
+    def __init__(self, server: Server) -> None:
+        """Raises `ConfigError` as `check`."""
+        if not server.metrics_on_bind and not server.metrics_bind:
+            raise ConfigError("server.metrics_on_bind: false needs server.metrics_bind")
+        self._metrics_port = _port(server.metrics_bind, "server.metrics_bind")
+        self._health_port = _port(server.health_bind, "server.health_bind")
+        self._metrics_on_bind = server.metrics_on_bind
+        self._alone = {self._metrics_port, self._health_port} - {0}
+        taken = _main_port(server.bind)
+        if taken in self._alone:
+            raise ConfigError(
+                f"server.metrics_bind and server.health_bind need another port than server.bind, which has {taken}"
+            )
+        if self._metrics_port == self._health_port and server.metrics_bind != server.health_bind:
+            raise ConfigError("server.metrics_bind and server.health_bind: one port on two hosts")
+
+    def serves(self, scope: dict[str, Any]) -> bool:
+        """Whether the path of an ASGI scope is answered on the port that it came in on."""
+        if not self._alone:
+            return True
+        # NOTE: the router ignores further slashes at the start.
+        path = "/" + scope["path"].lstrip("/")
+        port = (scope.get("server") or ("", 0))[1]
+        if port not in self._alone:
+            return self._metrics_on_bind or path != _METRICS
+        if port == self._metrics_port and path == _METRICS:
+            return True
+        return port == self._health_port and (path in _HEALTH or path.startswith(_HEALTH_FOLDERS))
+
+
+def _port(bind: str, setting: str) -> int:
+    """The port of an address, 0 for none."""
+    return parse(bind, setting)[1] if bind else 0
+
+
+def _main_port(bind: str) -> int:
+    """The port that Gunicorn takes `server.bind` for, -1 where it has none, such as a Unix socket."""
+    try:
+        found = parse_address(bind, "8000")
+    except RuntimeError as error:
+        raise ConfigError(f"server.bind: {error}") from None
+    return found[1] if isinstance(found, tuple) else -1
+
+
+async def refuse(scope: dict[str, Any], send: Any) -> None:
+    """404 for a request; the refusal of a WebSocket handshake."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close"})
+        return
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(_REFUSAL))]
+    await send({"type": "http.response.start", "status": 404, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else _REFUSAL})

@@ -1,0 +1,87 @@
+"""A response of Server-Sent Events: one for each text as it comes, and one for the error that ends them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import orjson
+from falcon.asgi import Request
+
+from frontend import finishing
+from frontend.context import RequestContext
+from frontend.protocols.kserve_v2 import errors
+from frontend.services import Services
+from ipc.errors import Cancelled, PenstockError
+
+log = logging.getLogger(__name__)
+
+CONTENT_TYPE = "text/event-stream; charset=utf-8"
+
+
+class EventStream:
+    """The body of a response, as an async iterator; the request is counted when it ends.
+
+    A text is made when the one before was written, so a client that does not read holds the model up and no memory.
+    """
+
+    def __init__(self, services: Services, req: Request, texts: AsyncGenerator[bytes, None]) -> None:
+        """`texts` may raise a `PenstockError`, which becomes the last event."""
+        self._services, self._req, self._texts = services, req, texts
+        self._context: RequestContext = req.context.penstock
+        self._first: bytes | None = None
+        self._finished = False
+
+    async def begin(self) -> None:
+        """Wait for the first text, or the end. Raises what fails before that; the status is fixed from then on."""
+        try:
+            self._first = await anext(self._texts, None)
+        except BaseException:
+            await self._texts.aclose()
+            raise
+        self._context.streams = True
+
+    def __aiter__(self) -> EventStream:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """The next event."""
+        if self._first is not None:
+            text, self._first = self._first, None
+            return _event(text)
+        try:
+            return _event(await anext(self._texts))
+        except StopAsyncIteration:
+            raise
+        except Cancelled as error:
+            self._note(error)
+            raise StopAsyncIteration from None
+        except PenstockError as error:
+            return self._told(error)
+        except Exception as error:
+            log.error("%s failed", self._req.path, exc_info=error)
+            return self._told(PenstockError("internal error"))
+
+    def _told(self, error: PenstockError) -> bytes:
+        self._note(error)
+        return _event(orjson.dumps(errors.render(error, self._req.path)[1]))
+
+    def _note(self, error: PenstockError) -> None:
+        self._context.error, self._context.counted_status = error.code, error.status
+
+    async def close(self) -> None:
+        """End the work if it still goes on, and count the request. Called by Falcon when the response is over."""
+        await self._texts.aclose()
+        if not self._finished:
+            self._finished = True
+            outcome = finishing.Outcome(self._req.method, self._req.path, self._req.uri_template or "", 200)
+            finishing.finish(self._services, self._context, "kserve", outcome)
+
+
+async def one_event(text: bytes) -> AsyncIterator[bytes]:
+    """The body of a response that is a single event."""
+    yield _event(text)
+
+
+def _event(text: bytes) -> bytes:
+    return b"data: " + text + b"\n\n"

@@ -1,0 +1,218 @@
+"""Puts in force what a load by name brought (`ipc.repository.overrides`), and takes it back if the load fails.
+
+1. What is wrong with a configuration or with files is found before anything changes, as far as the files tell it.
+2. The pointer is replaced in one step; this frontend follows at once, other processes within about a second.
+3. A load that fails puts the former override back, or none. One that brings nothing ends the model's override.
+4. One load or unload at a time changes overrides, of all models and frontends: the others wait up to their deadlines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from frontend.tensors.load_parameters import Brought
+from ipc.errors import BodyTooLarge, ConfigError, DeadlineExceeded, InvalidInput, ModelLoadFailed
+from ipc.infer_families import split_id
+from ipc.marks import Marks
+from ipc.repository import entries, layout
+from ipc.repository.entries import RepositoryEntry, id_of
+from ipc.repository.overrides import Override, Overrides
+
+if TYPE_CHECKING:
+    from frontend.services import Services
+
+log = logging.getLogger(__name__)
+
+
+class Change(NamedTuple):
+    """What was in force for a model, and what is to be; None: the repository's own."""
+
+    before: Override | None
+    after: Override | None
+
+
+class Overriding:
+    """The overrides of this server, as loads and unloads by name change them."""
+
+    def __init__(self, services: Services, marks: Marks) -> None:
+        self._services, self._marks = services, marks
+        self._overrides = Overrides(services.settings.paths.overrides())
+
+    @asynccontextmanager
+    async def change(
+        self, model: str, brought: Brought | None, until_ns: int
+    ) -> AsyncIterator[Change | None]:
+        """Let the model be as a load wants it; None when it is that already. An error inside undoes it.
+
+        `brought` is emptied once its files are written.
+
+        Raises:
+            InvalidInput: a name, a configuration or files that cannot be served.
+            BodyTooLarge: files of all models would take more than `repository.max_upload_bytes`.
+            DeadlineExceeded: another load went on for too long.
+            ModelLoadFailed: the files cannot be kept.
+        """
+        if brought is None and self._overrides.get(model) is None:
+            yield None
+            return
+        async with contextlib.AsyncExitStack() as changing:
+            with self._services.bodies.holding(brought.nbytes if brought is not None else 0):
+                await changing.enter_async_context(self._overrides.locked(until_ns))
+                change = await self._begin(model, brought)
+            mark = self._marks.get(model)
+            try:
+                # Workers that see the new files load them for that.
+                self._marks.put(model, loaded=True)
+                await self._serve(model, change.after)
+                yield change
+            except BaseException:
+                await asyncio.shield(self._undo(model, change, mark))
+                raise
+            self._overrides.discard(change.before)
+
+    async def end(self, model: str, until_ns: int) -> bool:
+        """The model is unloaded: let the repository's own be in force again; whether another one was.
+
+        Raises `DeadlineExceeded` when another load went on for too long.
+        """
+        if self._overrides.get(model) is None:
+            return False
+        async with self._overrides.locked(until_ns):
+            before = self._overrides.get(model)
+            try:
+                self._marks.put(model, loaded=False)
+                await self._serve(model, None)
+            except (ModelLoadFailed, OSError) as error:
+                log.error("what a load brought for model %a has not been taken back: %s", model, error)
+            finally:
+                if self._overrides.get(model) is None:
+                    self._overrides.discard(before)
+        return True
+
+    async def followed(self, model: str, change: Change, until_ns: int) -> None:
+        """Wait until all workers that answer serve what a change made. Raises `ModelLoadFailed`."""
+
+        def done() -> bool:
+            if self._overrides.get(model) != change.after:
+                raise ModelLoadFailed(f"failed to load {shown(model)}, another load has taken its place")
+            return self._is_followed(model)
+
+        try:
+            await self._services.client.wait(done, until_ns)
+        except DeadlineExceeded:
+            raise ModelLoadFailed(
+                f"failed to load {shown(model)}, the workers have not taken over what it brought"
+            ) from None
+
+    async def gone(self, model: str, until_ns: int) -> None:
+        """Wait until the workers serve what this frontend does, after `end`; for a while only."""
+        with contextlib.suppress(DeadlineExceeded):
+            await self._services.client.wait(lambda: self._is_followed(model), until_ns)
+
+    def _is_followed(self, model: str) -> bool:
+        """Whether the workers that answer have the versions of this frontend's catalog, as they are in it."""
+        services, catalog = self._services, self._services.catalog
+        up = [channel for channel in services.client.channels if channel.responsive]
+        served = {id_of(model, version) for version in catalog.versions.get(model, ())}
+        if not served:
+            return not any(split_id(name)[0] == model for channel in up for name in channel.models)
+        told = [(name, channel.models[name]) for channel in up for name in served if name in channel.models]
+        return served == {name for name, _ in told} and all(
+            name in catalog and status.revision == catalog[name].code for name, status in told
+        )
+
+    async def _serve(self, model: str, override: Override | None) -> None:
+        try:
+            if override is None:
+                self._overrides.remove(model)
+            else:
+                self._overrides.put(override)
+        except OSError as error:
+            raise ModelLoadFailed(
+                f"failed to load {shown(model)}, its configuration cannot be kept: {error.strerror}"
+            ) from error
+        try:
+            await self._services.follower.reload()
+        except ConfigError as error:
+            log.error("the catalog is refused, the old one stays: %s", error.message)
+            raise ModelLoadFailed(
+                f"failed to load {shown(model)}, model files have mistakes; the server's log names them"
+            ) from error
+
+    async def _undo(self, model: str, change: Change, mark: bool | None) -> None:
+        """A load has failed: let everything be as before, or else as the repository has it."""
+        log.info("model %a is served as before its load failed", model)
+        try:
+            self._marks.restore(model, mark)
+            await self._serve(model, change.before)
+        except (ModelLoadFailed, OSError) as error:
+            log.error("model %a is not served as before its load failed: %s", model, error)
+        if change.after != change.before and self._overrides.get(model) == change.after:
+            self._overrides.remove(model)
+        self._overrides.discard(change.after)
+
+    async def _begin(self, model: str, brought: Brought | None) -> Change:
+        """What a load changes; its files are written in a thread, and away again if the client goes meanwhile."""
+        if brought is None:
+            return Change(self._overrides.get(model), None)
+        drafting = asyncio.ensure_future(asyncio.to_thread(self._draft, model, brought))
+        try:
+            after = await asyncio.shield(drafting)
+        except asyncio.CancelledError:
+            # NOTE: the thread writes on, and must have ended before another load has the lock.
+            await asyncio.wait([drafting])
+            if drafting.exception() is None:
+                self._overrides.discard(drafting.result())
+            raise
+        finally:
+            brought.files.clear()
+        return Change(self._overrides.get(model), after)
+
+    def _draft(self, model: str, brought: Brought) -> Override:
+        """What was brought, written and looked through. Blocks on files."""
+        where, settings = f"failed to load {shown(model)}", self._services.settings.repository
+        try:
+            directory = self._check_name(model, where, bool(brought.files))
+            self._overrides.sweep()
+            if brought.files and self._overrides.nbytes() + brought.nbytes > settings.max_upload_bytes:
+                raise BodyTooLarge(
+                    f"{where}, files that loads brought would take more than {settings.max_upload_bytes} bytes "
+                    "together (repository.max_upload_bytes); unload a model first"
+                )
+            override = self._overrides.draft(model, brought.config, brought.files)
+        except OSError as error:
+            raise ModelLoadFailed(f"{where}, its files cannot be kept: {error.strerror}") from error
+        try:
+            made = entries.overridden(settings, self._overrides, override, directory)
+            if all(entry.error for entry in made):
+                raise InvalidInput(f"{where}, {made[-1].error}")
+        except BaseException:
+            self._overrides.discard(override)
+            raise
+        return override
+
+    def _check_name(self, model: str, where: str, files: bool) -> str:
+        """Directory of the model in a repository, "" for none. Raises `InvalidInput`, `ModelLoadFailed`."""
+        catalog = self._services.catalog
+        if not layout.is_model_name(model):
+            raise InvalidInput(f"{where}, this is no name for a model")
+        own = (entry for entry in catalog.entries if not isinstance(entry, RepositoryEntry))
+        taken = {name for entry in own for name in (entry.id, entry.id.rpartition("/")[2])}
+        if model in taken:
+            raise InvalidInput(f"{where}, a model of the catalog is configured there only")
+        places = (Path(root) / model for root in self._services.settings.repository.dirs)
+        directory = next((str(place) for place in places if place.is_dir()), "")
+        if not (directory or files):
+            raise ModelLoadFailed(f"{where}, the repository has no such model")
+        return directory
+
+
+def shown(model: str) -> str:
+    """A model's name in messages, in single quotes."""
+    return f"'{ascii(model[:200])[1:-1]}'"

@@ -1,0 +1,187 @@
+"""Checks and statuses of inference: the specification's table over gRPC, states of models and queues over both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from ipc.protos import kserve_v2_pb2 as pb
+from tests.conformance.kserve import ADD_SUB, A, json_pair, post, tensor
+from tests.conformance.kserve_rows import GOOD, INVALID, MAX_BYTES, ONE, ROWS, message, side
+from tests.harness.rpc import Rpc, address_of, failure_of, grpc_settings, trailers_of
+from tests.harness.server import Server, serving, wait_until
+from tests.tiny.programs import tensor as configured
+from tests.tiny.programs import write_repository
+
+MODELS = ("add_sub", "raising", "slow", "broken", "identity_bytes", "identity_fp16", "versions_all")
+LATE = """
+import time
+from pathlib import Path
+
+from penstock.model import Model
+
+
+class Late(Model):
+    def __init__(self, context):
+        while not Path({go!r}).exists():
+            time.sleep(0.01)
+
+    def infer(self, batch):
+        return {{"OUTPUT": batch.array("INPUT")}}
+"""
+"""A model whose load ends when a file appears."""
+
+
+def write_late(repository: Path, go: Path) -> None:
+    """A model that is loading for as long as there is no file `go`."""
+    place = repository / "late"
+    (place / "1").mkdir(parents=True)
+    sides = configured("input", "INPUT", "FP32", [1]) + configured("output", "OUTPUT", "FP32", [1])
+    (place / "config.pbtxt").write_text(sides)
+    (place / "1" / "model.py").write_text(LATE.format(go=str(go)))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the models are, and the file that lets `late` be loaded."""
+    return tmp_path_factory.mktemp("checks")
+
+
+@pytest.fixture(scope="module")
+def server(place: Path) -> Iterator[Server]:
+    repository = write_repository(place / "models", MODELS)
+    write_late(repository, place / "go")
+    settings = {
+        "repository.dirs": repository,
+        "repository.allow_python": "true",
+        "repository.control": "explicit",
+        "repository.models": ",".join(name for name in MODELS if name != "versions_all"),
+        "limits.load_wait_s": 0.2,
+        "queue.min_tokens": 64,
+        "queue.max_wait_s": 0.001,
+        "server.frontends": 1,
+        **grpc_settings(**{"grpc.max_message_bytes": MAX_BYTES}),
+    }
+    with serving(place, ("fake/echo",), settings) as running:
+        yield running
+
+
+@pytest.fixture
+def rpc(server: Server) -> Iterator[Rpc]:
+    with Rpc(address_of(server)) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "words"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
+)
+def test_refusals_over_grpc(rpc: Rpc, request_: pb.ModelInferRequest, status: str, words: str) -> None:
+    error = failure_of(lambda: rpc.call("ModelInfer", request_))
+    assert (error.code().name, words in error.details()) == (status, True), error.details()
+    assert "Traceback" not in error.details() and "/work" not in error.details()
+    assert len(rpc.call("ModelInfer", GOOD).raw_output_contents) == 2
+
+
+def test_a_stream_tells_the_same_as_messages(rpc: Rpc) -> None:
+    chosen = [row for row in ROWS if row[2] == INVALID][:8]
+    for number, row in enumerate(chosen):
+        row[1].id = str(number)
+    answers = list(rpc.stream([row[1] for row in chosen]))
+    assert [answer.infer_response.id for answer in answers] == [str(number) for number in range(len(chosen))]
+    assert [row[3] in answer.error_message for row, answer in zip(chosen, answers, strict=True)] == [
+        True
+    ] * len(chosen)
+
+
+def slow(ms: float, model: str = "slow") -> pb.ModelInferRequest:
+    """A request that takes so long."""
+    return message(model, side("INPUT", "FP32", (1, 1), fp32_contents=[ms]))
+
+
+def slow_json(ms: float, **more: Any) -> dict[str, Any]:
+    """The same in JSON."""
+    return {"inputs": [{"name": "INPUT", "shape": [1, 1], "datatype": "FP32", "data": [ms]}], **more}
+
+
+def test_the_timeout_of_a_request_and_the_deadline_of_its_client(server: Server, rpc: Rpc) -> None:
+    hurried = slow(1500)
+    hurried.parameters["timeout"].int64_param = 100_000
+    error = failure_of(lambda: rpc.call("ModelInfer", hurried))
+    assert (error.code().name, error.details()) == ("UNAVAILABLE", "Request timeout expired")
+    assert int(trailers_of(error)["retry-after"]) >= 1
+    assert failure_of(lambda: rpc.call("ModelInfer", slow(1500), 0.2)).code().name == "DEADLINE_EXCEEDED"
+    found = post(server, "/v2/models/slow/infer", slow_json(1500), X_Request_Timeout="0.2")
+    assert found.status == 504, found.head
+    wait_until(lambda: post(server, "/v2/models/slow/infer", slow_json(1)).status == 200, 20, "an idle model")
+
+
+def test_a_full_queue(server: Server, rpc: Rpc) -> None:
+    with ThreadPoolExecutor(24) as pool:
+        found = list(pool.map(lambda _: post(server, "/v2/models/slow/infer", slow_json(300)), range(12)))
+        calls = [rpc.start("ModelInfer", slow(300)) for _ in range(12)]
+    refused = [one for one in found if one.status != 200]
+    assert refused and len(refused) < 12
+    for one in refused:
+        assert one.status == 503 and one.error.startswith("Exceeds maximum queue size")
+        assert int(one.answer.headers["retry-after"]) >= 1 and one.head["retryable"]
+    errors = [call.exception() for call in calls if call.exception() is not None]
+    assert errors
+    for error in errors:
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert error.details().startswith("Exceeds maximum queue size")
+        assert int(trailers_of(error)["retry-after"]) >= 1
+
+
+def test_a_model_that_is_loading_and_one_that_was_unloaded(server: Server, rpc: Rpc, place: Path) -> None:
+    body = {"inputs": [tensor("INPUT", A[:, :1].reshape(1), "FP32", data=[1.0])]}
+    path, asked = "/v2/models/late/infer", message("late", side("INPUT", "FP32", (1,), fp32_contents=[1.0]))
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(server.post, "/v2/repository/models/late/load", {})
+        index = "/v2/repository/index"
+        wait_until(
+            lambda: "LOADING" in {one["state"] for one in server.post(index, {}).json()},
+            20,
+            "the begin of the load",
+        )
+        found = post(server, path, body)
+        assert found.status == 503 and "is loading" in found.error and "% of it is done" in found.error
+        assert int(found.answer.headers["retry-after"]) >= 1
+        error = failure_of(lambda: rpc.call("ModelInfer", asked))
+        assert error.code() is grpc.StatusCode.UNAVAILABLE and "is loading" in error.details()
+        assert not rpc.call("ModelReady", pb.ModelReadyRequest(name="late")).ready
+        (place / "go").touch()
+        assert loading.result(30).status == 200
+    assert post(server, path, body).status == 200
+    assert server.post("/v2/repository/models/late/unload", {}).status == 200
+    wait_until(lambda: post(server, path, body).status == 404, 20, "the unload")
+    assert "has no available versions" in post(server, path, body).error
+    assert "has no available versions" in failure_of(lambda: rpc.call("ModelInfer", asked)).details()
+    assert server.get("/v2/health/ready").status == 200
+
+
+def test_every_rpc_that_is_not_offered_says_so(server: Server, rpc: Rpc) -> None:
+    for method in ("SystemSharedMemoryStatus", "SystemSharedMemoryRegister", "CudaSharedMemoryStatus"):
+        error = failure_of(lambda method=method: rpc.call(method, getattr(pb, f"{method}Request")()))
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED, method
+    unknown = rpc.channel.unary_unary("/inference.GRPCInferenceService/Nothing")
+    assert failure_of(lambda: unknown(b"", timeout=10)).code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_statistics_and_metrics_count_what_failed_before_and_after_a_model_ran(
+    server: Server, rpc: Rpc
+) -> None:
+    def failed() -> int:
+        [one] = server.get("/v2/models/add_sub/stats").json()["model_stats"]
+        found: int = one["inference_stats"]["fail"]["count"]
+        return found
+
+    before = failed()
+    failure_of(lambda: rpc.call("ModelInfer", message("add_sub", side(fp32_contents=[1.0]), ONE)))
+    failure_of(lambda: rpc.call("ModelInfer", message("add_sub", ONE)))
+    assert post(server, ADD_SUB, {"inputs": json_pair()[:1]}).status == 400
+    assert failed() == before + 3

@@ -1,0 +1,121 @@
+"""TRTIS v1 with a model of every datatype, of every version policy, and of every kind of size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+import pytest
+
+from ipc.datatypes import BYTES, DATATYPES
+from ipc.protos import trtis_v1_pb2 as pb
+from tests.conformance.trtis import strings
+from tests.conformance.trtis_transports import TRANSPORTS, Asked, Stub
+from tests.harness.rpc import address_of, grpc_settings
+from tests.harness.server import Server, serving, wait_until
+from tests.tiny.programs import write_repository
+
+NUMPY = {
+    "BOOL": "?",
+    "FP16": "<f2",
+    "FP32": "<f4",
+    "FP64": "<f8",
+    **{
+        f"{sign}INT{bits}": f"<{sign.lower() or 'i'}{bits // 8}"
+        for sign in ("", "U")
+        for bits in (8, 16, 32, 64)
+    },
+}
+NAMED = {"BYTES": "TYPE_STRING", **{name: f"TYPE_{name}" for name in NUMPY}}
+POLICIES = {"versions_latest": {3}, "versions_all": {1, 2, 3}, "versions_specific": {1, 3}}
+MODELS = (*(f"identity_{name.lower()}" for name in NAMED), *POLICIES, "variable", "zero_size", "reshape")
+ONE = 'batch_size: {rows} input {{ name: "INPUT" {dims} }} output {{ name: "OUTPUT" }} id: 5'
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    place = tmp_path_factory.mktemp("trtis-models")
+    settings = {
+        "repository.dirs": write_repository(place / "models", MODELS),
+        "repository.allow_python": "true",
+    }
+    with serving(place, ("fake/echo",), grpc_settings(**settings)) as running:
+        wait_until(lambda: running.get("/api/health/ready").status == 200, 120, "all models")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def stub(server: Server) -> Iterator[Stub]:
+    with grpc.insecure_channel(address_of(server)) as channel:
+        yield Stub(channel)
+
+
+def sample(name: str, count: int) -> bytes:
+    """Raw values of a datatype, its limits among them."""
+    if name == BYTES:
+        return strings(*([b"", "säge\0".encode(), b"\xff" * 300] * count)[:count])
+    dtype = np.dtype(NUMPY[name])
+    if dtype.kind == "b":
+        return (np.arange(count) % 2 == 0).tobytes()
+    facts = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+    return np.resize(np.array([facts.min, facts.max, 1], dtype), count).tobytes()
+
+
+def test_every_datatype_of_the_contract_is_looked_at() -> None:
+    assert set(NAMED) == set(DATATYPES) - {"BF16"}
+    assert set(NAMED.values()) == set(pb.DataType.keys()) - {"TYPE_INVALID"}
+
+
+@pytest.mark.parametrize("over", TRANSPORTS)
+@pytest.mark.parametrize("name", NAMED)
+def test_values_of_every_datatype_come_back(server: Server, stub: Stub, name: str, over: str) -> None:
+    for rows, width in ((2, 3), (1, 1), (3, 0)):
+        raw = sample(name, rows * width)
+        more = f"dims: {width}" + (f" batch_byte_size: {len(raw)}" if name == BYTES else "")
+        asked = Asked(f"identity_{name.lower()}", ONE.format(rows=rows, dims=more), (raw,))
+        told = TRANSPORTS[over](server, stub, asked)
+        assert told.status.code == pb.SUCCESS, told.status.msg
+        [output] = told.header.output
+        assert (list(output.raw.dims), output.raw.batch_byte_size) == ([width], len(raw))
+        assert told.raw == [raw] and told.header.batch_size == rows
+
+
+def test_the_status_names_every_datatype(server: Server) -> None:
+    found = pb.ServerStatus.FromString(server.get("/api/status?format=binary").body).model_status
+    for name, config in NAMED.items():
+        shown = found[f"identity_{name.lower()}"].config
+        assert [pb.DataType.Name(one.data_type) for one in (*shown.input, *shown.output)] == [config] * 2
+
+
+@pytest.mark.parametrize("model", POLICIES)
+def test_only_versions_of_the_policy_are_served(server: Server, stub: Stub, model: str) -> None:
+    sent = np.arange(4, dtype="<i4")
+    for over in TRANSPORTS.values():
+        for version in (-1, 0, 1, 2, 3, 4):
+            told = over(server, stub, Asked(model, ONE.format(rows=1, dims=""), (sent.tobytes(),), version))
+            answered = max(POLICIES[model]) if version == -1 else version
+            if answered in POLICIES[model]:
+                assert told.header.model_version == answered
+                assert told.raw == [(sent + answered).astype("<i4").tobytes()]
+            else:
+                assert told.status.msg.startswith(f"Inference request for unknown model '{model}'")
+    found = pb.ServerStatus.FromString(server.get(f"/api/status/{model}?format=binary").body)
+    assert set(found.model_status[model].version_status) - {-1} == POLICIES[model]
+
+
+@pytest.mark.parametrize("over", TRANSPORTS)
+def test_sizes_that_vary_are_nothing_or_are_reshaped(server: Server, stub: Stub, over: str) -> None:
+    numbers = np.arange(12, dtype="<f4")
+    cases = [
+        ("variable", "dims: 2 dims: 3", numbers, [2], numbers.reshape(2, 2, 3).sum(-1)),
+        ("variable", "dims: 3 dims: 2", numbers, [3], numbers.reshape(2, 3, 2).sum(-1)),
+        ("zero_size", "dims: 6", numbers, [0], numbers[:0]),
+        ("zero_size", "dims: 0", numbers[:0], [0], numbers[:0]),
+        ("reshape", "", numbers[:8], [1], numbers[:8].reshape(2, 4).sum(-1)),
+    ]
+    for model, dims, sent, shape, expected in cases:
+        told = TRANSPORTS[over](server, stub, Asked(model, ONE.format(rows=2, dims=dims), (sent.tobytes(),)))
+        assert told.status.code == pb.SUCCESS, told.status.msg
+        assert list(told.header.output[0].raw.dims) == shape
+        assert told.raw == [expected.astype("<f4").tobytes()]

@@ -1,0 +1,295 @@
+"""Loads by name that bring a configuration or files: on every worker, until the next load that brings none."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from ipc.protos import kserve_v2_pb2 as pb
+from ipc.repository.overrides import ENDING, Override, Overrides
+from tests.harness.rpc import Rpc, address_of, grpc_settings
+from tests.harness.server import Server, serving, wait_until
+from tests.tiny.programs import write_model, write_repository
+
+MODELS = ("add_sub", "versions_all")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two frontends and two workers, models by name, files allowed."""
+    place = tmp_path_factory.mktemp("overrides")
+    settings = {
+        "repository.dirs": write_repository(place / "models", MODELS),
+        "repository.control": "explicit",
+        "repository.models": "add_sub",
+        "repository.allow_files": "true",
+        "repository.max_upload_bytes": 1 << 20,
+        "server.frontends": 2,
+        "worker.count": 2,
+        **grpc_settings(),
+    }
+    with serving(place, ("fake/echo",), settings) as running:
+        yield running
+
+
+def load(server: Server, model: str, **parameters: Any) -> Any:
+    """A load that brings these parameters."""
+    return server.post(f"/v2/repository/models/{model}/load", {"parameters": parameters})
+
+
+def unload(server: Server, model: str) -> None:
+    """An unload, to its end."""
+    assert server.post(f"/v2/repository/models/{model}/unload", {}).status == 200
+
+
+def batch_of(server: Server, model: str = "add_sub") -> int:
+    """The largest batch that its configuration allows."""
+    found: int = server.get(f"/v2/models/{model}/config").json()["max_batch_size"]
+    return found
+
+
+def config_of(server: Server, model: str = "add_sub", **changes: Any) -> str:
+    """The model's present configuration with some fields changed, as JSON text."""
+    return json.dumps(server.get(f"/v2/models/{model}/config").json() | changes)
+
+
+def rows(server: Server, count: int, model: str = "add_sub") -> int:
+    """Status of a request of so many rows, on a connection of its own."""
+    inputs = [
+        {"name": name, "datatype": "INT32", "shape": [count, 16], "data": [1] * 16 * count}
+        for name in ("INPUT0", "INPUT1")
+    ]
+    return int(server.post(f"/v2/models/{model}/infer", {"inputs": inputs}).status)
+
+
+def kept(server: Server) -> list[Path]:
+    """Files that overrides left in the run directory; no directory of one may be without its pointer."""
+    overrides = Overrides(server.run_dir / "overrides")
+    found = [path for path in overrides.directory.rglob("[!.]*") if path.is_file()]
+    assert {path.name for path in overrides.directory.iterdir() if path.is_dir()} == {
+        override.files for override in overrides.read().values() if override.files
+    }
+    return found
+
+
+def test_a_configuration_holds_on_every_process_until_the_next_plain_load(server: Server) -> None:
+    assert (batch_of(server), rows(server, 8)) == (8, 200)
+    answer = load(server, "add_sub", config=config_of(server, max_batch_size=2))
+    assert answer.status == 200, answer.body
+    for _ in range(8):
+        assert (batch_of(server), rows(server, 2), rows(server, 3)) == (2, 200, 400)
+    assert load(server, "add_sub").status == 200
+    for _ in range(8):
+        assert (batch_of(server), rows(server, 8)) == (8, 200)
+    assert not kept(server)
+
+
+def test_a_configuration_outlives_the_worker(server: Server) -> None:
+    assert load(server, "add_sub", config=config_of(server, max_batch_size=3)).status == 200
+    for slot in (0, 1):
+        pid = wait_until(lambda slot=slot: server.worker_pid(slot), 20, "a worker")
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda slot=slot, pid=pid: server.worker_pid(slot) not in (None, pid), 60, "its return")
+    wait_until(lambda: rows(server, 3) == 200, 60, "the model on the new worker")
+    assert (rows(server, 4), batch_of(server)) == (400, 3)
+    assert load(server, "add_sub").status == 200
+    assert rows(server, 8) == 200
+
+
+def test_a_configuration_that_does_not_fit_the_program_changes_nothing(server: Server) -> None:
+    config = json.loads(config_of(server))
+    config["input"][0]["data_type"] = "TYPE_FP32"
+    answer = load(server, "add_sub", config=json.dumps(config))
+    assert answer.status == 500
+    assert answer.json()["error"].startswith("failed to load 'add_sub', ")
+    assert "INPUT0" in answer.json()["error"]
+    wait_until(lambda: rows(server, 8) == 200, 30, "the model as it was")
+    assert not kept(server)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "status", "words"),
+    [
+        ({"config": "{"}, 400, "failed to load 'add_sub', config"),
+        ({"config": "[]"}, 400, "expected a map"),
+        ({"config": '{"max_batch_sise": 1}'}, 400, "max_batch_sise"),
+        ({"config": '{"max_batch_size": -1}'}, 400, "max_batch_size: -1"),
+        ({"config": '{"name": "other"}'}, 400, "name: 'other'"),
+        ({"config": '{"platform": "tensorrt_plan"}'}, 400, "platform: 'tensorrt_plan'"),
+        ({"config": {}}, 400, "expected the JSON text"),
+        ({"config": "{}", "more": 1}, 400, "'more'"),
+        ({"file:1/model.pt2": "AA=="}, 400, "'config' is missing"),
+        ({"config": "{}", "file:1/model.pt2": "*"}, 400, "base64"),
+        ({"config": "{}", "file:../model.pt2": "AA=="}, 400, "below the model's directory"),
+        ({"config": "{}", "file:/etc/passwd": "AA=="}, 400, "below the model's directory"),
+        ({"config": "{}", "file:config.pbtxt": "AA=="}, 400, "below the model's directory"),
+        ({"config": "{}", "file:labels.txt": "AA=="}, 400, "there is no version"),
+        ({"config": "{}", "file:1/model.py": "AA=="}, 400, "repository.allow_python"),
+        ({"config": "{}", "file:1/model.pt2": "A" * (2 << 20)}, 413, "repository.max_upload_bytes"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_served_is_refused_before_anything_changes(
+    server: Server, parameters: dict[str, Any], status: int, words: str
+) -> None:
+    answer = load(server, "add_sub", **parameters)
+    assert (answer.status, words in answer.json()["error"]) == (status, True), answer.body
+    assert rows(server, 8) == 200
+    assert not kept(server)
+
+
+def test_files_make_a_model_that_the_repository_does_not_have(server: Server, tmp_path: Path) -> None:
+    program = (write_model(tmp_path, "add_sub") / "1" / "model.pt2").read_bytes()
+    config = config_of(server, name="brought", max_batch_size=4)
+    parameters = {"config": config, "file:1/model.pt2": base64.b64encode(program).decode()}
+    answer = load(server, "brought", **parameters)
+    assert answer.status == 200, answer.body
+    for _ in range(8):
+        assert (rows(server, 4, "brought"), rows(server, 5, "brought")) == (200, 400)
+    assert rows(server, 8) == 200, "the model whose program it was goes on as it is"
+    assert {path.name for path in kept(server)} >= {"model.pt2"}
+    assert load(server, "brought").status == 500, "there is no model of that name without the files"
+    wait_until(lambda: rows(server, 4, "brought") == 200, 30, "the model as it was")
+    unload(server, "brought")
+    wait_until(lambda: rows(server, 4, "brought") == 404, 30, "the end of the model")
+    assert not kept(server)
+    assert load(server, "brought").status == 500
+
+
+def test_a_plain_load_after_an_unload_finds_the_repositorys_own(server: Server) -> None:
+    assert load(server, "versions_all").status == 200
+    specific = config_of(server, "versions_all", version_policy={"specific": {"versions": [2]}})
+    assert load(server, "versions_all", config=specific).status == 200
+    assert server.get("/v2/models/versions_all").json()["versions"] == ["2"]
+    unload(server, "versions_all")
+    assert load(server, "versions_all").status == 200
+    assert server.get("/v2/models/versions_all").json()["versions"] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("model", ["..", ".", ".x", "..."])
+def test_a_name_that_leads_elsewhere_writes_nothing(server: Server, tmp_path: Path, model: str) -> None:
+    victim = tmp_path / "victim"
+    write_model(victim, "add_sub")
+    overrides = Overrides(server.run_dir / "overrides")
+    overrides.put(Override("stolen", "{}"))
+    [pointer] = overrides.directory.glob(f"*{ENDING}")
+    overrides.remove("stolen")
+    content = json.dumps({"model": "stolen", "config": "{}", "files": str(victim)}).encode()
+    file = f"file:{pointer.name}"
+    answer = load(server, model, config="{}", **{file: base64.b64encode(content).decode()})
+    assert answer.status in (400, 404), answer.body
+    request = pb.RepositoryModelLoadRequest(model_name=model)
+    request.parameters["config"].string_param = "{}"
+    request.parameters[file].bytes_param = content
+    with Rpc(address_of(server)) as rpc, pytest.raises(grpc.RpcError) as caught:
+        rpc.call("RepositoryModelLoad", request)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT, caught.value.details()
+    assert "this is no name for a model" in caught.value.details()
+    assert not kept(server)
+    assert (victim / "add_sub" / "1" / "model.pt2").is_file()
+
+
+def test_a_name_of_a_file_that_is_too_long_is_refused(server: Server) -> None:
+    config = config_of(server, default_model_filename="x" * 300)
+    answer = load(server, "add_sub", config=config)
+    assert (answer.status, "File name too long" in answer.json()["error"]) == (400, True), answer.body
+    config = config_of(server, name="brought", default_model_filename="x" * 300)
+    answer = load(server, "brought", **{"config": config, "file:1/model.pt2": "AA=="})
+    assert (answer.status, "File name too long" in answer.json()["error"]) == (400, True), answer.body
+    assert not kept(server)
+
+
+def test_loads_of_one_model_at_the_same_time_come_one_after_another(server: Server, tmp_path: Path) -> None:
+    program = (write_model(tmp_path, "add_sub") / "1" / "model.pt2").read_bytes()
+    brought = {"file:1/model.pt2": base64.b64encode(program).decode()}
+
+    def one(rows_allowed: int) -> tuple[int, bytes]:
+        config = config_of(server, name="brought", max_batch_size=rows_allowed)
+        answer = load(server, "brought", config=config, **brought)
+        return answer.status, answer.body
+
+    with ThreadPoolExecutor(6) as threads:
+        answers = list(threads.map(one, range(2, 8)))
+    assert {status for status, _ in answers} == {200}, answers
+    found = batch_of(server, "brought")
+    assert found in range(2, 8) and len(kept(server)) == 2
+    for _ in range(4):
+        assert (rows(server, found, "brought"), rows(server, found + 1, "brought")) == (200, 400)
+    unload(server, "brought")
+    assert not kept(server)
+
+
+def test_the_limit_of_all_files_holds_for_loads_at_the_same_time(server: Server, tmp_path: Path) -> None:
+    program = (write_model(tmp_path, "add_sub") / "1" / "model.pt2").read_bytes()
+    filling = b"x" * (400_000 - len(program))
+    brought = {
+        "file:1/model.pt2": base64.b64encode(program).decode(),
+        "file:more": base64.b64encode(filling).decode(),
+    }
+    names = [f"large_{number}" for number in range(4)]
+
+    def one(name: str) -> int:
+        return int(load(server, name, config=config_of(server, name=name), **brought).status)
+
+    with ThreadPoolExecutor(4) as threads:
+        statuses = sorted(threads.map(one, names))
+    assert statuses == [200, 200, 413, 413]
+    for name in names:
+        unload(server, name)
+    assert not kept(server)
+
+
+def test_an_override_in_force_outlives_frontends(server: Server) -> None:
+    assert load(server, "add_sub", config=config_of(server, max_batch_size=3)).status == 200
+    left = server.run_dir / "overrides" / "0123456789abcdef"
+    left.mkdir()
+    old = server.frontend_pids()
+    os.kill(old[0], signal.SIGKILL)
+    wait_until(lambda: len(server.frontend_pids()) == 2 and old[0] not in server.frontend_pids(), 60, "two")
+    assert_batch(server, 3)
+    wait_until(lambda: not left.exists(), 30, "the end of what a dead process left")
+    old = server.frontend_pids()
+    os.kill(server.process.pid, signal.SIGHUP)
+    wait_until(lambda: len(server.frontend_pids()) == 2 and not {*old} & {*server.frontend_pids()}, 60, "new")
+    assert_batch(server, 3)
+    assert load(server, "add_sub").status == 200
+    assert_batch(server, 8)
+    assert not kept(server)
+
+
+def assert_batch(server: Server, expected: int) -> None:
+    """Every frontend takes so many rows and no more."""
+    for _ in range(8):
+        assert (rows(server, expected), rows(server, expected + 1)) == (200, 400)
+
+
+def test_a_frontend_killed_in_a_load_keeps_nobody_from_the_next(server: Server, tmp_path: Path) -> None:
+    program = (write_model(tmp_path, "add_sub") / "1" / "model.pt2").read_bytes()
+    parameters = {
+        "config": config_of(server, name="brought", max_batch_size=4),
+        "file:1/model.pt2": base64.b64encode(program).decode(),
+    }
+    overrides, old = Overrides(server.run_dir / "overrides"), server.frontend_pids()
+    with ThreadPoolExecutor(1) as threads:
+        lost = threads.submit(load, server, "brought", **parameters)
+        wait_until(lambda: overrides.get("brought") or lost.done(), 30, "the load")
+        assert not lost.done()
+        for pid in old:
+            os.kill(pid, signal.SIGKILL)
+        assert isinstance(lost.exception(30), OSError | HTTPException)
+    wait_until(lambda: len(server.frontend_pids()) == 2 and not {*old} & {*server.frontend_pids()}, 60, "new")
+    server.wait_ready()
+    answer = load(server, "brought", **parameters)
+    assert answer.status == 200, answer.body
+    assert (rows(server, 4, "brought"), rows(server, 5, "brought"), len(kept(server))) == (200, 400, 2)
+    unload(server, "brought")
+    assert not kept(server)

@@ -1,0 +1,165 @@
+"""A server with addresses of their own for metrics and health: what they answer, with keys, and while it drains."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.keys import bearer, write_keys
+from tests.harness.raw import RawClient
+from tests.harness.server import Server, free_port, make_server, serving, wait_until
+
+
+def apart() -> dict[str, str]:
+    """Settings of both addresses."""
+    return {f"server.{what}_bind": f"127.0.0.1:{free_port()}" for what in ("metrics", "health")}
+
+
+def at(server: Server, what: str) -> Server:
+    """The same server through another address."""
+    bind = server.environment[f"PENSTOCK_SERVER__{what.upper()}_BIND"]
+    found = dataclasses.replace(server, port=int(bind.rpartition(":")[2]))
+    found.process = server.process
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("listeners"), settings=apart()) as running:
+        yield running
+
+
+def test_metrics_are_on_their_own_address_and_on_the_main_one(server: Server) -> None:
+    for place in (server, at(server, "metrics")):
+        assert place.get("/metrics").status == 200 and place.metric("penstock_build_info") == 1
+    assert at(server, "health").get("/metrics").status == 404
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/livez", "/readyz", "/healthz", "/health", "/v2/health/live", "/v2/health/ready", "/api/health/ready"],
+)
+def test_health_is_on_its_own_address_and_on_the_main_one(server: Server, path: str) -> None:
+    for place in (server, at(server, "health")):
+        assert place.get(path).status == 200
+    assert at(server, "metrics").get(path).status == 404
+
+
+@pytest.mark.parametrize("what", ["metrics", "health"])
+def test_everything_else_is_unknown_there(server: Server, what: str) -> None:
+    place = at(server, what)
+    for path in ("/", "/v1/models", "/v2", "/api/status", "/docs", "/nope"):
+        answer = place.get(path)
+        assert answer.status == 404 and answer.json() == server.get("/nope").json()
+    assert place.encode("fake/echo", ["a"]).status == 404
+    assert place.request("POST", "/v1/encode/fake/echo", b"x" * (1 << 20)).status == 404
+    upgrade = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+        "Sec-WebSocket-Version": "13",
+    }
+    assert place.request("GET", "/ws/status", headers=upgrade).status == 403
+    assert server.encode("fake/echo", ["a"]).status == 200
+
+
+def test_the_addresses_are_in_the_start_up_block(server: Server) -> None:
+    wait_until(lambda: "  try  " in server.log or "  not built  " in server.log, what="the block")
+    for what in ("metrics", "health"):
+        bind = server.environment[f"PENSTOCK_SERVER__{what.upper()}_BIND"]
+        assert any(line.split() == [what, bind] for line in server.log.splitlines())
+
+
+def test_keys_are_asked_for_there_as_elsewhere_and_metrics_may_leave_the_main_address(
+    tmp_path: Path,
+) -> None:
+    made = write_keys(tmp_path / "keys.yaml", {"reader": {"scopes": ["infer"]}})
+    settings = {
+        **apart(),
+        "server.keys_file": tmp_path / "keys.yaml",
+        "server.open_metrics": "false",
+        "server.metrics_on_bind": "false",
+    }
+    with serving(tmp_path, settings=settings) as server:
+        key = bearer(made["reader"])
+        metrics = at(server, "metrics")
+        assert metrics.get("/metrics").status == 401
+        assert metrics.request("GET", "/metrics", headers=key).status == 200
+        assert metrics.request("GET", "/v1/models", headers=key).status == 404
+        assert server.request("GET", "/metrics", headers=key).status == 404
+        assert at(server, "health").get("/readyz").status == 200
+
+
+def test_kept_connections_hear_of_the_drain_and_no_address_outlives_it(tmp_path: Path) -> None:
+    settings = {**apart(), "server.drain_s": 5}
+    with serving(tmp_path, models=("fake/slow",), settings=settings) as server:
+        health, metrics = at(server, "health"), at(server, "metrics")
+        with (
+            RawClient(health.port) as probe,
+            RawClient(metrics.port) as scrape,
+            RawClient(server.port) as busy,
+        ):
+            busy.encode("fake/slow", ["long " * 300])
+            wait_until(lambda: server.metric("penstock_requests_in_flight") >= 1, what="a request in work")
+            server.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: not _accepts(server), what="the drain")
+            probe.socket.sendall(b"GET /readyz HTTP/1.1\r\nHost: h\r\n\r\n")
+            status, headers, body = probe.answer()
+            assert (status, headers["connection"], body) == (503, "close", b"not ready\ndraining\n")
+            scrape.socket.sendall(b"GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n")
+            assert scrape.answer()[0] == 200
+            assert busy.answer()[0] == 200
+        assert not _accepts(health) and not _accepts(metrics)
+        assert server.process.wait(30) == 0
+        wait_until(lambda: not server.pids(), what="the end of all processes")
+
+
+def _accepts(server: Server) -> bool:
+    try:
+        RawClient(server.port).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_a_reload_keeps_the_addresses_and_refuses_others(tmp_path: Path) -> None:
+    chosen = apart()
+    config = tmp_path / "server.yaml"
+
+    def write(**more: str) -> None:
+        names = {name.partition(".")[2]: value for name, value in chosen.items()}
+        config.write_text(json.dumps({"server": {**names, **more}}))
+
+    write()
+    with serving(tmp_path, config=config) as server:
+        server.environment |= {
+            f"PENSTOCK_{name.replace('.', '__').upper()}": value for name, value in chosen.items()
+        }
+        write(metrics_bind=f"127.0.0.1:{free_port()}")
+        server.process.send_signal(signal.SIGHUP)
+        refused = "server.metrics_bind and server.health_bind cannot change while the server runs"
+        wait_until(lambda: refused in server.log, what="the refusal")
+        assert at(server, "metrics").get("/metrics").status == 200
+        write(version_header="9.9.9")
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(
+            lambda: server.get("/healthz").headers["x-sie-server-version"] == "9.9.9", 30, "the new frontend"
+        )
+        wait_until(lambda: at(server, "health").get("/readyz").status == 200, 30, "readiness")
+        assert at(server, "metrics").get("/metrics").status == 200
+
+
+def test_addresses_of_one_port_are_a_wrong_configuration(tmp_path: Path) -> None:
+    server = make_server(tmp_path)
+    server.environment["PENSTOCK_SERVER__HEALTH_BIND"] = f"127.0.0.2:{server.port}"
+    server.start()
+    try:
+        assert server.process.wait(30) == 3
+    finally:
+        server.kill_everything()
+    assert "need another port than server.bind" in server.log

@@ -1,0 +1,276 @@
+"""Streams inside a worker: stints, rests, and the end by whoever ends them; nothing of them is left, in any order."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from ipc.arena import BLOCKS_OFFSET, Arena
+from ipc.endpoint import Endpoint
+from ipc.errors import InferenceFailed
+from ipc.leases import Block, LeaseTable
+from ipc.messages import InferCall, TensorInput, TensorOutput
+from ipc.model_config import ModelConfig, TensorConfig
+from ipc.settings import Settings
+from ipc.streams import Part, PartFlow
+from tests.fakes.program import FakeProgram
+from workers.adapters.shared.named_tensors import NamedBatch
+from workers.executions import Executions
+from workers.forming import collate
+from workers.generations import Generations
+from workers.job import Job
+from workers.jobs import JobBook
+from workers.named_outputs import Placer
+from workers.operations.infer import Infer
+from workers.payload import Payload
+from workers.queue import WorkQueue
+from workers.streamed import Streamed
+from workers.watchdog import Activity
+
+CONFIG = ModelConfig(
+    name="parts",
+    inputs=(TensorConfig(name="INPUT0", datatype="INT32", dims=(1,)),),
+    outputs=(TensorConfig(name="OUTPUT0", datatype="INT32", dims=(-1,)),),
+    decoupled=True,
+)
+ARENA_NBYTES = 64 << 10
+LIMIT_S = 10.0
+
+
+class Counting(FakeProgram):
+    """The fake program, which counts the generators that are open."""
+
+    def __init__(self) -> None:
+        super().__init__(CONFIG, "parts")
+        self.open = 0
+
+    def stream(self, batch: NamedBatch) -> Iterator[Any]:
+        self.open += 1
+        try:
+            yield from super().stream(batch)
+        finally:
+            self.open -= 1
+
+
+class Sent:
+    """An endpoint whose one frontend takes everything, and leases what comes in blocks."""
+
+    def __init__(self, leases: LeaseTable) -> None:
+        self.leases = leases
+        self.parts: dict[int, list[tuple[int, Block | None]]] = {}
+        self.ends: dict[int, str] = {}
+        self.unread_ids: list[int] = []
+
+    def post(self, work: Any) -> None:
+        work()
+
+    def part(self, key: bytes, part: Part, block: Block | None, inline: bytes | None) -> None:
+        assert part.result.id not in self.ends, "a part after the end"
+        data = bytes(self.leases.data(block)) if block is not None else inline or b""
+        if block is not None:
+            self.leases.lease(block, key)
+        values = np.frombuffer(data, np.int32)
+        assert (values == values[0]).all()
+        self.parts.setdefault(part.result.id, []).append((int(values[0]), block))
+
+    def reply(self, key: bytes, result: Any, block: Block | None, inline: bytes | None) -> None:
+        assert result.id not in self.ends
+        self.ends[result.id] = "done"
+
+    def fail(self, key: bytes, request: int, error: Any) -> None:
+        assert request not in self.ends
+        self.ends[request] = error.code
+
+    def unread(self, key: bytes, request: int) -> None:
+        self.unread_ids.append(request)
+
+
+class StreamMachine(RuleBasedStateMachine):
+    """A device, frontends that take parts, and somebody who ends requests, in any order."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.directory = tempfile.TemporaryDirectory()
+        self.arena = Arena(Path(self.directory.name) / "arena", BLOCKS_OFFSET + ARENA_NBYTES, "e" * 16)
+        self.leases = LeaseTable(self.arena)
+        self.sent = Sent(self.leases)
+        self.queue = WorkQueue(Settings())
+        self.book = JobBook(self.queue, lambda: cast("Endpoint", self.sent))
+        self.adapter = Counting()
+        metrics: Any = SimpleNamespace(
+            **{
+                name: SimpleNamespace(labels=lambda *of: SimpleNamespace(inc=lambda by=1: None))
+                for name in ("runs", "runs_input", "runs_compute", "runs_output", "parts")
+            }
+        )
+        self.generations = Generations(
+            self.book,
+            Placer(self.book, 1024),
+            Executions(metrics),
+            Activity(),
+            self.queue.rate,
+            self.note_flight,
+        )
+        self.flights: list[list[tuple[int, int]]] = []
+        self.jobs: list[Job] = []
+        self.taken: dict[int, int] = {}
+
+    def note_flight(self, flight: list[tuple[int, int]]) -> None:
+        """What the arena would say after a death."""
+        self.flights.append(flight)
+
+    @rule(count=st.integers(0, 15), width=st.sampled_from([1, 3000]), window=st.integers(1, 9))
+    def arrive(self, count: int, width: int, window: int) -> None:
+        number = len(self.jobs) + 1
+        call = InferCall(
+            [TensorInput("INPUT0", "INT32", [1], 0, 4)],
+            [TensorOutput("OUTPUT0")],
+            parameters={"width": width},
+        )
+        payload = Payload(memoryview(np.int32(count).tobytes()))
+        deadline_ns = time.monotonic_ns() + 10**12
+        job = Job(b"s", 1, number, "parts", call, deadline_ns, "req", False, 16, payload)
+        job.adapter, job.group, job.batch_tokens = self.adapter, "parts", self.adapter.batch_tokens
+        job.stream = Streamed(PartFlow(window))
+        job.prepared, job.open_items = Infer().prepare(self.adapter, call, 0, 1, payload), 1
+        job.output = cast("Any", SimpleNamespace(block=None, buffer=b"", arrays={}))
+        self.queue.admit(16)
+        self.book.open(job)
+        self.queue.put(job, 0, 1)
+        self.jobs.append(job)
+        self.taken[number] = 0
+
+    @rule()
+    def run_a_stint(self) -> None:
+        """What the device thread does with one batch."""
+        self.generations.close_ended(LIMIT_S)
+        pieces = self.book.board(self.queue.take(1 << 20, 64, lambda model: 0.0, lambda model: 1 << 20))
+        if not pieces:
+            return
+        [piece] = pieces
+        stream = piece.job.stream
+        assert stream is not None
+        piece.job.first_run_ns = piece.job.first_run_ns or time.monotonic_ns()
+        self.generations.stint(piece, stream, collate(pieces), LIMIT_S)
+        self.book.land(pieces)
+        self.generations.go_on(piece.job, stream)
+
+    @rule(which=st.integers(0, 50), count=st.integers(1, 9))
+    def take(self, which: int, count: int) -> None:
+        """A frontend takes parts, and gives their blocks back."""
+        if not self.jobs:
+            return
+        job = self.jobs[which % len(self.jobs)]
+        parts = self.sent.parts.get(job.id, [])
+        took = parts[self.taken[job.id] : self.taken[job.id] + count]
+        for _, block in took:
+            if block is not None:
+                self.leases.release(b"s", block.offset, block.generation)
+        self.taken[job.id] += len(took)
+        if took and job.state == "open":
+            self.book.taken(job, len(took))
+
+    @rule()
+    def tick(self) -> None:
+        self.book.expire()
+        self.book.wake_roomless()
+
+    @rule(which=st.integers(0, 50), how=st.sampled_from(["cancel", "fail", "expire"]))
+    def end(self, which: int, how: str) -> None:
+        if not self.jobs:
+            return
+        job = self.jobs[which % len(self.jobs)]
+        if how == "cancel":
+            self.book.cancel(job)
+        elif how == "fail":
+            self.book.fail(job, InferenceFailed("no"))
+        else:
+            job.deadline_ns = 0
+            self.book.expire()
+            assert job.state != "open", "a late stream goes on"
+
+    @invariant()
+    def parts_are_in_order_and_not_too_far_ahead(self) -> None:
+        for job in getattr(self, "jobs", []):
+            parts = self.sent.parts.get(job.id, [])
+            assert [number for number, _ in parts] == list(range(len(parts)))
+            if job.state == "open" and job.stream is not None:
+                assert len(job.stream.flow._untaken) == len(parts) - self.taken[job.id]
+
+    @invariant()
+    def a_stream_that_rests_fills_no_lane(self) -> None:
+        if hasattr(self, "jobs"):
+            going = [job for job in self.jobs if job.state == "open"]
+            resting = [job for job in going if job.stream is not None and job.stream.resting]
+            assert self.book.resting == len(resting)
+            assert self.queue.admitted == 16 * (len(going) - len(resting))
+
+    @invariant()
+    def the_arena_is_whole(self) -> None:
+        if hasattr(self, "leases"):
+            self.leases.verify()
+
+    def teardown(self) -> None:
+        """Everybody takes everything: all streams come to their end, and nothing of them is left."""
+        if not hasattr(self, "jobs"):
+            return
+        for _ in range(4000):
+            if all(job.state != "open" for job in self.jobs):
+                break
+            self.run_a_stint()
+            for which in range(len(self.jobs)):
+                self.take(which, 50)
+            self.tick()
+        assert all(job.state != "open" for job in self.jobs), "a stream rests for ever"
+        self.generations.close_ended(LIMIT_S)
+        for which in range(len(self.jobs)):
+            self.take(which, 50)
+        assert all(len(named) == 1 for named in self.flights[::2]) and not any(self.flights[1::2])
+        assert self.adapter.open == 0 and not self.book.over and not len(self.book)
+        assert self.queue.admitted == 0 and self.book.resting == 0
+        assert all(job.claims == 0 for job in self.jobs)
+        assert self.leases.used_nbytes == 0
+        for job in self.jobs:
+            if job.state == "done":
+                count = int(np.frombuffer(bytes(job.payload._data), np.int32)[0])
+                assert len(self.sent.parts.get(job.id, [])) == count
+                assert self.sent.ends[job.id] == "done"
+        self.arena.close()
+        self.directory.cleanup()
+
+
+TestStreamMachine = StreamMachine.TestCase
+TestStreamMachine.settings = hypothesis_settings(max_examples=25, stateful_step_count=40, deadline=None)
+
+
+class Watched(Activity):
+    """Notes what was allowed to each thing that began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits: list[float] = []
+
+    def begin(self, limit_s: float) -> None:
+        self.limits.append(limit_s)
+        super().begin(limit_s)
+
+
+def test_the_watchdog_s_limit_is_that_of_one_step() -> None:
+    machine = StreamMachine()
+    machine.begin()
+    machine.generations._activity = watched = Watched()
+    machine.arrive(count=3, width=1, window=9)
+    while machine.jobs[0].state == "open":
+        machine.run_a_stint()
+    # One beginning for what makes the steps, one for each part, and one for the step that finds no more.
+    assert watched.limits == [LIMIT_S] * 5
+    machine.teardown()

@@ -1,0 +1,169 @@
+"""Streams without a server: what clients do that do not read, or leave, and answers that come aside of others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from grpc import StatusCode, aio
+
+from frontend.grpc import unary
+from frontend.grpc.received import Form
+from frontend.grpc.service import Answer, Method, Several
+from frontend.grpc.streaming import Streams
+from frontend.grpc.unary import Unary
+from frontend.services import Services
+from ipc.errors import InvalidInput
+from ipc.protos import kserve_v2_pb2 as pb
+from tests.fakes.tensors import services_of
+
+FORM = Form(pb.ModelInferRequest, 0)
+NBYTES = 100_000
+
+
+class FakeRpc:
+    """An rpc whose client sends these messages and takes `takes` answers; then `stuck` happens to a write."""
+
+    def __init__(self, models: list[str], takes: int, stuck: Callable[[], Any], left_s: float = 0.2) -> None:
+        self._models, self._takes, self._stuck, self._left_s = models, takes, stuck, left_s
+        self.written: list[Answer] = []
+        self.attempts = 0
+        self.aborted: tuple[Any, ...] = ()
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    def time_remaining(self) -> float:
+        return self._left_s
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def set_trailing_metadata(self, metadata: Any) -> None:
+        pass
+
+    async def read(self) -> Any:
+        if not self._models:
+            return aio.EOF
+        message = pb.ModelInferRequest(model_name=self._models.pop(0))
+        message.parameters["filler"].string_param = "x" * NBYTES
+        return FORM.receive(message.SerializeToString())
+
+    async def write(self, answer: Answer) -> None:
+        self.attempts += 1
+        if len(self.written) >= self._takes:
+            await self._stuck()
+        self.written.append(answer)
+
+    async def abort(self, code: StatusCode, message: str, trailers: Any) -> None:
+        self.aborted = code, message
+        raise aio.AbortError("aborted")
+
+
+class Contract:
+    """Messages to `several` get answers for ever, to `failing` one and an error, to `slow` one at `release`."""
+
+    protocol = "kserve"
+    descriptor: Any = None
+
+    def __init__(self, services: Services) -> None:
+        self._inputs = services.client.inputs
+        self.release = asyncio.Event()
+
+    async def answer(self, call: Any, message: Any) -> Answer | Several:
+        if message.model_name == "slow":
+            await self.release.wait()
+            return b"slow"
+        return Several(self._answers(message.model_name))
+
+    async def _answers(self, name: str) -> AsyncGenerator[Answer, None]:
+        block = await self._inputs.reserve(NBYTES)
+        assert block is not None
+        try:
+            yield b"first"
+            if name == "failing":
+                raise InvalidInput("no more")
+            while True:
+                yield b"more"
+        finally:
+            block.release()
+
+    def message_of(self, error: Any) -> str:
+        return str(error.message)
+
+
+def serve(root: Path, rpc: FakeRpc, during: Callable[[Contract, Services], Any] | None = None) -> list[str]:
+    """The stream from its beginning to its end, with nothing left afterwards; the statuses that were counted."""
+    counted: list[str] = []
+
+    def finished(protocol: str, operation: str, model: str, status: str, *of: Any) -> None:
+        counted.append(status)
+
+    async def run() -> None:
+        services = services_of(root, [], [])
+        services.started = True
+        services.recorder = SimpleNamespace(finished=finished)  # type: ignore[assignment]
+        contract = Contract(services)
+        method = Method(contract.answer, "infer", failed=lambda call, message, error: error.message.encode())
+        any_rpc: Any = rpc
+        try:
+            async with asyncio.timeout(10):
+                runner = Unary(services, contract, method, "/s/m")
+                serving = asyncio.ensure_future(Streams(8).serve(runner, any_rpc))
+                if during is not None:
+                    await during(contract, services)
+                await asyncio.gather(serving, return_exceptions=True)
+            # What was cancelled ends now.
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert services.client.inputs.used_nbytes == 0
+            assert services.bodies.held_nbytes == 0
+        finally:
+            services.client.inputs.close()
+
+    asyncio.run(run())
+    return counted
+
+
+def test_a_client_that_never_reads_holds_nothing_beyond_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unary, "WRITE_GRACE_NS", 100_000_000)
+    rpc = FakeRpc(["several"], 1, asyncio.Event().wait)
+    assert serve(tmp_path, rpc) == ["504"]
+    assert rpc.aborted[0] is StatusCode.DEADLINE_EXCEEDED
+    assert rpc.written == [b"first"] and rpc.attempts == 2, "it was not sent a message that it would not read"
+
+
+def test_a_client_that_goes_away_during_a_write_is_no_bug(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def gone() -> None:
+        raise aio.InternalError("Failed ExecuteBatch")
+
+    rpc = FakeRpc(["several"], 1, gone, left_s=30)
+    with caplog.at_level(logging.WARNING):
+        assert serve(tmp_path, rpc) == ["499"]
+    assert rpc.attempts == 2 and not rpc.aborted
+    assert not caplog.records
+
+
+def test_what_has_ended_gives_its_room_back_beside_a_slow_one_before_it(tmp_path: Path) -> None:
+    """More messages than may be in work at once, behind one that is not answered yet."""
+    rpc = FakeRpc(["slow", *["failing"] * 20], 100, asyncio.Event().wait, left_s=30)
+
+    async def during(contract: Contract, services: Services) -> None:
+        for _ in range(10_000):
+            if len(rpc.written) == 40:
+                break
+            await asyncio.sleep(0)
+        assert len(rpc.written) == 40 and set(rpc.written) == {b"first", b"no more"}
+        contract.release.set()
+
+    assert sorted(serve(tmp_path, rpc, during)) == ["200", *["400"] * 20]
+    assert rpc.written[-1] == b"slow"

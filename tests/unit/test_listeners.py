@@ -1,0 +1,92 @@
+"""Which paths are answered on which port, and addresses that cannot be told apart."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from frontend.listeners import Listeners, addresses, check, refuse
+from ipc.errors import ConfigError
+from ipc.settings import Server
+
+APART = Server(metrics_bind="127.0.0.1:8002", health_bind="[::1]:8003")
+TOGETHER = Server(metrics_bind="127.0.0.1:8002", health_bind="127.0.0.1:8002", metrics_on_bind=False)
+HEALTH = (
+    "/livez",
+    "/readyz",
+    "/healthz",
+    "/health",
+    "/v2/health/live",
+    "/v2/health/ready",
+    "/api/health/live",
+    "/api/health/ready",
+    "//readyz",
+)
+OTHERS = ("/", "/v1/models", "/v2", "/v2/models/m/ready", "/api/status", "/healthy", "/docs", "/metrics/more")
+
+
+def scope(path: str, port: int | None, kind: str = "http", method: str = "GET") -> dict[str, Any]:
+    return {"type": kind, "path": path, "server": None if port is None else ("h", port), "method": method}
+
+
+@pytest.mark.parametrize("port", [8080, None])
+def test_the_main_address_answers_everything(port: int | None) -> None:
+    for server in (Server(), APART):
+        for path in (*HEALTH, *OTHERS, "/metrics"):
+            assert Listeners(server).serves(scope(path, port))
+
+
+def test_the_other_addresses_answer_their_own_paths_alone() -> None:
+    found = Listeners(APART)
+    for path in HEALTH:
+        assert found.serves(scope(path, 8003)) and not found.serves(scope(path, 8002)), path
+    for path in OTHERS:
+        assert not found.serves(scope(path, 8002)) and not found.serves(scope(path, 8003)), path
+    assert found.serves(scope("/metrics", 8002)) and not found.serves(scope("/metrics", 8003))
+
+
+def test_both_may_be_one_address_and_metrics_may_be_there_alone() -> None:
+    found = Listeners(TOGETHER)
+    assert addresses(TOGETHER) == ["127.0.0.1:8080", "127.0.0.1:8002"]
+    assert all(found.serves(scope(path, 8002)) for path in (*HEALTH, "/metrics"))
+    assert not found.serves(scope("/metrics", 8080)) and not found.serves(scope("//metrics", 8080))
+    assert found.serves(scope("/readyz", 8080))
+
+
+@pytest.mark.parametrize(
+    ("server", "told"),
+    [
+        (Server(metrics_bind="8002"), r"server\.metrics_bind: expected HOST:PORT"),
+        (Server(health_bind="unix:/run/health"), r"server\.health_bind: expected HOST:PORT"),
+        (Server(metrics_bind="::1:8003"), r"server\.metrics_bind: expected HOST:PORT or \[HOST\]:PORT"),
+        (Server(health_bind="[::1:8003"), r"server\.health_bind: expected HOST:PORT"),
+        (Server(metrics_bind="10.0.0.1:8080"), "another port than server.bind, which has 8080"),
+        (Server(bind="127.0.0.1", health_bind="127.0.0.2:8000"), "which has 8000"),
+        (Server(metrics_bind="127.0.0.1:1", health_bind="127.0.0.2:1"), "one port on two hosts"),
+        (Server(bind="127.0.0.1:x"), r"server\.bind: 'x' is not a valid port number"),
+        (Server(metrics_on_bind=False), "needs server.metrics_bind"),
+    ],
+)
+def test_addresses_that_cannot_be_served_are_refused(server: Server, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        check(server)
+
+
+def test_a_unix_socket_beside_other_addresses_is_the_main_address() -> None:
+    found = Listeners(Server(bind="unix:/run/penstock.sock", metrics_bind="127.0.0.1:8002"))
+    assert found.serves({"type": "http", "path": "/v1/models", "server": ("/run/penstock.sock", None)})
+
+
+@pytest.mark.parametrize(("method", "body"), [("GET", b'{"detail":"Not Found"}'), ("HEAD", b"")])
+def test_a_refusal_looks_like_that_of_an_unknown_path(method: str, body: bytes) -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    asyncio.run(refuse(scope("/v1/models", 8002, method=method), send))
+    assert sent[0]["status"] == 404 and sent[1]["body"] == body
+    asyncio.run(refuse(scope("/ws/status", 8002, kind="websocket"), send))
+    assert sent[2] == {"type": "websocket.close"}

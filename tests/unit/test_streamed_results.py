@@ -1,0 +1,145 @@
+"""Results of a decoupled model without workers: what is booked however they end, and what is held meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from frontend import context
+from frontend.protocols.kserve_v2.generate import _only
+from frontend.services import Services
+from frontend.tensors.request import InputTensor, TensorRequest
+from frontend.tensors.streamed import closing, results
+from ipc import deadline
+from ipc.errors import InvalidInput, LeaseRevoked
+from ipc.model_config import ModelConfig
+from tests.fakes.tensors import FakeStatistics, InferReply, entry, loaded, services_of, tensor
+
+COUNT = 3
+NBYTES = 256 << 10
+CONFIG = ModelConfig(
+    name="parts",
+    inputs=(tensor("A", "UINT8", -1),),
+    outputs=(tensor("O", "INT32", 1),),
+    decoupled=True,
+)
+
+
+class Parts:
+    """A stream whose work is done when its last part was made, though nobody has read it yet."""
+
+    def __init__(self) -> None:
+        self._left = [InferReply.of(O=np.full(1, number, np.int32)) for number in range(COUNT)]
+        self._then: list[Callable[[], object]] = []
+        self.result: InferReply | None = None
+
+    def when_answered(self, then: Callable[[], object]) -> None:
+        """Keep."""
+        self._then.append(then)
+
+    def answer(self) -> None:
+        """The worker has done its work."""
+        for then in self._then:
+            then()
+
+    async def __anext__(self) -> InferReply:
+        if not self._left:
+            self.result = InferReply([], {})
+            raise StopAsyncIteration
+        return self._left.pop(0)
+
+    def __aiter__(self) -> Parts:
+        return self
+
+    def __enter__(self) -> Parts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.clear()
+
+
+def run(root: Path, act: Callable[[Services, Parts, AsyncGenerator[Any, None]], Any]) -> list[Any]:
+    """Do `act` with the results of one request, whose inputs are in a block; what was booked."""
+
+    async def whole() -> list[Any]:
+        more = {"arena__input_inline_bytes": "1000"}
+        services = services_of(root, [entry("parts@1")], [loaded("parts@1", CONFIG)], **more)
+        parts, booked = Parts(), FakeStatistics()
+        client: Any = services.client
+        extensions: Any = services.extensions
+        extensions.recorder = booked
+
+        async def stream(request: Any) -> Parts:
+            return parts
+
+        client.stream = stream
+        made = context.make_plain()
+        made.deadline_ns = deadline.after(20)
+        request = TensorRequest("parts", None, [InputTensor("A", "UINT8", [NBYTES], bytes(NBYTES))], None)
+        try:
+            await act(services, parts, results(services, made, request))
+            assert client.inputs.used_nbytes == 0
+        finally:
+            client.inputs.close()
+        return booked.booked
+
+    return asyncio.run(whole())
+
+
+def test_inputs_are_given_back_when_the_work_is_done_and_not_when_it_was_read(tmp_path: Path) -> None:
+    async def act(services: Services, parts: Parts, found: AsyncGenerator[Any, None]) -> None:
+        async with closing(found):
+            await anext(found)
+            assert services.client.inputs.used_nbytes >= NBYTES
+            parts.answer()
+            assert services.client.inputs.used_nbytes == 0
+            assert len([result async for result in found]) == COUNT - 1
+
+    assert run(tmp_path, act) == [("parts", 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InvalidInput("JSON cannot say it"), "INVALID_INPUT"),
+        (LeaseRevoked("the lease is gone"), "LEASE_REVOKED"),
+        (ValueError("a bug"), "INTERNAL_ERROR"),
+    ],
+)
+def test_what_goes_wrong_with_a_result_is_booked_as_what_it_was(
+    tmp_path: Path, error: Exception, code: str
+) -> None:
+    async def act(services: Services, parts: Parts, found: AsyncGenerator[Any, None]) -> None:
+        with pytest.raises(type(error)):
+            async with closing(found):
+                await anext(found)
+                raise error
+
+    [(*asked, booked)] = run(tmp_path, act)
+    assert asked == ["parts", 1, 1] and booked == code
+
+
+def test_who_leaves_early_is_booked_as_gone(tmp_path: Path) -> None:
+    async def act(services: Services, parts: Parts, found: AsyncGenerator[Any, None]) -> None:
+        async with closing(found):
+            await anext(found)
+
+    assert run(tmp_path, act) == [("parts", 1, 1, "CANCELLED")]
+
+
+def test_generate_books_that_there_was_more_than_one_response(tmp_path: Path) -> None:
+    async def act(services: Services, parts: Parts, found: AsyncGenerator[Any, None]) -> None:
+        async def texts() -> AsyncGenerator[bytes, None]:
+            async with closing(found):
+                async for _ in found:
+                    yield b"{}"
+
+        with pytest.raises(InvalidInput, match="more than one"):
+            await _only(texts(), "parts")
+
+    assert run(tmp_path, act) == [("parts", 1, 1, "INVALID_INPUT")]

@@ -1,0 +1,71 @@
+"""What is counted in memory reaches prometheus_client's metrics whole, and soon."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from ipc.tally import FLUSH_S, Tally
+
+BOUNDS = (0.25, 1.0, 4.0)
+
+
+def samples(registry: CollectorRegistry) -> dict[tuple[str, str], float]:
+    """Values by name and upper bound, without the instants of creation."""
+    return {
+        (sample.name, sample.labels.get("le", "")): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+def test_a_histogram_holds_what_the_library_would_have_observed_itself() -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    tally = Tally()
+    histogram = tally.observations(Histogram("h", "of ours", registry=ours, buckets=BOUNDS))
+    reference = Histogram("h", "of ours", registry=theirs, buckets=BOUNDS)
+    chance = random.Random(3)
+    for value in (*BOUNDS, 0.0, 1e9, *(chance.random() * 6 for _ in range(200))):
+        histogram.observe(value)
+        reference.observe(value)
+    found, expected = samples(ours), samples(theirs)
+    total, same_total = found.pop(("h_sum", "")), expected.pop(("h_sum", ""))
+    assert found == expected
+    assert abs(total - same_total) < 1e-6 * same_total
+
+
+def test_nothing_is_lost_or_counted_twice_between_two_flushes() -> None:
+    registry = CollectorRegistry()
+    tally = Tally()
+    counter = tally.amount(Counter("c", "of ours", registry=registry))
+    gauge = tally.amount(Gauge("g", "of ours", registry=registry))
+
+    async def serve() -> None:
+        tally.follow(asyncio.get_running_loop())
+        for _ in range(5):
+            counter.inc()
+            gauge.inc()
+        gauge.inc(-2)
+        assert samples(registry)["c_total", ""] == 0, "written later"
+        tally.flush()
+        tally.flush()
+        assert (samples(registry)["c_total", ""], samples(registry)["g", ""]) == (5, 3)
+        counter.inc(0.5)
+        gauge.inc()
+        gauge.inc(-1)
+        deadline = asyncio.get_running_loop().time() + 100 * FLUSH_S
+        while samples(registry)["c_total", ""] != 5.5:
+            assert asyncio.get_running_loop().time() < deadline, "never written"
+            await asyncio.sleep(FLUSH_S)
+        assert samples(registry)["g", ""] == 3
+
+    asyncio.run(serve())
+
+
+def test_without_a_loop_everything_is_written_at_once() -> None:
+    registry = CollectorRegistry()
+    Tally().amount(Counter("c", "of ours", registry=registry)).inc(3)
+    assert samples(registry)["c_total", ""] == 3
