@@ -16,8 +16,13 @@ PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet -
 # of protobuf.
 PIP_NO_DEPS = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --no-deps \
 	gliner tritonclient
-PYTEST = $(BIN)/python -m pytest -q
-# pytest ends with 5 when ARGS choose no test of a part.
+# With the reason of every test that is skipped.
+PYTEST = $(BIN)/python -m pytest -q -rs
+# A file's tests run in one process, as they share a server. The parts with the longest files come first and the many
+# short files last, so that both processes end together.
+SPREAD = -n 2 --dist loadfile --no-loadscope-reorder
+PARTS = tests/fault tests/process tests/fuzz tests/conformance tests/unit
+# pytest ends with 5 when ARGS choose no test.
 NONE_IS_FINE = || [ $$? -eq 5 ]
 HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'
 
@@ -33,8 +38,7 @@ run: $(STAMP)run ## start the server with the demo model on 127.0.0.1:PORT
 	exec $(BIN)/penstock serve --bind 127.0.0.1:$(PORT) $(ARGS)
 
 test: $(STAMP)dev ## run the default test suite (no GPU, no hub, a few minutes)
-	$(PYTEST) -n 2 --dist loadfile tests/unit tests/conformance $(ARGS) $(NONE_IS_FINE)
-	$(PYTEST) -n 2 --dist loadfile tests/process tests/fault $(ARGS) $(NONE_IS_FINE)
+	$(PYTEST) $(SPREAD) $(PARTS) $(ARGS) $(NONE_IS_FINE)
 
 test-long: $(STAMP)dev ## run the tests that take long, which the default suite leaves out
 	$(BIN)/python -m pytest -q -m long --timeout=600 tests $(ARGS)
@@ -42,8 +46,9 @@ test-long: $(STAMP)dev ## run the tests that take long, which the default suite 
 test-fault: $(STAMP)dev ## kill, stop and starve processes for many rounds
 	PENSTOCK_FAULT_ROUNDS=long $(BIN)/python -m pytest -q -m "not gpu" --timeout=3600 tests/fault $(ARGS)
 
-test-fuzz: $(STAMP)dev ## send generated requests to a server and compare its answers with its schema (minutes)
-	$(BIN)/python -m pytest -q -m fuzz tests/fuzz $(ARGS)
+test-fuzz: $(STAMP)dev ## hostile inputs to all readers, hostile sessions and generated requests to a server (half an hour)
+	-$(PIP_INSTALL) '.[fuzz]'
+	$(BIN)/python -m pytest -q -rs -s -m fuzz tests/fuzz $(ARGS)
 
 test-gpu: $(STAMP)dev ## run the tests that need a CUDA device
 	@if $(HAS_CUDA); then set -x; $(BIN)/python -m pytest -q -m gpu $(ARGS); \

