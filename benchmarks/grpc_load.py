@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 
 TOOL = "h2load" if shutil.which("h2load") else "grpc"
-METHOD = "/inference.GRPCInferenceService/ModelInfer"
+INFER, LIVE = (f"/inference.GRPCInferenceService/{rpc}" for rpc in ("ModelInfer", "ServerLive"))
 _THREADS = 4
 
 
@@ -28,22 +28,22 @@ class GrpcRate:
     failed: int
 
 
-def measure(address: str, message: bytes, connections: int, streams: int, seconds: int) -> GrpcRate:
-    """Send one message again and again: `streams` requests at a time on each connection."""
+def measure(address: str, method: str, message: bytes, connections: int, seconds: int) -> GrpcRate:
+    """Send one message again and again, one request at a time on each connection."""
     if TOOL == "h2load":
-        return _h2load(address, message, connections, streams, seconds)
-    return _python(address, message, connections * streams, seconds)
+        return _h2load(address, method, message, connections, seconds)
+    return _python(address, method, message, connections, seconds)
 
 
-def _h2load(address: str, message: bytes, connections: int, streams: int, seconds: int) -> GrpcRate:
+def _h2load(address: str, method: str, message: bytes, connections: int, seconds: int) -> GrpcRate:
     """Raises RuntimeError when it reports nothing."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(struct.pack(">BI", 0, len(message)) + message)
         file.flush()
-        command = ["h2load", f"--duration={seconds}", "--warm-up-time=1", f"-c{connections}", f"-m{streams}"]
+        command = ["h2load", f"--duration={seconds}", "--warm-up-time=1", f"-c{connections}", "-m1"]
         command += ["-t1", f"--data={file.name}", "-Hcontent-type: application/grpc", "-Hte: trailers"]
         done = subprocess.run(
-            [*command, f"http://{address}{METHOD}"], capture_output=True, text=True, check=False
+            [*command, f"http://{address}{method}"], capture_output=True, text=True, check=False
         )
     rate = re.search(r"finished in .*?, ([\d.]+) req/s", done.stdout)
     states = re.search(r"(\d+) succeeded, (\d+) failed, (\d+) errored", done.stdout)
@@ -52,7 +52,7 @@ def _h2load(address: str, message: bytes, connections: int, streams: int, second
     return GrpcRate(float(rate[1]), int(states[2]) + int(states[3]))
 
 
-def _python(address: str, message: bytes, at_a_time: int, seconds: int) -> GrpcRate:
+def _python(address: str, method: str, message: bytes, at_a_time: int, seconds: int) -> GrpcRate:
     import grpc
 
     counted, failed, lock = 0, 0, threading.Lock()
@@ -61,7 +61,7 @@ def _python(address: str, message: bytes, at_a_time: int, seconds: int) -> GrpcR
     def client() -> None:
         nonlocal counted, failed
         with grpc.insecure_channel(address) as channel:
-            rpc = channel.unary_unary(METHOD)
+            rpc = channel.unary_unary(method)
             while time.monotonic() < until:
                 sent = [rpc.future(message) for _ in range(max(1, at_a_time // _THREADS))]
                 errors = sum(one.exception() is not None for one in sent)

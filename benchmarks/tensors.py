@@ -1,6 +1,7 @@
 """Small tensors: add and subtract two INT32 [16] over KServe v2 and TRTIS v1, HTTP and gRPC, one frontend, one worker.
 
-1. In every round each protocol is loaded from 1 and from 16 connections, after `/healthz`, which is HTTP alone.
+1. In every round each protocol is loaded from 1 and from 16 connections, after `/healthz`, which is HTTP alone, and
+   ServerLive, which is gRPC alone.
 2. Processor time of the frontend and of the worker is read around each load.
 3. One client sends the head of its request and the body apart: without TCP_NODELAY each would cost 40 ms.
 """
@@ -57,6 +58,9 @@ def message() -> bytes:
     return made.SerializeToString()
 
 
+_RPCS = {"ServerLive": (grpc_load.LIVE, b""), "KServe gRPC": (grpc_load.INFER, message())}
+
+
 def _sample(server: Server, address: str, route: str, connections: int, seconds: int) -> Sample:
     requests: dict[str, Request] = {
         "healthz": ("/healthz", {}, b""),
@@ -65,8 +69,9 @@ def _sample(server: Server, address: str, route: str, connections: int, seconds:
     }
     frontends, workers = frontend_pids(server), worker_pids(server)
     before = cpu_seconds(frontends), cpu_seconds(workers)
-    if route == "KServe gRPC":
-        rate = grpc_load.measure(address, message(), connections, 1, seconds)
+    if route in _RPCS:
+        method, sent = _RPCS[route]
+        rate = grpc_load.measure(address, method, sent, connections, seconds)
         found = (rate.per_s, float("nan"), float("nan"), rate.failed)
     else:
         found = _http(server, requests[route], connections, seconds)
@@ -96,7 +101,7 @@ def run(rounds: int, seconds: int) -> Report:
     tools = f"{TOOL}, {grpc_load.TOOL}"
     report = Report("tensors", "Small tensors", {"rounds": rounds, "seconds": seconds, "tools": tools})
     address = f"127.0.0.1:{free_port()}"
-    routes = ("healthz", "KServe HTTP", "KServe gRPC", "TRTIS HTTP")
+    routes = ("healthz", "ServerLive", "KServe HTTP", "KServe gRPC", "TRTIS HTTP")
     samples: list[Sample] = []
     with tensor_server(["add_sub"], grpc__enabled="true", grpc__bind=address) as server:
         for route in routes:
