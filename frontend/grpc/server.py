@@ -93,8 +93,9 @@ class GrpcServer:
             await farewell.say(
                 addresses.parse(self._services.settings.grpc.bind, address.SETTING)[1], FAREWELL_S
             )
-        left_s = began + graceful_s - min(GRACE_S, graceful_s / 3) - time.monotonic()
-        await self._server.stop(max(left_s, 0.0))
+        until = began + graceful_s - min(GRACE_S, graceful_s / 3)
+        await self._streams.ended(max(until - time.monotonic(), 0.0))
+        await self._server.stop(max(until - time.monotonic(), 0.0))
 
 
 def _without_clients_faults(record: logging.LogRecord) -> bool:

@@ -4,11 +4,14 @@
 2. Each runs as a task. Its answer is written in the order of the requests, or of the answers (`Method.ordered`).
    `Several` answers to one message are written as they come, with the error that ends them, by a task of their own.
 3. When the client has said all, or this frontend drains, no more is read; what is in work is answered, then it ends.
+4. After a drain connections stay for a moment: gRPC closes them with the server, and a client that is still writing
+   into a closed one never reads how its stream ended.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 from grpc import aio
@@ -20,6 +23,8 @@ from frontend.grpc.unary import Rpc, Unary, Unwritten
 from ipc import deadline
 from ipc.errors import Draining, PenstockError
 
+LINGER_S = 0.25
+"""Time for clients to read how their streams ended."""
 END_AT_ERROR = "triton_grpc_error"
 """Metadata of a client that wants the stream to end with a gRPC error at the first failure."""
 
@@ -31,6 +36,7 @@ class Streams:
         self.limit = limit
         self.draining = False
         self._open: set[_Stream] = set()
+        self._changed = asyncio.Event()
 
     def of(self, runner: Unary) -> StreamMethod:
         """The streams of one method."""
@@ -46,12 +52,23 @@ class Streams:
             await stream.run()
         finally:
             self._open.discard(stream)
+            self._changed.set()
 
     def drain(self) -> None:
         """Read no more from any stream."""
         self.draining = True
         for stream in self._open:
             stream.drain()
+
+    async def ended(self, timeout_s: float) -> None:
+        """Wait until all streams have ended and their clients could read it, at most so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._open:
+                    self._changed.clear()
+                    await self._changed.wait()
+                    if not self._open:
+                        await asyncio.sleep(LINGER_S)
 
 
 class StreamMethod:
