@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FAKE_CATALOG = ROOT / "tests" / "fakes" / "catalog"
 START_TIMEOUT_S = 60.0
 MAX_PAUSE_S = 0.1
+PORTS_EACH = 797
+"""More than one test process takes."""
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = 15.0, what: str = "condition") -> Any:
@@ -53,10 +55,24 @@ async def eventually(condition: Callable[[], Awaitable[Any]], what: str, timeout
 
 
 def free_port() -> int:
-    """A TCP port on 127.0.0.1 that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port on 127.0.0.1 that nobody listens on, and that no connection is given before its server listens."""
+    for port in _PORTS:
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
+def _ports() -> Iterator[int]:
+    """Ports below those of outgoing connections. Every test process begins elsewhere."""
+    first_of_connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    count = first_of_connections // 2
+    start = os.getpid() * PORTS_EACH % count
+    for number in range(count):
+        yield first_of_connections - 1 - (start + number) % count
+
+
+_PORTS = _ports()
 
 
 def alive(pid: int) -> bool:

@@ -162,7 +162,7 @@ def test_files_make_a_model_that_the_repository_does_not_have(server: Server, tm
     unload(server, "brought")
     wait_until(lambda: rows(server, 4, "brought") == 404, 30, "the end of the model")
     assert not kept(server)
-    assert load(server, "brought").status == 500
+    wait_until(lambda: load(server, "brought").status == 500, 30, "every frontend's word that there is none")
 
 
 def test_a_plain_load_after_an_unload_finds_the_repositorys_own(server: Server) -> None:
