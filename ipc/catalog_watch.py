@@ -81,3 +81,10 @@ class CatalogWatch:
             return False
         self._read = now
         return True
+
+    def was_read(self, files: Files) -> None:
+        """The catalog has been read since, from these files, which may have been others than at the last look.
+
+        Without this, a change that was read between two looks and taken back before the second would not be noticed.
+        """
+        self._read = files

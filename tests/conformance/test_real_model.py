@@ -120,9 +120,8 @@ def test_a_vector_does_not_depend_on_its_neighbours(server: Server) -> None:
     assert np.abs(among[len(neighbours)] - alone[0]).max() <= 1e-6
 
 
-@pytest.mark.parametrize(
-    "count", [200, pytest.param(2000, marks=[pytest.mark.long, pytest.mark.timeout(600)])]
-)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.long)])
 def test_passages_in_mixed_concurrent_requests_get_the_models_vectors(server: Server, count: int) -> None:
     texts = list(passages(count))
     chosen = random.Random(11)

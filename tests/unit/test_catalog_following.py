@@ -1,4 +1,4 @@
-"""The frontend's follower of the catalog: whatever a look raises, it looks again."""
+"""The frontend's follower of the catalog: whatever a look raises, it looks again, and nothing that was read stays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from frontend import catalog_following
 from frontend.catalog_following import CatalogFollower
 from ipc import settings
-from ipc.catalog import Catalog, DirectorySource, ModelEntry
+from ipc.catalog import Catalog, DirectorySource, ModelEntry, load_catalog
 from ipc.errors import ConfigError
 
 OLD, NEW = (ModelEntry(f"org/{name}", DirectorySource("/w")) for name in ("old", "new"))
@@ -54,3 +54,17 @@ def test_after_any_exception_the_next_change_is_still_followed(
 
     asyncio.run(follow())
     assert list(catalog) == ["org/new"]
+
+
+def test_a_change_that_was_read_by_itself_and_taken_back_before_a_look_does_not_stay(tmp_path: Path) -> None:
+    text = "id: org/{}\nsource: {{kind: directory, path: /w}}\n"
+    (tmp_path / "old.yaml").write_text(text.format("old"))
+    catalog = load_catalog([str(tmp_path)])
+    follower = CatalogFollower(settings.load(flags={"catalog.dirs": str(tmp_path)}, environ={}), catalog)
+    brought = tmp_path / "new.yaml"
+    brought.write_text(text.format("new"))
+    assert asyncio.run(follower.reload())
+    assert "org/new" in catalog
+    brought.unlink()
+    looks = [follower.look() for _ in range(3)]
+    assert [list(found) for found in looks if found is not None] == [["org/old"]]

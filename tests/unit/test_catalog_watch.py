@@ -48,6 +48,14 @@ def test_a_change_between_reading_and_watching_is_not_missed(tmp_path: Path) -> 
     assert [watch.changed(), watch.changed()] == [False, True]
 
 
+def test_what_was_read_between_two_looks_is_what_the_next_is_held_against(tmp_path: Path) -> None:
+    watch = CatalogWatch([str(tmp_path)])
+    (tmp_path / "a.yaml").write_text(MODEL.format("a"))
+    watch.was_read(load_catalog([str(tmp_path)]).files)
+    (tmp_path / "a.yaml").unlink()
+    assert [watch.changed() for _ in range(2)] == [True, False]
+
+
 def test_a_catalog_is_replaced_for_all_who_hold_it(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(MODEL.format("a"))
     held = load_catalog([str(tmp_path)])

@@ -268,6 +268,7 @@ class Keeper:
         except (OSError, ValueError, RecursionError) as error:
             log.error("the catalog's files cannot be followed, the old catalog stays: %s", error)
             return
+        self._watch.was_read(catalog.files)
         log.info("the catalog changed: it has %d models now", len(catalog))
         accepted.keep(self._settings.paths.root, chosen, catalog)
         self._wanted = catalog
