@@ -20,8 +20,8 @@ from frontend.protocols.registry import protocols
 from frontend.services import Services
 from frontend.status.page import PageResource
 from frontend.status.stream import StreamResource
-from ipc import settings
 from ipc.errors import PenstockError
+from ipc.settings import Settings
 
 
 class Application:
@@ -33,15 +33,14 @@ class Application:
     """
 
     def __init__(
-        self, app: falcon.asgi.App[Any, Any], access: Gate, max_body_bytes: int, listeners: Listeners
+        self, app: falcon.asgi.App[Any, Any], access: Gate, settings: Settings, listeners: Listeners
     ) -> None:
-        self._app, self._access, self._max_body_bytes = app, access, max_body_bytes
-        self._listeners = listeners
+        self._app, self._access, self._settings, self._listeners = app, access, settings, listeners
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """One ASGI scope."""
         if scope["type"] != "lifespan" and not self._listeners.serves(scope):
-            await refuse(scope, send)
+            await refuse(scope, send, self._settings)
             return
         admitted = scope["type"] == "lifespan" or self._access.admit(scope)
         if scope["type"] == "websocket":
@@ -49,7 +48,7 @@ class Application:
         elif scope["type"] == "http":
             if CALLBACK_KEY not in scope:
                 receive = noting(scope, receive)
-            if not admitted or _declared_nbytes(scope) > self._max_body_bytes:
+            if not admitted or _declared_nbytes(scope) > self._settings.limits.max_body_bytes:
                 receive = _unread
         await self._app(scope, receive, send)
 
@@ -65,7 +64,7 @@ async def _unread() -> dict[str, Any]:
     return {"type": "http.request", "body": b"", "more_body": True}
 
 
-def create(config: settings.Settings | None = None) -> Application:
+def create(config: Settings | None = None) -> Application:
     """The application for `config` (the one that the arbiter accepted when None)."""
     chosen = configuration.current() if config is None else configuration.read(config)
     services = Services(chosen.settings, chosen.catalog, chosen.access)
@@ -95,6 +94,4 @@ def create(config: settings.Settings | None = None) -> Application:
     pages.mount(app)
     for protocol in known:
         protocol.mount(app, services)
-    return Application(
-        app, services.access, chosen.settings.limits.max_body_bytes, Listeners(chosen.settings.server)
-    )
+    return Application(app, services.access, chosen.settings, Listeners(chosen.settings.server))

@@ -27,9 +27,12 @@ class CatalogFollower:
     """Replaces the content of `catalog` when its files change."""
 
     def __init__(
-        self, settings: Settings, catalog: Catalog, is_loaded: Callable[[str], bool] = lambda name: False
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        is_loaded: Callable[[str, str], bool] = lambda name, revision: False,
     ) -> None:
-        """`is_loaded` tells whether some worker has a model."""
+        """`is_loaded` tells whether some worker has a model, with files of that revision."""
         self._settings, self._catalog, self._is_loaded = settings, catalog, is_loaded
         self._wanted: Catalog | None = None
         """The catalog of the files, while more than that is served."""
@@ -82,6 +85,10 @@ class CatalogFollower:
                 self._wanted = found
                 self._serve()
         return changed
+
+    def chosen(self, model: str) -> tuple[int, ...]:
+        """The versions of a repository model that its files choose; more are served until one of them is loaded."""
+        return (self._wanted or self._catalog).versions.get(model, ())
 
     async def _follow(self) -> None:
         async with self._turn:

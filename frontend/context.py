@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from frontend.access.gate import ANONYMOUS, Grant
 from ipc import deadline
 from ipc.errors import Cancelled, DeadlineExceeded, InvalidInput, PenstockError
-from ipc.settings import Limits
+from ipc.settings import Limits, Server
 
 if TYPE_CHECKING:
     from falcon.asgi import Request
@@ -31,7 +31,8 @@ class RequestContext:
     `parent` is the caller's traceparent in the form of version 00; `traceparent` is that of our own span, empty unless
     the request is traced. `counted_status` is the HTTP status that the request is counted under, where its contract
     answers every failure with the same one; 0: that of the answer. `streams`: the answer is made while it is sent, and
-    who makes it says when the request has ended.
+    who makes it says when the request has ended. `start_by_ns` above 0 is when the request stops waiting for its turn
+    on a device, before its deadline; what runs by then goes on.
     """
 
     request_id: str
@@ -39,6 +40,7 @@ class RequestContext:
     parent: str
     started: float
     deadline_ns: int
+    start_by_ns: int = 0
     model: str = ""
     operation: str = ""
     error: str = ""
@@ -48,6 +50,11 @@ class RequestContext:
     span: ServerSpan | None = None
     grant: Grant = ANONYMOUS
     phases: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def waits_until_ns(self) -> int:
+        """When it stops waiting for whatever it has to wait for before a device begins it."""
+        return self.start_by_ns or self.deadline_ns
 
     def ended_early(self) -> PenstockError:
         """Why the request was cancelled: its deadline passed, or its client went away."""
@@ -92,6 +99,18 @@ def make_plain() -> RequestContext:
     """Context of a request that was refused before its own could be made."""
     request_id, trace_id = random.getrandbits(128), random.getrandbits(128)
     return RequestContext(f"req_{request_id:032x}", f"{trace_id:032x}", "", time.perf_counter(), 0)
+
+
+def common_headers(made: RequestContext, server: Server) -> dict[str, str]:
+    """What every answer says of its request and of the server."""
+    common = {
+        "X-Request-ID": made.request_id,
+        "X-Trace-ID": made.trace_id,
+        "X-SIE-Server-Version": server.version_header,
+    }
+    if made.parent:
+        common["traceparent"] = made.parent
+    return common
 
 
 def shorten(context: RequestContext, req: Request, limits: Limits) -> None:

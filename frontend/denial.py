@@ -10,7 +10,8 @@ from falcon.asgi import Request, WebSocket
 
 SEND_KEY = "penstock.send"
 """Where the application leaves the server's `send` in the scope of a WebSocket."""
-_EXTENSION = "websocket.http.response"
+HANDSHAKE_ANSWER = "websocket.http.response"
+"""The ASGI extension."""
 
 
 async def deny(
@@ -18,7 +19,7 @@ async def deny(
 ) -> None:
     """Answer a handshake with `status` and a JSON body; where the server cannot do that, it becomes a bare 403."""
     send = req.scope.get(SEND_KEY)
-    if not ws.unaccepted or send is None or _EXTENSION not in (req.scope.get("extensions") or {}):
+    if not ws.unaccepted or send is None or HANDSHAKE_ANSWER not in (req.scope.get("extensions") or {}):
         await ws.close()
         return
     fields = [(b"content-type", b"application/json"), (b"connection", b"close")]

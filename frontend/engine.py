@@ -52,12 +52,16 @@ class Engine:
 
     def status(self, model: str) -> ModelStatus:
         """State of a model over all workers: loaded when one of them has it, else the state that tells most."""
-        found = [c.models[model] for c in self.client.channels if c.state == "ready" and model in c.models]
+        found = self._told(model)
         return min(found, key=lambda s: STATE_ORDER.index(s.state), default=ModelStatus(model, "available"))
 
-    def is_loaded(self, model: str) -> bool:
-        """Whether some worker has the model."""
-        return self.status(model).state == "loaded"
+    def _told(self, model: str) -> list[ModelStatus]:
+        return [c.models[model] for c in self.client.channels if c.state == "ready" and model in c.models]
+
+    def is_loaded(self, model: str, revision: str = "") -> bool:
+        """Whether some worker has the model, with files of that revision (empty: whichever)."""
+        told = self._told(model)
+        return any(each.state == "loaded" and revision in ("", each.revision) for each in told)
 
     async def ensure_loaded(self, model: str, deadline_ns: int) -> ModelStatus:
         """Wait until some worker has the model, at most `limits.load_wait_s` or `limits.restart_wait_s`.
@@ -67,9 +71,12 @@ class Engine:
         await self.client.ready(model, deadline_ns)
         return self.status(model)
 
-    def cost_of(self, lengths: list[int], status: ModelStatus, images: int = 0) -> int:
+    def cost_of(
+        self, lengths: list[int], status: ModelStatus, images: int = 0, overflow: str = "truncate"
+    ) -> int:
         """Estimated tokens of `images`, and of texts of these characters: four a token, cut at the model's length."""
-        longest = status.max_sequence_length or 512
+        most = self.settings.limits.max_chunked_tokens
+        longest = most if overflow == "chunk" else status.max_sequence_length or 512
         texts = sum(min(characters // 4 + 2, longest) for characters in lengths)
         return texts + images * status.image_tokens
 
@@ -143,6 +150,7 @@ class Engine:
             caller=grant.caller,
             share=grant.share,
             payload=payload,
+            start_by_ns=context.start_by_ns,
         )
 
     @staticmethod
@@ -171,6 +179,7 @@ class Engine:
             return False, "models are loading"
         chosen = self.settings.catalog
         first = preloaded_names(self.catalog, chosen.preload, chosen.models, chosen.serve_all)
-        if first and all(self.status(name).error_class for name in first):
+        found = [self.status(name) for name in first]
+        if found and all(each.error_class and each.state != "loaded" for each in found):
             return False, "no model could be loaded"
         return True, "ok"

@@ -9,6 +9,7 @@ from falcon.asgi import Request, Response
 
 from frontend.services import Services
 from ipc import metrics
+from ipc.infer_families import split_id
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -49,12 +50,21 @@ class MetricsResource:
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._tags: dict[tuple[str, int], dict[str, str]] = {}
 
     async def on_get(self, req: Request, resp: Response) -> None:
         """Merge the slots' files in a thread."""
         self._services.recorder.flush()
         resp.content_type = METRICS_TYPE
-        resp.data = await asyncio.to_thread(metrics.render, self._services.settings.paths)
+        self._note_tags()
+        resp.data = await asyncio.to_thread(metrics.render, self._services.settings.paths, dict(self._tags))
+
+    def _note_tags(self) -> None:
+        """The tags in the configurations of models; those of an unloaded one are kept, since its figures are."""
+        for channel in self._services.client.channels:
+            for status in channel.models.values():
+                if status.config is not None:
+                    self._tags[split_id(status.name)] = status.config.metric_tags
 
 
 class HealthResource:

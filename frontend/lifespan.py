@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from frontend import announce, version
@@ -19,7 +20,7 @@ from frontend.engine import Engine
 from frontend.protocols.registry import grpc_services
 from frontend.recording import Recorder
 from frontend.services import Services
-from frontend.tensors import extensions
+from frontend.tensors import extensions, states
 from frontend.tensors.uploading import InputRoom
 from frontend.tracing import starting
 from ipc import copies, logs, metrics, sweep
@@ -85,7 +86,7 @@ class Lifespan:
         services.client.start()
         services.started = True
         services.client.demand.replicas = services.engine.replicas
-        services.client.demand.known = services.catalog.__contains__
+        services.client.demand.known = partial(states.may_be_loaded, services)
         services.follower = CatalogFollower(settings, services.catalog, services.engine.is_loaded)
         await services.follower.catch_up()
         self._grpc = await _start_grpc(services)

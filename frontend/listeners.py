@@ -13,13 +13,16 @@ from typing import Any
 from gunicorn.util import parse_address
 
 from frontend.addresses import parse
+from frontend.context import common_headers, of_ids
+from frontend.denial import HANDSHAKE_ANSWER
 from ipc.errors import ConfigError
-from ipc.settings import Server
+from ipc.settings import Server, Settings
 
 _METRICS = "/metrics"
 _HEALTH = frozenset(("/livez", "/readyz", "/healthz", "/health", "/api/health"))
 _HEALTH_FOLDERS = ("/v2/health/", "/api/health/")
 _REFUSAL = b'{"detail":"Not Found"}'
+_IDS = (b"x-request-id", b"traceparent")
 
 
 def addresses(server: Server) -> list[str]:
@@ -79,11 +82,19 @@ def _main_port(bind: str) -> int:
     return found[1] if isinstance(found, tuple) else -1
 
 
-async def refuse(scope: dict[str, Any], send: Any) -> None:
-    """404 for a request; the refusal of a WebSocket handshake."""
-    if scope["type"] == "websocket":
+async def refuse(scope: dict[str, Any], send: Any, settings: Settings) -> None:
+    """404 for a request or a WebSocket handshake; where the server cannot answer that one, it becomes a bare 403."""
+    handshake = scope["type"] == "websocket"
+    if handshake and HANDSHAKE_ANSWER not in (scope.get("extensions") or {}):
         await send({"type": "websocket.close"})
         return
+    given = {name: value.decode("latin-1") for name, value in scope["headers"] if name in _IDS}
+    made = of_ids(given.get(_IDS[0], ""), given.get(_IDS[1], ""), settings.limits)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(_REFUSAL))]
-    await send({"type": "http.response.start", "status": 404, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else _REFUSAL})
+    if handshake:
+        headers.append((b"connection", b"close"))
+    for name, value in common_headers(made, settings.server).items():
+        headers.append((name.lower().encode(), value.encode("latin-1")))
+    kind = HANDSHAKE_ANSWER if handshake else "http.response"
+    await send({"type": f"{kind}.start", "status": 404, "headers": headers})
+    await send({"type": f"{kind}.body", "body": b"" if scope.get("method") == "HEAD" else _REFUSAL})

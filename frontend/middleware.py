@@ -9,7 +9,7 @@ import falcon
 import orjson
 from falcon.asgi import Request, Response, WebSocket
 
-from frontend import context
+from frontend import context, tracebacks
 from frontend.denial import deny
 from frontend.finishing import Outcome, finish
 from frontend.protocols.registry import WireProtocol, protocol_of
@@ -41,14 +41,7 @@ class RequestMiddleware:
         logs.request_id.set(made.request_id)
 
     def _common(self, made: context.RequestContext) -> dict[str, str]:
-        common = {
-            "X-Request-ID": made.request_id,
-            "X-Trace-ID": made.trace_id,
-            "X-SIE-Server-Version": self._services.settings.server.version_header,
-        }
-        if made.parent:
-            common["traceparent"] = made.parent
-        return common
+        return context.common_headers(made, self._services.settings.server)
 
     async def process_response(
         self, req: Request, resp: Response, resource: object, req_succeeded: bool
@@ -93,6 +86,7 @@ class ErrorRenderer:
         ws: WebSocket | None = None,
     ) -> None:
         """An error of the tree."""
+        tracebacks.forget(error)
         made = getattr(req.context, "penstock", None)
         if made is not None:
             made.error = error.code

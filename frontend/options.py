@@ -11,16 +11,9 @@ from typing import Any
 from frontend.texts import check_shared
 from ipc.catalog import Catalog, ModelEntry
 from ipc.errors import InvalidInput
+from ipc.field_names import IN_PARAMS, FieldNames
+from ipc.option_names import OVERFLOW_POLICIES
 from ipc.settings import Limits
-
-OVERFLOW_POLICIES = {
-    "default": "truncate",
-    "truncate_text": "truncate",
-    "truncate_left": "truncate_left",
-    "chunk": "chunk",
-    "error": "error",
-}
-"""Values of `overflow_policy`, and what workers call them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +28,14 @@ class Resolved:
     lora: str
 
 
-def typed(options: dict[str, Any], name: str, kind: type, text: str, where: str) -> Any:
-    """`options[name]`, or None. Raises `InvalidInput` when it is not a `kind` (called `text` in the message)."""
+def typed(options: dict[str, Any], name: str, kind: type, text: str, before: str) -> Any:
+    """`options[name]`, or None. Raises `InvalidInput` when it is not a `kind` (called `text` in the message).
+
+    `before` is as in `FieldNames.options`.
+    """
     value = options.get(name)
     if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
-        raise InvalidInput(f"{where}.{name}: expected {text}, got {type(value).__name__}")
+        raise InvalidInput(f"{before}{name}: expected {text}, got {type(value).__name__}")
     return value
 
 
@@ -50,21 +46,32 @@ def resolve(
     catalog: Catalog,
     items: int,
     limits: Limits,
-    where: str = "params.options",
+    names: FieldNames = IN_PARAMS,
 ) -> Resolved:
     """Resolve the options of a request over `items` items. Raises `InvalidInput` that names the field."""
-    request = {name: value for name, value in (given or {}).items() if value is not None}
-    entry, explicit = _choose(entry, request, catalog, where)
+    request, before = _present(given), names.options
+    entry, explicit = _choose(entry, request, catalog, before)
     options = {**entry.runtime, **request}
     options.pop("profile", None)
     if instruction is None:
-        instruction = typed(options, "instruction", str, "str", where)
+        instruction = typed(options, "instruction", str, "str", before)
     if instruction is not None:
-        beside = where.removesuffix("options") if where.endswith("options") else f"{where}."
-        check_shared(instruction, f"{beside}instruction", items, limits)
-    return Resolved(
-        entry, explicit, options, instruction, _overflow(options, where), _lora(request, entry.runtime, where)
-    )
+        check_shared(instruction, f"{before.removesuffix('options.')}instruction", items, limits)
+    overflow = _overflow(options, before)
+    return Resolved(entry, explicit, options, instruction, overflow, _lora(request, entry.runtime, before))
+
+
+def check_options(given: dict[str, Any] | None, names: FieldNames = IN_PARAMS) -> None:
+    """Raise `InvalidInput` for options that no model could take, by their types and the overflow policy."""
+    options, before = _present(given), names.options
+    for name in ("profile", "instruction"):
+        typed(options, name, str, "str", before)
+    _overflow(options, before)
+    _lora(options, {}, before)
+
+
+def _present(given: dict[str, Any] | None) -> dict[str, Any]:
+    return {name: value for name, value in (given or {}).items() if value is not None}
 
 
 def target_of(entry: ModelEntry, options: dict[str, Any] | None, catalog: Catalog) -> ModelEntry:
@@ -76,32 +83,32 @@ def target_of(entry: ModelEntry, options: dict[str, Any] | None, catalog: Catalo
 
 
 def _choose(
-    entry: ModelEntry, options: dict[str, Any], catalog: Catalog, where: str
+    entry: ModelEntry, options: dict[str, Any], catalog: Catalog, before: str
 ) -> tuple[ModelEntry, bool]:
-    profile = typed(options, "profile", str, "str", where)
+    profile = typed(options, "profile", str, "str", before)
     if profile is None:
         return entry, ":" in entry.id
     known = sorted({"default", *entry.profiles})
     if profile not in known:
         raise InvalidInput(
-            f"{where}.profile: unknown profile {profile[:64]!r}, available are {', '.join(known)}"
+            f"{before}profile: unknown profile {profile[:64]!r}, available are {', '.join(known)}"
         )
     return (entry if profile == "default" else catalog[f"{entry.id}:{profile}"]), True
 
 
-def _overflow(options: dict[str, Any], where: str) -> str:
-    policy = typed(options, "overflow_policy", str, "str", where)
+def _overflow(options: dict[str, Any], before: str) -> str:
+    policy = typed(options, "overflow_policy", str, "str", before)
     if policy is not None and policy not in OVERFLOW_POLICIES:
         known = ", ".join(OVERFLOW_POLICIES)
-        raise InvalidInput(f"{where}.overflow_policy: {policy[:64]!r} is not one of {known}")
+        raise InvalidInput(f"{before}overflow_policy: {policy[:64]!r} is not one of {known}")
     return OVERFLOW_POLICIES[policy or "default"]
 
 
-def _lora(request: dict[str, Any], runtime: dict[str, Any], where: str) -> str:
+def _lora(request: dict[str, Any], runtime: dict[str, Any], before: str) -> str:
     """The request's LoRA adapter under either name, else the profile's."""
     for options in (request, runtime):
         for name in ("lora", "lora_id"):
-            found = typed(options, name, str, "str", where)
+            found = typed(options, name, str, "str", before)
             if found is not None:
                 return str(found)
     return ""

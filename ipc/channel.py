@@ -87,8 +87,7 @@ class Channel:
         self.free_bytes = 0
         self.credits = Credits(0, 0, 0.0)
         self.stats: Stats | None = None
-        self.device = ""
-        self.threads = 0
+        self.device, self.uuid, self.threads = "", "", 0
         self._outstanding = Outstanding()
         self.foreign_cost = 0.0
         self._context, self._paths, self._name, self._changed = context, paths, name, changed
@@ -297,7 +296,8 @@ class Channel:
         elif isinstance(message, Welcome):
             if self._mapping is None and self.state == "connecting":
                 # NOTE: taken in now, since newer credits and states may lie right behind.
-                self.credits, self.device, self.threads = message.credits, message.device, message.threads
+                self.credits, self.device = message.credits, message.device
+                self.uuid, self.threads = message.uuid, message.threads
                 self._set_models(message)
                 self._mapping = self._loop.create_task(self._welcomed(message))
         elif isinstance(message, Leaving):

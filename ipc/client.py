@@ -175,7 +175,7 @@ class Client:
                 await asyncio.sleep(FULL_WAIT_S)
             except LoraLoading:
                 lora_until = lora_until or deadline.after(self._limits.load_wait_s)
-                if not await self._lora_loaded(channel, request, min(lora_until, request.deadline_ns)):
+                if not await self._lora_loaded(channel, request, min(lora_until, request.waits_until_ns)):
                     raise
             except QueueFull:
                 # Another worker may have room; a request that was lost before waits for one.
@@ -199,6 +199,9 @@ class Client:
                     raise SequenceLost(
                         f"the worker was lost, and with it the state of sequence {name!a}, which must begin again"
                     ) from lost
+                if lost.suspect:
+                    # The device had begun it in time.
+                    request.start_by_ns = 0
                 error = attempts.next_error(lost, channel.slot, request.deadline_ns, self._budget)
                 if isinstance(error, WorkerCrashed):
                     self.poison.add(request.model, request.call, input_arena.bytes_of(request.payload))
@@ -240,7 +243,7 @@ class Client:
                 lora=request.call.lora,
             )
 
-        return await self._until(pick, request.model, request.deadline_ns, patient=bool(attempts.losses))
+        return await self._until(pick, request.model, request.waits_until_ns, patient=bool(attempts.losses))
 
     def _home(self, request: Request, name: int | str, attempts: retry.Attempts) -> Channel:
         """The channel of a sequence; where it begins, other workers are told that theirs of that id is over."""
@@ -352,6 +355,7 @@ class Client:
                 request.caller,
                 request.share,
                 parts,
+                request.start_by_ns,
             )
 
         return channel.submit(build, request.payload)

@@ -4,7 +4,8 @@
    a second. One that still unloads the model may be asked too: it loads it again afterwards.
 2. `tick` looks at all models: one that keeps its workers busy, or that has fewer workers than its entry asks for, gets
    another one.
-3. `load` and `unload` are what an operator asks for by name; they wait until the workers say that it is done.
+3. `load` and `unload` are what an operator asks for by name; they wait until the workers say that it is done. `renew`
+   is the part of a load that concerns workers which serve the model as its files were before.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Demand:
         self.replicas: Callable[[str], int] = lambda model: 1
         """Workers that a model should have, by its name."""
         self.known: Callable[[str], bool] = lambda model: True
-        """Whether the catalog has a model (still)."""
+        """Whether the catalog has a model (still) that requests may have loaded."""
 
     def want(self, model: str) -> None:
         """A request waits for a model that nobody has. Raises `ModelNotFound` when the catalog has lost it."""
@@ -56,6 +57,8 @@ class Demand:
         for model in sorted(
             {name for c in up for name, status in c.models.items() if status.state == "loaded"}
         ):
+            if not self.known(model):
+                continue
             views = self._views(model)
             slot = placement.lacking(views, self.replicas(model))
             self._ask(self._busy.another(model, views, now) if slot is None else slot, model)
@@ -116,6 +119,32 @@ class Demand:
         if found.state == "failed":
             raise routing.explain([channel], model)
         return found.state
+
+    async def renew(self, model: str, until: Callable[[Callable[[], bool]], Awaitable[None]]) -> None:
+        """Wait until all workers that serve older files of a model serve the present ones; `until` as for `load`.
+
+        What failed before is tried again. Raises why a worker cannot load them; it goes on with the older ones.
+        """
+        behind = [channel for channel in self._up() if channel.models.get(model, _NOTHING).next]
+        failed = {c.slot: c.models[model].attempts for c in behind if c.models[model].error_class}
+        for channel in behind:
+            if channel.slot in failed:
+                channel.load(model, explicit=True)
+
+        def refuses(channel: Channel) -> bool:
+            found = channel.models.get(model, _NOTHING)
+            if channel.state != "ready" or not (found.next and found.error_class):
+                return False
+            return found.attempts > failed.get(channel.slot, -1)
+
+        def ended(channel: Channel) -> bool:
+            found = channel.models.get(model, _NOTHING)
+            return channel.state != "ready" or not found.next or refuses(channel)
+
+        await until(lambda: all(ended(channel) for channel in behind))
+        refusing = next((channel for channel in behind if refuses(channel)), None)
+        if refusing is not None:
+            raise routing.why_failed(refusing.models[model])
 
     async def unload(
         self, model: str, wait: bool, until: Callable[[Callable[[], bool]], Awaitable[None]]

@@ -14,7 +14,7 @@ from ipc.messages import Call, InferCall, ItemError, TensorInfo, Timing, Trace
 
 @dataclass(slots=True)
 class Request:
-    """One call on its way: what, until when, for whom, and how dear.
+    """One call on its way: what, until when, for whom, and how dear. `start_by_ns` is as in `Submit`.
 
     `payload` are the raw tensors of an infer call, whose own `block` stays None: bytes, which travel in a message, or a
     block of `Client.inputs`. Neither may change before the call has ended, and the block is still the caller's then.
@@ -30,6 +30,12 @@ class Request:
     caller: str = ""
     share: float = 1.0
     payload: Payload = None
+    start_by_ns: int = 0
+
+    @property
+    def waits_until_ns(self) -> int:
+        """When it stops waiting for its turn on a device."""
+        return min(self.start_by_ns or self.deadline_ns, self.deadline_ns)
 
     @property
     def sequence(self) -> int | str | None:
@@ -84,6 +90,11 @@ class Reply:
     def worker(self) -> int:
         """Slot of the worker that answered."""
         return self._channel.slot
+
+    @property
+    def uuid(self) -> str:
+        """Of the device of that worker; `cpu` for none."""
+        return self._channel.uuid
 
     @property
     def leased(self) -> bool:

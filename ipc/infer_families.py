@@ -1,7 +1,8 @@
 """Metric families of the tensor protocols: requests as frontends count them, runs of models as workers do.
 
 Batch sizes above 32 are rounded up to a power of two in labels (`size_label`), so that their number is bounded; rows
-are counted exactly beside them. `ipc.nv_families` shows the same figures under the names that other servers use.
+are counted exactly beside them. `uuid` is that of the device that ran. `ipc.nv_families` shows the same figures under
+the names that other servers use.
 """
 
 from __future__ import annotations
@@ -19,22 +20,30 @@ CALLS = ("status", "profile", "health", "control", "regions", "index")
 
 _MODEL = ("model", "version")
 _SIZED = (*_MODEL, "batch_size")
+_ANSWERED = (*_SIZED, "uuid")
+_RUN = ("model", "batch_size", "uuid")
 _GPU = ("worker", "uuid")
 
 FRONTEND = (
-    Family("infer_requests", "counter", "penstock_infer_requests", "Tensor requests answered.", _SIZED),
+    Family("infer_requests", "counter", "penstock_infer_requests", "Tensor requests answered.", _ANSWERED),
     Family(
-        "infer_seconds", "counter", "penstock_infer_request_seconds", "Time of the answered ones.", _SIZED
+        "infer_seconds", "counter", "penstock_infer_request_seconds", "Time of the answered ones.", _ANSWERED
     ),
-    Family("infer_queue", "counter", "penstock_infer_queue_seconds", "Of it, waiting.", _SIZED),
+    Family("infer_queue", "counter", "penstock_infer_queue_seconds", "Of it, waiting.", _ANSWERED),
     Family(
-        "infer_input", "counter", "penstock_infer_compute_input_seconds", "Of it, reading inputs.", _SIZED
+        "infer_input", "counter", "penstock_infer_compute_input_seconds", "Of it, reading inputs.", _ANSWERED
     ),
-    Family("infer_compute", "counter", "penstock_infer_compute_seconds", "Of it, in the model.", _SIZED),
+    Family("infer_compute", "counter", "penstock_infer_compute_seconds", "Of it, in the model.", _ANSWERED),
     Family(
-        "infer_output", "counter", "penstock_infer_compute_output_seconds", "Of it, writing outputs.", _SIZED
+        "infer_output",
+        "counter",
+        "penstock_infer_compute_output_seconds",
+        "Of it, writing outputs.",
+        _ANSWERED,
     ),
-    Family("infer_rows", "counter", "penstock_infer_rows", "Batch sizes of answered requests.", _MODEL),
+    Family(
+        "infer_rows", "counter", "penstock_infer_rows", "Batch sizes of answered requests.", (*_MODEL, "uuid")
+    ),
     Family(
         "infer_failures",
         "counter",
@@ -55,29 +64,27 @@ FRONTEND = (
     Family("infer_calls_time", "counter", "penstock_infer_calls_seconds", "Time of them.", ("kind",)),
 )
 WORKER = (
-    Family(
-        "runs", "counter", "penstock_infer_runs", "Runs of models by batch size.", ("model", "batch_size")
-    ),
+    Family("runs", "counter", "penstock_infer_runs", "Runs of models by batch size.", _RUN),
     Family(
         "runs_input",
         "counter",
         "penstock_infer_runs_input_seconds",
         "Joining and placing their inputs.",
-        ("model", "batch_size"),
+        _RUN,
     ),
     Family(
         "runs_compute",
         "counter",
         "penstock_infer_runs_compute_seconds",
         "The runs themselves.",
-        ("model", "batch_size"),
+        _RUN,
     ),
     Family(
         "runs_output",
         "counter",
         "penstock_infer_runs_output_seconds",
         "Writing their outputs.",
-        ("model", "batch_size"),
+        _RUN,
     ),
     Family("parts", "counter", "penstock_stream_parts", "Parts of streamed answers.", ("model",)),
     Family(

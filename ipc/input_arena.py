@@ -40,6 +40,10 @@ class InputBlock:
         """What a worker must have been told before the block is named to it."""
         return self._arena.inputs
 
+    def shorten(self, nbytes: int) -> None:
+        """The payload is the first `nbytes` of it; what lies behind them is nobody's."""
+        self.buffer = self.buffer[:nbytes]
+
     def release(self) -> None:
         """The owner needs it no more: `buffer` must not be touched again. Safe to call twice and at any time."""
         self._released = True

@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from ipc.field_names import FieldNames
 from ipc.model_config import ModelConfig
 
-VERSION = 4
+VERSION = 5
 LANES = ("interactive", "bulk")
 OVERFLOWS = ("truncate", "truncate_left", "chunk", "error")
 
@@ -42,11 +43,9 @@ class EncodeCall(Wire, frozen=True, tag="encode"):
     """Encode `items` into `outputs` (`dense`, `sparse`, `multivector`).
 
     In every call `options` are the model's runtime options with the request's laid over them, `overflow` says what
-    happens to an item that is too long (`OVERFLOWS`), `lora` names an adapter ("": none), and `options_field` is the
-    path of the options in the request, for messages.
+    happens to an item that is too long (`OVERFLOWS`), `lora` names an adapter ("": none), and `names` is for messages.
     """
 
-    options_field: ClassVar[str] = "params.options"
     items: list[InputItem]
     outputs: list[str]
     instruction: str | None = None
@@ -54,24 +53,24 @@ class EncodeCall(Wire, frozen=True, tag="encode"):
     options: dict[str, Any] = {}
     overflow: str = "truncate"
     lora: str = ""
+    names: FieldNames = FieldNames()
 
 
 class ScoreCall(Wire, frozen=True, tag="score"):
     """How well each of `items` answers `query`."""
 
-    options_field: ClassVar[str] = "options"
     items: list[InputItem]
     query: InputItem
     instruction: str | None = None
     options: dict[str, Any] = {}
     overflow: str = "truncate"
     lora: str = ""
+    names: FieldNames = FieldNames(options="options.")
 
 
 class ExtractCall(Wire, frozen=True, tag="extract"):
     """What `labels` (in the caller's order) or `output_schema` ask for, found in each of `items`."""
 
-    options_field: ClassVar[str] = "params.options"
     items: list[InputItem]
     labels: list[str] = []
     output_schema: dict[str, Any] | None = None
@@ -79,6 +78,7 @@ class ExtractCall(Wire, frozen=True, tag="extract"):
     options: dict[str, Any] = {}
     overflow: str = "truncate"
     lora: str = ""
+    names: FieldNames = FieldNames()
 
 
 class Region(Wire, frozen=True):
@@ -118,14 +118,12 @@ class Step(Wire, frozen=True):
 
 
 class InferCall(Wire, frozen=True, tag="infer"):
-    """Run the model's program over named tensors; `outputs` in the order they are wanted.
+    """Run the program over named tensors, to `outputs` in that order; `rows` is the batch size, or 1. It is one item.
 
-    The payload, all inputs that have no region, lies in `block` of the frontend's arena (`Inputs`) or, when that is
-    None, in the frame after the message. `rows` is the batch size, 1 for a model that does not batch. The whole request
-    is one item.
+    The payload, all inputs that have no region, lies in `block` of the frontend's arena or, without, in the next frame.
     """
 
-    options_field: ClassVar[str] = "parameters"
+    names: ClassVar[FieldNames] = FieldNames(options="parameters.")
     options: ClassVar[dict[str, Any]] = {}
     overflow: ClassVar[str] = "error"
     lora: ClassVar[str] = ""
@@ -137,7 +135,6 @@ class InferCall(Wire, frozen=True, tag="infer"):
     parameters: dict[str, bool | int | float | str] = {}
     step: Step | None = None
     priority: int = 0
-    timeout_us: int = 0
     items: ClassVar[list[InputItem]] = [InputItem()]
 
 
@@ -158,7 +155,7 @@ class Submit(Wire, frozen=True, tag="submit"):
     """One request. `solo` asks for a batch of its own; `cost` is the frontend's estimate.
 
     `caller` is the public id of the API key, or empty; callers take turns by their `share`, a weight. `parts` above 0
-    asks for a stream, of which so many parts may wait to be taken (`ipc.streams`).
+    asks for a stream, of which so many parts may wait (`ipc.streams`); `start_by_ns` above 0 ends its time in queues.
     """
 
     id: int
@@ -173,6 +170,7 @@ class Submit(Wire, frozen=True, tag="submit"):
     caller: str = ""
     share: float = 1.0
     parts: int = 0
+    start_by_ns: int = 0
 
 
 class Cancel(Wire, frozen=True, tag="cancel"):
@@ -236,7 +234,8 @@ class ModelStatus(Wire, frozen=True):
     """State of one model on one worker: available, loading, loaded, unloading or failed.
 
     `load_s`: what its last load took or this one may take. `attempts`: all loads. Error: the last load's, until one
-    succeeds. `image_tokens`: about an image's cost. `loras`: loading or loaded. `revision`: of the files of its entry.
+    succeeds. `image_tokens`: about an image's cost. `loras`: loading or loaded. `revision`: of the files of its entry;
+    `next`: of those that replace them once they are loaded; an error is theirs then, which keeps them from it.
     """
 
     name: str
@@ -255,6 +254,7 @@ class ModelStatus(Wire, frozen=True):
     loras: dict[str, str] = {}
     config: ModelConfig | None = None
     revision: str = ""
+    next: str = ""
 
 
 class Credits(Wire, frozen=True, tag="credits"):
@@ -266,7 +266,7 @@ class Credits(Wire, frozen=True, tag="credits"):
 
 
 class Welcome(Wire, frozen=True, tag="welcome"):
-    """The worker accepts a registration and says where its arena is."""
+    """The worker accepts a registration and says where its arena is; `uuid` is that of its device."""
 
     version: int
     epoch: str
@@ -279,6 +279,7 @@ class Welcome(Wire, frozen=True, tag="welcome"):
     credits: Credits
     preloaded: bool = True
     free_bytes: int = 0
+    uuid: str = ""
 
 
 class Models(Wire, frozen=True, tag="models"):
@@ -356,9 +357,8 @@ class Trace(Wire, frozen=True):
 class Result(Wire, frozen=True, tag="result"):
     """The answer to `id`.
 
-    `tensors` lie in `block`, or in the next frame when `block` is None; `loose` ones, whose size was known only
-    afterwards, always lie in the next frame. `rows` counts the rows per item of tensors that have not one per item.
-    `infos` describes the outputs of an infer call, in the order they were asked for.
+    `tensors` lie in `block`, or in the next frame when `block` is None; `loose` ones, of unforeseen size, always in the
+    next frame. `rows`: rows per item, where they are not one. `infos`: outputs of an infer call, in the order wanted.
     """
 
     id: int

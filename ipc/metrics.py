@@ -118,9 +118,9 @@ class FrontendMetrics(_Families):
     def _touch_infer(self, model: str, version: int) -> None:
         """Families of tensor requests; the many of a batch size exist once it has been asked for."""
         key, unsized = (model, str(version)), (model, str(UNVERSIONED), "0")
-        self.infer_rows.labels(*key), self.infer_last.labels(*key)
+        self.infer_rows.labels(*key, ""), self.infer_last.labels(*key)
         for name in ("requests", "seconds", "queue", "input", "compute", "output"):
-            getattr(self, f"infer_{name}").labels(*key, "1")
+            getattr(self, f"infer_{name}").labels(*key, "1", "")
         self.infer_failed.labels(*unsized)
         for reason in REASONS:
             self.infer_failures.labels(*unsized, reason)
@@ -139,11 +139,11 @@ class WorkerMetrics(_Families):
 
     def __init__(self, worker: str) -> None:
         super().__init__(WORKER)
-        self.worker = worker
+        self.worker, self.device = worker, ""
 
     def touch(self, models: Iterable[str], device: str) -> None:
-        """Make every family exist at zero from the first scrape on."""
-        w = self.worker
+        """Make every family exist at zero from the first scrape on; `device` is the uuid of what runs models."""
+        w, self.device = self.worker, device
         self.model_budget.labels(w).set(0)
         self.shm_used.labels(w).set(0), self.shm_leases.labels(w).set(0)
         for reason in REVOCATIONS:
@@ -164,7 +164,7 @@ class WorkerMetrics(_Families):
             for state in STATES:
                 self.state.labels(model, w, state).set(0)
             for name in ("runs", "runs_input", "runs_compute", "runs_output"):
-                getattr(self, name).labels(model, "1")
+                getattr(self, name).labels(model, "1", device)
             self.tokens.labels(model, "in"), self.truncated.labels(model, "truncate")
             self.sie_batch_size.labels(model), self.sie_tokens.labels(model)
             self.sie_queue_depth.labels(model).set(0), self.sie_request_queue.labels(model).set(0)
@@ -196,14 +196,14 @@ class SupervisorMetrics(_Families):
         super().__init__(SUPERVISOR)
 
 
-def render(paths: RunPaths) -> bytes:
-    """Text exposition of all slots merged; reads files, so call it in a thread."""
+def render(paths: RunPaths, tags: nv_families.Tags = nv_families.NO_TAGS) -> bytes:
+    """Text exposition of all slots merged; reads files, so call it in a thread. `tags` are those of models."""
     from prometheus_client import generate_latest
     from prometheus_client.multiprocess import MultiProcessCollector
 
     collector = MultiProcessCollector(None, path=str(paths.metrics()))  # type: ignore[no-untyped-call]
     families = list(collector.collect())  # type: ignore[no-untyped-call]
-    return generate_latest(_Collected(families)) + nv_families.text(families)
+    return generate_latest(_Collected(families)) + nv_families.text(families, tags)
 
 
 class _Collected:

@@ -6,16 +6,28 @@ have no `_total`, which prometheus_client would add; the text is therefore writt
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from ipc.infer_families import split_id
 
 Labels = tuple[tuple[str, str], ...]
+Tags = Mapping[tuple[str, int], Mapping[str, str]]
+"""The `metric_tags` of models, by name and version."""
+NO_TAGS: Tags = MappingProxyType({})
+_Samples = dict[str, list[tuple[dict[str, str], float]]]
+_NO_LABEL = re.compile(r"[^a-zA-Z0-9_]")
+_NO_GPU = ("", "cpu")
 
 
 class NvFamily(NamedTuple):
-    """One family: `sources` are samples of ours, added up over all labels but those it has, times `scale`."""
+    """One family: `sources` are samples of ours, added up over all labels but those it has, times `scale`.
+
+    Of models it has further labels: `gpu_uuid` where a GPU is known to have run them, and their tags, with an
+    underscore in front of their names.
+    """
 
     name: str
     kind: Literal["counter", "gauge"]
@@ -81,24 +93,24 @@ LOAD_RATIO = NvFamily(
 )
 
 
-def text(families: Iterable[Any]) -> bytes:
+def text(families: Iterable[Any], tags: Tags = NO_TAGS) -> bytes:
     """Exposition of all of them, from families as prometheus_client collects them."""
     wanted = {source for family in (*INFERENCE, *GPU) for source in family.sources}
-    samples: dict[str, list[tuple[dict[str, str], float]]] = {source: [] for source in wanted}
+    samples: _Samples = {source: [] for source in wanted}
     for family in families:
         for sample in family.samples:
             if sample.name in wanted:
                 samples[sample.name].append((sample.labels, sample.value))
     lines: list[str] = []
     for row in INFERENCE:
-        lines += _lines(row, _sums(row, samples))
+        lines += _lines(row, _sums(row, samples, tags))
     for row in GPU:
         lines += _lines(row, _of_devices(row, samples))
-    lines += _lines(LOAD_RATIO, _ratios(samples))
+    lines += _lines(LOAD_RATIO, _ratios(samples, tags))
     return "".join(lines).encode()
 
 
-def _sums(row: NvFamily, samples: dict[str, list[tuple[dict[str, str], float]]]) -> dict[Labels, float]:
+def _sums(row: NvFamily, samples: _Samples, tags: Tags) -> dict[Labels, float]:
     sums: dict[Labels, float] = {}
     for source in row.sources:
         for labels, value in samples[source]:
@@ -108,24 +120,47 @@ def _sums(row: NvFamily, samples: dict[str, list[tuple[dict[str, str], float]]])
                 name, number = split_id(name)
                 version = str(number)
             known = {**labels, "model": name, "version": version}
-            key = tuple((label, known[label]) for label in row.labels)
+            key = (
+                *((label, known[label]) for label in row.labels),
+                *_gpu_label(labels.get("uuid", "")),
+                *_tag_labels(tags.get((name, int(version)), {})),
+            )
             sums[key] = sums.get(key, 0.0) + value * row.scale
-    return sums
+    return _without_idle(sums)
 
 
-def _of_devices(row: NvFamily, samples: dict[str, list[tuple[dict[str, str], float]]]) -> dict[Labels, float]:
+def _gpu_label(uuid: str) -> Labels:
+    return () if uuid in _NO_GPU else (("gpu_uuid", f"GPU-{uuid.removeprefix('GPU-')}"),)
+
+
+def _tag_labels(tags: Mapping[str, str]) -> Labels:
+    # NOTE: two underscores are reserved, and a name may stand only once.
+    names = {f"_{_NO_LABEL.sub('_', tag).lstrip('_')}": value for tag, value in sorted(tags.items())}
+    return tuple(names.items())
+
+
+def _without_idle(sums: dict[Labels, float]) -> dict[Labels, float]:
+    """The same without the zeros of no GPU, with which every family begins, where there are figures of GPUs."""
+    with_gpu = {_without_gpu(key) for key in sums if _without_gpu(key) != key}
+    return {key: value for key, value in sums.items() if value or key not in with_gpu}
+
+
+def _without_gpu(key: Labels) -> Labels:
+    return tuple(label for label in key if label[0] != "gpu_uuid")
+
+
+def _of_devices(row: NvFamily, samples: _Samples) -> dict[Labels, float]:
     """By device: workers that share one measure the same."""
     found: dict[Labels, float] = {}
     for labels, value in samples[row.sources[0]]:
-        if labels["uuid"] not in ("", "cpu"):
-            key = (("gpu_uuid", f"GPU-{labels['uuid'].removeprefix('GPU-')}"),)
+        if key := _gpu_label(labels["uuid"]):
             found[key] = max(found.get(key, 0.0), value)
     return found
 
 
-def _ratios(samples: dict[str, list[tuple[dict[str, str], float]]]) -> dict[Labels, float]:
-    requests = _sums(LOAD_RATIO._replace(sources=(_REQUEST,)), samples)
-    computed = _sums(LOAD_RATIO._replace(sources=_COMPUTE), samples)
+def _ratios(samples: _Samples, tags: Tags) -> dict[Labels, float]:
+    requests = _sums(LOAD_RATIO._replace(sources=(_REQUEST,)), samples, tags)
+    computed = _sums(LOAD_RATIO._replace(sources=_COMPUTE), samples, tags)
     return {key: value / computed[key] for key, value in requests.items() if computed.get(key)}
 
 

@@ -30,3 +30,12 @@ EXTRACT_OPTIONS = frozenset(
 
 SCORE_OPTIONS = frozenset({"score_mode", "score_weights"})
 """Options that some score family understands."""
+
+OVERFLOW_POLICIES = {
+    "default": "truncate",
+    "truncate_text": "truncate",
+    "truncate_left": "truncate_left",
+    "chunk": "chunk",
+    "error": "error",
+}
+"""Values of `overflow_policy`, and what calls have for them (`ipc.messages.OVERFLOWS`)."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from ipc.field_names import IN_PARAMS
 from ipc.messages import Call, InferCall
 
 log = logging.getLogger(__name__)
@@ -20,8 +21,13 @@ MAX_SUSPECTS = 256
 
 
 def fingerprint(model: str, call: Call, payload: bytes | memoryview = b"") -> str:
-    """Hash of what would be run: model, call and raw tensors. What begins a sequence is the same under any id."""
-    if isinstance(call, InferCall) and call.step is not None and call.step.start:
+    """Hash of what would be run: model, call and raw tensors.
+
+    What begins a sequence is the same under any id, and a call by whatever route it came.
+    """
+    if not isinstance(call, InferCall):
+        call = msgspec.structs.replace(call, names=IN_PARAMS)
+    elif call.step is not None and call.step.start:
         call = msgspec.structs.replace(call, step=msgspec.structs.replace(call.step, id=0))
     digest = hashlib.blake2b(msgspec.msgpack.encode((model, call)), digest_size=16)
     digest.update(payload)

@@ -129,7 +129,7 @@ def explain(channels: Sequence[Channel], model: str, *, on_demand: bool = True) 
     if loading:
         return _loading(model, loading)
     if lasting or (failed and not available):
-        return _failed((lasting or failed)[0])
+        return why_failed((lasting or failed)[0])
     if available and on_demand:
         return _loading(model, available)
     if available:
@@ -145,7 +145,8 @@ def _loading(model: str, statuses: Sequence[ModelStatus]) -> ModelLoading:
     return ModelLoading(f"Model '{model}' is loading", retry_after_s=seconds)
 
 
-def _failed(status: ModelStatus) -> PenstockError:
+def why_failed(status: ModelStatus) -> PenstockError:
+    """The failure of a load as a worker tells it."""
     if status.error_class == "DEPENDENCY":
         return DependencyConflict(status.error_message, compatible_bundles=[])
     return ModelLoadFailed(

@@ -27,6 +27,7 @@ SIE_NAMES = {
     "SIE_MAX_BATCH_TOKENS": "batch.max_tokens",
     "SIE_MAX_REQUEST_BODY_BYTES": "limits.max_body_bytes",
     "SIE_LOAD_WAIT_S": "limits.load_wait_s",
+    "SIE_MEMORY_PRESSURE_THRESHOLD_PERCENT": "worker.memory_pressure_percent",
     "SIE_IDLE_EVICT_S": "worker.idle_unload_s",
     "SIE_MAX_LORAS_PER_MODEL": "worker.max_loras",
     "SIE_PREPROCESSOR_WORKERS": "worker.prepare_threads",
@@ -105,6 +106,7 @@ class Worker(Section, frozen=True):
     trust_remote_code: bool = False
     load_threads: Annotated[int, msgspec.Meta(gt=0, le=16)] = 2
     memory_budget_bytes: Count = 0
+    memory_pressure_percent: Annotated[int, msgspec.Meta(ge=10, le=100)] = 85
     unload_drain_s: Duration = 30.0
     idle_unload_s: Duration = 0.0
     max_loras: Positive = 10
@@ -152,6 +154,7 @@ class SharedMemory(Section, frozen=True):
     key_prefix: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = "client_"
     max_region_bytes: Positive = 1 << 30
     max_regions: Positive = 256
+    max_copy_bytes: Positive = 1 << 30
     map_inputs: bool = False
 
 
@@ -162,6 +165,7 @@ class Limits(Section, frozen=True):
     max_buffered_bytes: Positive = 1 << 30
     max_items: Positive = 10000
     max_text_bytes: Positive = 1 << 20
+    max_chunked_tokens: Positive = 1 << 17
     max_labels: Positive = 1000
     max_images: Positive = 16
     max_image_bytes: Positive = 32 << 20

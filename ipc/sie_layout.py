@@ -12,7 +12,7 @@
 3. Adapters of SIE become the family here that runs the same models, and options get the names they have here.
    An adapter that no family stands for keeps its path; only its own models cannot be loaded then.
 
-`adaptive_batching` and `max_batch_wait_ms` tune a timer that does not exist here; they are read and have no effect.
+`adaptive_batching` tunes a timer that does not exist here; it is read and has no effect.
 """
 
 from __future__ import annotations

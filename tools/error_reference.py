@@ -10,6 +10,7 @@ from frontend.protocols.sie.errors import render_openai
 from frontend.server import refusal
 from ipc import errors
 from ipc.errors import PenstockError
+from ipc.settings import Server
 
 UNSEEN = (errors.Cancelled, errors.ConfigError, errors.ProtocolError)
 """The caller has gone, the server does not start, or the error stays between our own processes."""
@@ -70,7 +71,7 @@ Before any route has seen the request. The connection is closed afterwards; ids 
 """
 _REFUSALS = (
     refusal.malformed("malformed HTTP request"),
-    refusal.head_too_large(64 << 10),
+    refusal.head_too_large(Server().max_header_bytes),
     refusal.too_slow(100, 1024),
     refusal.too_many_connections(10000),
     refusal.draining(),

@@ -23,7 +23,7 @@ class Executions:
         key = model, size_label(rows)
         counters = self._rows.get(key)
         if counters is None:
-            labels = model, str(key[1])
+            labels = model, str(key[1]), self._metrics.device
             counters = self._rows[key] = [getattr(self._metrics, name).labels(*labels) for name in _FAMILIES]
         counters[0].inc()
         for counter, nanoseconds in zip(counters[1:], (input_ns, infer_ns, output_ns), strict=True):

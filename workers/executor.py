@@ -6,7 +6,7 @@
 4. A batch that fails is split in halves until the guilty item stands alone; memory trouble also shrinks the budget. A
    batch of a model that keeps state fails as a whole.
 5. A poisoned device context ends the process: nothing runs on it again.
-6. Between the steps of a batch that writes text, one short batch of queries of other models may run (`Interlude`).
+6. Between the steps of a long batch (`stepping`) one short batch of queries of other models may run (`Interlude`).
 7. A request that is answered in parts runs alone, for a few steps at a time (`Generations`).
 """
 
@@ -76,7 +76,7 @@ class Executor:
         self._recoveries, self._relief = oom.RecoveryCounts(metrics), oom.Relief(unload_idle)
         self._executions, self._batch_metrics = Executions(metrics), BatchMetrics(metrics)
         self._placer = Placer(book, settings.arena.inline_bytes)
-        self.activity = Activity()
+        self.activity = Activity(settings.worker.hang_timeout_s)
         self._interlude = Interlude()
         self._generations = Generations(
             book, self._placer, self._executions, self.activity, queue.rate, self._record_flight
@@ -209,7 +209,7 @@ class Executor:
         job = pieces[0].job
         tokens = sum(piece.prepared.cost for piece in pieces)
         predicted_s = self._rates[job.model].seconds_for(tokens)
-        self.activity.begin(batch_limit_s(self._settings.worker.hang_timeout_s, predicted_s))
+        self.activity.begin(batch_limit_s(self._settings.worker.hang_timeout_s, predicted_s, tokens))
         self._queue.device_busy()
         try:
             began, paused_ns = time.monotonic_ns(), self._interlude.total_ns
@@ -231,11 +231,12 @@ class Executor:
             copied = time.monotonic_ns()
             tracing.note_batch(pieces, began, computed, copied)
             paused_ns = self._interlude.total_ns - paused_ns
-            self._finish(pieces, failures, computed - began - paused_ns, copied - computed)
             rows = sum(getattr(piece.job.call, "rows", 1) for piece in pieces)
+            # Who is answered and asks for the statistics at once must find the run in them.
             self._executions.note(
                 job.model, rows, collated_ns - began, computed - collated_ns - paused_ns, copied - computed
             )
+            self._finish(pieces, failures, computed - began - paused_ns, copied - computed)
             self.budgets.grow(job.model)
         except Exception as error:
             return error
@@ -362,7 +363,8 @@ def _failures(
     errors = {}
     for at, piece in enumerate(pieces):
         if at in failed:
-            where = f"items[{piece.index}]: " if operation_of(piece.job.call).itemized else ""
+            call = piece.job.call
+            where = f"{call.names.item.format(piece.index)}: " if operation_of(call).itemized else ""
             errors[at] = ItemError(piece.index, failed[at].code, where + failed[at].message)
         elif not finite[at]:
             text = f"item {piece.index}: the model gave a value that is not finite"

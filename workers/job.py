@@ -40,6 +40,7 @@ class Job:
     preparing thread, the device. `infos` are the outputs of an infer call. `gathering` says whether it waits for others
     to share a batch with, `batch_tokens` is the limit of its adapter for such a batch, `turn` is its place in a
     sequence, `ordered` jobs are answered in the order of their arrival, `stream` is of one that is answered in parts.
+    `start_by_ns` is as in `Submit`.
     """
 
     session: bytes
@@ -63,6 +64,7 @@ class Job:
     turn: Turn | None = None
     ordered: bool = False
     stream: Streamed | None = None
+    start_by_ns: int = 0
     refs: list[TensorRef] = field(default_factory=list)
     result_nbytes: int = 0
     starts: dict[str, list[int]] = field(default_factory=dict)
@@ -81,6 +83,13 @@ class Job:
     batches: int = 0
     trace: JobTrace | None = None
     state: str = "open"
+
+    def is_late(self, now_ns: int) -> bool:
+        """Whether it has waited for too long; what has begun on the device goes on, but for streams."""
+        if self.first_run_ns and self.stream is None:
+            return False
+        waits = not self.first_run_ns and 0 < self.start_by_ns <= now_ns
+        return waits or now_ns >= self.deadline_ns
 
 
 @dataclass(frozen=True, slots=True)

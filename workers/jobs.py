@@ -117,13 +117,16 @@ class JobBook:
             )
 
     def expire(self) -> list[Job]:
-        """Fail every job whose deadline has passed and that has not begun on the device, or streams; returns them."""
+        """Fail every job that is late (`Job.is_late`); returns them."""
         now = time.monotonic_ns()
-        late = [job for job in self.jobs() if now >= job.deadline_ns and (job.stream or not job.first_run_ns)]
+        late = [job for job in self.jobs() if job.is_late(now)]
         for job in late:
-            where = "in the middle of the answer" if job.first_run_ns else "in the queue"
-            self.fail(job, DeadlineExceeded(f"the deadline passed {where}", retry_after_s=1))
+            self._fail_late(job)
         return late
+
+    def _fail_late(self, job: Job) -> None:
+        where = "in the middle of the answer" if job.first_run_ns else "in the queue"
+        self.fail(job, DeadlineExceeded(f"the deadline passed {where}", retry_after_s=1))
 
     def send_part(self, job: Job, stream: Streamed, part: PlacedPart) -> None:
         """One part of the answer; the endpoint gives its block back when the job has ended meanwhile."""
@@ -260,7 +263,10 @@ class JobBook:
             self._free(job)
 
     def board(self, pieces: list[Piece]) -> list[Piece]:
-        """Those pieces whose job is still open; from now on the device may write to their output."""
+        """Those pieces whose job is open and not late; from now on the device may write to their output."""
+        now = time.monotonic_ns()
+        for job in {id(piece.job): piece.job for piece in pieces if piece.job.is_late(now)}.values():
+            self._fail_late(job)
         with self._lock:
             boarded = [piece for piece in pieces if piece.job.state == "open"]
             for piece in boarded:

@@ -67,7 +67,7 @@ class ModelTable:
     def statuses(self) -> list[ModelStatus]:
         """States of all models."""
         name = str(self._device.torch)
-        return [host.instance.status(host.entry, name) for host in list(self._shelf.hosts.values())]
+        return [host.status(name) for host in list(self._shelf.hosts.values())]
 
     @property
     def preloaded(self) -> bool:
@@ -96,17 +96,18 @@ class ModelTable:
 
     def load(self, name: str, explicit: bool = False) -> None:
         """A request waits for this model, or (`explicit`) somebody wants it loaded whatever happened before."""
-        shelf, host = self._shelf, self.find(name)
-        if host is None:
-            return
+        shelf = self._shelf
         with shelf.lock:
-            state = host.instance.state
-            if state == "available" or (state == "failed" and explicit):
-                shelf.enqueue(host.instance, demanded=True)
-            elif state == "loading":
-                shelf.promote(host.instance)
-            elif state == "unloading":
-                host.instance.wanted = True
+            host = self.find(name)
+            if host is None:
+                return
+            instance = (host.next if explicit and host.next is not None else host).instance
+            if instance.state == "available" or (instance.state == "failed" and explicit):
+                shelf.enqueue(instance, demanded=True)
+            elif instance.state == "loading":
+                shelf.promote(instance)
+            elif instance.state == "unloading":
+                instance.wanted = True
 
     def unload_idle(self, name: str, wait_s: float) -> bool:
         """Unload the model that has no work and was used longest ago, and wait until its memory has come back.
@@ -127,13 +128,13 @@ class ModelTable:
 
     def unload(self, name: str) -> None:
         """Somebody wants this model unloaded."""
-        shelf, host = self._shelf, self.find(name)
-        if host is None:
-            return
+        shelf = self._shelf
         with shelf.lock:
-            if host.instance.state == "loaded":
-                shelf.begin_unload(host.instance, "admin")
-            elif host.instance.state == "loading":
-                shelf.abandon(host.instance)
-            else:
-                host.instance.wanted = False
+            host = self.find(name)
+            for instance in [each.instance for each in (host, host and host.next) if each is not None]:
+                if instance.state == "loaded":
+                    shelf.begin_unload(instance, "admin")
+                elif instance.state == "loading":
+                    shelf.abandon(instance)
+                else:
+                    instance.wanted = False

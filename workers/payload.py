@@ -11,18 +11,46 @@ import numpy as np
 import torch
 
 from ipc.datatypes import BYTES
-from ipc.errors import InvalidInput, Unsupported
-from ipc.messages import Region, TensorInput, TensorOutput
+from ipc.errors import InvalidInput, ShmExhausted, Unsupported
+from ipc.messages import Call, InferCall, Region, TensorInput, TensorOutput
+from workers.copy_room import Place
 from workers.regions import ClientMemory, OpenRegion
 
 
 class Payload:
-    """The payload of one request; `memory` opens regions of clients."""
+    """The payload of one request; `memory` opens regions of clients.
 
-    __slots__ = ("_data", "_memory")
+    What is copied of regions has its room before it is read (`reserve`), for as long as this object lives.
+    """
+
+    __slots__ = ("_copied_nbytes", "_data", "_memory", "_place")
 
     def __init__(self, data: memoryview, memory: ClientMemory | None = None) -> None:
         self._data, self._memory = data, memory
+        self._copied_nbytes = 0
+        self._place: Place | None = None
+
+    def plan(self, call: Call) -> None:
+        """Note what has to be copied for a call. Raises `InvalidInput` when that is more than there may ever be."""
+        if self._memory is not None and isinstance(call, InferCall):
+            self._copied_nbytes = sum([t.nbytes for t in call.inputs if self._memory.copies(t)])
+            self._memory.room.check(self._copied_nbytes)
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether it has no room yet for what has to be copied."""
+        return self._copied_nbytes > 0 and self._place is None
+
+    def reserve(self) -> bool:
+        """Room for the copies; false when there is none now."""
+        if self._memory is not None and self.lacks_room:
+            self._place = self._memory.room.reserve(self._copied_nbytes)
+        return not self.lacks_room
+
+    def exhausted(self) -> ShmExhausted:
+        """The error of a request that had no room in time."""
+        text = f"no room for copies of {self._copied_nbytes} bytes of shared memory regions"
+        return ShmExhausted(f"{text} (shared_memory.max_copy_bytes)", retry_after_s=1)
 
     def read(self, tensor: TensorInput) -> memoryview | torch.Tensor:
         """The raw bytes of an input; as uint8 [nbytes] on the device when they are in CUDA memory of a client.

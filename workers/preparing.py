@@ -2,6 +2,7 @@
 
 Tokenizing is Rust outside the interpreter lock. A large request is prepared in chunks, so that its first items run
 while its last ones are still text; one whose result takes a size that only prepared items tell waits for the last.
+A single text may be longer than any chunk: of several threads one leaves such texts to the others.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ipc.arena import Arena
-from ipc.errors import InferenceFailed, InputTooLong, PenstockError
-from ipc.messages import InputItem, ItemError
-from workers.adapters.base import ItemFailure, Prepared
+from ipc.errors import InferenceFailed, InputTooLong, InvalidInput, PenstockError
+from ipc.messages import ItemError
+from workers.adapters.base import Excess, ItemFailure, ItemRefused, Prepared
+from workers.chunks import chunk_end, is_long
 from workers.job import Job
 from workers.jobs import JobBook
 from workers.operations import operation_of
@@ -23,11 +25,6 @@ from workers.queue import WorkQueue
 from workers.threads import vital_thread
 
 log = logging.getLogger(__name__)
-
-CHUNK_ITEMS = 32
-"""Texts of a chunk: some 10 ms, for which a query waits at most."""
-CHUNK_IMAGES = 4
-"""Images of a chunk: a large one takes seconds, and a request that has ended goes on until the end of its chunk."""
 
 
 class Preparer:
@@ -39,29 +36,35 @@ class Preparer:
         book: JobBook,
         arena: Arena,
         threads: int,
+        most_chunked: int,
         unplaced: Callable[[Job], None],
     ) -> None:
-        """`unplaced` is told, in a preparing thread, of a job that is ready but has no output space yet."""
+        """`most_chunked` is `limits.max_chunked_tokens`.
+
+        `unplaced` is told, in a preparing thread, of a job that is ready but has no output space yet.
+        """
+        self._most_chunked = most_chunked
         self._work, self._book, self._arena, self._unplaced = work, book, arena, unplaced
         self._line = PreparingLine()
         self._lone_place = threads
+        self._quick_place = 0 if threads > 1 else None
         self._threads = [vital_thread(f"prepare-{n}", partial(self._run, n)) for n in range(threads)]
         for thread in self._threads:
             thread.start()
 
     def put(self, job: Job) -> None:
         """Prepare this job soon."""
-        self._line.put(job)
+        self._line.put(job, is_long(job.call, job.prepared_items))
 
     def close(self) -> None:
         """Stop the threads after what they are doing now."""
         self._line.close()
 
     def _run(self, place: int) -> None:
-        while (job := self._line.get()) is not None:
+        while (job := self._line.get(quick=place == self._quick_place)) is not None:
             if self._prepare(job, place):
                 # The rest of a large job lines up again, so that it holds nobody up for longer than a chunk.
-                self._line.put(job)
+                self.put(job)
             # NOTE: an idle thread must not keep the last job's model in memory.
             del job
 
@@ -79,6 +82,8 @@ class Preparer:
             return self._chunk(job)
         except PenstockError as error:
             self._book.fail(job, error)
+        except ItemRefused as refusal:
+            self._book.fail(job, _named(job, refusal))
         except Exception:
             log.exception("preparing failed for request %s", job.request_id)
             self._book.fail(job, InferenceFailed("the input could not be prepared for this model"))
@@ -90,9 +95,11 @@ class Preparer:
     def _chunk(self, job: Job) -> bool:
         began = time.monotonic_ns()
         start, total = job.prepared_items, len(job.prepared)
-        stop = _chunk_end(job.call.items, start)
+        stop = chunk_end(job.call, start)
         operation = operation_of(job.call)
         failures = _store(job, start, operation.prepare(job.adapter, job.call, start, stop, job.payload))
+        if job.call.overflow == "chunk":
+            self._bound(job, start, stop)
         job.prepared_items = stop
         ended = time.monotonic_ns()
         job.prepare_ns += ended - began
@@ -108,16 +115,19 @@ class Preparer:
             self._unplaced(job)
         return stop < total
 
+    def _bound(self, job: Job, start: int, stop: int) -> None:
+        """Raise `InputTooLong` for an item that is split into more than one item may be."""
+        for index in range(start, stop):
+            tokens = job.prepared[index].cost
+            if tokens > self._most_chunked:
+                limit = f"limits.max_chunked_tokens is {self._most_chunked}"
+                raise InputTooLong(f"{_field(job, index)}: {tokens} tokens, {limit}", model=job.model)
 
-def _chunk_end(items: Sequence[InputItem], start: int) -> int:
-    """Where the chunk that begins at `start` ends."""
-    stop, images = start, 0
-    for item in items[start : start + CHUNK_ITEMS]:
-        images += bool(item.images)
-        if images > CHUNK_IMAGES:
-            break
-        stop += 1
-    return stop
+
+def _field(job: Job, index: int) -> str:
+    """The item, or its text, in the words of the route."""
+    names = job.call.names
+    return (names.item if job.call.items[index].text is None else names.text).format(index)
 
 
 def _store(job: Job, start: int, found: Sequence[Prepared | ItemFailure]) -> list[ItemError]:
@@ -128,13 +138,31 @@ def _store(job: Job, start: int, found: Sequence[Prepared | ItemFailure]) -> lis
     failures = []
     for index, item in enumerate(found, start):
         if isinstance(item, Prepared) and item.truncated and job.call.overflow == "error":
-            field = "" if job.call.items[index].text is None else ".text"
-            longest = job.adapter.max_sequence_length
-            raise InputTooLong(
-                f"items[{index}]{field}: longer than the {longest} tokens of {job.model}", model=job.model
-            )
+            raise _too_long(job, index, item.excess)
         if isinstance(item, ItemFailure):
-            failures.append(ItemError(index, item.code, f"items[{index}]: {item.message}"))
+            place = job.call.names.item.format(index)
+            failures.append(ItemError(index, item.code, f"{place}: {item.message}"))
             item = Prepared(None, 0, rows=0)
         job.prepared[index] = item
     return failures
+
+
+def _named(job: Job, refusal: ItemRefused) -> InvalidInput:
+    """The error of an item that cannot be used."""
+    place = next(index for index, item in enumerate(job.call.items) if item is refusal.item)
+    return InvalidInput(f"{job.call.names.item.format(place)}: {refusal}")
+
+
+def _too_long(job: Job, index: int, excess: Excess | None) -> InputTooLong:
+    """The error of an item that may not be cut, or of the query before it."""
+    field = _field(job, index)
+    if excess is None:
+        longest = job.adapter.max_sequence_length
+        return InputTooLong(f"{field}: longer than the {longest} tokens of {job.model}", model=job.model)
+    if excess.in_query:
+        field = job.call.names.query
+    beside = f" {excess.beside}" if excess.beside else ""
+    return InputTooLong(
+        f"{field}: {excess.tokens} tokens{beside}, the limit of {job.model} is {excess.limit}",
+        model=job.model,
+    )

@@ -18,16 +18,19 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from ipc import copies
+from ipc.datatypes import BYTES
 from ipc.errors import InvalidInput, Unsupported
-from ipc.messages import Region
+from ipc.messages import Region, TensorInput
 from ipc.paths import SHM_ROOT
 from ipc.regions import RegionTable, check_size, object_name, open_object
 from ipc.settings import Settings
+from workers.copy_room import CopyRoom
 from workers.cuda_memory import CudaMemory
 
 LOOK_EVERY_S = 1.0
@@ -129,8 +132,15 @@ class OpenRegion:
 class ClientMemory:
     """Opens the regions that calls name. One per worker."""
 
-    def __init__(self, settings: Settings, device: torch.device, objects: Path = SHM_ROOT) -> None:
-        """`objects` is the directory in which shm_open finds its objects."""
+    def __init__(
+        self,
+        settings: Settings,
+        device: torch.device,
+        objects: Path = SHM_ROOT,
+        on_room: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`objects` is the directory in which shm_open finds its objects; `on_room` is that of `room`."""
+        self.room = CopyRoom(settings.shared_memory.max_copy_bytes, on_room)
         self._settings, self._device = settings.shared_memory, device
         self._objects = objects
         self._open: weakref.WeakValueDictionary[str, _Object] = weakref.WeakValueDictionary()
@@ -151,6 +161,11 @@ class ClientMemory:
         with self._lock:
             source = self._cuda_source(region) if region.kind == "cuda" else self._object(region)
             return OpenRegion(region, source, self._settings.map_inputs)
+
+    def copies(self, tensor: TensorInput) -> bool:
+        """Whether an input is copied to private memory when it is read."""
+        region, mapped = tensor.region, self._settings.map_inputs and tensor.datatype != BYTES
+        return region is not None and region.kind != "cuda" and not mapped
 
     def tick(self) -> None:
         """Often, from the endpoint's tick: once a second close CUDA memory whose region was unregistered."""

@@ -9,24 +9,22 @@ import logging
 import os
 import time
 
-from ipc import logs
+from ipc import deadline, logs
 from ipc.arena import Arena
 from ipc.catalog import Catalog
 from ipc.endpoint import Endpoint
-from ipc.errors import DeadlineExceeded, Draining, ModelNotLoaded, PenstockError, Unsupported
+from ipc.errors import Draining, ModelNotLoaded, PenstockError, Unsupported
 from ipc.leases import LeaseTable
 from ipc.liveness import start_ticks
 from ipc.messages import (
     LANES,
     VERSION,
-    Call,
     Credits,
     Forget,
     InferCall,
     Leaving,
     Load,
     Models,
-    ScoreCall,
     Submit,
     Welcome,
 )
@@ -37,6 +35,7 @@ from ipc.settings import Settings
 from ipc.streams import PartFlow, Taken
 from workers import device as devices
 from workers import oom, operations, outputs, tracing
+from workers.chunks import is_short
 from workers.executor import Executor
 from workers.job import Job
 from workers.jobs import JobBook
@@ -54,7 +53,6 @@ log = logging.getLogger(__name__)
 
 EXIT_HUNG = 70
 PARK_MARGIN_NS = 250_000_000
-LONE_CHARACTERS = 4096
 
 
 class Runtime:
@@ -96,9 +94,16 @@ class Runtime:
             metrics,
         )
         self.preparer = Preparer(
-            self.queue, self.book, arena, settings.worker.prepare_threads, self._prepared
+            self.queue,
+            self.book,
+            arena,
+            settings.worker.prepare_threads,
+            settings.limits.max_chunked_tokens,
+            self._prepared,
         )
-        self._client_memory = ClientMemory(settings, device.torch)
+        self._client_memory = ClientMemory(
+            settings, device.torch, on_room=lambda: self.endpoint.post(self.released)
+        )
         self.endpoint = Endpoint(settings.paths, slot, self.leases, self)
         self.notifier = Notifier()
         self._reporter = Reporter(self, metrics, device)
@@ -148,6 +153,7 @@ class Runtime:
             self._credits(),
             self.models.preloaded,
             self.models.free_bytes,
+            self._device.uuid,
         )
 
     def load(self, message: Load) -> None:
@@ -165,8 +171,8 @@ class Runtime:
         adapter = host.adapter if host is not None else None
         if host is None or adapter is None:
             raise ModelNotLoaded(f"Model '{message.model}' is not loaded", retry_after_s=5)
-        if time.monotonic_ns() >= message.deadline_ns:
-            raise DeadlineExceeded("the deadline passed on the way to the worker", retry_after_s=1)
+        until_ns = min(message.start_by_ns or message.deadline_ns, message.deadline_ns)
+        deadline.check(until_ns, "on the way to the worker")
         if self.draining:
             raise Draining("this worker is stopping", retry_after_s=1)
         streams = adapter.streams
@@ -196,12 +202,12 @@ class Runtime:
         )
         # Two instances of a model may serve at the same time while a changed entry takes effect.
         alike = None if streams else operations.group_of(adapter, message.call)
-        group = (message.model, host.instance.serial, alike)
-        job.adapter, job.group = adapter, group
+        job.adapter, job.group = adapter, (message.model, host.instance.serial, alike)
         job.gathering, job.batch_tokens = adapter.gathering, adapter.batch_tokens
         job.lane, job.caller, job.share = lane, message.caller, message.share
         if streams:
             job.stream = Streamed(PartFlow(message.parts))
+        job.start_by_ns = message.start_by_ns
         job.trace = tracing.begin(message.traceparent)
         count = len(message.call.items)
         job.prepared, job.open_items = [None] * count, count  # type: ignore[list-item]
@@ -234,14 +240,16 @@ class Runtime:
 
     def _must_wait_for_slot(self, job: Job) -> bool:
         """Whether a job would hold room in the arena that the sequences before its own need to come to their end."""
-        return job.result_nbytes > self._settings.arena.inline_bytes and not self.queue.sequencer.has_slot(
-            job
-        )
+        return self._needs_room(job) and not self.queue.sequencer.has_slot(job)
+
+    def _needs_room(self, job: Job) -> bool:
+        return job.result_nbytes > self._settings.arena.inline_bytes or job.payload.lacks_room
 
     def _is_lone(self, job: Job) -> bool:
-        return len(self.book) == 1 and self.executor.idle and _is_short(job.call)
+        return len(self.book) == 1 and self.executor.idle and is_short(job.call)
 
     def _plan(self, job: Job) -> None:
+        job.payload.plan(job.call)
         outputs.plan(job, operation_of(job.call).layout(job.adapter, job.call, job.prepared), self.leases)
 
     def _prepared(self, job: Job) -> None:
@@ -262,11 +270,10 @@ class Runtime:
             self._parked.append(job)
 
     def _reserve(self, job: Job, arena_allowed: bool) -> bool:
-        """Output space for a job; `arena_allowed` is false while others wait for the arena; small results need none."""
-        inline = self._settings.arena.inline_bytes
-        if not arena_allowed and job.result_nbytes > inline:
+        """Room for what a job reads and writes; `arena_allowed` is false while others wait, small ones need none."""
+        if (not arena_allowed and self._needs_room(job)) or not job.payload.reserve():
             return False
-        output = outputs.reserve(job, self.leases, inline)
+        output = outputs.reserve(job, self.leases, self._settings.arena.inline_bytes)
         if output is not None:
             self.book.attach(job, output)
         return output is not None
@@ -276,7 +283,8 @@ class Runtime:
         soon = time.monotonic_ns() + PARK_MARGIN_NS
         for job in self._parked:
             if job.state == "open" and soon >= job.deadline_ns:
-                self.book.fail(job, outputs.exhausted(1.0))
+                lacks_room = job.payload.lacks_room
+                self.book.fail(job, job.payload.exhausted() if lacks_room else outputs.exhausted(1.0))
         self._parked = [job for job in self._parked if job.state == "open"]
         self._admit_slotless()
         while self._parked and self._reserve(self._parked[0], arena_allowed=True):
@@ -369,12 +377,8 @@ class Runtime:
 
     def _send_credits(self) -> None:
         credits = self._credits()
-        state = (
-            credits.limit // 1024,
-            credits.queued // 256,
-            int(credits.rate) // 64,
-            len(self.endpoint.sessions),
-        )
+        sessions = len(self.endpoint.sessions)
+        state = (credits.limit // 1024, credits.queued // 256, int(credits.rate) // 64, sessions)
         if state != self._last_credits:
             self._last_credits = state
             self.endpoint.broadcast(credits)
@@ -386,13 +390,3 @@ class Runtime:
     def _announce_models(self) -> None:
         self._reporter.models()
         self.endpoint.broadcast(Models(self.models.statuses(), self.models.preloaded, self.models.free_bytes))
-
-
-def _is_short(call: Call) -> bool:
-    """Whether preparing takes well under a millisecond."""
-    if any(item.images for item in call.items) or (isinstance(call, ScoreCall) and call.query.images):
-        return False
-    characters = sum(len(item.text or "") + 4 * len(item.ids or ()) for item in call.items)
-    if isinstance(call, ScoreCall):
-        characters += len(call.query.text or "") * len(call.items)
-    return characters + len(call.instruction or "") * len(call.items) <= LONE_CHARACTERS

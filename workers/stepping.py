@@ -1,4 +1,4 @@
-"""Steps of a long computation on the device thread, such as writing a text token by token.
+"""Steps of a long computation on the device thread: a text written token by token, a long text read part by part.
 
 Each step tells the watchdog that the thread lives, so that its limit holds for a step and not for the whole, asks which
 items nobody waits for any more, and lets queries of other models pass. Outside of a batch (the proof at load) steps do
@@ -11,9 +11,15 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
+import torch
+
+from ipc.errors import DeadlineExceeded
 from workers.job import Piece
 from workers.watchdog import Activity
+
+T = TypeVar("T")
 
 
 class Steps:
@@ -27,11 +33,16 @@ class Steps:
     ) -> None:
         self._activity, self._pieces, self._between = activity, pieces, between
 
-    def step(self) -> None:
-        """One more step is done, and the next one has not begun: the device is free for a moment."""
+    def step(self, share: float = 1.0) -> None:
+        """One more step is done, and the next, `share` of the batch, has not begun: the device is free for a moment."""
         self._between()
         if self._activity is not None:
-            self._activity.renew()
+            self._activity.renew(share)
+
+    @property
+    def deserted(self) -> bool:
+        """Whether nobody waits for any item of the batch."""
+        return bool(self._pieces) and all(self.abandoned(place) for place in range(len(self._pieces)))
 
     def abandoned(self, place: int) -> bool:
         """Whether the item at this place of the batch is wanted no more: cancelled, failed, or past its deadline."""
@@ -61,3 +72,20 @@ def running(
         yield
     finally:
         _running.steps = before
+
+
+def each(parts: Sequence[T], tokens: Sequence[int]) -> Iterator[T]:
+    """The parts of a batch, of so many tokens each, with a step between two of them.
+
+    Raises `DeadlineExceeded` as soon as nobody waits for any item of the batch.
+    """
+    steps, whole = current(), sum(tokens)
+    for number, (part, count) in enumerate(zip(parts, tokens, strict=True)):
+        if number:
+            if torch.cuda.is_available():
+                # NOTE: until then the part before is only enqueued, and what passes it now would wait for it.
+                torch.cuda.current_stream().synchronize()
+            steps.step(count / whole)
+            if steps.deserted:
+                raise DeadlineExceeded("the request ended before all of its parts had run")
+        yield part

@@ -7,12 +7,16 @@ it the server. Here every method is registered with gRPC's core, which compares 
    a task that accepts these calls one after another, and ends only with the server.
 2. A call of a registered method is handled under the name that it was registered by. Any other is answered
    UNIMPLEMENTED, whatever its path is.
+3. Each call is served by two tasks of grpc.aio: one runs its handler and sends what that answers, the other waits for
+   the end of the call. gRPC's core ends a call, and drops what it has not sent, when neither refers to it (`cut_off`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 import grpc
@@ -21,6 +25,20 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 _OTHER = "/"
 """The name under which calls are handled that no method has."""
+_serving: ContextVar[weakref.ref[asyncio.Task[None]]] = ContextVar("serving")
+"""What serves the call that the current task belongs to."""
+
+
+def cut_off() -> Callable[[], None]:
+    """What ends the call whose handler this task is, at once, and frees what its client has not taken."""
+    handling, serving = asyncio.current_task(), _serving.get(None)
+
+    def end() -> None:
+        for task in (None if serving is None else serving(), handling):
+            if task is not None:
+                task.cancel()
+
+    return end
 
 
 class _Core(cygrpc.AioServer):  # type: ignore[misc]
@@ -37,16 +55,19 @@ class _Core(cygrpc.AioServer):  # type: ignore[misc]
         return asyncio.get_running_loop().create_task(self._accept(method))
 
     async def _accept(self, method: bytes | None) -> None:
-        loop, name = asyncio.get_running_loop(), _OTHER if method is None else method.decode()
+        name = _OTHER if method is None else method.decode()
         while True:
             asking = self._request_call() if method is None else self._request_registered_call(method)
-            call = await asking
-            handling = cygrpc._handle_rpc(
-                name, self._resolver, (), call, loop, len(self._running) >= self._limit
-            )
-            task = loop.create_task(cygrpc._schedule_rpc_coro(handling, call, loop, name))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            self._serve(name, await asking)
+
+    def _serve(self, name: str, call: Any) -> None:
+        loop, context = asyncio.get_running_loop(), copy_context()
+        handling = cygrpc._handle_rpc(name, self._resolver, (), call, loop, len(self._running) >= self._limit)
+        task = loop.create_task(cygrpc._schedule_rpc_coro(handling, call, loop, name), context=context)
+        # NOTE: the task has not run yet, so that of the handler, which it makes, gets this too.
+        context.run(_serving.set, weakref.ref(task))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
 
 class Server(aio.Server):

@@ -1,6 +1,7 @@
 """A message as it came: bytes, of which a message is made when it is first asked for.
 
-That is after the caller was let in, so that what a stranger sends is never parsed.
+That is after the caller was let in, so that nothing large that a stranger sends is parsed. A field of two bytes can
+become an object of eighty, so the fields of a message are counted before anything is made of it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from frontend.grpc import wire
+from frontend.grpc.outline import Outline
 from ipc.errors import InvalidInput
 
 SPLIT_NBYTES = 2 * wire.MAX_FIELDS
@@ -21,14 +23,16 @@ SPLIT_NBYTES = 2 * wire.MAX_FIELDS
 class Form:
     """How the requests of one method are read; `raw_field` is the number of their large bytes field (0: none).
 
-    `check` is given what is left of a large message without that field, before anything is made of it.
+    `check` is given what is left of a large message without that field, before anything is made of it; without one all
+    its fields are counted, at any depth.
     """
 
     def __init__(
         self, request: type[Message], raw_field: int, check: Callable[[bytes], None] | None = None
     ) -> None:
-        self.request, self.raw_field, self.check = request, raw_field, check
         described = request.DESCRIPTOR
+        self.request, self.raw_field = request, raw_field
+        self.check = Outline.of(request.DESCRIPTOR).check if check is None else check
         self.raw_name = described.fields_by_number[raw_field].name if raw_field else ""
         self.messages = frozenset(
             field.number for field in described.fields if field.type == FieldDescriptor.TYPE_MESSAGE
@@ -42,36 +46,43 @@ class Form:
 class Received:
     """One message; `raw` are the values of the form's large field, once it was parsed."""
 
-    __slots__ = ("_data", "_error", "_form", "_message", "nbytes", "raw")
+    __slots__ = ("_data", "_form", "_message", "_wrong", "nbytes", "raw")
 
     def __init__(self, form: Form, data: bytes) -> None:
         self._form, self._data, self.nbytes = form, data, len(data)
         self._message: Message | None = None
-        self._error: InvalidInput | None = None
+        self._wrong = ""
         self.raw: Sequence[Any] = ()
 
     def message(self) -> Message:
         """The message. Raises `InvalidInput` for what is none of this method, or has too many fields."""
-        if self._error is None and self._message is None:
+        if not self._wrong and self._message is None:
             try:
                 self._message = self._parsed()
             except (DecodeError, ValueError):
-                self._error = InvalidInput("the request is not a message of this method")
+                self.forget("the request is not a message of this method")
             except InvalidInput as error:
-                self._error = error
+                self.forget(error.message)
             self._data = b""
-        if self._error is not None:
-            raise self._error
+        if self._wrong:
+            raise InvalidInput(self._wrong)
         assert self._message is not None
         return self._message
 
+    def forget(self, why: str = "the request has been answered") -> None:
+        """Let go of all that was received; from now on `message` raises an error that says `why`."""
+        self._data, self._message, self.raw, self._wrong = b"", None, (), why
+
     def _parsed(self) -> Message:
         form, data = self._form, self._data
-        if form.raw_field and len(data) > SPLIT_NBYTES:
-            rest, self.raw = wire.split(data, form.raw_field, form.messages)
-            if form.check is not None:
-                form.check(rest)
-            return form.request.FromString(rest)
+        if len(data) > SPLIT_NBYTES:
+            raw: Sequence[Any] = ()
+            if form.raw_field:
+                data, raw = wire.split(data, form.raw_field, form.messages)
+            form.check(data)
+            message = form.request.FromString(data)
+            self.raw = raw
+            return message
         message = form.request.FromString(data)
         if form.raw_field:
             self.raw = list(getattr(message, form.raw_name))

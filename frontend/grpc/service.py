@@ -31,9 +31,10 @@ class Method:
 
     `answer` takes a call and its request, and gives the response or raises a `PenstockError`; it is cancelled with the
     rpc. `operation` names it in metrics and traces ("": neither, for probes). `need` is the scope that it needs, or
-    tells it from the request, which is parsed before the key is checked then (not of streams). `raw_field` is the
-    number of the request's large bytes field: its values are in `Call.raw` then, and perhaps not in the request.
-    `check` looks at the rest of a large request before it is parsed, and raises what is wrong with it.
+    tells it from the request, which is parsed before the key is checked then; a large one needs `admin` (not of
+    streams). `raw_field` is the number of the request's large bytes field: its values are in `Call.raw` then, and
+    perhaps not in the request. `check` looks at the rest of a large request before it is parsed, and raises what is
+    wrong with it; without one its fields are counted.
     `failed` makes the response that says an error itself, where the contract has one; it gets None for a request that
     is no message. Without it, or where it gives None, the rpc ends with a gRPC status. `ordered` streams answer in the
     order of their requests, others as answers come; `Several` answers to one message are written as they come.

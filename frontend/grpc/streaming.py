@@ -123,6 +123,8 @@ class _Stream:
                 raise Draining("this server is shutting down; open a new stream", retry_after_s=1)
             self._rpc.set_trailing_metadata(opened.trailers)
         except _Failure as failure:
+            # NOTE: a read that meets the end of the rpc would add its frames to the error that gRPC keeps.
+            self._reader.cancel()
             await self._runner.abort(failure.call, failure.error)
         except Unwritten as unwritten:
             await self._runner.give_up(unwritten)
@@ -133,6 +135,9 @@ class _Stream:
             for task in (self._reader, writer, *self._running, *self._aside):
                 if task is not None:
                     task.cancel()
+            # NOTE: a task refers to its error, and the error to the frames that it came through, which refer to self.
+            self._reader = None
+            del task, writer
 
     async def _read_all(self) -> None:
         number = 0
@@ -144,6 +149,7 @@ class _Stream:
                     break
                 number += 1
                 self._begin(received, number)
+                del received
         except asyncio.CancelledError:
             if not self._drained:
                 raise
@@ -210,8 +216,10 @@ class _Stream:
                 answer = await task
             finally:
                 self._running.discard(task)
+                del task
             if answer is not None:
                 await self._write_last(opened, answer)
                 self._room.release()
+            del answer
         while self._aside:
             await asyncio.wait(self._aside)

@@ -5,7 +5,7 @@
 3. Counted and remembered, however it ended.
 
 Several answers to one request are written as they come. A client that does not take one holds the request until its
-deadline, and no longer: then the rpc ends.
+deadline, and no longer: then the rpc ends. One answer may wait for its client as `waiting` says.
 """
 
 from __future__ import annotations
@@ -15,15 +15,20 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import Message
 from grpc import StatusCode, aio
 
+from frontend import tracebacks
+from frontend.access.rules import Need
 from frontend.grpc import statuses
+from frontend.grpc.accepting import cut_off
 from frontend.grpc.call import Call
-from frontend.grpc.received import Received
+from frontend.grpc.received import SPLIT_NBYTES, Received
 from frontend.grpc.service import Answer, GrpcService, Method, Several
+from frontend.grpc.waiting import Waiting
 from frontend.services import Services
 from ipc import deadline
 from ipc.errors import DeadlineExceeded, Forbidden, InvalidInput, PenstockError, Unauthenticated
@@ -35,7 +40,7 @@ Rpc = aio.ServicerContext[Any, Any]
 WRITE_GRACE_NS = 2_000_000_000
 """What was made before the deadline of its request may be written for so much longer."""
 _LAST_WORD_S = 1.0
-"""gRPC sends a status behind the messages, so a client that reads none of them may never see it."""
+"""gRPC sends a status behind the messages, so a client that reads none of them never sees it: then it is cut off."""
 
 
 class Unwritten(Exception):
@@ -59,9 +64,21 @@ class Unary:
             answer = await self.answer(call, received)
             rpc.set_trailing_metadata(call.trailers)
         except PenstockError as error:
-            return await self.fail(call, received, error)
+            answer = await self.fail(call, received, error)
+        finally:
+            received.forget()
         assert not isinstance(answer, Several)
+        self._wait(answer, received.nbytes)
         return answer
+
+    def _wait(self, answer: Answer, received_nbytes: int) -> None:
+        """Let gRPC, which sends the answer when the handler has returned, wait for the client no longer than it may."""
+        handling = asyncio.current_task()
+        assert handling is not None
+        nbytes = len(answer) if isinstance(answer, bytes) else answer.ByteSize()
+        # NOTE: gRPC keeps the bytes of the request too until then.
+        waiting = Waiting(self.services, self.path, nbytes + received_nbytes, cut_off())
+        handling.add_done_callback(waiting.end)
 
     def begin(self, rpc: Rpc, number: int = 0) -> Call:
         """A request that has just arrived."""
@@ -76,8 +93,7 @@ class Unary:
         answer: Answer | Several | None = None
         try:
             with self.services.bodies.holding(received.nbytes):
-                need = self.method.need
-                call.admit(need if isinstance(need, str) else need(received.message()))
+                call.admit(self._need(received))
                 message, call.raw = received.message(), received.raw
                 answer = await self.method.answer(call, message)
                 return answer
@@ -93,6 +109,14 @@ class Unary:
         finally:
             if not isinstance(answer, Several):
                 call.finish(failure)
+
+    def _need(self, received: Received) -> Need:
+        """The scope that a request needs. Raises `InvalidInput` when it has to tell that itself, and cannot be read."""
+        need = self.method.need
+        if isinstance(need, str):
+            return need
+        # NOTE: who is not let in yet has nothing large parsed.
+        return need(received.message()) if received.nbytes <= SPLIT_NBYTES else "admin"
 
     async def write_each(
         self, call: Call, received: Received, several: Several, write: Callable[[Answer], Awaitable[None]]
@@ -122,23 +146,32 @@ class Unary:
     @staticmethod
     async def written(call: Call, writing: Awaitable[None], until_ns: int) -> None:
         """Wait for a write until `until_ns`. Raises `Unwritten`."""
+        gone = False
         try:
             async with asyncio.timeout(deadline.remaining_s(until_ns)):
                 await writing
+            return
         except TimeoutError:
-            error = DeadlineExceeded("the client did not take the answer before the deadline")
-            raise Unwritten(call, error, gone=False) from None
+            error: PenstockError = DeadlineExceeded("the client did not take the answer before the deadline")
         except aio.BaseError:
-            raise Unwritten(call, call.ended_early(), gone=True) from None
+            error, gone = call.ended_early(), True
+        # NOTE: the error of a timeout refers to the task that it ended, whose own error may not refer to it.
+        raise Unwritten(call, error, gone)
 
     async def give_up(self, unwritten: Unwritten) -> None:
         """End the rpc of a client that takes no more answers."""
         if unwritten.gone:
             # NOTE: the way gRPC itself ends an rpc whose client has gone; a status could not be sent.
             raise asyncio.CancelledError from unwritten
-        with contextlib.suppress(TimeoutError):
+        asyncio.get_running_loop().call_later(_LAST_WORD_S, cut_off())
+        try:
             async with asyncio.timeout(_LAST_WORD_S):
                 await self.abort(unwritten.call, unwritten.error)
+        except aio.AbortError:
+            raise
+        except (TimeoutError, aio.BaseError):
+            # NOTE: gRPC takes no status beside a first message that has not left.
+            return
 
     def _bug(self, error: Exception) -> PenstockError:
         log.error("%s failed", self.path, exc_info=error)
@@ -155,6 +188,7 @@ class Unary:
 
     def told(self, call: Call, received: Received, error: PenstockError) -> Answer | None:
         """The message that says an error, where the contract has one for it."""
+        tracebacks.forget(error)
         failed = self.method.failed
         if failed is None:
             return None
@@ -172,4 +206,15 @@ class Unary:
             log.warning("%s answered %s: %s", self.path, error.code, error.message)
         message = statuses.shortened(self.service.message_of(error))
         trailers = (*call.trailers, *statuses.trailers(error))
-        await call.rpc.abort(status, message, trailers)
+        try:
+            await call.rpc.abort(status, message, trailers)
+        except aio.AbortError as aborted:
+            # NOTE: gRPC keeps it as long as the rpc, which the frames of its traceback refer to.
+            handling = asyncio.current_task()
+            if handling is not None:
+                handling.add_done_callback(partial(_forget, aborted))
+            raise
+
+
+def _forget(error: BaseException, _: object) -> None:
+    tracebacks.forget(error)

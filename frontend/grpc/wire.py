@@ -19,6 +19,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_NBYTES = 10
 MAX_FIELDS = 8192
 """Fields of one message and of the messages right below it; inputs and outputs have a few each."""
+TOO_MANY = f"the request has more than {MAX_FIELDS} fields, which is the limit of a message"
 
 
 def split(data: bytes, field: int, messages: Collection[int] = ()) -> tuple[bytes, list[memoryview]]:
@@ -78,7 +79,7 @@ def _encoded(number: int) -> bytes:
 def _counted(count: int) -> int:
     """One field more. Raises `InvalidInput` for one too many."""
     if count == MAX_FIELDS:
-        raise InvalidInput(f"the request has more than {MAX_FIELDS} fields, which is the limit of a message")
+        raise InvalidInput(TOO_MANY)
     return count + 1
 
 

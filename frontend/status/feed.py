@@ -90,6 +90,7 @@ class Feed:
     async def _publish(self) -> None:
         services = self._services
         services.client.watch(True)
+        services.recorder.flush()
         view = View([look(channel) for channel in services.client.channels], *services.engine.ready())
         try:
             self._frame = await asyncio.to_thread(self._encode, view)

@@ -34,10 +34,11 @@ from ipc.catalog import Catalog
 from ipc.client import Reply
 from ipc.datatypes import BYTES
 from ipc.errors import InvalidInput, from_code
+from ipc.field_names import FieldNames
 from ipc.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
 from ipc.settings import Limits
 
-WHERE = "parameters"
+BEFORE = "parameters."
 _DATATYPES = {"float32": "FP32", "float16": "FP16", "binary": "UINT8", "ubinary": "UINT8"}
 """Datatypes of dense vectors by `output_dtype`; those with a scale of their own for each row have no tensor form."""
 
@@ -56,8 +57,9 @@ async def call(job: Job) -> Called:
     """Run the operation that the request stands for. Raises `InvalidInput` as `plan`, and what the engine raises."""
     services, status = job.services, job.served.status
     made = plan(job.served, job.request, services.catalog, services.settings.limits)
-    cost = services.engine.cost_of(characters_of(made.call), status, images_of(made.call))
-    reply = await job.run(made.call, cost)
+    call = made.call
+    cost = services.engine.cost_of(characters_of(call), status, images_of(call), call.overflow)
+    reply = await job.run(call, cost)
     return reply, partial(outputs, made, reply)
 
 
@@ -137,10 +139,19 @@ class _Asked:
             for at in range(count)
         ]
 
+    @property
+    def names(self) -> FieldNames:
+        """What messages call the parts of a request."""
+        item = next(
+            (name for name in ("text", "documents", "image", "images") if name in self.inputs), "text"
+        )
+        element = f"input '{item}' element {{}}"
+        return FieldNames(element, element, "input 'query' element 0", BEFORE)
+
     def resolved(self, items: int) -> Resolved:
         """The options that hold for a request over so many items."""
         entry = self.served.entry
-        return resolve(entry, self.options, None, self.catalog, items, self.limits, WHERE)
+        return resolve(entry, self.options, None, self.catalog, items, self.limits, self.names)
 
 
 def _encode(asked: _Asked) -> CatalogPlan:
@@ -151,10 +162,10 @@ def _encode(asked: _Asked) -> CatalogPlan:
             f"request (got {len(items)}), or name the outputs you want without it"
         )
     found = asked.resolved(len(items))
-    dtype = typed(found.options, "output_dtype", str, "str", WHERE) or "float32"
+    dtype = typed(found.options, "output_dtype", str, "str", BEFORE) or "float32"
     if dtype not in _DATATYPES:
-        raise InvalidInput(f"{WHERE}.output_dtype: {dtype[:64]!a} is not one of {', '.join(_DATATYPES)}")
-    dimensions = typed(found.options, "dimensions", int, "int", WHERE)
+        raise InvalidInput(f"{BEFORE}output_dtype: {dtype[:64]!a} is not one of {', '.join(_DATATYPES)}")
+    dimensions = typed(found.options, "dimensions", int, "int", BEFORE)
     _check_dimensions(asked.served, dimensions)
     call = EncodeCall(
         items,
@@ -164,6 +175,7 @@ def _encode(asked: _Asked) -> CatalogPlan:
         found.options,
         found.overflow,
         found.lora,
+        asked.names,
     )
     return CatalogPlan(call, asked.outputs, dtype, dimensions)
 
@@ -174,10 +186,10 @@ def _check_dimensions(served: Served, value: int | None) -> None:
         return
     width = dense.dims[0] if dense is not None else 0
     if not 1 <= value <= width:
-        raise InvalidInput(f"{WHERE}.dimensions: {value} is outside 1..{width}")
+        raise InvalidInput(f"{BEFORE}dimensions: {value} is outside 1..{width}")
     if served.entry.dimensions and value not in served.entry.dimensions:
         known = ", ".join(map(str, served.entry.dimensions))
-        raise InvalidInput(f"{WHERE}.dimensions: {value} is not one of {known}")
+        raise InvalidInput(f"{BEFORE}dimensions: {value} is not one of {known}")
 
 
 def _score(asked: _Asked) -> CatalogPlan:
@@ -185,7 +197,15 @@ def _score(asked: _Asked) -> CatalogPlan:
     items = asked.items("documents", "images")
     check_shared(query, "input 'query' element 0", len(items), asked.limits)
     found = asked.resolved(len(items))
-    call = ScoreCall(items, InputItem(query), found.instruction, found.options, found.overflow, found.lora)
+    call = ScoreCall(
+        items,
+        InputItem(query),
+        found.instruction,
+        found.options,
+        found.overflow,
+        found.lora,
+        asked.names,
+    )
     return CatalogPlan(call, asked.outputs)
 
 
@@ -197,7 +217,7 @@ def _extract(asked: _Asked) -> CatalogPlan:
         if labels is not None:
             raise InvalidInput("labels: given as input 'labels' and as a parameter; use one of them")
         labels = asked.texts("labels")
-    field = "input 'labels'" if "labels" in asked.inputs else f"{WHERE}.labels"
+    field = "input 'labels'" if "labels" in asked.inputs else f"{BEFORE}labels"
     if not all(isinstance(label, str) for label in labels or ()):
         raise InvalidInput(f"{field}: expected texts only")
     if metadata is not None:
@@ -211,6 +231,7 @@ def _extract(asked: _Asked) -> CatalogPlan:
         found.options,
         found.overflow,
         found.lora,
+        asked.names,
     )
     return CatalogPlan(call, asked.outputs)
 

@@ -119,7 +119,8 @@ def _check_input(
     shape, batches = tensor.shape, served.config.max_batch_size > 0
     _check_batch(served, tensor, rows)
     fits = rule.fits(shape[1:] if batches else shape)
-    if rule.variable or not fits:
+    # NOTE: what a recipe leaves open, the model leaves open too.
+    if (rule.variable and tensor.recipe is None) or not fits:
         _check_dims(shape, f"unexpected shape for input '{tensor.name}' for model '{served.name}'")
     if not fits:
         dims = list(rule.dims)
@@ -151,6 +152,8 @@ def _check_bytes(served: Served, tensor: InputTensor, rule: InputRule) -> None:
     where = f"input '{tensor.name}' for model '{served.name}'"
     if (tensor.data is None) == (tensor.region is None):
         raise InvalidInput(f"{where}: expected data or a shared memory region, and not both")
+    if tensor.recipe is not None:
+        return
     # PERF: the usual request needs no look at each dim.
     known = rule.nbytes and not rule.variable and tensor.data is not None
     if known and len(tensor.data or b"") == math.prod(tensor.shape) * rule.nbytes:

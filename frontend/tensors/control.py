@@ -62,19 +62,26 @@ class RepositoryControl:
         self._explicit = services.settings.repository.control == "explicit"
         self._marks = Marks(services.settings.paths)
         self._overriding = Overriding(services, self._marks)
-        self._agreement = Agreement(services.settings.paths, f"frontend-{services.slot}", services.catalog)
+        self._agreement = Agreement(
+            services.settings.paths, f"frontend-{services.slot}", services.catalog, self._revisions
+        )
 
     async def load(self, model: str, parameters: dict[str, Any], deadline_ns: int) -> None:
         """Load all chosen versions and wait for them. `parameters` is emptied: files in it are large, and loads long.
 
         Raises `ControlDisabled`; `InvalidInput` and `Unsupported` as `load_parameters.read` and `Overriding.change` do;
         `ModelLoadFailed` whose message begins `failed to load '<model>', `, for unknown models too; `NoReplica`;
-        `DeadlineExceeded`. A load that fails leaves what was served before.
+        `DeadlineExceeded`. What was served before a load goes on being served until the load has succeeded.
         """
         self._check_allowed()
         brought = await self._brought(parameters)
-        async with self._overriding.change(model, brought, deadline_ns) as change:
-            await self._load(model, change, deadline_ns)
+        try:
+            async with self._overriding.change(model, brought, deadline_ns) as change:
+                await self._load(model, change, deadline_ns)
+        finally:
+            # The next load waits for frontends that know otherwise, be it what has been undone.
+            with contextlib.suppress(OSError):
+                self._agreement.tell()
 
     async def _brought(self, parameters: dict[str, Any]) -> Brought | None:
         nbytes = load_parameters.nbytes_of(parameters)
@@ -91,6 +98,8 @@ class RepositoryControl:
         await self._agree(until_ns)
         if change is not None:
             await self._overriding.followed(model, change, until_ns)
+        else:
+            await self._overriding.settled(model, until_ns)
         self._marks.put(model_of(entries[0]), loaded=True)
         log.info("model %a is loaded by name", model[:200])
         loads = [self._load_entry(model, entry, deadline_ns) for entry in entries]
@@ -98,6 +107,7 @@ class RepositoryControl:
         for error in ended:
             if isinstance(error, BaseException):
                 raise error
+        await self._agree(min(deadline_ns, deadline.after(FOLLOW_S)), model)
 
     async def unload(self, model: str, parameters: Mapping[str, Any], deadline_ns: int) -> None:
         """Begin to unload all versions; an unknown model is no error.
@@ -145,13 +155,14 @@ class RepositoryControl:
             )
 
     async def _entries(self, model: str, until_ns: int) -> list[str]:
-        """Catalog ids of all versions, once some worker knows each of them."""
+        """Catalog ids of all versions that the files choose, once some worker knows each of them."""
         services, entries = self._services, list[str]()
 
         def known() -> bool:
             nonlocal entries
             try:
-                entries = [entry for _, entry in services.served.versions(services, model)]
+                versions, chosen = services.served.versions(services, model), services.follower.chosen(model)
+                entries = [entry for number, entry in versions if not chosen or number in chosen]
             except UnavailableModel:
                 entries = []
                 return False
@@ -167,20 +178,37 @@ class RepositoryControl:
                 ) from None
         return entries
 
-    async def _agree(self, until_ns: int) -> None:
-        """Wait until all frontends know the models that this one knows: the next request may come to any of them."""
+    async def _agree(self, until_ns: int, loaded: str = "") -> None:
+        """Wait until all frontends know the models that this one knows: the next request may come to any of them.
+
+        Of a model that has been `loaded` nobody may serve what only stayed until then, nor take it for what it was.
+        """
         if not self._services.settings.catalog.watch:
             return
+        services = self._services
+
+        def done() -> bool:
+            if not loaded:
+                return self._agreement.reached()
+            is_over = services.follower.chosen(loaded) == services.catalog.versions.get(loaded, ())
+            return is_over and self._overriding.is_followed(loaded) and self._agreement.reached(entirely=True)
+
         try:
-            await self._services.client.wait(self._agreement.reached, until_ns)
+            await self._services.client.wait(done, until_ns)
         except DeadlineExceeded:
             log.warning("another frontend does not serve the catalog of this one yet")
+
+    def _revisions(self) -> set[tuple[str, str]]:
+        """(id, revision) of what the workers have loaded from repositories, as this frontend knows it."""
+        up = [channel for channel in self._services.client.channels if channel.state == "ready"]
+        told = (status for channel in up for status in channel.models.values() if status.revision)
+        return {(status.name, status.revision) for status in told if status.state == "loaded"}
 
     async def _end_override(self, model: str, deadline_ns: int) -> None:
         """Nobody is to find again what a load had brought for a model that is unloaded now."""
         if await self._overriding.end(model, deadline_ns):
             await self._agree(deadline.after(FOLLOW_S))
-            await self._overriding.gone(model, deadline.after(FOLLOW_S))
+            await self._overriding.settled(model, deadline.after(FOLLOW_S))
 
     async def _load_entry(self, model: str, entry: str, deadline_ns: int) -> None:
         client, limits = self._services.client, self._services.settings.limits
@@ -192,6 +220,7 @@ class RepositoryControl:
         with contextlib.suppress(DeadlineExceeded):
             await client.wait(known, min(deadline_ns, deadline.after(limits.restart_wait_s)))
         try:
+            await client.demand.renew(entry, lambda done: client.wait(done, deadline_ns))
             await client.demand.load(entry, True, lambda done: client.wait(done, deadline_ns))
         except ModelError as error:
             raise ModelLoadFailed(f"failed to load {shown(model)}, {error.message}") from error

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.request import TensorRequest
 from frontend.tensors.result import OutputTensor
-from frontend.tensors.served import Served
+from frontend.tensors.served import Served, find
 from ipc.channel import Payload
 from ipc.client import PartStream, Reply
+from ipc.errors import DependencyConflict, ModelLoadFailed, ModelNotFound
 from ipc.messages import Call
 
 if TYPE_CHECKING:
@@ -36,18 +38,33 @@ class Job:
     scope: dict[str, Any] | None
 
     async def run(self, call: Call, cost: int, payload: Payload = None) -> Reply:
-        """Run a call in the lane of the request's priority."""
-        return await self.services.engine.run(
-            self.context, self.served.id, call, cost, self.scope, payload=payload, lane=self._lane
-        )
+        """Run a call in the lane of the request's priority. Raises `UnavailableModel` when it fails meanwhile."""
+        with self._naming_model():
+            return await self.services.engine.run(
+                self.context, self.served.id, call, cost, self.scope, payload=payload, lane=self._lane
+            )
 
-    def stream(
-        self, call: Call, cost: int, payload: Payload = None
-    ) -> AbstractAsyncContextManager[PartStream]:
+    @asynccontextmanager
+    async def stream(self, call: Call, cost: int, payload: Payload = None) -> AsyncIterator[PartStream]:
         """The same for a call that is answered in parts (`Engine.stream`)."""
-        return self.services.engine.stream(
-            self.context, self.served.id, call, cost, self.scope, payload=payload, lane=self._lane
-        )
+        run = self.services.engine.stream
+        with self._naming_model():
+            async with run(
+                self.context, self.served.id, call, cost, self.scope, payload=payload, lane=self._lane
+            ) as parts:
+                yield parts
+
+    @contextmanager
+    def _naming_model(self) -> Iterator[None]:
+        asked = self.request.model, self.request.version
+        try:
+            yield
+        except (ModelLoadFailed, DependencyConflict) as error:
+            raise UnavailableModel(*asked, "failed", error.message) from error
+        except ModelNotFound:
+            # It was taken away meanwhile, and why is known by now.
+            find(self.services, *asked)
+            raise
 
     @property
     def _lane(self) -> str:

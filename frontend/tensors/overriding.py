@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from frontend.tensors.load_parameters import Brought
+from frontend.tensors.states import is_repository
 from ipc.errors import BodyTooLarge, ConfigError, DeadlineExceeded, InvalidInput, ModelLoadFailed
 from ipc.infer_families import split_id
 from ipc.marks import Marks
@@ -96,12 +97,12 @@ class Overriding:
         return True
 
     async def followed(self, model: str, change: Change, until_ns: int) -> None:
-        """Wait until all workers that answer serve what a change made. Raises `ModelLoadFailed`."""
+        """Wait until all workers that answer know what a change made. Raises `ModelLoadFailed`."""
 
         def done() -> bool:
             if self._overrides.get(model) != change.after:
                 raise ModelLoadFailed(f"failed to load {shown(model)}, another load has taken its place")
-            return self._is_followed(model)
+            return self.is_followed(model)
 
         try:
             await self._services.client.wait(done, until_ns)
@@ -110,21 +111,28 @@ class Overriding:
                 f"failed to load {shown(model)}, the workers have not taken over what it brought"
             ) from None
 
-    async def gone(self, model: str, until_ns: int) -> None:
-        """Wait until the workers serve what this frontend does, after `end`; for a while only."""
+    async def settled(self, model: str, until_ns: int) -> None:
+        """Wait until the workers know what this frontend does, after what others or `end` changed; for a while only."""
+        if not self._services.settings.catalog.watch:
+            return
         with contextlib.suppress(DeadlineExceeded):
-            await self._services.client.wait(lambda: self._is_followed(model), until_ns)
+            await self._services.client.wait(lambda: self.is_followed(model), until_ns)
 
-    def _is_followed(self, model: str) -> bool:
-        """Whether the workers that answer have the versions of this frontend's catalog, as they are in it."""
+    def is_followed(self, model: str) -> bool:
+        """Whether the workers that answer know the versions of this frontend's catalog as they are in it.
+
+        A worker may know what it does not serve yet, or cannot load: the version of before serves meanwhile.
+        """
         services, catalog = self._services, self._services.catalog
         up = [channel for channel in services.client.channels if channel.responsive]
         served = {id_of(model, version) for version in catalog.versions.get(model, ())}
         if not served:
-            return not any(split_id(name)[0] == model for channel in up for name in channel.models)
+            known = {name for channel in up for name in channel.models if is_repository(name)}
+            return not any(split_id(name)[0] == model for name in known)
         told = [(name, channel.models[name]) for channel in up for name in served if name in channel.models]
         return served == {name for name, _ in told} and all(
-            name in catalog and status.revision == catalog[name].code for name, status in told
+            name in catalog and (status.next or status.revision) == catalog[name].code
+            for name, status in told
         )
 
     async def _serve(self, model: str, override: Override | None) -> None:

@@ -2,8 +2,8 @@
 
 1. A small body, and one whose length is not declared, is read as any other (`frontend.bodies`).
 2. Of a large one the raw bytes go from the connection straight into one block of the input arena, where the worker
-   reads them: no other copy is made. The limits of one body and of all bodies, deadlines and disconnects are those of
-   `frontend.bodies`.
+   reads them: no other copy is made. Behind them is room for the elements that the head may hold, so that nobody waits
+   for more. The limits of one body and of all bodies, deadlines and disconnects are those of `frontend.bodies`.
 
     async with receive(services, req, head_nbytes, context.deadline_ns) as body:
         ... parse body.head, slice body.data
@@ -27,10 +27,16 @@ from ipc.input_arena import InputBlock
 if TYPE_CHECKING:
     from frontend.services import Services
 
+HEAD_GROWTH = 4
+"""An element takes at most so many times the bytes that it has in JSON, with its comma: `1,` may be eight bytes."""
+
 
 @dataclass(slots=True, frozen=True)
 class Body:
-    """A body: the first bytes of it, and all that follow. `block` is where `data` lie, None when they are private."""
+    """A body: the first bytes of it, and all that follow. `block` is where `data` lie, None when they are private.
+
+    A block may go on behind `data`, with room for what the head holds.
+    """
 
     head: bytes
     data: memoryview
@@ -64,14 +70,19 @@ class Receiving:
         raw_nbytes = (self._req.content_length or 0) - self._head_nbytes
         too_large = raw_nbytes > services.settings.limits.max_body_bytes
         if raw_nbytes > services.settings.arena.input_inline_bytes and not too_large:
-            reserving = services.room.reserve(raw_nbytes, self._deadline_ns)
-            block = await until_disconnect(reserving, self._req.scope, body_read=False)
+            block = await until_disconnect(self._reserve(raw_nbytes), self._req.scope, body_read=False)
             if block is not None:
                 return await self._into(block)
         held = services.bodies.hold(self._req, self._deadline_ns)
         body = await held.__aenter__()
         self._held = held
         return Body(body[: self._head_nbytes], memoryview(body)[self._head_nbytes :], None)
+
+    async def _reserve(self, raw_nbytes: int) -> InputBlock | None:
+        """A block for the raw bytes and what the head may hold, or for the former alone where both never fit."""
+        room, beside = self._services.room, HEAD_GROWTH * self._head_nbytes
+        block = await room.reserve(raw_nbytes + beside, self._deadline_ns)
+        return block or await room.reserve(raw_nbytes, self._deadline_ns)
 
     async def _into(self, block: InputBlock) -> Body:
         arriving, room = _Arriving(self._head_nbytes, block), self._services.room
@@ -132,5 +143,7 @@ class _Arriving:
 
     def body(self) -> Body:
         """All of it, once it has arrived."""
-        data = memoryview(self._private) if self._block is None else self._block.buffer
+        if self._block is None:
+            return Body(bytes(self._head), memoryview(self._private), None)
+        data = self._block.buffer[: self._filled_nbytes]
         return Body(bytes(self._head), data, self._block)

@@ -46,14 +46,14 @@ class Times(NamedTuple):
 
 
 class _Row:
-    """The counters of one version with one batch size, looked up once."""
+    """The counters of one version with one batch size on one device, looked up once."""
 
-    def __init__(self, metrics: FrontendMetrics, key: tuple[str, str], size: str) -> None:
+    def __init__(self, metrics: FrontendMetrics, key: tuple[str, str], size: str, uuid: str) -> None:
         names = ("requests", "seconds", "queue", "input", "compute", "output")
         self.requests, self.total, self.queue, self.input, self.infer, self.output = (
-            getattr(metrics, f"infer_{name}").labels(*key, size) for name in names
+            getattr(metrics, f"infer_{name}").labels(*key, size, uuid) for name in names
         )
-        self.rows, self.last = metrics.infer_rows.labels(*key), metrics.infer_last.labels(*key)
+        self.rows, self.last = metrics.infer_rows.labels(*key, uuid), metrics.infer_last.labels(*key)
 
 
 class Recorder:
@@ -61,16 +61,17 @@ class Recorder:
 
     def __init__(self, metrics: FrontendMetrics, catalog: Catalog) -> None:
         self._metrics, self._catalog = metrics, catalog
-        self._rows: dict[tuple[str, int, int], _Row] = {}
+        self._rows: dict[tuple[str, int, int, str], _Row] = {}
 
-    def succeeded(self, model: str, version: int, rows: int, times: Times) -> None:
-        """A request of `rows` was answered."""
+    def succeeded(self, model: str, version: int, rows: int, times: Times, uuid: str = "") -> None:
+        """A request of `rows` was answered by the device of that uuid."""
         size = size_label(rows)
-        row = self._rows.get((model, version, size))
+        row = self._rows.get((model, version, size, uuid))
         if row is None:
             if not self._known(model):
                 return
-            row = self._rows[model, version, size] = _Row(self._metrics, (model, str(version)), str(size))
+            row = _Row(self._metrics, (model, str(version)), str(size), uuid)
+            self._rows[model, version, size, uuid] = row
         # PERF: the phases of one batch size only; the figures of a whole model are summed up when they are read.
         row.requests.inc()
         row.total.inc(times.total_ns * 1e-9)

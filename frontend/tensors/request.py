@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ipc.input_arena import InputBlock
 
@@ -18,11 +19,26 @@ class RegionUse:
     nbytes: int
 
 
+class Recipe(Protocol):
+    """How a tensor is made of what was sent in its stead. Both steps are long work.
+
+    They raise `InvalidInput` for what was sent that is none, `BodyTooLarge` for what would become too large.
+    """
+
+    def shape_of(self, data: bytes | memoryview) -> list[int]:
+        """The shape of the tensor, before anything is made."""
+
+    def write(self, data: bytes | memoryview, shape: list[int], place: memoryview) -> None:
+        """Put the tensor of that shape into its place, which may hold anything."""
+
+
 @dataclass(slots=True)
 class InputTensor:
     """One input as it was sent.
 
     `shape` includes the batch dimension. `data` are its raw bytes (`ipc.datatypes`), None when they are in `region`.
+    With a `recipe` they are what it is made of once there is room for it; dimensions that only the recipe can tell are
+    -1 until then.
     """
 
     name: str
@@ -30,6 +46,7 @@ class InputTensor:
     shape: list[int]
     data: bytes | memoryview | None
     region: RegionUse | None = None
+    recipe: Recipe | None = None
 
 
 @dataclass(slots=True)
@@ -56,8 +73,8 @@ class TensorRequest:
 
     `version` None is the latest that is ready. `outputs` None are all. `batch_size` is what a protocol states apart
     from the shapes (None: it does not). `priority` 0 is the default and 1 the highest; `timeout_us` 0 is none.
-    `parameters` are those that go to the model. `block` is where inputs were received (`receiving.Body.block`): when
-    all `data` are slices of it, they are read there.
+    `parameters` are those that go to the model. `block` is where inputs were received (`receiving.Body.block`): `data`
+    that are slices of it are read there.
     """
 
     model: str

@@ -65,16 +65,16 @@ async def run(
     Raises:
         UnavailableModel, ModelLoading, NoReplica: as `served.ready`.
         InvalidInput: what `checking.check` refuses, and what the model refuses.
-        TimeoutExpired: `timeout_us` passed.
+        TimeoutExpired: `timeout_us` passed before a device began it.
         DeadlineExceeded, QueueFull, ShmExhausted, Cancelled and every other error of the engine.
     """
     known = Known()
-    hurried = shorten(context, request.timeout_us)
+    limit_waiting(context, request.timeout_us)
     try:
         work = _answer(services, context, request, scope, known)
         result = await (work if scope is None else until_disconnect(work, scope))
     except PenstockError as found:
-        error = TimeoutExpired.instead_of(found) if hurried else found
+        error = told_as(context, found)
         book_error(services, context, request, known, error)
         raise error from (found if error is not found else None)
     except asyncio.CancelledError:
@@ -86,15 +86,19 @@ async def run(
     return result
 
 
-def shorten(context: RequestContext, timeout_us: int) -> bool:
-    """Let the request end with its own timeout, which counts from its arrival; whether that comes first."""
+def limit_waiting(context: RequestContext, timeout_us: int) -> None:
+    """Let the request wait no longer than its own timeout says, which counts from its arrival; 0 is no timeout."""
     if not timeout_us:
-        return False
+        return
     until_ns = time.monotonic_ns() + timeout_us * 1000 - since_ns(context)
-    if until_ns >= context.deadline_ns:
-        return False
-    context.deadline_ns = until_ns
-    return True
+    if until_ns < context.deadline_ns:
+        context.start_by_ns = until_ns
+
+
+def told_as(context: RequestContext, error: PenstockError) -> PenstockError:
+    """What the error of a request is told as: what its own timeout ended was no deadline of its client."""
+    timed_out = 0 < context.start_by_ns <= time.monotonic_ns() < context.deadline_ns
+    return TimeoutExpired.instead_of(error) if timed_out else error
 
 
 def since_ns(context: RequestContext) -> int:
@@ -109,7 +113,7 @@ async def _answer(
     scope: dict[str, Any] | None,
     known: Known,
 ) -> TensorResult:
-    served = await ready(services, request.model, request.version, context.deadline_ns)
+    served = await ready(services, request.model, request.version, context.waits_until_ns)
     known.served, context.model = served, served.id
     if served.config.decoupled:
         raise Unsupported(
@@ -145,7 +149,7 @@ def book_error(
 def book_answered(services: Services, context: RequestContext, model: str, result: TensorResult) -> None:
     """Book a result of `run` in the statistics; `model` is its full name."""
     times = Times.of(result.reply.timing, since_ns(context))
-    services.extensions.recorder.succeeded(model, result.version, result.rows, times)
+    services.extensions.recorder.succeeded(model, result.version, result.rows, times, result.reply.uuid)
 
 
 @contextmanager

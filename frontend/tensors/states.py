@@ -14,7 +14,10 @@ _STATES: dict[str, State] = {"loaded": "READY", "loading": "LOADING", "unloading
 
 
 class VersionState(NamedTuple):
-    """One version of a model as the server sees it; `reason` is for clients, empty when it is READY."""
+    """One version of a model as the server sees it; `reason` is for clients.
+
+    One that is READY has a reason when its files have changed since and cannot be loaded as they are now.
+    """
 
     version: int
     id: str
@@ -38,7 +41,9 @@ def state_of(services: Services, version: int, entry: str) -> VersionState:
     status = services.engine.status(entry)
     state = _STATES.get(status.state, "UNAVAILABLE")
     if state != "UNAVAILABLE":
-        return VersionState(version, entry, state, "", status)
+        stale = state == "READY" and status.error_message
+        reason = f"served as it was before its files changed: {stale}" if stale else ""
+        return VersionState(version, entry, state, reason, status)
     if status.state == "failed":
         return VersionState(version, entry, state, status.error_message, status)
     if is_repository(entry) and is_coming(services, entry, status):
@@ -61,6 +66,11 @@ def is_coming(services: Services, entry: str, status: ModelStatus) -> bool:
         return True
     up = [channel for channel in services.client.channels if channel.state == "ready"]
     return not up or not all(channel.preloaded for channel in up)
+
+
+def may_be_loaded(services: Services, entry: str) -> bool:
+    """Whether a request may have a model loaded: not one of a repository that an operator unloaded meanwhile."""
+    return entry in services.catalog and not (is_repository(entry) and is_unloaded(services, entry))
 
 
 def is_unloaded(services: Services, entry: str) -> bool:

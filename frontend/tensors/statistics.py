@@ -17,7 +17,8 @@ from ipc.metric_files import MetricFiles
 from ipc.paths import RunPaths
 
 _PREFIX = "penstock_infer_"
-_ANSWERED = ("success", "queue", "compute_input", "compute_infer", "compute_output")
+_COMPUTE = ("compute_input", "compute_infer", "compute_output")
+_ANSWERED = ("success", "queue", *_COMPUTE)
 _TIMES = {
     "request_seconds": "success",
     "queue_seconds": "queue",
@@ -145,7 +146,7 @@ def _note(found: ServerStatistics, name: str, labels: dict[str, str], value: flo
     key = split_id(labels["model"]) if version is None else (labels["model"], version)
     model = found.models.setdefault(key, ModelStatistics())
     if name == "rows":
-        model.inference_count = round(value)
+        model.inference_count += round(value)
     elif name == "last_timestamp_seconds":
         model.last_inference_ms = int(value * 1000)
     elif version is None:
@@ -158,17 +159,18 @@ def _note_run(model: ModelStatistics, name: str, size: int, value: float) -> Non
     runs = model.by_run_size.setdefault(size, RunStatistics())
     if name == "runs":
         model.execution_count += round(value)
-        runs.compute_input.count = runs.compute_infer.count = runs.compute_output.count = round(value)
+        for phase in _COMPUTE:
+            getattr(runs, phase).count += round(value)
     else:
-        getattr(runs, _TIMES[name]).ns = round(value * 1e9)
+        getattr(runs, _TIMES[name]).ns += round(value * 1e9)
 
 
 def _note_request(model: ModelStatistics, name: str, size: int, value: float) -> None:
     requests = model.by_request_size.setdefault(size, RequestStatistics())
     if name == "requests":
         for phase in _ANSWERED:
-            getattr(requests, phase).count = round(value)
+            getattr(requests, phase).count += round(value)
     elif name == "failures":
         requests.fail.count += round(value)
     else:
-        getattr(requests, _TIMES[name]).ns = round(value * 1e9)
+        getattr(requests, _TIMES[name]).ns += round(value * 1e9)

@@ -21,7 +21,6 @@ from frontend.tensors.checking import check
 from frontend.tensors.classification import classify
 from frontend.tensors.job import Job
 from frontend.tensors.recorder import Times
-from frontend.tensors.refusals import TimeoutExpired
 from frontend.tensors.request import TensorRequest
 from frontend.tensors.result import TensorResult
 from frontend.tensors.running import Known
@@ -44,9 +43,9 @@ async def results(
     Raises what `running.run` does; once the first result is there, `WorkerLost` of a worker that died.
     """
     known = Known()
-    hurried = running.shorten(context, request.timeout_us)
+    running.limit_waiting(context, request.timeout_us)
     try:
-        served = await ready(services, request.model, request.version, context.deadline_ns)
+        served = await ready(services, request.model, request.version, context.waits_until_ns)
         known.served, context.model = served, served.id
         known.rows = check(served, request)
         job = Job(services, context, served, request, known.rows, scope)
@@ -55,7 +54,7 @@ async def results(
                 yield await _result(job, reply)
             _book(job, parts)
     except PenstockError as found:
-        error = TimeoutExpired.instead_of(found) if hurried else found
+        error = running.told_as(context, found)
         running.book_error(services, context, request, known, error)
         raise error from (found if error is not found else None)
     except (asyncio.CancelledError, GeneratorExit):
@@ -99,4 +98,5 @@ def _book(job: Job, parts: PartStream) -> None:
     assert parts.result is not None
     times = Times.of(parts.result.timing, running.since_ns(job.context))
     served = job.served
-    job.services.extensions.recorder.succeeded(served.model, served.version, job.rows, times)
+    recorder = job.services.extensions.recorder
+    recorder.succeeded(served.model, served.version, job.rows, times, parts.result.uuid)

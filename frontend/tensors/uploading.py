@@ -1,9 +1,9 @@
-"""Puts the inputs of a request where a worker reads them: into the message, or into a block of the input arena.
+"""Who may put inputs into the input arena, and when.
 
-1. Inputs that were received into a block stay in it (`places_in`); `laid_out` gives others a place in a payload.
-2. Small payloads are joined and travel in the message; large ones are copied once, into a block.
-3. `InputRoom.reserve` waits for room, in the order of arrival, and wakes when a block is given back. A body that
-   arrives slowly keeps nobody waiting: what has come of it is moved out of the arena (`Arriving.move_out`).
+1. `InputRoom.reserve` waits for room, in the order of arrival, and wakes when a block is given back. Nobody waits who
+   holds a block (`placing`), so whoever waits gets room as soon as those before him are done.
+2. A body that arrives slowly keeps nobody waiting: what has come of it is moved out of the arena (`Arriving.move_out`).
+3. Requests of a sequence take turns (`UploadOrder`), in the order in which they came.
 """
 
 from __future__ import annotations
@@ -12,23 +12,15 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Sequence
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-import numpy as np
-
-from frontend.tensors.request import InputTensor
-from ipc import copies, deadline
+from ipc import deadline
 from ipc.errors import ShmExhausted
 from ipc.input_arena import InputArena, InputBlock
 
-ALIGNMENT = 8
-"""Inputs of a payload start at multiples of this many bytes."""
 BEFORE_DEADLINE_NS = 50_000_000
 """An answer that there was no room leaves this long before the deadline."""
-SLICE_NBYTES = 1 << 20
-"""Bytes that are copied before others on this event loop have their turn."""
 
 
 class Arriving(Protocol):
@@ -40,15 +32,40 @@ class Arriving(Protocol):
         """Go on in private memory and give the block back."""
 
 
+class Turns:
+    """Those of one sequence; a context that is entered in the order in which they ask for it."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._asked = 0
+
+    @property
+    def is_free(self) -> bool:
+        """Whether entering would wait for nobody."""
+        return not self._asked
+
+    async def __aenter__(self) -> None:
+        self._asked += 1
+        try:
+            await self._lock.acquire()
+        except BaseException:
+            self._asked -= 1
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._asked -= 1
+        self._lock.release()
+
+
 class UploadOrder:
     """Keeps requests of one sequence in the order in which they came, however long the upload of each takes."""
 
     def __init__(self) -> None:
-        self._locks: WeakValueDictionary[tuple[str, int | str], asyncio.Lock] = WeakValueDictionary()
+        self._turns: WeakValueDictionary[tuple[str, int | str], Turns] = WeakValueDictionary()
 
-    def of(self, model: str, sequence: int | str) -> asyncio.Lock:
-        """To be held during the upload; those who wait for it get it in their order."""
-        return self._locks.setdefault((model, sequence), asyncio.Lock())
+    def of(self, model: str, sequence: int | str) -> Turns:
+        """To be entered for the upload."""
+        return self._turns.setdefault((model, sequence), Turns())
 
 
 class InputRoom:
@@ -118,59 +135,3 @@ class InputRoom:
         self.arriving.discard(oldest)
         oldest.move_out()
         return True
-
-
-def places_in(block: InputBlock, inputs: Sequence[InputTensor]) -> list[int] | None:
-    """Where each input starts in a block; None unless all of them lie in it."""
-    places = [place for tensor in inputs if (place := _place_in(block, tensor)) is not None]
-    return places if len(places) == len(inputs) else None
-
-
-def laid_out(inputs: Sequence[InputTensor]) -> tuple[list[int], int]:
-    """Where each input starts in a payload made of all of them, and the payload's bytes."""
-    starts, at = [], 0
-    for tensor in inputs:
-        starts.append(at)
-        if tensor.data is not None:
-            at += -(-len(tensor.data) // ALIGNMENT) * ALIGNMENT
-    return starts, at
-
-
-def _place_in(block: InputBlock, tensor: InputTensor) -> int | None:
-    """First byte of an input within the block; None when it lies elsewhere."""
-    if not tensor.data:
-        return 0
-    place = _address(tensor.data) - _address(block.buffer)
-    return place if 0 <= place <= len(block.buffer) - len(tensor.data) else None
-
-
-def _address(data: bytes | memoryview) -> int:
-    address: int = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
-    return address
-
-
-def joined(inputs: Sequence[InputTensor]) -> bytes | memoryview:
-    """The payload as bytes, laid out as `laid_out` says."""
-    if len(inputs) == 1:
-        return inputs[0].data or b""
-    parts: list[bytes | memoryview] = []
-    for tensor in inputs:
-        if tensor.data is not None:
-            parts.append(tensor.data)
-            if len(tensor.data) % ALIGNMENT:
-                parts.append(bytes(-len(tensor.data) % ALIGNMENT))
-    return b"".join(parts)
-
-
-async def copy(inputs: Sequence[InputTensor], starts: Sequence[int], block: InputBlock) -> None:
-    """Copy the inputs to their places in a block, slice by slice."""
-    for tensor, start in zip(inputs, starts, strict=True):
-        if tensor.data is None:
-            continue
-        data = memoryview(tensor.data)
-        copies.count("receive", len(data))
-        for at in range(0, len(data), SLICE_NBYTES):
-            piece = data[at : at + SLICE_NBYTES]
-            block.buffer[start + at : start + at + len(piece)] = piece
-            if at:
-                await asyncio.sleep(0)

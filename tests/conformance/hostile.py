@@ -15,8 +15,8 @@ from tests.harness.server import Answer, Server
 PATH = "/v1/encode/fake/echo"
 MAX_BODY_BYTES = 110_000_000
 MAX_GROWTH_BYTES = 64 << 20
-QUICK_S = 2.0
-LARGE_S = 10.0
+QUICK_S = 10.0
+LARGE_S = 40.0
 
 
 def private_bytes(pid: int) -> int:

@@ -21,11 +21,12 @@ QWEN_AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 QWEN_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 
 
-def cross_encoder(directory: Path, longest: int = 512) -> Reference:
-    """sentence-transformers' CrossEncoder, one pair at a time."""
+def cross_encoder(directory: Path, longest: int = 512, side: str = "right") -> Reference:
+    """sentence-transformers' CrossEncoder, one pair at a time, cut on this side."""
     from sentence_transformers import CrossEncoder
 
     model = CrossEncoder(str(directory), device="cpu", max_length=longest)
+    model.tokenizer.truncation_side = side
 
     def scores(query: str, documents: Sequence[str]) -> np.ndarray:
         return np.array([model.predict((query, document)) for document in documents], np.float64)

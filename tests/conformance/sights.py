@@ -220,3 +220,9 @@ def layoutlm(directory: Path, question: str, words: list[str], boxes: Any, strid
     given = {"question": question, "image": None, "word_boxes": list(zip(words, boxes, strict=True))}
     [found] = asked(given, max_seq_len=64, **({} if stride is None else {"doc_stride": stride}))
     return Answer(found["start"], found["end"], found["score"])
+
+
+def tokens_of(directory: Path, question: str, words: list[str]) -> int:
+    """Tokens of a question and all words."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    return len(tokenizer(question.split(), words, is_split_into_words=True)["input_ids"])

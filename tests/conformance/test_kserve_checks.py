@@ -108,12 +108,38 @@ def slow_json(ms: float, **more: Any) -> dict[str, Any]:
     return {"inputs": [{"name": "INPUT", "shape": [1, 1], "datatype": "FP32", "data": [ms]}], **more}
 
 
-def test_the_timeout_of_a_request_and_the_deadline_of_its_client(server: Server, rpc: Rpc) -> None:
-    hurried = slow(1500)
-    hurried.parameters["timeout"].int64_param = 100_000
-    error = failure_of(lambda: rpc.call("ModelInfer", hurried))
+def hurried(ms: float, timeout_ms: int) -> pb.ModelInferRequest:
+    """A request that takes so long and wants to wait no longer than that."""
+    made = slow(ms)
+    made.parameters["timeout"].int64_param = timeout_ms * 1000
+    return made
+
+
+def test_a_timeout_ends_the_wait_for_a_busy_device(server: Server, rpc: Rpc) -> None:
+    def over_both() -> tuple[Any, Any]:
+        """What is told to those that come while the device is busy; None to those that were just in time."""
+        busy = rpc.start("ModelInfer", slow(1500))
+        call = rpc.start("ModelInfer", hurried(1, 100))
+        answer = post(server, "/v2/models/slow/infer", slow_json(1, parameters={"timeout": 100_000}))
+        assert busy.exception() is None, "it had begun"
+        return call.exception(), answer if answer.status != 200 else None
+
+    error, answer = wait_until(lambda: all(found := over_both()) and found, 60, "a busy device")
     assert (error.code().name, error.details()) == ("UNAVAILABLE", "Request timeout expired")
     assert int(trailers_of(error)["retry-after"]) >= 1
+    assert (answer.status, answer.error) == (503, "Request timeout expired")
+    assert int(answer.answer.headers["retry-after"]) >= 1
+
+
+def test_a_timeout_does_not_end_what_runs(server: Server, rpc: Rpc) -> None:
+    def answered() -> bool:
+        posted = post(server, "/v2/models/slow/infer", slow_json(1500, parameters={"timeout": 1_000_000}))
+        return rpc.start("ModelInfer", hurried(1500, 1000)).exception() is None and posted.status == 200
+
+    wait_until(answered, 60, "a device that begins both in time")
+
+
+def test_the_deadline_of_a_client_ends_what_runs(server: Server, rpc: Rpc) -> None:
     assert failure_of(lambda: rpc.call("ModelInfer", slow(1500), 0.2)).code().name == "DEADLINE_EXCEEDED"
     found = post(server, "/v2/models/slow/infer", slow_json(1500), X_Request_Timeout="0.2")
     assert found.status == 504, found.head

@@ -297,7 +297,7 @@ def test_clients_cannot_invent_label_values(server: Server) -> None:
         "state": {*STATES, *SEQUENCE_STATES},
         "worker": {"worker-0"},
         "stage": {"queued", "running"},
-        "uuid": {"cpu"},
+        "uuid": {"", "cpu"},
         "device": {"cpu"},
     }
     for name, labels in after:

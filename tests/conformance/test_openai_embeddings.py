@@ -119,6 +119,27 @@ def test_a_text_that_was_cut_is_reported_and_the_policy_may_refuse_or_split_it(
         assert caught.value.code == "invalid_input" and said in caught.value.message
 
 
+def test_a_refusal_names_the_input_by_its_place_its_tokens_and_the_limit(
+    client: openai.OpenAI,
+) -> None:
+    long = "word " * 600
+    ids = token_ids(long)[1:-1]
+    cases: tuple[tuple[Any, str], ...] = (
+        (["short", long], "input[1]: 602 tokens"),
+        (long, "input: 602 tokens"),
+        ([[2023], ids], "input[1]: 602 tokens"),
+        (ids, "input: 602 tokens"),
+    )
+    for given, said in cases:
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.embeddings.create(model=MODEL, input=given, extra_body={"overflow_policy": "error"})
+        assert said in caught.value.message and "is 256" in caught.value.message
+    for given, place in (([[2023], [2023, 999_999]], "input[1]"), ([2023, 999_999], "input")):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.embeddings.create(model=MODEL, input=given)
+        assert f"{place}: token id 999999" in caught.value.message
+
+
 @pytest.mark.parametrize("special", [True, False])
 def test_token_ids_are_the_text_they_stand_for(
     client: openai.OpenAI, expected: np.ndarray, special: bool

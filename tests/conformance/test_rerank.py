@@ -97,6 +97,12 @@ def test_documents_are_returned_on_request_as_they_were_sent(server: Server) -> 
     )
 
 
+def test_long_documents_are_returned_whole(server: Server) -> None:
+    documents = [{"text": f"{at} " + "é" * 400_000, "n": at} for at in range(4)]
+    found = results(server, documents=documents, return_documents=True, overflow_policy="truncate_text")
+    assert sorted((entry["document"] for entry in found), key=lambda document: document["n"]) == documents
+
+
 def test_an_empty_document_and_an_empty_query_are_scored(server: Server) -> None:
     found = results(server, query="", documents=["", {"text": ""}, "1"])
     assert [entry["index"] for entry in found] == [2, 0, 1]

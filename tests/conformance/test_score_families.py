@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from tests.conformance import score_references as references
 from tests.conformance.wire import JSON, MSGPACK, assert_refused
@@ -21,6 +23,7 @@ from tests.tiny.texts import mixed_lengths, sentences
 SENTENCES = sentences()
 LONG = " ".join(SENTENCES[:80])
 LONG_QUERY = " ".join(SENTENCES[100:160])
+HUGE = " ".join(SENTENCES) * 3
 
 
 class Family(NamedTuple):
@@ -229,12 +232,67 @@ def test_options_of_another_family_and_lora_are_refused_by_name(served: Served, 
         assert_refused(answer, 400, "INVALID_INPUT", f"options.{next(iter(options))}")
 
 
-@pytest.mark.parametrize("policy", ["chunk", "truncate_left"])
-def test_pairs_read_as_one_text_cannot_be_split_or_cut_on_the_left(served: Served, policy: str) -> None:
+REFUSAL = re.compile(r"(\S+): (\d+) tokens( with the query)?, the limit of (\S+) is (\d+)")
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.tiny)
+def test_a_refusal_names_the_side_that_is_too_long_its_tokens_and_its_limit(
+    served: Served, family: Family
+) -> None:
+    apart = family.adapter in OUTPUTS
+    tokenizer = AutoTokenizer.from_pretrained(served.place / family.tiny)
+
+    def refusal(path: str, body: dict[str, Any]) -> tuple[str, int, bool, int]:
+        answer = served.server.post(path, body)
+        found = REFUSAL.fullmatch(answer.json()["detail"]["message"])
+        assert answer.status == 400 and found is not None, answer.body
+        assert found[4] == family.model
+        return found[1], int(found[2]), bool(found[3]), int(found[5])
+
+    for query, document in ((HUGE, "river"), ("river", HUGE)):
+        items, too_long = [{"text": "a"}, {"text": document}], query == HUGE
+        body = {"query": {"text": query}, "items": items, "options": {"overflow_policy": "error"}}
+        field, tokens, beside, limit = refusal(f"/v1/score/{family.model}", body)
+        assert field == ("query.text" if too_long else "items[1].text")
+        assert beside == (not apart and not too_long) and tokens > limit
+        if family.adapter == "cross_encoder":
+            around = tokenizer.num_special_tokens_to_add(pair=True)
+            halves = tokenizer([query] if too_long else [query, document], add_special_tokens=False)
+            assert tokens == sum(map(len, halves["input_ids"])) + around
+        elif apart:
+            assert tokens == len(tokenizer(HUGE)["input_ids"]) + (family.adapter == "colbert")
+        body = {"model": family.model, "query": query, "documents": ["a", document]}
+        found = refusal("/v1/rerank", {**body, "overflow_policy": "error"})
+        assert found == ("query" if too_long else "documents[1]", tokens, beside, limit)
+
+
+@pytest.mark.parametrize("tiny", ["rr_bert", "rr_xlmr", "rr_modernbert"])
+def test_pairs_lose_their_beginnings_on_demand(served: Served, tiny: str) -> None:
+    model, longest = BY_TINY[tiny].model, 256 if tiny == "rr_xlmr" else 512
+    documents, options = [LONG, "river"], {"overflow_policy": "truncate_left"}
+    found = score(served.server, model, SENTENCES[17], documents, options=options)
+    expected = references.cross_encoder(served.place / tiny, longest, "left")(SENTENCES[17], documents)
+    assert np.abs(found - expected).max() <= BY_TINY[tiny].tolerance
+    assert abs(found[0] - score(served.server, model, SENTENCES[17], documents)[0]) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("tiny", "policy", "offered"),
+    [
+        ("rr_bert", "chunk", "only default, truncate_text, truncate_left, error"),
+        ("rr_qwen3", "chunk", "only default, truncate_text, error"),
+        ("rr_qwen3", "truncate_left", "only default, truncate_text, error"),
+    ],
+)
+def test_what_cannot_be_done_with_pairs_is_refused_by_the_name_of_the_option(
+    served: Served, tiny: str, policy: str, offered: str
+) -> None:
     body = {"query": {"text": "a"}, "items": [{"text": "b"}], "options": {"overflow_policy": policy}}
-    for tiny in ("rr_bert", "rr_qwen3"):
-        answer = served.server.post(f"/v1/score/{BY_TINY[tiny].model}", body)
-        assert_refused(answer, 400, "INVALID_INPUT", "options.overflow_policy", policy)
+    answer = served.server.post(f"/v1/score/{BY_TINY[tiny].model}", body)
+    assert_refused(answer, 400, "INVALID_INPUT", f"options.overflow_policy: {policy!r}", offered)
+    asked = {"model": BY_TINY[tiny].model, "query": "a", "documents": ["b"], "overflow_policy": policy}
+    answer = served.server.post("/v1/rerank", asked)
+    assert answer.status == 400 and answer.json()["message"].startswith(f"overflow_policy: {policy!r}")
 
 
 def test_a_chunked_document_is_matched_as_a_whole(served: Served) -> None:

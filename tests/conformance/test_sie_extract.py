@@ -143,7 +143,11 @@ def test_a_text_that_is_too_long_fails_the_whole_request_where_the_caller_says_s
     long = "river " * 600
     body = body_of(["a", long], options={"overflow_policy": "error"})
     assert_refused(
-        JSON.post(extracting, "/v1/extract/tiny/ner", body), 400, "INPUT_TOO_LONG", "items[1]", "512"
+        JSON.post(extracting, "/v1/extract/tiny/ner", body),
+        400,
+        "INPUT_TOO_LONG",
+        "items[1].text: 602 tokens",
+        "is 512",
     )
     assert extract(extracting, JSON, "tiny/ner", ["a", long])[0]["id"] == "item-0"
 

@@ -229,7 +229,8 @@ def test_a_long_page_is_cut_and_says_so_or_read_in_windows(server: Server, place
     assert abs(entity["score"] - expected.score) <= SCORE_LIMIT
     assert entity["text"] == " ".join(words[expected.first : expected.last + 1])
     answer = ask(server, WORDS_ONLY, [image], **asked, options={"overflow_policy": "error"})
-    assert_refused(answer, 400, "INPUT_TOO_LONG", "items[0]", "64")
+    tokens = sights.tokens_of(place / "layoutlm", question, words)
+    assert_refused(answer, 400, "INPUT_TOO_LONG", f"items[0]: {tokens} tokens with the question", "is 64")
 
 
 def test_normalized_boxes_mean_the_same_as_pixels(server: Server) -> None:
@@ -281,6 +282,13 @@ REFUSED: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     (FLORENCE, {"options": {"task": 5}}, ("params.options.task", "int")),
     (FLORENCE, {"options": {"task": "<CAPTION_TO_PHRASE_GROUNDING>"}}, ("params.instruction",)),
     (FLORENCE, {"labels": ["cat"]}, ("params.labels", "<OCR_WITH_REGION>")),
+    (FLORENCE, {"instruction": "What is <image>?"}, ("params.instruction", "'<image>'")),
+    (FLORENCE, {"instruction": "<OCR> it"}, ("params.instruction", "'<OCR>'")),
+    (
+        FLORENCE,
+        {"labels": ["cat", "<image>"], "options": {"task": "<OPEN_VOCABULARY_DETECTION>"}},
+        ("params.labels", "'<image>'"),
+    ),
     (FLORENCE, {"options": {"max_new_tokens": 0}}, ("max_new_tokens", "0", "1..4096")),
     (FLORENCE, {"options": {"num_beams": 17}}, ("num_beams", "17", "1..16")),
     (FLORENCE, {"options": {"threshold": 0.5}}, ("threshold", "num_beams")),

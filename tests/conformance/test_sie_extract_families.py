@@ -184,8 +184,13 @@ def test_labels_are_hypotheses_as_in_the_pipeline(
     [item] = extract(extracting, JSON, model, [long], labels=["travel", "science"])
     tokenizer_limit = 256 if model == "tiny/nli-bart" else None
     cutting = pipeline("zero-shot-classification", directory_of(tiny_extractors, model), tokenizer_limit)
-    wanted = cutting(long, ["travel", "science"])
-    same_classes(item["classifications"], list(zip(wanted["labels"], wanted["scores"], strict=True)))
+    left = {"labels": ["travel", "science"], "options": {"overflow_policy": "truncate_left"}}
+    [ending] = extract(extracting, JSON, model, [long], **left)
+    for found, side in ((item, "right"), (ending, "left")):
+        cutting.tokenizer.truncation_side = side
+        wanted = cutting(long, ["travel", "science"])
+        same_classes(found["classifications"], list(zip(wanted["labels"], wanted["scores"], strict=True)))
+    assert item["classifications"] != ending["classifications"]
 
 
 def gliner_spans(found: list[dict[str, Any]]) -> list[tuple[str, str, float]]:
@@ -274,6 +279,12 @@ def test_gliner_cuts_a_long_text_and_says_so(extracting: Server) -> None:
     assert answer["usage"]["truncated"] == [1]
     assert answer["usage"]["tokens"][1] > answer["usage"]["tokens"][0] > 0
     assert max(one["end"] for one in answer["items"][1]["entities"]) < len(text) // 2
+    body["params"]["options"] = {"overflow_policy": "truncate_left"}
+    answer = JSON.post(extracting, f"/v1/extract/{GLINER}", body).json()
+    assert answer["usage"]["truncated"] == [1]
+    found = answer["items"][1]["entities"]
+    assert found and min(one["start"] for one in found) > len(text) // 2
+    assert all(one["text"] == text[one["start"] : one["end"]] for one in found)
 
 
 @pytest.mark.parametrize(

@@ -106,12 +106,25 @@ def test_long_texts_are_cut_as_transformers_cuts_them(
     assert answer["usage"]["tokens"][1:] == [TEXT_TOKENS, 16]
     assert_rows(answer["items"][1]["dense"]["values"], towers.dense(place / tiny, LONG))
     refused = ask(server, model, ["river", LONG], options={"overflow_policy": "error"})
-    assert_refused(refused, 400, "INPUT_TOO_LONG", "items[1].text", str(TEXT_TOKENS))
+    assert_refused(refused, 400, "INPUT_TOO_LONG", "items[1].text", " tokens, ", f"is {TEXT_TOKENS}")
 
 
-@pytest.mark.parametrize("policy", ["chunk", "truncate_left"])
-@pytest.mark.parametrize("model", [CLIP, PALI])
-def test_queries_are_neither_split_nor_cut_on_the_left(server: Server, model: str, policy: str) -> None:
+@pytest.mark.parametrize(("model", "tiny"), [(CLIP, "clip"), (SIGLIP, "siglip")])
+def test_long_texts_lose_their_beginnings_on_demand(
+    server: Server, place: Path, model: str, tiny: str
+) -> None:
+    options = {"overflow_policy": "truncate_left"}
+    answer = MSGPACK.load(ask(server, model, ["river", LONG], options=options).body)
+    assert answer["usage"] == {"tokens": answer["usage"]["tokens"], "truncated": [1]}
+    expected = towers.dense(place / tiny, LONG, side="left")
+    assert np.abs(expected - towers.dense(place / tiny, LONG)).max() > 1e-3
+    assert_rows(answer["items"][1]["dense"]["values"], expected)
+
+
+@pytest.mark.parametrize(("model", "policy"), [(CLIP, "chunk"), (PALI, "chunk"), (PALI, "truncate_left")])
+def test_queries_are_not_split_nor_those_for_pages_cut_on_the_left(
+    server: Server, model: str, policy: str
+) -> None:
     answer = ask(server, model, ["river"], options={"overflow_policy": policy})
     assert_refused(answer, 400, "INVALID_INPUT", "params.options.overflow_policy")
 
@@ -121,7 +134,7 @@ def test_texts_go_through_the_template(server: Server, place: Path) -> None:
     found = items_of(server, CLIP, ["river", picture(1)], options=options)
     assert_rows(found[0]["dense"]["values"], towers.dense(place / "clip", "a river!"))
     assert_rows(found[1]["dense"]["values"], towers.dense(place / "clip", picture(1)))
-    for wrong in ("a river", "{text} {text}", 5, ["{text}"]):
+    for wrong in ("a river", "{text} {text}", 5, ["{text}"], "a" * 195 + "{text}"):
         answer = ask(server, CLIP, ["river"], options={"text_template": wrong})
         assert_refused(answer, 400, "INVALID_INPUT", "params.options.text_template")
 
@@ -159,7 +172,7 @@ def test_queries_are_cut_before_their_augmentation(
     nearest = [np.abs(found - rows).max() for rows in pages[model].cut(text) if len(rows) == len(found)]
     assert nearest and min(nearest) <= DENSE_LIMIT
     refused = ask(server, model, [text], options={"overflow_policy": "error"})
-    assert_refused(refused, 400, "INPUT_TOO_LONG", "items[0].text", str(QUERY_TOKENS))
+    assert_refused(refused, 400, "INPUT_TOO_LONG", "items[0].text", " tokens, ", f"is {QUERY_TOKENS}")
 
 
 MARKS = ("<image>", "<|image_pad|>", "<|video_pad|>", "<pad> <bos>", "<|vision_start|><|im_end|>", "\u2581")

@@ -98,9 +98,12 @@ def parts(directory: Path) -> tuple[Any, Any]:
 
 
 @torch.inference_mode()
-def dense(directory: Path, given: str | Image.Image, normalize: bool = True) -> np.ndarray:
-    """The vector [32] of a text or a picture, computed alone."""
+def dense(
+    directory: Path, given: str | Image.Image, normalize: bool = True, side: str = "right"
+) -> np.ndarray:
+    """The vector [32] of a text, cut on this side, or a picture, computed alone."""
     model, processor = parts(directory)
+    processor.tokenizer.truncation_side = side
     if isinstance(given, str):
         padding = "max_length" if model.config.model_type == "siglip" else False
         inputs = processor.tokenizer(

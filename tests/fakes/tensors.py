@@ -16,7 +16,8 @@ from frontend.bodies import BodyReader
 from frontend.engine import Engine
 from frontend.recording import Recorder
 from frontend.services import Services
-from frontend.tensors.request import RegionUse
+from frontend.tensors.placing import nbytes_of
+from frontend.tensors.request import InputTensor, RegionUse
 from frontend.tensors.uploading import InputRoom
 from ipc.catalog import Catalog, DirectorySource, ModelEntry
 from ipc.client import Request
@@ -41,6 +42,18 @@ def elements(*texts: str | bytes) -> bytes:
     return b"".join(struct.pack("<I", len(element)) + element for element in raw)
 
 
+def finish(given: InputTensor) -> bytes:
+    """Make an input by its recipe, in a place that held something else; its bytes."""
+    if given.recipe is not None:
+        assert given.data is not None
+        given.shape = given.recipe.shape_of(given.data)
+        place = bytearray(b"\xa5" * nbytes_of(given))
+        if place:
+            given.recipe.write(given.data, given.shape, memoryview(place))
+        given.data, given.recipe = bytes(place), None
+    return bytes(given.data or b"")
+
+
 def entry(name: str, **more: Any) -> ModelEntry:
     """A catalog entry whose files nobody reads."""
     return ModelEntry(id=name, source=DirectorySource("nowhere"), **more)
@@ -63,7 +76,7 @@ class InferReply:
 
     def __init__(self, infos: Sequence[TensorInfo], raw: dict[str, bytes]) -> None:
         self.infos, self._raw = list(infos), raw
-        self.timing, self.trace, self.worker = Timing(1, 2, 3, 4, 1), None, 0
+        self.timing, self.trace, self.worker, self.uuid = Timing(1, 2, 3, 4, 1), None, 0, "cpu"
         self.errors: list[Any] = []
         self.checks = self.releases = 0
 
@@ -129,9 +142,13 @@ class FakeClient:
         self.requests.append(request)
         self.payloads.append(bytes(bytes_of(request.payload)))
         found = self.answer(request)
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        try:
+            if isinstance(found, BaseException):
+                raise found
+            return found
+        finally:
+            # So that the error does not keep this frame, and the request with it.
+            del found
 
     async def ready(self, model: str, deadline_ns: int) -> None:
         """The wait for a model."""
@@ -152,7 +169,7 @@ class FakeStatistics:
     def __init__(self) -> None:
         self.booked: list[tuple[Any, ...]] = []
 
-    def succeeded(self, model: str, version: int, rows: int, times: Any) -> None:
+    def succeeded(self, model: str, version: int, rows: int, times: Any, uuid: str) -> None:
         """An answered request."""
         self.booked.append((model, version, rows))
 

@@ -25,7 +25,7 @@ DIMS = 262144
 ARENA_NBYTES = 16 * MIB
 ITEMS = 7
 """Items of a request: 7 MiB, so that the arena holds two answers and not a third."""
-HOLD_S = 1.0
+HOLD_S = 2.0
 EXIT_CONFIG = 3
 
 
@@ -149,7 +149,7 @@ def test_a_server_on_a_shm_that_is_too_small_does_not_start(small_shm: Path, tmp
     server = make_server(tmp_path, settings={"run.shm_dir": small_shm, "arena.bytes": 8 * MIB})
     server.start()
     try:
-        assert server.process.wait(30) == EXIT_CONFIG, server.log
+        assert server.process.wait(60) == EXIT_CONFIG, server.log
         wait_until(lambda: not server.pids(), what="the end of all processes")
         assert f"arena.bytes {8 * MIB}" in server.log
         server.assert_nothing_left()

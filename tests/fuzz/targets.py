@@ -40,7 +40,7 @@ from ipc.protos import trtis_v1_pb2 as trtis
 from ipc.repository import conversion, document
 from ipc.repository.layout import ModelRefused
 from ipc.settings import Limits, load
-from tests.fakes.tensors import entry, loaded, tensor
+from tests.fakes.tensors import entry, finish, loaded, tensor
 
 Target = Callable[[bytes], None]
 LIMITS = Limits(max_image_pixels=1 << 20)
@@ -166,9 +166,10 @@ def kserve_request(data: bytes) -> None:
                 else:
                     found = reading.parse(served.name, None, head, tail)
                 orjson.dumps([found.id, found.request.parameters])
-                for given, expected in images.to_convert(served.config, found.request.inputs):
-                    images.convert(given, expected, served.config.batches, LIMITS)
+                images.defer(served.config, found.request.inputs, LIMITS)
                 _check(served, found.request)
+                made = [finish(given) for given in found.request.inputs if given.recipe is not None]
+                assert not made or checking.check(served, found.request)
 
 
 def kserve_generate(data: bytes) -> None:

@@ -27,7 +27,7 @@ def timed(raw: bytes) -> None:
 
 @pytest.mark.timeout(900)
 @given(st.data())
-@settings(max_examples=20_000, deadline=None)
+@settings(settings.get_profile("default"), max_examples=20_000, deadline=None)
 def test_no_file_crashes_hangs_or_grows(data: st.DataObject) -> None:
     raw = bytearray(data.draw(st.sampled_from([VALID, b"", b"input: [{name: A, dims: [1]}]\n"])))
     for _ in range(data.draw(st.integers(0, 12))):

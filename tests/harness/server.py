@@ -29,6 +29,9 @@ START_TIMEOUT_S = 60.0
 MAX_PAUSE_S = 0.1
 PORTS_EACH = 797
 """More than one test process takes."""
+RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+LEAST_ROOM = 20_000
+"""Where the ports of outgoing connections begin below this, too few are left below them."""
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = 15.0, what: str = "condition") -> Any:
@@ -55,7 +58,10 @@ async def eventually(condition: Callable[[], Awaitable[Any]], what: str, timeout
 
 
 def free_port() -> int:
-    """A TCP port on 127.0.0.1 that nobody listens on, and that no connection is given before its server listens."""
+    """A TCP port on 127.0.0.1 that nobody listens on and that this process was not given before.
+
+    It is below the ports of outgoing connections, so that none of them takes it first, where there is room for that.
+    """
     for port in _PORTS:
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
@@ -64,12 +70,26 @@ def free_port() -> int:
 
 
 def _ports() -> Iterator[int]:
-    """Ports below those of outgoing connections. Every test process begins elsewhere."""
-    first_of_connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    """Ports below those of outgoing connections, where every test process begins elsewhere; else any free ones."""
+    first_of_connections = int(RANGE_FILE.read_text().split()[0]) if RANGE_FILE.exists() else 0
+    if first_of_connections < LEAST_ROOM:
+        yield from _any_ports()
     count = first_of_connections // 2
     start = os.getpid() * PORTS_EACH % count
     for number in range(count):
         yield first_of_connections - 1 - (start + number) % count
+
+
+def _any_ports() -> Iterator[int]:
+    """Free ports as the kernel chooses them, each once."""
+    given: set[int] = set()
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        if port not in given:
+            given.add(port)
+            yield port
 
 
 _PORTS = _ports()
@@ -81,6 +101,15 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
         return False
+
+
+def sum_of(scraped: str, *names: str, **labels: str) -> float:
+    """Sum of the samples of `names` whose labels include `labels`, in an exposition of metrics."""
+    total = 0.0
+    for line in scraped.splitlines():
+        if line.split("{")[0].split(" ")[0] in names and all(f'{k}="{v}"' in line for k, v in labels.items()):
+            total += float(line.rpartition(" ")[2])
+    return total
 
 
 @dataclass
@@ -178,13 +207,7 @@ class Server:
 
     def metric(self, *names: str, **labels: str) -> float:
         """Sum of the samples of `names` whose labels include `labels`, all from one scrape."""
-        total = 0.0
-        for line in self.get("/metrics").body.decode().splitlines():
-            if line.split("{")[0].split(" ")[0] in names and all(
-                f'{k}="{v}"' in line for k, v in labels.items()
-            ):
-                total += float(line.rpartition(" ")[2])
-        return total
+        return sum_of(self.get("/metrics").body.decode(), *names, **labels)
 
     def _lock_pid(self, name: str) -> int | None:
         path = self.run_dir / f"{name}.lock"

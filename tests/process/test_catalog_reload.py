@@ -31,7 +31,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Mo
 def test_a_new_model_appears_and_is_loaded_when_asked_for(world: tuple[Server, Models]) -> None:
     server, models = world
     models.write("org/new")
-    wait_until(lambda: state(server, "org/new") != "MODEL_NOT_FOUND", 10, "the new model")
+    wait_until(lambda: state(server, "org/new") != "MODEL_NOT_FOUND", 30, "the new model")
     answer = server.encode("org/new", ["hello"])
     assert np.allclose(answer.json()["items"][0]["dense"]["values"], vector_of("hello", 16), atol=1e-6)
     assert server.metric("sie_requests_total", model="org/new", status="success") == 1
@@ -42,8 +42,8 @@ def test_a_changed_model_is_loaded_anew_and_no_request_fails_meanwhile(world: tu
     with Load(server.port, clients=4, model="org/changes") as running:
         wait_until(lambda: running.done > 20, 20, "traffic")
         models.write("org/changes", dims=24)
-        wait_until(lambda: info(server, "org/changes")["dims"] == {"dense": 24}, 10, "the change")
-        wait_until(lambda: server.metric(UNLOADS, model="org/changes") == 1, 10, "the old one's end")
+        wait_until(lambda: info(server, "org/changes")["dims"] == {"dense": 24}, 30, "the change")
+        wait_until(lambda: server.metric(UNLOADS, model="org/changes") == 1, 30, "the old one's end")
         seen = running.done
         wait_until(lambda: running.done > seen + 20, 20, "traffic after it")
         outcome = running.stop()
@@ -57,18 +57,18 @@ def test_a_changed_model_is_loaded_anew_and_no_request_fails_meanwhile(world: tu
 def test_a_removed_model_is_unloaded_and_unknown(world: tuple[Server, Models]) -> None:
     server, models = world
     models.remove("org/goes")
-    wait_until(lambda: server.encode("org/goes", ["x"]).status == 404, 10, "the removal")
-    wait_until(lambda: server.metric("sie_model_loaded", model="org/goes") == 0, 10, "the unloading")
+    wait_until(lambda: server.encode("org/goes", ["x"]).status == 404, 30, "the removal")
+    wait_until(lambda: server.metric("sie_model_loaded", model="org/goes") == 0, 30, "the unloading")
     assert server.encode("org/stays", ["x"]).status == 200
 
 
 def test_a_broken_file_changes_nothing_and_is_told_with_file_and_field(world: tuple[Server, Models]) -> None:
     server, models = world
     models.write_text("org/breaks", "id: org/breaks\nsource: {kind: directory, path: /x}\nadaptor: dense\n")
-    wait_until(lambda: server.log.count("the old one stays") >= 2, 15, "the refusal in worker and frontend")
+    wait_until(lambda: server.log.count("the old one stays") >= 2, 30, "the refusal in worker and frontend")
     assert "org-breaks.yaml" in server.log and "adaptor" in server.log
     assert state(server, "org/breaks") == "available"
     assert server.encode("org/stays", ["x"]).status == 200
     models.write("org/breaks")
     models.write("org/mended")
-    wait_until(lambda: state(server, "org/mended") != "MODEL_NOT_FOUND", 10, "the mended catalog")
+    wait_until(lambda: state(server, "org/mended") != "MODEL_NOT_FOUND", 30, "the mended catalog")

@@ -43,19 +43,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def test_all_frontends_serve_one_port_and_only_they_load_grpc(server: Server) -> None:
-    with RpcLoad(address_of(server), clients=4, fresh=True) as load:
-        wait_until(lambda: load.done > 60, 30, "traffic")
-        assert set(load.stop()) == {"OK"}, load.details[:3]
     slots = [f"frontend-{slot}" for slot in (0, 1)]
-    served = [_served_by(server, slot) for slot in slots]
-    assert all(served), f"all went to one frontend: {served}"
+    with RpcLoad(address_of(server), clients=4, fresh=True) as load:
+        wait_until(lambda: all(_served_by(server, slot) for slot in slots), 30, "traffic at both frontends")
+        assert set(load.stop()) == {"OK"}, load.details[:3]
     assert not maps_grpc(server.process.pid)
     assert all(map(maps_grpc, server.frontend_pids()))
 
 
 def _served_by(server: Server, slot: str) -> int:
     """Requests in the ring of recent requests of one frontend: it is the only one that writes there."""
-    return (server.run_dir / "metrics" / f"{slot}.recent").read_bytes().count(b"infer")
+    ring = server.run_dir / "metrics" / f"{slot}.recent"
+    return ring.read_bytes().count(b"infer") if ring.exists() else 0
 
 
 def test_a_port_that_another_server_has_is_an_error_that_names_the_setting(
@@ -65,7 +64,7 @@ def test_a_port_that_another_server_has_is_an_error_that_names_the_setting(
     other = make_server(tmp_path, settings=settings)
     other.start()
     try:
-        assert other.process.wait(30) == 3
+        assert other.process.wait(60) == 3
     finally:
         other.kill_everything()
     assert f"grpc.bind: {settings['grpc.bind']} cannot be had" in other.log

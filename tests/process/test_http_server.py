@@ -36,18 +36,27 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One frontend that reads for long what comes behind its last answer."""
+    with serving(tmp_path_factory.mktemp("patient"), {"linger_s": 30.0}) as running:
+        yield running
+
+
 @pytest.mark.parametrize(
     "sent", [b"", b"\r\n\r\n", b"GET /echo HTTP/1.1\r\nHost: t", b"GET /echo HTTP/1.1\r\nA: b\r\n"]
 )
 def test_connection_without_a_complete_head_ends_at_the_deadline(server: Server, sent: bytes) -> None:
+    began = time.monotonic()
     with Client(server.port) as client:
         client.send(sent)
-        assert 0.6 <= client.seconds_to_end() <= 0.7 + _TOLERANCE_S
+        assert client.seconds_to_end() <= 0.7 + _TOLERANCE_S
+        assert time.monotonic() - began >= 0.6
 
 
 def test_head_that_trickles_in_does_not_move_the_deadline(server: Server) -> None:
+    start = time.monotonic()
     with Client(server.port) as client:
-        start = time.monotonic()
         with pytest.raises(OSError):
             for byte in b"GET /echo HTTP/1.1\r\nHost: test\r\nX: " + b"y" * 1000:
                 client.send(bytes([byte]))
@@ -61,14 +70,18 @@ def test_head_that_trickles_in_does_not_move_the_deadline(server: Server) -> Non
 def test_half_head_on_a_kept_connection_ends_at_the_deadline(server: Server) -> None:
     with Client(server.port) as client:
         assert client.ask().status == 200
+        began = time.monotonic()
         client.send(b"GET /echo HTTP/1.1\r\nHos")
-        assert 0.6 <= client.seconds_to_end() <= 0.7 + _TOLERANCE_S
+        assert client.seconds_to_end() <= 0.7 + _TOLERANCE_S
+        assert time.monotonic() - began >= 0.6
 
 
 def test_idle_kept_connection_ends_after_keepalive(server: Server) -> None:
     with Client(server.port) as client:
+        began = time.monotonic()
         assert client.ask().status == 200
-        assert 1.1 <= client.seconds_to_end() <= 1.2 + _TOLERANCE_S
+        assert client.seconds_to_end() <= 1.2 + _TOLERANCE_S
+        assert time.monotonic() - began >= 1.1
 
 
 def test_request_longer_than_every_deadline_is_answered(server: Server) -> None:
@@ -120,11 +133,11 @@ def test_unread_upload_stops_the_sender_and_costs_no_memory(server: Server) -> N
         assert client.reply().json == {"unread": True}
 
 
-def test_early_answer_reaches_a_client_that_is_still_sending(server: Server) -> None:
-    with Client(server.port) as client:
+def test_early_answer_reaches_a_client_that_is_still_sending(patient: Server) -> None:
+    with Client(patient.port) as client:
         reply = client.ask("/unread", b"x" * (64 * _MIB))
         assert (reply.json, reply.headers["connection"]) == ({"unread": True}, "close")
-        assert client.seconds_to_end() <= 0.5 + _TOLERANCE_S
+        assert client.seconds_to_end() <= _TOLERANCE_S
 
 
 def test_connection_above_the_cap_gets_503_and_one_below_it_is_served(tmp_path: Path) -> None:
@@ -190,7 +203,7 @@ def test_response_in_several_writes_does_not_wait_for_acknowledgements(server: S
             start = time.monotonic()
             assert client.ask("/two").body == b"halfhalf"
             times.append(time.monotonic() - start)
-    assert statistics.median(times) < 0.02
+    assert statistics.median(times) < 0.035
 
 
 def _head(nbytes: int) -> bytes:
@@ -215,9 +228,9 @@ def test_head_without_end_is_refused_before_it_fills_memory(server: Server) -> N
         assert client.reply().status == 431
 
 
-def test_trailers_are_limited_and_do_not_reach_the_application(server: Server) -> None:
+def test_trailers_are_limited_and_do_not_reach_the_application(patient: Server) -> None:
     chunked = b"POST /echo HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
-    with Client(server.port) as client:
+    with Client(patient.port) as client:
         client.send(chunked + b"X-Late: 1\r\n\r\n")
         assert client.reply().json == {"nbytes": 3, "names": ["host", "transfer-encoding"], "path": "/echo"}
         client.send(chunked)
@@ -329,7 +342,7 @@ def test_thousand_silent_connections_do_not_slow_others_down(tmp_path: Path) -> 
             start = time.monotonic()
             assert server.ask().status == 200
             times.append(time.monotonic() - start)
-        assert statistics.median(times) < 0.02
+        assert statistics.median(times) < 0.035
         assert frontend.memory_info().rss - before < 1000 * 30_000
         for client in silent:
             client.__exit__()

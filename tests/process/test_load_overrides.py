@@ -6,8 +6,11 @@ import base64
 import json
 import os
 import signal
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -106,15 +109,74 @@ def test_a_configuration_outlives_the_worker(server: Server) -> None:
     assert rows(server, 8) == 200
 
 
-def test_a_configuration_that_does_not_fit_the_program_changes_nothing(server: Server) -> None:
+@contextmanager
+def asking(server: Server, count: int) -> Iterator[Counter[int]]:
+    """Requests of so many rows meanwhile, from two clients; the statuses of their answers."""
+    statuses, over = Counter[int](), threading.Event()
+
+    def client() -> None:
+        while not over.is_set():
+            statuses[rows(server, count)] += 1
+
+    with ThreadPoolExecutor(2) as threads:
+        clients = [threads.submit(client) for _ in range(2)]
+        try:
+            wait_until(lambda: statuses.total() >= 4, 60, "traffic")
+            yield statuses
+        finally:
+            over.set()
+    for each in clients:
+        each.result()
+
+
+def misfit(server: Server) -> str:
+    """A configuration that only the load of its program finds wrong."""
     config = json.loads(config_of(server))
     config["input"][0]["data_type"] = "TYPE_FP32"
-    answer = load(server, "add_sub", config=json.dumps(config))
-    assert answer.status == 500
-    assert answer.json()["error"].startswith("failed to load 'add_sub', ")
-    assert "INPUT0" in answer.json()["error"]
-    wait_until(lambda: rows(server, 8) == 200, 30, "the model as it was")
+    return json.dumps(config)
+
+
+def test_a_configuration_that_does_not_fit_the_program_changes_nothing(server: Server) -> None:
+    config = misfit(server)
+    with asking(server, 8) as statuses:
+        for _ in range(3):
+            answer = load(server, "add_sub", config=config)
+            assert answer.status == 500
+            assert answer.json()["error"].startswith("failed to load 'add_sub', ")
+            assert "INPUT0" in answer.json()["error"]
+            assert load(server, "add_sub").status == 200, "as it was, on whichever frontend"
+    assert set(statuses) == {200}, "requests during a load that fails"
     assert not kept(server)
+
+
+def test_a_load_that_succeeds_costs_no_request(server: Server) -> None:
+    with asking(server, 2) as statuses:
+        for batch in (2, 4):
+            assert load(server, "add_sub", config=config_of(server, max_batch_size=batch)).status == 200
+            for _ in range(4):
+                assert (batch_of(server), rows(server, batch), rows(server, batch + 1)) == (batch, 200, 400)
+        assert load(server, "add_sub").status == 200
+    assert set(statuses) == {200}
+
+
+def test_requests_on_their_way_do_not_load_what_is_unloaded(server: Server) -> None:
+    with asking(server, 2) as statuses:
+        for _ in range(3):
+            unload(server, "add_sub")
+            gone = statuses[404]
+            wait_until(lambda gone=gone: statuses[404] >= gone + 20, 30, "the end of the model")
+            assert [rows(server, 2) for _ in range(4)] == [404] * 4
+            assert load(server, "add_sub").status == 200
+    assert set(statuses) == {200, 404}
+
+
+def test_a_load_that_fails_where_nothing_was_loaded_does_not_spoil_the_next(server: Server) -> None:
+    config = misfit(server)
+    for _ in range(2):
+        unload(server, "add_sub")
+        assert load(server, "add_sub", config=config).status == 500
+        assert load(server, "add_sub").status == 200
+    assert rows(server, 8) == 200
 
 
 @pytest.mark.parametrize(
@@ -169,7 +231,8 @@ def test_a_plain_load_after_an_unload_finds_the_repositorys_own(server: Server) 
     assert load(server, "versions_all").status == 200
     specific = config_of(server, "versions_all", version_policy={"specific": {"versions": [2]}})
     assert load(server, "versions_all", config=specific).status == 200
-    assert server.get("/v2/models/versions_all").json()["versions"] == ["2"]
+    for _ in range(4):
+        assert server.get("/v2/models/versions_all").json()["versions"] == ["2"]
     unload(server, "versions_all")
     assert load(server, "versions_all").status == 200
     assert server.get("/v2/models/versions_all").json()["versions"] == ["1", "2", "3"]

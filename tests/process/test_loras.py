@@ -22,7 +22,7 @@ from tests.tiny.texts import mixed_lengths
 BASE = "tiny/base"
 NAMES = ("first", "team/second", "third")
 TEXTS = mixed_lengths()[:5]
-LOAD_WAIT_S = 1.0
+LOAD_WAIT_S = 3.0
 
 
 def merged(name: str) -> str:

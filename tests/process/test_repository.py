@@ -113,8 +113,8 @@ def test_files_that_change_take_effect_while_others_are_served(world: tuple[Serv
     )
 
     config.write_text("max_batch_size: many")
-    until(lambda: "config.pbtxt:1:17" in str(index(server)), "a broken configuration")
-    assert infer(server, "changing") == 404
+    until(lambda: "config.pbtxt:1:17" in index(server)["changing@5"][1], "a broken configuration")
+    assert (state(server, "changing@5"), infer(server, "changing")) == ("READY", [5] * 4)
     shutil.rmtree(models / "changing")
     until(lambda: "changing" not in str(index(server)), "the end of the model")
     assert server.worker_pid() is not None and "Traceback" not in server.log.partition("is ready")[2]

@@ -116,7 +116,7 @@ def test_inputs_in_a_block_are_held_until_the_stream_has_ended(running: Workers)
 
 def test_many_streams_at_once_keep_their_parts_apart_and_let_others_pass(running: Workers) -> None:
     async def work(client: Client) -> None:
-        asked = [asking("parts", 10 + number, sleep_ms=1) for number in range(12)]
+        asked = [asking("parts", 10 + number, sleep_ms=5) for number in range(12)]
         streams = [asyncio.create_task(all_of(client, request)) for request in asked]
         for value in range(5):
             await sums(client, value)

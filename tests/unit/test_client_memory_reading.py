@@ -105,7 +105,7 @@ def test_what_a_frontend_would_have_refused_is_refused_here_too(
     before = descriptors()
     with pytest.raises(InvalidInput):
         memory.open(region)
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 @pytest.mark.parametrize("left", [0, 1, SIZE // 2, SIZE - 1])
@@ -149,6 +149,7 @@ def test_a_new_object_of_an_old_name_is_the_one_that_new_requests_get(
 
 
 def test_a_descriptor_is_shared_and_goes_with_the_last_request(memory: ClientMemory) -> None:
+    gc.collect()
     before = descriptors()
     held = [memory.open(part(number, 1)) for number in range(50)]
     assert descriptors() == before + 1

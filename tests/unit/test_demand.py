@@ -11,7 +11,7 @@ import pytest
 
 from ipc import demand
 from ipc.demand import Demand
-from ipc.errors import ModelNotLoaded
+from ipc.errors import ModelLoadFailed, ModelNotFound, ModelNotLoaded
 from ipc.messages import ModelStatus
 
 MODEL = "org/m"
@@ -27,9 +27,9 @@ class Asked:
         self.loads: list[bool] = []
         self.now(state, attempts)
 
-    def now(self, state: str, attempts: int) -> None:
+    def now(self, state: str, attempts: int, **more: str) -> None:
         """The worker tells another state."""
-        self.models = {MODEL: ModelStatus(MODEL, state, attempts=attempts)}
+        self.models = {MODEL: ModelStatus(MODEL, state, attempts=attempts, **more)}  # type: ignore[arg-type]
 
     def load(self, model: str, explicit: bool = False) -> bool:
         """Remember it."""
@@ -75,3 +75,69 @@ def test_a_load_by_hand_that_somebody_gives_up_is_answered_at_once() -> None:
             explicit_load(Asked("available"), steps)
     with pytest.raises(ModelNotLoaded, match="given up"):
         explicit_load(Asked("loading"), [("available", 1)])
+
+
+COMING: dict[str, str] = {"next": "new files"}
+REFUSED = {**COMING, "error_class": "UNKNOWN", "error_message": "no such program"}
+
+
+def renewal(channels: list[Asked], *steps: Callable[[], None]) -> None:
+    """A wait until the workers serve the present files, while these things happen one after the other."""
+
+    async def until(done: Callable[[], bool]) -> None:
+        for step in steps:
+            assert not done(), "it does not wait"
+            step()
+        assert done(), "it waits for ever"
+
+    made: Any = channels
+    asyncio.run(Demand(lambda: made, True).renew(MODEL, until))
+
+
+def test_a_load_waits_until_all_workers_have_changed_files() -> None:
+    first, second, third = Asked("loaded"), Asked("loaded"), Asked("loaded")
+    second.slot, third.slot = 1, 2
+    for channel in (first, second):
+        channel.now("loaded", 2, **COMING)
+    renewal([first, second, third], lambda: first.now("loaded", 1), lambda: second.now("loaded", 1))
+    assert not (first.loads or second.loads or third.loads), "nobody is asked for what is coming"
+
+
+def test_a_load_tells_why_changed_files_are_refused() -> None:
+    first, second = Asked("loaded"), Asked("loaded")
+    second.slot = 1
+    for channel in (first, second):
+        channel.now("loaded", 2, **COMING)
+    with pytest.raises(ModelLoadFailed, match="no such program"):
+        renewal([first, second], lambda: second.now("loaded", 2, **REFUSED), lambda: first.now("loaded", 1))
+
+
+def test_a_load_tries_again_what_was_refused_before() -> None:
+    channel = Asked("loaded")
+    channel.now("loaded", 2, **REFUSED)
+    renewal([channel], lambda: channel.now("loaded", 3, **COMING), lambda: channel.now("loaded", 2))
+    assert channel.loads == [True]
+    channel.now("loaded", 2, **REFUSED)
+    with pytest.raises(ModelLoadFailed):
+        renewal([channel], lambda: channel.now("loaded", 3, **REFUSED))
+
+
+def test_a_load_does_not_wait_for_a_worker_that_is_gone() -> None:
+    channel = Asked("loaded")
+    channel.now("loaded", 2, **COMING)
+    renewal([channel], lambda: setattr(channel, "state", "lost"))
+
+
+def test_what_requests_may_not_have_loaded_is_not_asked_for() -> None:
+    having, other = Asked("loaded"), Asked("available")
+    other.slot = 1
+    channels: Any = [having, other]
+    made = Demand(lambda: channels, True)
+    made.replicas, made.known = (lambda model: 2), lambda model: False
+    made.tick()
+    with pytest.raises(ModelNotFound):
+        made.want(MODEL)
+    assert not other.loads
+    made._next_tick, made.known = 0.0, lambda model: True
+    made.tick()
+    assert other.loads == [False]

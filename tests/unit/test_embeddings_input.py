@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from frontend.protocols.sie.embeddings import check_input, inputs_of
+from frontend.protocols.sie.foreign import check_takes_texts
 from frontend.protocols.sie.schemas import EmbeddingsRequest
+from ipc.catalog import HubSource, ModelEntry
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
 
@@ -35,3 +37,10 @@ def test_the_items_limit_does_not_count_the_ids_of_one_input() -> None:
 def test_what_is_refused_names_its_limit(given: Any, said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         check_input(EmbeddingsRequest("m", given), LIMITS)
+
+
+def test_a_model_that_takes_no_texts_is_refused_as_encode_does() -> None:
+    images = ModelEntry("org/clip", HubSource("org/clip"), inputs=("image",))
+    with pytest.raises(InvalidInput, match=r"org/clip.*takes no text, only image"):
+        check_takes_texts(images)
+    check_takes_texts(ModelEntry("org/clip", HubSource("org/clip"), inputs=("text", "image")))

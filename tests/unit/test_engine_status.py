@@ -32,6 +32,7 @@ FIRST_LOAD = ModelStatus("m", "loading", attempts=1)
 SECOND_LOAD = ModelStatus("m", "loading", attempts=2, error_class="OOM")
 FAILED = ModelStatus("m", "failed", attempts=1, error_class="OOM")
 AVAILABLE = ModelStatus("m", "available")
+STALE = ModelStatus("m", "loaded", attempts=2, error_class="UNKNOWN", revision="old", next="new")
 
 
 @pytest.mark.parametrize("other", [FIRST_LOAD, SECOND_LOAD, FAILED, AVAILABLE])
@@ -40,6 +41,13 @@ def test_a_model_that_one_worker_serves_is_loaded_whatever_the_others_do(other: 
         found = engine(*workers)
         assert found.status("m").dims == {"dense": 8}
         assert found.ready() == (True, "ok")
+
+
+def test_a_model_whose_changed_files_are_refused_is_there_as_it_was() -> None:
+    found = engine(STALE, FAILED)
+    assert found.ready() == (True, "ok")
+    assert [found.is_loaded("m", revision) for revision in ("", "old", "new")] == [True, True, False]
+    assert not found.is_loaded("other")
 
 
 @pytest.mark.parametrize(

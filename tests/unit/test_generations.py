@@ -107,10 +107,11 @@ class StreamMachine(RuleBasedStateMachine):
         self.book = JobBook(self.queue, lambda: cast("Endpoint", self.sent))
         self.adapter = Counting()
         metrics: Any = SimpleNamespace(
+            device="cpu",
             **{
                 name: SimpleNamespace(labels=lambda *of: SimpleNamespace(inc=lambda by=1: None))
                 for name in ("runs", "runs_input", "runs_compute", "runs_output", "parts")
-            }
+            },
         )
         self.generations = Generations(
             self.book,

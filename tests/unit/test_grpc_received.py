@@ -50,6 +50,61 @@ def test_millions_of_fields_become_an_error_and_no_objects(name: str) -> None:
         tracemalloc.stop()
 
 
+_DIMS_OF_V1 = b"".join(wire.parts(b"", 2, [b"\x0a\x01A" + b"".join(wire.parts(b"", 2, [b"\x01" * MIB]))]))
+DEEP: dict[str, tuple[Any, bytes]] = {
+    "packed dims": (trtis.InferRequest, b"".join(wire.parts(b"", 3, [_DIMS_OF_V1]))),
+    "dims": (
+        trtis.InferRequest,
+        b"".join(wire.parts(b"", 3, [b"".join(wire.parts(b"", 2, [b"\x10\x01" * MIB]))])),
+    ),
+    "region": (trtis.SharedMemoryControlRequest, b"".join(wire.parts(b"", 1, [b"\x0a\x00" * MIB]))),
+    "regions": (trtis.SharedMemoryControlRequest, b"\x0a\x00" * MIB),
+    "settings": (
+        kserve.TraceSettingRequest,
+        b"".join(wire.parts(b"", 1, [b"\x0a\x01a\x12" + wire._encoded(2 * MIB) + b"\x0a\x00" * MIB])),
+    ),
+    "unknown": (kserve.ModelMetadataRequest, b"\x50\x00" * MIB),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_fields_are_counted_at_any_depth_in_the_requests_of_all_methods(name: str) -> None:
+    request, data = DEEP[name]
+    raw = request.RAW_INPUT_FIELD_NUMBER if request is trtis.InferRequest else 0
+    received = Form(request, raw).receive(data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput, match=f"more than {wire.MAX_FIELDS} fields"):
+            received.message()
+        assert tracemalloc.get_traced_memory()[1] < len(data) + 4 * MIB
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_large_message_of_few_fields_is_read() -> None:
+    sent = kserve.RepositoryModelLoadRequest(model_name="m")
+    sent.parameters["file:1/model.pt"].bytes_param = bytes(MIB)
+    assert Form(kserve.RepositoryModelLoadRequest, 0).receive(sent.SerializeToString()).message() == sent
+
+
+def test_a_large_request_that_tells_what_it_needs_is_not_parsed_for_a_stranger() -> None:
+    sent = trtis.SharedMemoryControlRequest()
+    sent.register.name = "x" * 2 * SPLIT_NBYTES
+    needs: list[str] = []
+
+    def admit(need: str) -> None:
+        needs.append(need)
+        raise Unauthenticated("a key is needed")
+
+    calls = _Calls(None)
+    calls.unary.method = Method(calls._answer, need=lambda request: "infer")
+    calls.call.admit = admit
+    received = Form(trtis.SharedMemoryControlRequest, 0).receive(sent.SerializeToString())
+    with pytest.raises(Unauthenticated):
+        calls.answer(received)
+    assert needs == ["admin"] and received._message is None
+
+
 @pytest.mark.parametrize("nbytes", [10, 2 * SPLIT_NBYTES])
 def test_a_message_and_its_raw_values_are_read_whatever_their_size(nbytes: int) -> None:
     sent = kserve.ModelInferRequest(model_name="m", id="7", raw_input_contents=[b"x" * nbytes, b"y"])
@@ -99,7 +154,7 @@ def test_a_stranger_has_nothing_parsed() -> None:
         calls.answer(received)
     calls.unary.told(calls.call, received, caught.value)
     assert calls.told == [None] and calls.finished == [caught.value]
-    assert received._message is None and received._error is None
+    assert received._message is None and not received._wrong
 
 
 @pytest.mark.parametrize("error", [RateLimited("slowly"), QueueFull("full")])

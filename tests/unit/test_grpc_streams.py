@@ -21,6 +21,7 @@ from frontend.services import Services
 from ipc.errors import InvalidInput
 from ipc.protos import kserve_v2_pb2 as pb
 from tests.fakes.tensors import services_of
+from tests.harness.server import wait_until
 
 FORM = Form(pb.ModelInferRequest, 0)
 NBYTES = 100_000
@@ -158,10 +159,7 @@ def test_what_has_ended_gives_its_room_back_beside_a_slow_one_before_it(tmp_path
     rpc = FakeRpc(["slow", *["failing"] * 20], 100, asyncio.Event().wait, left_s=30)
 
     async def during(contract: Contract, services: Services) -> None:
-        for _ in range(10_000):
-            if len(rpc.written) == 40:
-                break
-            await asyncio.sleep(0)
+        await asyncio.to_thread(wait_until, lambda: len(rpc.written) >= 40, 8, "the answers of all but one")
         assert len(rpc.written) == 40 and set(rpc.written) == {b"first", b"no more"}
         contract.release.set()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -14,7 +15,8 @@ from frontend.costs import characters_of, images_of
 from frontend.engine import Engine
 from frontend.values import LONG_NBYTES, UNCHECKED_NBYTES, without_long_values
 from ipc.messages import Call, EncodeCall, InputItem, ModelStatus, ScoreCall
-from workers.preparing import CHUNK_IMAGES, CHUNK_ITEMS, _chunk_end
+from ipc.settings import Limits
+from workers.chunks import CHUNK_IMAGES, CHUNK_ITEMS, chunk_end
 
 TEXT, IMAGE, ALBUM = InputItem("river"), InputItem(images=[b"a"]), InputItem(images=[b"a", b"b"])
 STATUS = ModelStatus("m", "loaded", max_sequence_length=77, image_tokens=1024)
@@ -32,18 +34,26 @@ STATUS = ModelStatus("m", "loaded", max_sequence_length=77, image_tokens=1024)
 def test_every_item_with_an_image_counts_once_and_the_query_too(call: Call, images: int) -> None:
     assert images_of(call) == images
     engine: Any = object.__new__(Engine)
+    engine.settings = SimpleNamespace(limits=Limits())
     lengths = characters_of(call)
     assert engine.cost_of(lengths, STATUS, images) - engine.cost_of(lengths, STATUS) == images * 1024
 
 
+def test_a_text_that_is_split_costs_all_of_its_tokens() -> None:
+    engine: Any = object.__new__(Engine)
+    engine.settings = SimpleNamespace(limits=Limits(max_chunked_tokens=5000))
+    assert engine.cost_of([4000, 400_000], STATUS, 0, "truncate") == 2 * 77
+    assert engine.cost_of([4000, 400_000], STATUS, 0, "chunk") == 1002 + 5000
+
+
 def test_a_chunk_of_images_is_short_and_one_of_texts_is_not() -> None:
-    assert _chunk_end([TEXT] * 500, 0) == CHUNK_ITEMS
-    assert _chunk_end([TEXT] * 500, 490) == 500
-    assert _chunk_end([IMAGE] * 500, 3) == 3 + CHUNK_IMAGES
+    assert chunk_end(EncodeCall([TEXT] * 500, []), 0) == CHUNK_ITEMS
+    assert chunk_end(EncodeCall([TEXT] * 500, []), 490) == 500
+    assert chunk_end(EncodeCall([IMAGE] * 500, []), 3) == 3 + CHUNK_IMAGES
     mixed = [TEXT, IMAGE] * 50
     ends = [0]
     while ends[-1] < len(mixed):
-        ends.append(_chunk_end(mixed, ends[-1]))
+        ends.append(chunk_end(EncodeCall(mixed, []), ends[-1]))
         assert 0 < sum(bool(item.images) for item in mixed[ends[-2] : ends[-1]]) <= CHUNK_IMAGES
     assert ends[-1] == len(mixed)
 

@@ -74,8 +74,8 @@ def test_requests_of_all_frontends_are_added_up(paths: RunPaths) -> None:
     before = int(time.time() * 1000)
     script = """
 recorder.succeeded("add", 3, 4, Times(1_000_000, 2_000_000, 3_000_000, 4_000_000, 11_000_000))
-recorder.succeeded("add", 3, 4, Times(1_000_001, 2_000_002, 3_000_003, 4_000_004, 11_000_005))
-recorder.succeeded("add", 3, 1, Times(0, 0, 1, 0, 2))
+recorder.succeeded("add", 3, 4, Times(1_000_001, 2_000_002, 3_000_003, 4_000_004, 11_000_005), "abc")
+recorder.succeeded("add", 3, 1, Times(0, 0, 1, 0, 2), "def")
 recorder.failed("add", 3, 2, errors.InvalidInput("no"), 5_000)
 recorder.failed("add", None, 0, errors.InvalidInput("no"), 7_000)
 recorder.succeeded("unheard", 1, 1, Times(0, 0, 1, 0, 2))
@@ -121,8 +121,9 @@ def test_figures_go_on_when_a_slot_is_started_again(paths: RunPaths) -> None:
 
 
 def test_runs_of_all_workers_are_added_up_by_their_batch_size(paths: RunPaths) -> None:
-    for slot in ("worker-0", "worker-1"):
-        run(paths, slot, 'for rows in (1, 8, 8): executions.note("add@3", rows, 10, 20, 30)\n')
+    for slot, uuid in (("worker-0", "abc"), ("worker-1", "def")):
+        device = f'families.touch(["add@3"], "{uuid}")\n'
+        run(paths, slot, device + 'for rows in (1, 8, 8): executions.note("add@3", rows, 10, 20, 30)\n')
     model = read(paths).of("add", 3)
     assert model.execution_count == 6
     assert set(model.by_run_size) == {1, 8}

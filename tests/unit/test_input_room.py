@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from frontend.tensors import uploading
 from frontend.tensors.uploading import InputRoom
 from ipc import deadline
 from ipc.arena import BLOCKS_OFFSET
@@ -119,11 +120,13 @@ def test_who_gives_up_holds_nobody_back(tmp_path: Path) -> None:
     with_room(tmp_path, act)
 
 
-def test_the_wait_ends_shortly_before_the_deadline(tmp_path: Path) -> None:
+def test_the_wait_ends_some_time_before_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploading, "BEFORE_DEADLINE_NS", 1_500_000_000)
+
     async def act(room: InputRoom, inputs: InputArena) -> None:
         full = await room.reserve(900 * KIB, deadline.after(30))
         assert full is not None
-        until = deadline.after(0.2)
+        until = deadline.after(1.7)
         with pytest.raises(ShmExhausted, match=r"arena\.input_bytes"):
             await room.reserve(500 * KIB, until)
         assert time.monotonic_ns() < until

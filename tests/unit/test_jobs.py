@@ -1,7 +1,8 @@
-"""The book of open jobs: what an ended job is given goes back at once."""
+"""The book of open jobs: what an ended job is given goes back at once, and who waits for too long."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -10,13 +11,15 @@ import pytest
 
 from ipc.arena import Arena
 from ipc.endpoint import Endpoint
-from ipc.errors import InferenceFailed
+from ipc.errors import InferenceFailed, PenstockError
 from ipc.leases import LeaseTable
 from ipc.settings import Settings
 from tests.unit.test_batcher import job
-from workers.job import Job, Output
+from workers.job import Job, Output, Piece
 from workers.jobs import JobBook
 from workers.queue import WorkQueue
+
+HOUR_NS = 3600 * 10**9
 
 
 def ended(book: JobBook, how: str) -> Job:
@@ -63,3 +66,39 @@ def test_a_block_of_an_open_job_stays(tmp_path: Path) -> None:
         assert leases.used_nbytes == 0
     finally:
         arena.close()
+
+
+def taken(book: JobBook, how: str) -> list[Piece]:
+    """Pieces of a job that may wait for as long as `how` says, on their way to the device."""
+    made = job([1, 1])
+    now_ns = time.monotonic_ns()
+    made.deadline_ns = now_ns + HOUR_NS
+    made.start_by_ns = {"at ease": 0, "in time": made.deadline_ns - 1, "running": 1, "late": 1}[how]
+    made.first_run_ns = now_ns if how == "running" else 0
+    book.open(made)
+    return [Piece(made, index, made.prepared[index]) for index in (0, 1)]
+
+
+@pytest.mark.parametrize("how", ["at ease", "in time", "running", "late"])
+def test_what_has_waited_for_too_long_does_not_go_to_the_device_and_what_runs_goes_on(how: str) -> None:
+    told: list[str] = []
+
+    def fail(session: bytes, number: int, error: PenstockError) -> None:
+        told.append(error.code)
+
+    endpoint = SimpleNamespace(fail=fail, post=lambda work: work())
+    book = JobBook(WorkQueue(Settings()), lambda: cast("Endpoint", endpoint))
+    pieces = taken(book, how)
+    made = pieces[0].job
+    late = how == "late"
+    assert book.board(pieces) == ([] if late else pieces)
+    assert (made.state, made.claims) == (("failed", 0) if late else ("open", 2))
+    assert book.expire() == [] and told == ["DEADLINE_EXCEEDED"] * late
+
+
+@pytest.mark.parametrize(("how", "ends"), [("in time", False), ("running", False), ("late", True)])
+def test_waiting_ends_without_a_free_device(how: str, ends: bool) -> None:
+    endpoint = SimpleNamespace(fail=lambda *of: None, post=lambda work: work())
+    book = JobBook(WorkQueue(Settings()), lambda: cast("Endpoint", endpoint))
+    made = taken(book, how)[0].job
+    assert book.expire() == [made] * ends

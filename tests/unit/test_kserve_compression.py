@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import random
 import zlib
+from dataclasses import dataclass
 
 import pytest
 
@@ -25,13 +27,18 @@ def test_the_limit_is_the_unpacked_size(encoding: str) -> None:
         compression.unpack(PACKED[encoding], encoding, len(TEXT) - 1, 200)
 
 
-@pytest.mark.parametrize("encoding", PACKED)
-def test_a_bomb_ends_at_the_ratio_without_growing_further(
-    encoding: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bomb = zlib.compressobj(9, zlib.DEFLATED, 16 + 15 if encoding == "gzip" else 15)
-    packed = b"".join([*(bomb.compress(bytes(1 << 20)) for _ in range(64)), bomb.flush()])
-    made = 0
+@dataclass
+class Counts:
+    """Bytes that all streams were handed, and that they made."""
+
+    handed: int = 0
+    made: int = 0
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> Counts:
+    """What unpacking costs."""
+    found = Counts()
     real = zlib.decompressobj
 
     class Counting:
@@ -42,15 +49,46 @@ def test_a_bomb_ends_at_the_ratio_without_growing_further(
             return getattr(self.stream, name)
 
         def decompress(self, data: bytes, most: int) -> bytes:
-            nonlocal made
             part = self.stream.decompress(data, most)
-            made += len(part)
+            found.handed += len(data)
+            found.made += len(part)
             return part
 
     monkeypatch.setattr(compression.zlib, "decompressobj", Counting)
+    return found
+
+
+@pytest.mark.parametrize("encoding", PACKED)
+def test_a_bomb_ends_at_the_ratio_without_growing_further(encoding: str, counts: Counts) -> None:
+    bomb = zlib.compressobj(9, zlib.DEFLATED, 16 + 15 if encoding == "gzip" else 15)
+    packed = b"".join([*(bomb.compress(bytes(1 << 20)) for _ in range(64)), bomb.flush()])
     with pytest.raises(BodyTooLarge, match=r"kserve\.max_unpack_ratio"):
         compression.unpack(packed, encoding, 1 << 30, 100)
-    assert made <= max(compression.FREE_NBYTES, 100 * len(packed)) + 1
+    assert counts.made <= max(compression.FREE_NBYTES, 100 * len(packed)) + 1
+
+
+@pytest.mark.parametrize(
+    ("content", "handed"),
+    [(random.Random(1).randbytes(8 << 20), 1.0), (bytes(8 << 20), 8.0)],
+    ids=["random", "zeros"],
+)
+def test_a_large_body_is_not_read_over_and_over(content: bytes, handed: float, counts: Counts) -> None:
+    packed = gzip.compress(content, 1)
+    assert compression.unpack(packed, "gzip", len(content), 2000) == content
+    assert counts.handed <= handed * len(packed)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, (64 << 10) - 18, (64 << 10) - 11, 64 << 10, 150_000])
+def test_what_follows_or_is_missing_is_seen_wherever_the_stream_ends(nbytes: int) -> None:
+    content = random.Random(nbytes).randbytes(nbytes)
+    packed = zlib.compress(content, 0)
+    assert compression.unpack(packed, "deflate", nbytes + 1, 200) == content
+    for more in (1, 7, 200_000):
+        with pytest.raises(InvalidInput, match=f"^{more} bytes follow the deflate stream"):
+            compression.unpack(packed + bytes(more), "deflate", nbytes + 1, 200)
+    for less in {1, 4, 5, len(packed) // 2, len(packed)}:
+        with pytest.raises(InvalidInput, match="ends before its stream does"):
+            compression.unpack(packed[:-less], "deflate", nbytes + 1, 200)
 
 
 @pytest.mark.parametrize("encoding", PACKED)

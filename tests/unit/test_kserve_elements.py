@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import struct
+from typing import Any
 
 import numpy as np
 import orjson
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from frontend.protocols.kserve_v2 import elements, numbers
+from frontend.tensors.receiving import HEAD_GROWTH
 from ipc.datatypes import DATATYPES
 from ipc.errors import InvalidInput
 
@@ -111,6 +113,14 @@ def test_nesting_need_not_match_the_shape(text: bytes) -> None:
     words = text.replace(b"1", b'"a[,"').replace(b"2", b'"]"').replace(b"3", b'""')
     expected = b"\3\0\0\0a[," + b"\1\0\0\0]" + b"\0\0\0\0"
     assert bytes(elements.read(words, "BYTES", 3, "x")) == expected
+
+
+@pytest.mark.parametrize("count", [1, 2, 1000])
+@pytest.mark.parametrize("datatype", [name for name in DATATYPES if name not in ("FP16", "BF16")])
+def test_elements_take_no_more_than_the_room_that_is_kept_for_them(datatype: str, count: int) -> None:
+    shortest: Any = {"BYTES": "", "BOOL": True}.get(datatype, 1)
+    text = json.dumps([shortest] * count, separators=(",", ":")).encode()
+    assert len(elements.read(text, datatype, count, "x")) <= HEAD_GROWTH * len(text)
 
 
 def test_truth_values_and_strings() -> None:

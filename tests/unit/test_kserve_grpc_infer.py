@@ -7,7 +7,7 @@ import io
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from ipc import bytes_elements, deadline
 from ipc.client import Request
 from ipc.errors import InvalidInput, LeaseRevoked
 from ipc.messages import TensorInput
-from ipc.model_config import ModelConfig
+from ipc.model_config import ModelConfig, SequenceBatching
 from ipc.protos import kserve_v2_pb2 as pb
 from tests.fakes.tensors import InferReply, elements, entry, loaded, services_of, tensor
 
@@ -43,7 +43,14 @@ STRINGS = ModelConfig(
 RANKER = ModelConfig(
     name="ranker", max_batch_size=2, inputs=(tensor("A", "INT32", 1),), outputs=(tensor("O", "FP32", WIDTH),)
 )
-CONFIGS = {f"{config.name}@1": config for config in (PICTURES, STRINGS, RANKER)}
+FLOW = ModelConfig(
+    name="flow",
+    max_batch_size=4,
+    inputs=(tensor("S", "UINT8", -1),),
+    outputs=(tensor("O", "FP32", 1),),
+    sequence_batching=SequenceBatching(),
+)
+CONFIGS = {f"{config.name}@1": config for config in (PICTURES, STRINGS, RANKER, FLOW)}
 PIXELS = np.arange(18, dtype=np.uint8).reshape(2, 3, 3)
 
 
@@ -114,13 +121,33 @@ def test_strings_become_padded_rows(tmp_path: Path) -> None:
     assert client.payloads[0][:6] == b"ab\0c\0\0"
 
 
+def test_messages_of_a_sequence_keep_their_order_whatever_becomes_of_their_strings(tmp_path: Path) -> None:
+    made, lengths = services(tmp_path), [8_000_000, 1, 2, 3]
+
+    async def run() -> None:
+        tasks = []
+        for length in lengths:
+            message, raw = sent_as_bytes("flow", "S", [b"a" * length], True)
+            message.parameters["sequence_id"].int64_param = 7
+            asked = context.make_plain()
+            asked.deadline_ns = deadline.after(20)
+            call: Any = SimpleNamespace(services=made, context=asked, raw=raw, metadata={})
+            tasks.append(asyncio.create_task(Infer(Forwarding("")).streamed(call, message)))
+        await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+    made.client.inputs.close()
+    client: Any = made.client
+    assert [request.call.inputs[0].shape for request in client.requests] == [[1, n + 1] for n in lengths]
+
+
 def test_what_is_no_picture_is_refused_and_booked(tmp_path: Path) -> None:
     made = services(tmp_path)
     message, contents = sent_as_bytes("pictures", "P", [b"no picture"], True)
     with pytest.raises(InvalidInput, match="'P'"):
         answered(made, message, *contents)
     recorder: Any = made.extensions.recorder
-    assert recorder.booked == [("pictures", 1, 0, "INVALID_INPUT")]
+    assert recorder.booked == [("pictures", 1, 1, "INVALID_INPUT")]
 
 
 @pytest.mark.parametrize("cut", [True, False])
@@ -152,9 +179,10 @@ def test_a_client_that_goes_away_while_its_request_is_read_is_booked(
     made = services(tmp_path)
     reached = asyncio.Event()
 
-    async def waiting(*_: Any) -> None:
+    async def waiting(*_: Any) -> NoReturn:
         reached.set()
         await asyncio.Event().wait()
+        raise AssertionError("it was to be cancelled")
 
     async def run() -> None:
         asked = context.make_plain()
@@ -167,7 +195,7 @@ def test_a_client_that_goes_away_while_its_request_is_read_is_booked(
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    monkeypatch.setattr(infer.images, "convert_all", waiting)
+    monkeypatch.setattr(infer.served, "ready", waiting)
     asyncio.run(run())
     made.client.inputs.close()
     recorder: Any = made.extensions.recorder
@@ -179,13 +207,13 @@ def test_typed_contents_are_held_while_they_are_in_work(
 ) -> None:
     made = services(tmp_path)
     held: list[int] = []
-    convert = infer.images.convert_all
+    defer = infer.images.defer
 
-    async def noting(*given: Any) -> None:
+    def noting(*given: Any) -> None:
         held.append(made.bodies.held_nbytes)
-        await convert(*given)
+        defer(*given)
 
-    monkeypatch.setattr(infer.images, "convert_all", noting)
+    monkeypatch.setattr(infer.images, "defer", noting)
     message, _ = sent_as_bytes("strings", "S", [b"a", b"b"], False)
     answered(made, message)
     assert held == [2 * STRING_NBYTES] and not made.bodies.held_nbytes

@@ -16,6 +16,7 @@ from ipc.datatypes import DATATYPES
 from ipc.errors import InvalidInput
 from ipc.model_config import ModelConfig, TensorConfig
 from ipc.settings import Limits
+from tests.fakes.tensors import finish
 
 FEW = settings(max_examples=150, deadline=None)
 NAMES = st.sampled_from([*DATATYPES, "INT9", ""])
@@ -91,7 +92,8 @@ def test_images_that_are_anything(data: bytes, start: bytes) -> None:
         picture_decoding.decode(start + data, "x")
     tensor = InputTensor("x", "BYTES", [1], bytes_elements.join([start + data]))
     with contextlib.suppress(InvalidInput):
-        images.convert(tensor, MODEL.inputs[0], True, Limits())
+        images.defer(MODEL, [tensor], Limits())
+        finish(tensor)
 
 
 @FEW
@@ -99,7 +101,8 @@ def test_images_that_are_anything(data: bytes, start: bytes) -> None:
 def test_prefixes_that_lie(data: bytes, count: int) -> None:
     tensor = InputTensor("x", "BYTES", [count], data)
     with contextlib.suppress(InvalidInput):
-        images.convert(tensor, MODEL.inputs[0], True, Limits())
+        images.defer(MODEL, [tensor], Limits())
+        finish(tensor)
 
 
 @FEW

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from frontend.protocols.kserve_v2 import images
+from frontend.protocols.kserve_v2 import images, picture_decoding
 from frontend.protocols.kserve_v2.picture_decoding import decode
 from frontend.protocols.kserve_v2.resizing import resize
 from frontend.tensors.request import InputTensor
@@ -20,6 +20,7 @@ from ipc import bytes_elements
 from ipc.errors import BodyTooLarge, InvalidInput
 from ipc.model_config import ModelConfig, TensorConfig
 from ipc.settings import Limits
+from tests.fakes.tensors import finish
 
 RNG = np.random.default_rng(3)
 LIMITS = Limits()
@@ -153,10 +154,10 @@ def converted(
     config: ModelConfig, *elements: bytes, limits: Limits = LIMITS
 ) -> tuple[InputTensor, np.ndarray[Any, Any]]:
     given = InputTensor("x", "BYTES", [len(elements)], bytes_elements.join(elements))
-    [(tensor, expected)] = images.to_convert(config, [given])
-    images.convert(tensor, expected, config.batches, limits)
-    kind = {"FP32": "<f4", "UINT8": "u1", "INT8": "i1", "UINT16": "<u2", "FP16": "<f2"}[tensor.datatype]
-    return tensor, np.frombuffer(tensor.data or b"", kind).reshape(tensor.shape)
+    images.defer(config, [given], limits)
+    data = finish(given)
+    kind = {"FP32": "<f4", "UINT8": "u1", "INT8": "i1", "UINT16": "<u2", "FP16": "<f2"}[given.datatype]
+    return given, np.frombuffer(data, kind).reshape(given.shape)
 
 
 @pytest.mark.parametrize("layout", ["NHWC", "NONE", "NCHW"])
@@ -206,9 +207,10 @@ def test_images_that_do_not_fit_are_refused(config: ModelConfig, elements: list[
 
 
 def test_lying_lengths_are_refused() -> None:
-    tensor = InputTensor("x", "BYTES", [1], b"\xff\0\0\0abc")
+    given = InputTensor("x", "BYTES", [1], b"\xff\0\0\0abc")
+    images.defer(model((7, 6, 3)), [given], LIMITS)
     with pytest.raises(InvalidInput, match="says 255 bytes, but 3 are left"):
-        images.convert(tensor, model((7, 6, 3)).inputs[0], True, LIMITS)
+        finish(given)
 
 
 def test_pixels_are_bounded_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,6 +222,37 @@ def test_pixels_are_bounded_before_decoding(monkeypatch: pytest.MonkeyPatch) -> 
         converted(model((7, 6, 3)), *[large] * 3, limits=Limits(max_image_pixels=400, max_images=2))
     with pytest.raises(BodyTooLarge, match=r"limits\.max_body_bytes"):
         converted(model((-1, -1, 3)), *[large] * 3, limits=Limits(max_body_bytes=14399))
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_open_channels_are_those_of_the_first_image(channels: int, deep: bool, layout: str) -> None:
+    made = png(pixels(channels, deep))
+    expected = decode(made, "x").astype("<f4")
+    dims, axes = ((-1, 7, 6), (2, 0, 1)) if layout == "NCHW" else ((7, 6, -1), (0, 1, 2))
+    _, found = converted(model(dims, layout=layout), made)
+    assert (found[0] == expected.transpose(axes)).all()
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "L;t", "P;t"])
+def test_channels_are_known_by_the_header(mode: str) -> None:
+    image, file = Image.fromarray(pixels(3, False)).convert(mode[:1] if ";" in mode else mode), io.BytesIO()
+    more: Any = {"transparency": 1} if ";t" in mode else {}
+    image.save(file, "JPEG" if mode == "CMYK" else "PNG", **more)
+    found = file.getvalue()
+    assert picture_decoding.channels_of(found, "x") == decode(found, "x").shape[2]
+    with pytest.raises(InvalidInput, match="cannot be decoded"):
+        picture_decoding.channels_of(found[:30], "x")
+
+
+def test_what_cannot_fit_is_refused_before_any_header_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images.media, "check_image", lambda *_: pytest.fail("a header was read"))
+    with pytest.raises(BodyTooLarge, match=r"2 images take 1008 bytes or more"):
+        converted(model((7, 6, 3)), b"one", b"two", limits=Limits(max_body_bytes=1007))
+    many = InputTensor("x", "BYTES", [bytes_elements.MOST_ELEMENTS + 1], b"")
+    with pytest.raises(InvalidInput, match="elements of BYTES"):
+        images.defer(model((-1, 7, 6, 3), batch=0), [many], LIMITS)
 
 
 def test_inputs_that_are_no_images_stay_as_they_are() -> None:

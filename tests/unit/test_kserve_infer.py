@@ -26,7 +26,7 @@ from frontend.protocols.kserve_v2.schemas import GENERATE
 from frontend.protocols.kserve_v2.server_settings import TraceResource
 from frontend.protocols.kserve_v2.shared_memory import SharedMemoryResource
 from frontend.services import Services
-from ipc import deadline
+from ipc import copies, deadline
 from ipc.errors import BodyTooLarge, InferenceFailed, InvalidInput, PenstockError, Unsupported
 from ipc.model_config import ModelConfig
 from ipc.regions import Kind
@@ -110,6 +110,27 @@ def test_refusals_of_all_stages_begin_with_the_id_once(tmp_path: Path) -> None:
     assert booked(made) == [("m", 3, 0, "INVALID_INPUT"), ("m", 3, 0, "INVALID_INPUT")]
     image = {"name": "A", "shape": [1, 1], "datatype": "BYTES", "data": ["x"]}
     assert refusal(made, request(body_of("seven", inputs=[image]))).message.startswith("[request id: seven] ")
+
+
+def test_json_beside_binary_goes_behind_it_and_the_large_tensor_is_copied_once(tmp_path: Path) -> None:
+    inputs = (tensor("A", "FP32", -1), tensor("B", "INT64", -1))
+    config = ModelConfig(name="m", max_batch_size=0, inputs=inputs, outputs=(tensor("O", "FP32", 2),))
+    reply = InferReply.of(O=np.zeros(2, np.float32))
+    made = services_of(tmp_path, [entry("m@3")], [loaded("m@3", config)], lambda sent: reply)
+    large, small = np.arange(1 << 18, dtype=np.float32).tobytes(), [1, 2, 3]
+    given = [
+        {"name": "B", "datatype": "INT64", "shape": [3], "data": small},
+        {"name": "A", "datatype": "FP32", "shape": [1 << 18], "parameters": {"binary_data_size": len(large)}},
+    ]
+    head = json.dumps({"inputs": given}).encode()
+    before = copies.copied()["receive"]
+    ask(made, request(head + large, Inference_Header_Content_Length=str(len(head))))
+    assert copies.copied()["receive"] - before == len(large) + 8 * len(small)
+    client: Any = made.client
+    [payload] = client.payloads
+    places = {one.name: payload[one.start : one.start + one.nbytes] for one in client.last.inputs}
+    assert places == {"A": large, "B": np.array(small, np.int64).tobytes()}
+    made.client.inputs.close()
 
 
 def test_what_json_cannot_say_is_booked_as_the_failure_that_the_client_sees(tmp_path: Path) -> None:

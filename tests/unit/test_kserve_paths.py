@@ -40,6 +40,15 @@ def test_a_path_is_read_from_its_end(tail: str, target: Target | None) -> None:
     assert paths.parse(tail) == target
 
 
+def test_long_paths_are_read_and_not_kept() -> None:
+    known = "org/a-model-that-is-asked-for-again-and-again"
+    for name in (known, "\U0001f600" + "x" * 60_000):
+        tail, found = f"{name}/versions/3/infer", Target(name, 3, "infer")
+        assert paths.parse(tail) == found
+        again = paths.parse(tail)
+        assert again == found and (again is paths.parse(tail)) == (name is known)
+
+
 @pytest.mark.parametrize("tail", ["..", "../m", "a/../m/infer", "m/infer/.."])
 def test_a_path_that_goes_up_is_refused(tail: str) -> None:
     with pytest.raises(InvalidInput, match=r"'\.\.'"):

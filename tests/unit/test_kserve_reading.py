@@ -106,6 +106,10 @@ def test_unknown_keys_are_ignored() -> None:
     assert found.request.model == "m"
 
 
+def test_an_empty_list_of_outputs_means_all_of_them_as_in_grpc() -> None:
+    assert parse([tensor(data=[1, 2])], outputs=[]).request.outputs is None
+
+
 def test_regions_are_taken_as_they_are_named() -> None:
     place = {"shared_memory_region": "r", "shared_memory_offset": 8, "shared_memory_byte_size": 4}
     found = parse([tensor(parameters=place)], outputs=[{"name": "o", "parameters": place}]).request

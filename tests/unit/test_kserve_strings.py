@@ -15,7 +15,7 @@ from frontend.tensors.result import OutputTensor, TensorResult
 from ipc.errors import InvalidInput
 from ipc.model_config import ModelConfig, TensorConfig
 from ipc.settings import Limits
-from tests.fakes.tensors import elements, tensor
+from tests.fakes.tensors import elements, finish, tensor
 
 
 def model(dims: tuple[int, ...], datatype: str = "UINT8", batch: int = 0) -> ModelConfig:
@@ -26,9 +26,9 @@ def model(dims: tuple[int, ...], datatype: str = "UINT8", batch: int = 0) -> Mod
 def converted(config: ModelConfig, *texts: bytes) -> tuple[str, list[int], bytes]:
     """Datatype, shape and bytes of the input after these strings were given for it."""
     given = InputTensor("x", "BYTES", [len(texts)], elements(*texts))
-    [(found, expected)] = images.to_convert(config, [given])
-    images.convert(found, expected, config.batches, Limits())
-    return found.datatype, found.shape, bytes(found.data or b"")
+    images.defer(config, [given], Limits())
+    data = finish(given)
+    return given.datatype, given.shape, data
 
 
 @pytest.mark.parametrize("config", [model((-1, -1)), model((3, -1)), model((-1,), batch=4)])

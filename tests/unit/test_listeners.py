@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
 
 from frontend.listeners import Listeners, addresses, check, refuse
 from ipc.errors import ConfigError
-from ipc.settings import Server
+from ipc.settings import Server, Settings
 
 APART = Server(metrics_bind="127.0.0.1:8002", health_bind="[::1]:8003")
 TOGETHER = Server(metrics_bind="127.0.0.1:8002", health_bind="127.0.0.1:8002", metrics_on_bind=False)
@@ -81,12 +82,38 @@ def test_a_unix_socket_beside_other_addresses_is_the_main_address() -> None:
 
 @pytest.mark.parametrize(("method", "body"), [("GET", b'{"detail":"Not Found"}'), ("HEAD", b"")])
 def test_a_refusal_looks_like_that_of_an_unknown_path(method: str, body: bytes) -> None:
+    sent = refused({**scope("/v1/models", 8002, method=method), "headers": []})
+    assert sent[0]["status"] == 404 and sent[1]["body"] == body
+    headers = dict(sent[0]["headers"])
+    assert re.fullmatch(b"req_[0-9a-f]{32}", headers[b"x-request-id"])
+    assert re.fullmatch(b"[0-9a-f]{32}", headers[b"x-trace-id"])
+    assert headers[b"x-sie-server-version"] == b"9.9.9"
+
+
+def test_a_refusal_has_the_ids_of_its_caller() -> None:
+    parent = f"00-{'a' * 32}-{'b' * 16}-01".encode()
+    given = [(b"x-request-id", b"mine"), (b"traceparent", parent)]
+    headers = dict(refused({**scope("/v1/models", 8002), "headers": given})[0]["headers"])
+    assert headers[b"x-request-id"] == b"mine" and headers[b"x-trace-id"] == b"a" * 32
+
+
+def test_a_handshake_is_refused_in_the_same_way_where_the_server_can_answer_it() -> None:
+    handshake = {**scope("/ws/status", 8002, kind="websocket"), "headers": []}
+    assert refused(handshake) == [{"type": "websocket.close"}]
+    sent = refused({**handshake, "extensions": {"websocket.http.response": {}}})
+    assert [message["type"] for message in sent] == [
+        "websocket.http.response.start",
+        "websocket.http.response.body",
+    ]
+    assert sent[0]["status"] == 404 and b"x-request-id" in dict(sent[0]["headers"])
+
+
+def refused(asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a server is told to send."""
     sent: list[dict[str, Any]] = []
 
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    asyncio.run(refuse(scope("/v1/models", 8002, method=method), send))
-    assert sent[0]["status"] == 404 and sent[1]["body"] == body
-    asyncio.run(refuse(scope("/ws/status", 8002, kind="websocket"), send))
-    assert sent[2] == {"type": "websocket.close"}
+    asyncio.run(refuse(asked, send, Settings(server=Server(version_header="9.9.9"))))
+    return sent

@@ -126,7 +126,7 @@ def test_a_recycled_pid_is_not_taken_for_the_old_process(sleeper: subprocess.Pop
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(ProcessLookupError):
         open_pidfd(sleeper.pid, start_ticks(sleeper.pid) + 1)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 def test_a_dead_process_has_no_start_time_and_no_pidfd(sleeper: subprocess.Popen[bytes]) -> None:

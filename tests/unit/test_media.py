@@ -91,10 +91,10 @@ def test_rows_of_a_bitmap_may_run_downwards() -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_picture_is_refused_at_once(name: str) -> None:
     data, reason = REFUSED[name]
-    began = time.perf_counter()
+    began = time.thread_time()
     with pytest.raises(InvalidInput, match=r"^items\[3\]\.images\[1\]\.data: ") as refusal:
         check_image(data, WHERE, LIMITS)
-    assert time.perf_counter() - began < 0.1
+    assert time.thread_time() - began < 0.1
     assert reason in refusal.value.message
 
 

@@ -57,6 +57,7 @@ def services(tmp_path: Path) -> Any:
         settings=settings,
         slot=0,
         catalog=Catalog(()),
+        client=SimpleNamespace(channels=[]),
         bodies=BodyReader(settings.limits),
         follower=Follower(),
     )

@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+from ipc.field_names import FieldNames
 from ipc.messages import EncodeCall, InferCall, InputItem, Step
 from ipc.poison import PoisonList
 
@@ -21,6 +22,12 @@ def test_a_poison_is_refused_at_once_here_and_after_a_look_elsewhere(tmp_path: P
     assert not elsewhere.holds("m", CALL)
     elsewhere.refresh()
     assert elsewhere.holds("m", CALL)
+
+
+def test_a_poison_is_one_by_whatever_route_it_comes(tmp_path: Path) -> None:
+    poison = PoisonList(tmp_path, 600)
+    poison.add("m", CALL)
+    assert poison.holds("m", EncodeCall([InputItem("boom")], ["dense"], names=FieldNames(text="input")))
 
 
 def test_a_poison_survives_a_restart_and_ages_out(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 from tests.unit.test_batcher import job
 from workers.preparing_line import BULK_EVERY, PreparingLine
@@ -34,6 +35,48 @@ def test_jobs_of_a_lane_keep_their_order() -> None:
     for one in jobs:
         line.put(one)
     assert [line.get() for _ in jobs] == jobs
+
+
+def test_a_thread_for_short_texts_takes_no_long_ones() -> None:
+    line, long, bulk, query = PreparingLine(), job([1]), job([1], lane="bulk"), job([1])
+    line.put(long, is_long=True)
+    line.put(bulk)
+    line.put(query)
+    assert [line.get(quick=True), line.get(quick=True)] == [query, bulk]
+    waiting: list[object] = []
+    thread = threading.Thread(target=lambda: waiting.append(line.get(quick=True)), daemon=True)
+    thread.start()
+    line.put(second := job([1]))
+    thread.join(5)
+    assert waiting == [second], "the long one was left where it is"
+    assert line.get() is long
+
+
+def test_long_texts_and_bulk_work_take_turns_behind_queries() -> None:
+    line, query = PreparingLine(), job([1])
+    long, bulk = [job([1]) for _ in range(3)], [job([1], lane="bulk") for _ in range(3)]
+    for one, other in zip(long, bulk, strict=True):
+        line.put(one, is_long=True)
+        line.put(other)
+    line.put(query)
+    taken = [line.get() for _ in range(7)]
+    assert taken[0] is query
+    assert [one in long for one in taken[1:]] in ([True, False] * 3, [False, True] * 3)
+
+
+def test_a_long_text_wakes_a_thread_that_takes_it_whoever_else_waits() -> None:
+    line, long, taken = PreparingLine(), job([1]), threading.Event()
+
+    def take() -> None:
+        if line.get() is long:
+            taken.set()
+
+    for quick in (True, True, False):
+        target = take if not quick else partial(line.get, quick=True)
+        threading.Thread(target=target, daemon=True).start()
+    line.put(long, is_long=True)
+    assert taken.wait(5)
+    line.close()
 
 
 def test_closing_the_line_ends_every_waiting_thread() -> None:

@@ -96,6 +96,19 @@ def test_a_large_body_is_received_into_one_block(cut: int, tmp_path: Path) -> No
     on_loop(made, test())
 
 
+def test_behind_a_body_is_room_for_what_its_head_holds_unless_that_never_fits(tmp_path: Path) -> None:
+    made = services(tmp_path)
+
+    async def test() -> None:
+        for head, room in ((b" " * 1000, 4000), (b" " * MIB, 0)):
+            body = head + DATA
+            async with open_(made, Upload(len(body), body), len(head)) as found:
+                assert found.block is not None and bytes(found.data) == DATA
+                assert len(found.block.buffer) == len(DATA) + room
+
+    on_loop(made, test())
+
+
 @pytest.mark.parametrize(
     ("length", "body", "head_nbytes", "head", "data"),
     [

@@ -157,17 +157,26 @@ def test_an_old_version_stays_until_a_chosen_one_is_loaded(tmp_path: Path) -> No
     model(tmp_path, "m", 2, config="")
     wanted = open_catalog(FAKE, repository)
     loaded = {"m@1", "fake/echo"}
-    kept = with_retained(wanted, before.values(), loaded.__contains__)
+
+    def is_loaded(name: str, revision: str) -> bool:
+        return name in loaded and (name != "m@2" or revision == wanted["m@2"].code)
+
+    kept = with_retained(wanted, before.values(), is_loaded)
     assert list(kept) == ["fake/echo", "m@2", "m@1"] and kept.versions == {"m": (1, 2)}
     assert kept.files == wanted.files
     loaded.add("m@2")
-    assert with_retained(wanted, kept.values(), loaded.__contains__) is wanted
-    assert with_retained(wanted, before.values(), lambda name: False) is wanted, (
+    assert with_retained(wanted, kept.values(), is_loaded) is wanted
+    assert with_retained(wanted, before.values(), lambda name, revision: False) is wanted, (
         "an old one that is not loaded"
+    )
+    model(tmp_path, "m", config="max_batch_size: many")
+    broken = open_catalog(FAKE, repository)
+    assert list(with_retained(broken, kept.values(), is_loaded)) == ["fake/echo", "m@2", "m@1"], (
+        "the chosen version is loaded only as it was before its files changed"
     )
     shutil.rmtree(tmp_path / "m")
     gone = open_catalog(FAKE, repository)
-    assert with_retained(gone, before.values(), {"m@1"}.__contains__) is gone, "the whole model is gone"
+    assert with_retained(gone, before.values(), is_loaded) is gone, "the whole model is gone"
 
 
 def entry(*groups: InstanceGroup) -> RepositoryEntry:

@@ -13,7 +13,7 @@ from frontend.bodies import BodyReader
 from frontend.tensors.agreement import Agreement
 from frontend.tensors.control import RepositoryControl
 from ipc import deadline
-from ipc.catalog import Catalog
+from ipc.catalog import Catalog, DirectorySource, ModelEntry
 from ipc.errors import ControlDisabled, InvalidInput, Unsupported
 from ipc.liveness import SlotLock
 from ipc.marks import Marks
@@ -81,3 +81,22 @@ def test_frontends_agree_when_those_that_live_serve_the_same_files(tmp_path: Pat
         Agreement(paths, "frontend-1", Catalog(())).tell()
         assert not first.reached()
     assert first.reached()
+
+
+def test_frontends_agree_entirely_when_none_serves_what_another_does_not(tmp_path: Path) -> None:
+    paths = load(None, {"run.dir": str(tmp_path)}, {}).paths
+    prepare_run_dir(paths)
+    files = frozenset({("/models/m", 1, 2, 3)})
+    new = Catalog([ModelEntry("m@2", DirectorySource("/m/2"))], files)
+    retaining = Catalog([*new.sources, ModelEntry("m@1", DirectorySource("/m/1"))], files)
+    first, second = Agreement(paths, "frontend-0", new), Agreement(paths, "frontend-1", retaining)
+    with SlotLock(paths.lock("frontend-1")):
+        second.tell()
+        assert first.reached() and not first.reached(entirely=True)
+        retaining.replace(new)
+        second.tell()
+        assert first.reached(entirely=True)
+        first = Agreement(paths, "frontend-0", new, lambda: {("m@2", "new files")})
+        assert first.reached() and not first.reached(entirely=True), "the second has not heard of them"
+        Agreement(paths, "frontend-1", new, lambda: {("m@2", "new files")}).tell()
+        assert first.reached(entirely=True)

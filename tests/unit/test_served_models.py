@@ -64,6 +64,14 @@ def test_the_latest_version_is_the_greatest_one_that_is_loaded(tmp_path: Path) -
     assert loading.value.message == "model 'adder' is loading, 40% of it is done"
 
 
+def test_a_version_whose_changed_files_cannot_be_loaded_is_ready_and_says_why(tmp_path: Path) -> None:
+    stale = loaded("adder@1", CONFIG, next="new", error_class="UNKNOWN", error_message="no such program")
+    made = services(tmp_path, stale)
+    assert served.find(made, "adder").status is stale
+    [state] = [state for state in states_of(made, "adder") if state[0] == 1]
+    assert state == (1, "READY", "served as it was before its files changed: no such program")
+
+
 @pytest.mark.parametrize("version", [0, 2, -1, 1 << 70])
 def test_a_version_that_the_policy_does_not_choose_is_unknown(version: int, tmp_path: Path) -> None:
     assert refused(services(tmp_path, loaded("adder@1", CONFIG)), "adder", version) == ("version", "")

@@ -1,7 +1,8 @@
-"""Models that are wanted again while they are being unloaded or given up, and a keeper that cannot look at files."""
+"""Models that are wanted again while they are being unloaded or given up, changed ones, a keeper that cannot look."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,10 +13,15 @@ from ipc import settings
 from ipc.catalog import Catalog, DirectorySource, ModelEntry
 from ipc.catalog_watch import CatalogWatch
 from ipc.metrics import WorkerMetrics
+from ipc.model_config import ModelConfig
+from ipc.repository.entries import RepositoryEntry
 from tests.fakes.adapter import FakeAdapter
 from workers.device import Device
 from workers.jobs import JobBook
+from workers.lifecycle import keeper as keeping
 from workers.lifecycle.instance import Instance
+from workers.lifecycle.shelf import Host
+from workers.loading.failure import LoadFailure
 from workers.models import ModelTable
 
 ENTRY = ModelEntry("org/m", DirectorySource("/weights"), adapter="tests.fakes.weighing:WeighingAdapter")
@@ -31,7 +37,7 @@ class _Metrics:
         return self
 
 
-def table(root: Path) -> ModelTable:
+def table(root: Path, *entries: ModelEntry) -> ModelTable:
     """The models of a worker whose threads are not started."""
     import torch
 
@@ -39,7 +45,8 @@ def table(root: Path) -> ModelTable:
     device = cast("Device", SimpleNamespace(torch=torch.device("cpu"), name="cpu"))
     book = cast("JobBook", SimpleNamespace(adapters=set))
     metrics = cast("WorkerMetrics", _Metrics())
-    return ModelTable(Catalog([ENTRY]), config, 0, device, lambda work: work(), lambda: None, book, metrics)
+    catalog = Catalog(entries or [ENTRY])
+    return ModelTable(catalog, config, 0, device, lambda work: work(), lambda: None, book, metrics)
 
 
 def unloading(models: ModelTable) -> Instance:
@@ -115,3 +122,147 @@ def test_whatever_a_look_at_the_catalog_finds_the_keeper_lives(
     models._keeper._watch = cast("CatalogWatch", Watch())
     models._keeper._follow_catalog()
     assert "the old catalog stays" in caplog.text and list(models._shelf.hosts) == ["org/m"]
+
+
+FAILURE = LoadFailure(error_class="UNKNOWN", permanent=True, retry_after_s=None, message="no such program")
+
+
+def version(revision: str, number: int = 1) -> RepositoryEntry:
+    """A version of a repository model, with files of that revision."""
+    return RepositoryEntry(
+        id=f"m@{number}",
+        source=ENTRY.source,
+        adapter=ENTRY.adapter,
+        model="m",
+        version=number,
+        config=ModelConfig("m"),
+        directory="/nowhere",
+        code=revision,
+    )
+
+
+def load(models: ModelTable, instance: Instance) -> None:
+    """Its load begins, if it has not, and ends well."""
+    if instance.state != "loading":
+        instance.begin(demanded=True)
+    with models._shelf.lock:
+        how = partial(instance.succeed, FakeAdapter({}, 512), 100, 1.0, 1.0)
+        models._shelf.end(instance, how)
+
+
+def changed(root: Path) -> tuple[ModelTable, Instance, Instance]:
+    """A repository model that is loaded, with what serves it, and what is being loaded since its files changed."""
+    models = table(root, version("old"))
+    old = host(models).instance
+    load(models, old)
+    models._keeper.apply(Catalog([version("new")]))
+    coming = host(models).next
+    assert coming is not None
+    return models, old, coming.instance
+
+
+def host(models: ModelTable) -> Host:
+    """That of the repository model."""
+    found = models.find("m@1")
+    assert found is not None
+    return found
+
+
+def told(models: ModelTable) -> tuple[str, str, str, str]:
+    """State, revision, the one that is coming, and the error of the repository model, as frontends see them."""
+    [status] = models.statuses()
+    return status.state, status.revision, status.next, status.error_message
+
+
+def refuse(models: ModelTable, instance: Instance) -> None:
+    """Its load ends badly."""
+    with models._shelf.lock:
+        models._shelf.end(instance, partial(instance.fail, FAILURE, 1.0))
+
+
+def test_a_changed_version_serves_until_the_new_one_is_loaded(tmp_path: Path) -> None:
+    models, old, new = changed(tmp_path)
+    assert (old.state, new.state, host(models).adapter) == ("loaded", "loading", old.adapter)
+    assert told(models) == ("loaded", "old", "new", "")
+    load(models, new)
+    assert (old.state, old.unload_reason, host(models).adapter) == ("unloading", "catalog", new.adapter)
+    assert told(models) == ("loaded", "new", "", "")
+    end(models, old)
+    assert models._shelf.instances() == [new]
+
+
+def test_a_changed_version_that_cannot_be_loaded_replaces_nothing_and_says_why(tmp_path: Path) -> None:
+    models, old, new = changed(tmp_path)
+    refuse(models, new)
+    assert told(models) == ("loaded", "old", "new", "no such program")
+    assert models.statuses()[0].attempts == 2
+    models._keeper.apply(Catalog([version("new")]))
+    assert (old.state, new.state, host(models).adapter) == ("loaded", "failed", old.adapter)
+    models.load("m@1")
+    assert new.state == "failed", "a request is content with the old one"
+    models.load("m@1", explicit=True)
+    assert new.state == "loading" and told(models) == ("loaded", "old", "new", "")
+
+
+def test_a_change_that_is_taken_back_leaves_what_serves(tmp_path: Path) -> None:
+    models, old, new = changed(tmp_path)
+    models._keeper.apply(Catalog([version("old")]))
+    assert (host(models).instance, told(models)) == (old, ("loaded", "old", "", ""))
+    assert new.state == "available" and models._shelf.instances() == [old]
+
+
+def test_of_two_changes_the_last_one_counts(tmp_path: Path) -> None:
+    models, old, new = changed(tmp_path)
+    models._keeper.apply(Catalog([version("newest")]))
+    assert told(models) == ("loaded", "old", "newest", "") and new.state == "available"
+    coming = host(models).next
+    assert coming is not None
+    load(models, coming.instance)
+    assert old.state == "unloading" and told(models) == ("loaded", "newest", "", "")
+
+
+def test_an_unload_ends_what_serves_and_what_is_coming(tmp_path: Path) -> None:
+    models, old, new = changed(tmp_path)
+    models.unload("m@1")
+    assert (old.state, new.state, told(models)) == ("unloading", "available", ("available", "new", "", ""))
+    end(models, old)
+    models.load("m@1")
+    assert (old.state, new.state) == ("available", "loading") and models._shelf.instances() == [new]
+
+
+def test_what_serves_goes_first_where_there_is_no_room_for_both(tmp_path: Path) -> None:
+    models, old, new = changed(tmp_path)
+    with models._shelf.lock:
+        assert models._shelf.make_way(new) and not models._shelf.make_way(new)
+    assert (old.state, told(models)) == ("unloading", ("loading", "new", "", ""))
+
+
+def test_a_version_whose_place_was_taken_stays_until_no_request_for_it_is_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = table(tmp_path, version("old"))
+    load(models, host(models).instance)
+    keeper, wanted = models._keeper, Catalog([version("new", 2)])
+    keeper._wanted = wanted
+    keeper.apply(keeper._with_retained(wanted))
+    keeper._retire_retained()
+    assert sorted(models._shelf.hosts) == ["m@1", "m@2"], "the new one is not loaded"
+    newer = models.find("m@2")
+    assert newer is not None
+    load(models, newer.instance)
+    keeper._retire_retained()
+    assert host(models).instance.state == "loaded"
+    monkeypatch.setattr(keeping, "RETIRE_AFTER_S", 0.0)
+    keeper._retire_retained()
+    assert list(models._shelf.hosts) == ["m@2"] and keeper._wanted is None
+
+
+def test_a_model_of_the_catalog_that_changed_goes_at_once(tmp_path: Path) -> None:
+    models = table(tmp_path)
+    found = models.find("org/m")
+    assert found is not None
+    load(models, found.instance)
+    models._keeper.apply(Catalog([ModelEntry("org/m", DirectorySource("/other"), adapter=ENTRY.adapter)]))
+    after = models.find("org/m")
+    assert found.instance.state == "unloading"
+    assert after is not None and after.instance is not found.instance and after.next is None

@@ -32,7 +32,18 @@ def test_there_are_models_enough_and_all_are_their_own() -> None:
     entries = read_entries([])
     assert len(entries) == len(FILES) >= 60
     repositories = [entry.source.repo for entry in entries.values() if isinstance(entry.source, HubSource)]
-    assert len(set(repositories)) == len(repositories)
+    renamed = [name for name in entries if name.startswith("microsoft/Florence-2-")]
+    assert len(set(repositories)) == len(repositories) - len(renamed)
+
+
+@pytest.mark.parametrize("size", ["base", "base-ft", "large", "large-ft"])
+def test_florence_has_the_name_that_clients_know_and_that_of_its_converted_weights(size: str) -> None:
+    entries = read_entries([])
+    known, converted = (
+        entries[f"{owner}/Florence-2-{size}"] for owner in ("microsoft", "florence-community")
+    )
+    assert known.source == converted.source and known.runtime == converted.runtime
+    assert known.profiles == converted.profiles
 
 
 def test_only_the_demo_model_is_served_unless_the_operator_says_more() -> None:

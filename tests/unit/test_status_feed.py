@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,6 +114,20 @@ def test_a_slow_viewer_gets_the_newest_frame_and_not_those_between(
             assert int(await anext(frames)) >= 10
 
     asyncio.run(scenario())
+
+
+def test_what_was_counted_is_written_before_a_frame_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    _, services = feed(tmp_path, monkeypatch)
+    services.client.channels = []
+    services.engine = SimpleNamespace(ready=lambda: (True, ""))  # type: ignore[assignment]
+    services.recorder = SimpleNamespace(flush=lambda: order.append("written"))  # type: ignore[assignment]
+    made = Feed(services)
+    monkeypatch.setattr(made, "_encode", lambda view: order.append("read") or "")
+    asyncio.run(made._publish())
+    assert order == ["written", "read"]
 
 
 def test_the_workers_are_watched_only_while_somebody_looks(

@@ -179,27 +179,6 @@ def test_without_a_place_for_them_large_inputs_travel_in_the_message(tmp_path: P
         assert made.client.payloads == [data]  # type: ignore[attr-defined]
 
 
-def test_inputs_that_were_received_into_a_block_stay_there(tmp_path: Path) -> None:
-    made = services(tmp_path)
-
-    async def test() -> None:
-        block = await made.client.inputs.reserve(100)
-        assert block is not None
-        with block:
-            block.buffer[:] = bytes(range(100))
-            request = wide(block.buffer[3:10], block.buffer[50:100])
-            request.block = block
-            await run(made, fresh(), request)
-            assert made.client.requests[0].payload is block  # type: ignore[attr-defined]
-            assert [(one.start, one.nbytes) for one in made.client.last.inputs] == [(3, 7), (50, 50)]  # type: ignore[attr-defined]
-            mixed = wide(block.buffer[3:10], b"elsewhere")
-            mixed.block = block
-            await run(made, fresh(), mixed)
-            assert made.client.payloads[1] == bytes(range(3, 10)) + b"\0" + b"elsewhere" + b"\0" * 7  # type: ignore[attr-defined]
-
-    on_loop(made, test())
-
-
 def test_a_request_waits_for_room_and_gets_it(tmp_path: Path) -> None:
     made = services(tmp_path, lambda request: InferReply.of(O=SCORES))
 
@@ -297,14 +276,31 @@ def test_sequences_go_with_their_step_where_the_model_has_any(tmp_path: Path) ->
     assert plain.client.last.step is None  # type: ignore[attr-defined]
 
 
-def test_the_timeout_of_a_request_is_no_deadline_of_its_client(tmp_path: Path) -> None:
-    made = services(tmp_path, lambda request: DeadlineExceeded("the deadline passed"))
-    known, began = fresh(), time.monotonic_ns()
+def test_the_timeout_of_a_request_ends_its_waiting_and_is_no_deadline_of_its_client(tmp_path: Path) -> None:
+    made = services(tmp_path, lambda request: DeadlineExceeded("the deadline passed in the queue"))
+    known = fresh()
+    deadline_ns = known.deadline_ns
     with pytest.raises(TimeoutExpired, match="Request timeout expired") as expired:
-        on_loop(made, run(made, known, adder(timeout_us=2_000_000)))
+        on_loop(made, run(made, known, adder(timeout_us=1)))
     assert (expired.value.status, expired.value.code) == (503, "DEADLINE_EXCEEDED")
     assert expired.value.retry_after_s
-    assert abs(made.client.requests[0].deadline_ns - began - 2_000_000_000) < 1_000_000_000  # type: ignore[attr-defined]
+    sent = made.client.requests[0]  # type: ignore[attr-defined]
+    assert sent.deadline_ns == known.deadline_ns == deadline_ns and 0 < sent.start_by_ns < time.monotonic_ns()
+
+
+def test_a_timeout_counts_from_the_arrival_of_its_request(tmp_path: Path) -> None:
+    made, known, began_ns = services(tmp_path), fresh(), time.monotonic_ns()
+    known.started -= 3
+    on_loop(made, run(made, known, adder(timeout_us=5_000_000)))
+    sent = made.client.requests[0]  # type: ignore[attr-defined]
+    assert sent.waits_until_ns == sent.start_by_ns < began_ns + 5_000_000_000
+
+
+def test_a_deadline_that_passes_before_the_timeout_does_is_the_clients(tmp_path: Path) -> None:
+    made = services(tmp_path, lambda request: DeadlineExceeded("the deadline passed"))
+    with pytest.raises(DeadlineExceeded) as passed:
+        on_loop(made, run(made, fresh(), adder(timeout_us=10_000_000)))
+    assert not isinstance(passed.value, TimeoutExpired)
 
 
 @pytest.mark.parametrize("timeout_us", [0, 30_000_000])

@@ -20,6 +20,8 @@ TABLE = [
     (errors.Draining("x"), "UNAVAILABLE", "Server exiting", 400),
     (errors.DeadlineExceeded("x"), "UNAVAILABLE", "request timeout", 400),
     (errors.QueueFull("x"), "UNAVAILABLE", "x", 400),
+    (errors.ResourceExhausted("x"), "UNAVAILABLE", "x", 400),
+    (errors.ShmExhausted("x"), "UNAVAILABLE", "x", 400),
     (errors.RegionExists("x"), "ALREADY_EXISTS", "x", 400),
     (errors.RegionNotFound("x"), "NOT_FOUND", "x", 400),
     (errors.ControlDisabled("x"), "UNSUPPORTED", "x", 400),
@@ -43,3 +45,4 @@ def test_code_message_and_status(error: errors.PenstockError, code: str, begins:
 def test_what_passes_with_time_says_when_to_come_again() -> None:
     assert retry_after(errors.QueueFull("x", retry_after_s=2.2)) == {"Retry-After": "3"}
     assert retry_after(errors.InvalidInput("x")) == {}
+    assert retry_after(errors.ResourceExhausted("x")) == {}

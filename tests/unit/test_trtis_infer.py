@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from falcon.asgi import Response
 
-from frontend.protocols.trtis_v1 import requests
+from frontend.protocols.trtis_v1 import infer, requests, text
 from frontend.protocols.trtis_v1.infer import InferResource
 from frontend.protocols.trtis_v1.server_status import server_status
 from frontend.protocols.trtis_v1.statuses import Statuses
@@ -110,6 +111,31 @@ def test_missing_dims_are_told_when_all_earlier_checks_have_passed(
     with pytest.raises(InvalidInput) as refused:
         check()
     assert words in refused.value.message
+
+
+def test_an_input_of_far_too_many_dims_is_refused(tmp_path: Path) -> None:
+    many = pb.InferRequestHeader.Input(name="B", dims=[1] * (requests.MOST_DIMS + 1))
+    found, header = served.find(services(tmp_path), "m"), pb.InferRequestHeader(batch_size=1, input=[A, many])
+    with pytest.raises(InvalidInput, match=f"65 dims, the limit is {requests.MOST_DIMS}"):
+        requests.request_of(found, header)
+
+
+@pytest.mark.parametrize(("length", "rendering"), [(text.CACHED_CHARACTERS + 1, True), (10, False)])
+def test_a_long_header_is_read_in_a_thread(
+    length: int, rendering: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def noting(sent: str | None) -> pb.InferRequestHeader:
+        threads.append(threading.current_thread().name)
+        return text.read_request_header(sent)
+
+    monkeypatch.setattr(infer, "read_request_header", noting)
+    made = services(tmp_path)
+    header = f"batch_size: 1 # {'x' * length}"
+    resource, resp = InferResource(made, Statuses(made.settings)), Response()
+    asyncio.run(resource.on_post(request(b"", **{"NV-InferRequest": header}), resp, "m"))
+    assert [name.startswith("render") for name in threads] == [rendering]
 
 
 @pytest.mark.parametrize("name", ["dense", "org/dense"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from google.protobuf import text_format
 
-from frontend.protocols.trtis_v1.text import many_lines, one_line, read_request_header
+from frontend.protocols.trtis_v1.text import MOST_MARKS, many_lines, one_line, read_request_header
 from ipc.errors import InvalidInput
 from ipc.protos import trtis_v1_pb2 as pb
 
@@ -51,6 +51,20 @@ def test_a_header_that_cannot_be_read_is_told_with_its_place(text: str | None, t
     with pytest.raises(InvalidInput, match="NV-InferRequest") as caught:
         read_request_header(text)
     assert told in caught.value.message
+
+
+@pytest.mark.parametrize("piece", ["input{} ", "dims:1 ", 'name:"" ""', "1,", "cls<count:1>;"])
+def test_a_header_of_too_many_fields_is_refused_before_it_is_parsed(
+    piece: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_format, "Parse", None)
+    with pytest.raises(InvalidInput, match=f"more than {MOST_MARKS} of the marks"):
+        read_request_header(piece * (MOST_MARKS + 1))
+
+
+def test_a_long_header_of_few_fields_is_read() -> None:
+    sent = PLAIN.replace('"A"', f'"{"A" * 200_000}"')
+    assert len(read_request_header(sent).input[0].name) == 200_000
 
 
 def test_names_that_are_not_ascii_come_in_as_utf8_and_leave_as_escapes() -> None:

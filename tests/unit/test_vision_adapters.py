@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from ipc.errors import InvalidInput
+from ipc.errors import InputTooLong, InvalidInput
 from ipc.extraction import Extraction
 from ipc.messages import ExtractCall, InputItem
 from tests.tiny.models import build
@@ -20,6 +20,7 @@ from workers.adapters.base import Adapter, ItemFailure, LoadContext, Prepared
 from workers.adapters.registry import resolve
 from workers.adapters.shared.image_extracting import Size, around, pixel_box
 from workers.adapters.shared.page_words import words_of
+from workers.adapters.shared.tokenizing import TextTokenizer
 from workers.loading.failure import classify
 
 
@@ -121,3 +122,29 @@ def test_boxes_that_are_none_are_refused(box: Any) -> None:
     item = InputItem(metadata={"words": ["a"], "boxes": [box]})
     with pytest.raises(InvalidInput, match=r"items\[3\]\.metadata\.boxes\[0\]"):
         words_of(item, "items[3].metadata")
+
+
+def test_labels_of_owlv2_are_tokenized_where_pictures_are_prepared(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = load("owlv2", build("owlv2", place / "owlv2-labels"))
+    read: list[int] = []
+    encode = TextTokenizer.encode
+    monkeypatch.setattr(
+        TextTokenizer, "encode", lambda self, texts: (read.append(len(texts)), encode(self, texts))[1]
+    )
+    call = ExtractCall([InputItem(images=[encoded(picture(1))])], ["cat", "river"])
+    adapter.check(call)
+    assert not read, "the endpoint's thread checks calls; it answers nobody while it tokenizes"
+    assert isinstance(adapter.prepare(call.items, call)[0], Prepared) and sum(read) == 2
+    with pytest.raises(InvalidInput, match="label_template"):
+        adapter.check(ExtractCall(call.items, ["cat"], options={"label_template": "no place"}))
+
+
+def test_labels_that_never_fit_are_refused_before_they_are_tokenized(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter: Any = load("grounding_dino", build("grounding_dino", place / "dino-labels"))
+    monkeypatch.setattr(adapter, "_tokenizer", None)
+    with pytest.raises(InputTooLong, match=r"params.labels: \d+ characters"):
+        adapter.check(ExtractCall([InputItem(images=[b""])], ["cat" * 1000] * 5))

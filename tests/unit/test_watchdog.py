@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from workers.watchdog import UNKNOWN_S, Activity, batch_limit_s
+from workers.watchdog import LEAST_STEP_S, UNKNOWN_S, UNKNOWN_TOKENS_PER_S, Activity, batch_limit_s
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,39 @@ def test_limit_is_the_floor_or_five_times_the_prediction(
     floor_s: float, predicted_s: float, limit_s: float
 ) -> None:
     assert batch_limit_s(floor_s, predicted_s) == limit_s
+
+
+def test_an_unknown_model_gets_longer_for_more_tokens() -> None:
+    assert batch_limit_s(2.0, 0.0, 100) == 5 * UNKNOWN_S
+    assert batch_limit_s(2.0, 0.0, 100_000) == 5 * 100_000 / UNKNOWN_TOKENS_PER_S
+    assert batch_limit_s(2.0, 1.0, 100_000) == 5.0, "what is known counts"
+
+
+@pytest.mark.parametrize(
+    ("floor_s", "limit_s", "share", "step_s"),
+    [
+        (2.0, 400.0, 0.5, 200.0),
+        (2.0, 400.0, 0.001, LEAST_STEP_S),
+        (60.0, 400.0, 0.001, 60.0),
+        (2.0, 3.0, 0.001, 3.0),
+        (2.0, 400.0, 1.0, 400.0),
+    ],
+)
+def test_a_step_gets_its_share_of_the_limit(
+    monkeypatch: pytest.MonkeyPatch, floor_s: float, limit_s: float, share: float, step_s: float
+) -> None:
+    clock = [1.0]
+    monkeypatch.setattr("workers.watchdog.time.monotonic", lambda: clock[0])
+    activity = Activity(floor_s)
+    activity.begin(limit_s)
+    activity.renew(share)
+    clock[0] += step_s
+    assert not activity.overdue() and activity.limit_s == limit_s
+    clock[0] += 0.01
+    assert activity.overdue()
+    activity.renew()
+    clock[0] += limit_s
+    assert not activity.overdue(), "a step that says nothing of its share has the whole limit"
 
 
 def test_activity_is_overdue_only_while_it_runs_past_its_limit() -> None:

@@ -38,7 +38,12 @@ def test_a_long_text_is_fitted_by_its_policy(
 @pytest.mark.parametrize("overflow", ["truncate", "truncate_left", "chunk", "error"])
 def test_a_text_that_fits_stays_as_it_is(overflow: str) -> None:
     part = Part([CLS, 1, SEP], [0, 1, 1])
-    assert fit([part], overflow, 3, FRAME) == ([part], False)
+    assert fit([part], overflow, 3, FRAME) == ([part], False, 3)
+
+
+def test_what_was_cut_is_counted_with_its_frame() -> None:
+    parts = [Part([CLS, 1, 2, SEP], None), Part([CLS, 3, SEP], None)]
+    assert fit(parts, "error", 4, FRAME) == ([Part([CLS, 1, 2, SEP], None)], True, 5)
 
 
 def test_segment_ids_are_cut_with_their_tokens() -> None:

@@ -32,12 +32,26 @@ if TYPE_CHECKING:
     from workers.adapters.shared.named_tensors import NamedBatch
 
 
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """How much of an item was cut: `tokens` were found, `limit` fit; both count what is read `beside` it, if anything.
+
+    `in_query` tells that the query of the call was too long.
+    """
+
+    tokens: int
+    limit: int
+    beside: str = ""
+    in_query: bool = False
+
+
 @dataclass(slots=True)
 class Prepared:
     """One item ready for a batch.
 
     `cost` is its token count, special tokens included; `rows` is how many token vectors it gives in `multivector`.
-    `slot` is the row that an item of a sequence must have in its batch.
+    `slot` is the row that an item of a sequence must have in its batch. `excess` is for messages about an item that is
+    `truncated`, where its family counts what it cuts.
     """
 
     payload: Any
@@ -45,6 +59,7 @@ class Prepared:
     truncated: bool = False
     rows: int = 1
     slot: int | None = None
+    excess: Excess | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +94,8 @@ class LoadContext:
     """All that `Adapter.load` may know.
 
     `progress(phase, fraction)` reports how far a phase has come, 0.0 to 1.0.  `max_sequence_length` (tokens) and
-    `options` come from the model's catalog entry; `repository` is the whole entry of a repository model.
+    `options` come from the model's catalog entry; `repository` is the whole entry of a repository model. An item of
+    several sequences that has more than `batch_tokens` runs in parts.
     """
 
     directory: Path
@@ -91,6 +107,15 @@ class LoadContext:
     progress: Callable[[str, float], None]
     trust_remote_code: bool = False
     repository: RepositoryEntry | None = None
+    batch_tokens: int = 16384
+
+
+class ItemRefused(Exception):
+    """An item that nobody can use, which fails its request; the preparer says which one it is."""
+
+    def __init__(self, item: InputItem, message: str) -> None:
+        super().__init__(message)
+        self.item = item
 
 
 class Adapter(ABC):
@@ -141,8 +166,8 @@ class Adapter(ABC):
     def check(self, call: Call) -> None:
         """Raise `InvalidInput` for options, labels or inputs that this family refuses."""
         if call.lora and self.loras is None:
-            where = call.options_field
-            raise InvalidInput(f"{where}.lora, {where}.lora_id: this model has no LoRA adapters")
+            before = call.names.options
+            raise InvalidInput(f"{before}lora, {before}lora_id: this model has no LoRA adapters")
 
     def using(self, lora: str) -> AbstractContextManager[None]:
         """Within, batches run with this LoRA adapter, or with none where it is empty.  Device thread only."""

@@ -12,7 +12,7 @@ The two heads lie beside the transformer's weights as `sparse_linear.pt` and `co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -26,16 +26,25 @@ from workers.adapters.base import ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import CheckpointError
 from workers.adapters.shared.late_interaction import max_sim
 from workers.adapters.shared.options import OptionReader
-from workers.adapters.shared.packing import Int64Array, PackedBatch
+from workers.adapters.shared.packing import Int64Array
 from workers.adapters.shared.pairing import PairBatch, PairedAdapter
 from workers.adapters.shared.sentence_transformers_layout import read_layout
 from workers.adapters.shared.sparse import Float32Array, max_per_id, paired_dots
-from workers.adapters.shared.text_model import TextAdapter, TextBatch, TextModel, mean_of_windows
+from workers.adapters.shared.text_model import (
+    TextAdapter,
+    TextBatch,
+    TextModel,
+    TextRow,
+    TokenVectors,
+    mean_of_windows,
+)
 from workers.adapters.shared.windows import Part
 from workers.adapters.spec import AdapterSpec
 
 COMPARISONS = ("dense", "sparse", "colbert")
 """What a score can be made of, in the order of its weights."""
+_OUTPUTS = ("dense", "sparse", "multivector")
+"""The outputs that they compare."""
 
 
 class BgeM3Adapter(PairedAdapter, TextAdapter):
@@ -94,64 +103,92 @@ class BgeM3Adapter(PairedAdapter, TextAdapter):
         found = self._text.payloads(items, call.instruction, is_query, call.overflow, _all_but_first)
         return [payload.prepared(truncated) for payload, truncated in found]
 
-    @torch.inference_mode()
     def encode(self, batch: TextBatch, outputs: frozenset[str]) -> dict[str, torch.Tensor | SparseRows]:
         """The wanted heads over one forward pass."""
-        assert batch.packed is not None
-        packed, rows = self._text.run(batch.packed)
+        found = self._found(batch, outputs)
         results: dict[str, torch.Tensor | SparseRows] = {}
         if "dense" in outputs:
-            results["dense"] = self.dense_vectors(batch, packed, rows)
+            results["dense"] = found.dense()
         if "multivector" in outputs:
-            results["multivector"] = self.token_vectors(batch, rows)
+            results["multivector"] = found.tokens.whole()
         if "sparse" in outputs:
-            results["sparse"] = self.sparse_vectors(batch, rows)
+            results["sparse"] = found.sparse(self._dropped)
         return results
 
     @torch.inference_mode()
     def score(self, batch: PairBatch) -> torch.Tensor:
         """fp32 [pairs] on the device; what no pair of the batch asks for is not computed."""
-        sides, queries = batch.sides, len(batch.query_rows)
-        packed, rows = self._text.run(sides.packed)
+        queries = len(batch.query_rows)
         weights = torch.from_numpy(np.stack(batch.extras))
-        dense, sparse, tokens = weights.to(rows.device).unbind(dim=1)
         wanted = weights.any(dim=0).tolist()
-        scores = torch.zeros(len(batch.owners), device=rows.device)
+        found = self._found(
+            batch.sides, [name for name, any_of in zip(_OUTPUTS, wanted, strict=True) if any_of]
+        )
+        device = self._text.encoder.device
+        dense, sparse, tokens = weights.to(device).unbind(dim=1)
+        scores = torch.zeros(len(batch.owners), device=device)
         if wanted[0]:
-            vectors = self.dense_vectors(sides, packed, rows)
-            asked = vectors.index_select(0, torch.from_numpy(batch.owners).to(rows.device))
+            vectors = found.dense()
+            asked = vectors.index_select(0, torch.from_numpy(batch.owners).to(device))
             scores += dense * (asked * vectors[queries:]).sum(dim=1)
         if wanted[1]:
-            found = self.sparse_vectors(sides, rows)
-            asking = SparseRows(found.indices[:queries], found.values[:queries])
-            asked_of = SparseRows(found.indices[queries:], found.values[queries:])
+            terms = found.sparse(self._dropped)
+            asking = SparseRows(terms.indices[:queries], terms.values[:queries])
+            asked_of = SparseRows(terms.indices[queries:], terms.values[queries:])
             dots = paired_dots(asking, asked_of, batch.owners, len(self._dropped))
-            scores += sparse * torch.from_numpy(dots).to(rows.device)
+            scores += sparse * torch.from_numpy(dots).to(device)
         if wanted[2]:
-            counts = torch.from_numpy(batch.query_rows[batch.owners]).to(rows.device)
-            scores += tokens * max_sim(self.token_vectors(sides, rows), batch) / counts.clamp(min=1)
+            counts = torch.from_numpy(batch.query_rows[batch.owners]).to(device)
+            scores += tokens * max_sim(found.tokens.whole(), batch) / counts.clamp(min=1)
         return batch.given_order(scores)
 
-    def dense_vectors(self, batch: TextBatch, packed: PackedBatch, rows: torch.Tensor) -> torch.Tensor:
-        """fp32 [items, width] from the token vectors of a batch; `packed` lies on their device."""
-        first = rows.index_select(0, packed.layout.first.index_select(0, packed.restore)).float()
-        return F.normalize(mean_of_windows(first, batch), dim=-1)
+    @torch.inference_mode()
+    def _found(self, batch: TextBatch, outputs: Collection[str]) -> _Found:
+        """What the heads of `outputs` give for a batch."""
+        found = _Found(batch)
+        for row, packed, rows in self._text.run(batch):
+            if "dense" in outputs:
+                first = packed.layout.first.index_select(0, packed.restore)
+                found.first.append(rows.index_select(0, first).float())
+            if "multivector" in outputs:
+                found.tokens.add(F.normalize(self._tokens(self._text.picked(row, rows)).float(), dim=-1))
+            if "sparse" in outputs:
+                weights = torch.relu(self._sparse(rows.float())).squeeze(-1).cpu().numpy()
+                found.terms.append((row.packed.ids[0].numpy(), weights, _token_owners(row)))
+        return found
 
-    def token_vectors(self, batch: TextBatch, rows: torch.Tensor) -> torch.Tensor:
-        """fp32 [R, width]: the normalised token vectors of a batch, item after item."""
-        return F.normalize(self._tokens(self._text.picked(batch, rows)).float(), dim=-1)
 
-    def sparse_vectors(self, batch: TextBatch, rows: torch.Tensor) -> SparseRows:
+class _Found:
+    """What the heads give for a batch, row by row, and what is made of it.
+
+    first   fp32 [windows, width], the vector of each window's first token
+    tokens  the normalised token vectors
+    terms   ids, weights and owners [T] of the tokens of a row, on the host
+    """
+
+    def __init__(self, batch: TextBatch) -> None:
+        self._batch = batch
+        self.first: list[torch.Tensor] = []
+        self.tokens = TokenVectors(batch)
+        self.terms: list[tuple[Int64Array, Float32Array, Int64Array]] = []
+
+    def dense(self) -> torch.Tensor:
+        """fp32 [items, width]."""
+        return F.normalize(mean_of_windows(self.first, self._batch), dim=-1)
+
+    def sparse(self, dropped: np.ndarray) -> SparseRows:
         """Weights per token id of every item, on the host; windows of one item share their maximum."""
-        assert batch.packed is not None
-        weights = torch.relu(self._sparse(rows.float())).squeeze(-1).cpu().numpy()
-        layout, restore = batch.packed.layout, batch.packed.restore.numpy()
-        given = np.empty_like(restore)
-        given[restore] = np.arange(len(restore))
-        owners = given if batch.owners is None else batch.owners[given]
-        lengths = (layout.last - layout.first + 1).numpy()
-        ids = batch.packed.ids[0].numpy()
-        return max_per_id(ids, weights, np.repeat(owners, lengths), len(batch.payloads), self._dropped)
+        ids, weights, owners = (np.concatenate(column) for column in zip(*self.terms, strict=True))
+        return max_per_id(ids, weights, owners, len(self._batch.payloads), dropped)
+
+
+def _token_owners(row: TextRow) -> Int64Array:
+    """int64 [T], the item of each token of a row."""
+    layout, restore = row.packed.layout, row.packed.restore.numpy()
+    owners = np.empty_like(restore)
+    owners[restore] = row.owners
+    found: Int64Array = np.repeat(owners, (layout.last - layout.first + 1).numpy())
+    return found
 
 
 def _weights_of(call: ScoreCall) -> Float32Array:

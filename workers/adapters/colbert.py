@@ -19,12 +19,19 @@ from torch import nn
 
 from ipc.errors import InvalidInput
 from ipc.messages import Call, EncodeCall, InputItem
-from workers.adapters.base import ItemFailure, LoadContext, Prepared, SparseRows
+from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.heads import load_head
 from workers.adapters.shared.late_interaction import LateInteraction
 from workers.adapters.shared.late_layout import LateLayout, read_late_layout, stanford_projection
 from workers.adapters.shared.packing import Int64Array
-from workers.adapters.shared.text_model import TextAdapter, TextBatch, TextModel, TextPayload, sequence_of
+from workers.adapters.shared.text_model import (
+    TextAdapter,
+    TextBatch,
+    TextModel,
+    TextPayload,
+    TokenVectors,
+    sequence_of,
+)
 from workers.adapters.shared.windows import Part
 from workers.adapters.spec import AdapterSpec
 
@@ -99,7 +106,7 @@ class ColbertAdapter(LateInteraction, TextAdapter):
         super().check(call)
         if call.overflow == "chunk" and isinstance(call, EncodeCall) and call.is_query:
             raise InvalidInput(
-                f"{call.options_field}.overflow_policy: queries of this model cannot be split, only documents"
+                f"{call.names.options}overflow_policy: queries of this model cannot be split, only documents"
             )
 
     def sides(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
@@ -115,15 +122,17 @@ class ColbertAdapter(LateInteraction, TextAdapter):
         layout, tokenizer = self._layout, self._text.tokenizer
         marker, prefix = self._markers[is_query]
         before = prefix + self._text.prompts.affixes(instruction, is_query).before
-        texts = [before + self._text.text_of(item) for item in items]
+        texts = [before + tokenizer.text_of(item) for item in items]
         length = self._length(is_query)
-        for parts, truncated in tokenizer.windows(texts, overflow, length - (marker is not None)):
+        room = length - (marker is not None)
+        for parts, truncated, tokens in tokenizer.windows(texts, overflow, room):
+            excess = Excess(tokens + length - room, length) if truncated and tokens else None
             marked = [part if marker is None else self._marked(part, marker) for part in parts]
             if is_query and layout.expansion:
-                yield self._expanded(marked[0], length), truncated
+                yield replace(self._expanded(marked[0], length), excess=excess), truncated
                 continue
             picks = tuple(np.arange(len(p.ids)) if is_query else self._scored(p) for p in marked)
-            yield TextPayload(tuple(map(sequence_of, marked)), picks), truncated
+            yield TextPayload(tuple(map(sequence_of, marked)), picks, excess=excess), truncated
 
     def _length(self, is_query: bool) -> int:
         """Longest query or document in tokens."""
@@ -155,9 +164,10 @@ class ColbertAdapter(LateInteraction, TextAdapter):
     @torch.inference_mode()
     def token_vectors(self, batch: TextBatch) -> torch.Tensor:
         """fp32 [R, dims]: the normalised token vectors of a batch, item after item."""
-        assert batch.packed is not None
-        rows = self._text.run(batch.packed)[1]
-        return F.normalize(self._projection(self._text.picked(batch, rows).float()), dim=-1)
+        found = TokenVectors(batch)
+        for row, _, rows in self._text.run(batch):
+            found.add(F.normalize(self._projection(self._text.picked(row, rows).float()), dim=-1))
+        return found.whole()
 
     def _proof_width(self) -> int:
         """Encode an empty query; raises RuntimeError for values that are not finite."""

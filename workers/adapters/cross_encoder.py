@@ -24,7 +24,7 @@ from workers.adapters.shared.classification import SequenceClassifier, load_clas
 from workers.adapters.shared.heads import stored_activation
 from workers.adapters.shared.packing import PackedBatch
 from workers.adapters.shared.pairs import PairTokenizer
-from workers.adapters.shared.scoring import ScoreAdapter, activated, activation, texts_of
+from workers.adapters.shared.scoring import ScoreAdapter, activated, activation, pair_excess, texts_of
 from workers.adapters.spec import AdapterSpec
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ class CrossEncoderAdapter(ScoreAdapter):
         outputs=("score",),
         options=("activation",),
     )
+    overflows = ("truncate", "truncate_left", "error")
 
     def __init__(self, classifier: SequenceClassifier, pairs: PairTokenizer, function: nn.Module) -> None:
         """Put the parts together; `function` turns logits into scores."""
@@ -81,12 +82,24 @@ class CrossEncoderAdapter(ScoreAdapter):
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Tokenize the query once and join it with each document; an instruction goes before the query."""
         asked = call.query if isinstance(call, ScoreCall) else InputItem("")
-        [query] = texts_of([asked], "query.text")
+        [query] = texts_of([asked], call.names.query)
         if call.instruction:
             query = f"{call.instruction} {query}"
-        first, *documents = self._pairs.halves([query, *texts_of(items, "items[{}].text")])
-        pairs = [self._pairs.join(first, document) for document in documents]
-        return [Prepared(pair.sequence, len(pair.sequence.ids), pair.truncated) for pair in pairs]
+        [first] = self._pairs.halves([query])
+        texts = texts_of(items, call.names.text)
+        fits = len(first.ids) <= self._pairs.limit
+        documents = self._pairs.sides(texts, call.overflow) if fits else self._pairs.halves(texts)
+        pairs = [self._pairs.join(first, document, call.overflow) for document in documents]
+        whole = len(first.ids) + self._pairs.special
+        return [
+            Prepared(
+                pair.sequence,
+                len(pair.sequence.ids),
+                pair.truncated,
+                excess=pair_excess(whole, pair.tokens, self._pairs.limit) if pair.truncated else None,
+            )
+            for pair in pairs
+        ]
 
     def collate(self, prepared: Sequence[Prepared]) -> PackedBatch:
         """One packed batch of host tensors."""

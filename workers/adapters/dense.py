@@ -97,12 +97,13 @@ class DenseAdapter(TextAdapter):
     @torch.inference_mode()
     def _vectors(self, batch: TextBatch) -> torch.Tensor:
         """fp32 [n, dims]; a text in several windows gets their mean before the vectors are normalised."""
-        assert batch.packed is not None
-        packed, rows = self._text.run(batch.packed)
-        if len(self._token_head):
-            rows = self._token_head(rows.float())
-        vectors = self._vector_head(pool(rows, packed.layout, self._pooling, packed.skips))
-        vectors = mean_of_windows(vectors.index_select(0, packed.restore), batch)
+        found = []
+        for _, packed, rows in self._text.run(batch):
+            if len(self._token_head):
+                rows = self._token_head(rows.float())
+            vectors = self._vector_head(pool(rows, packed.layout, self._pooling, packed.skips))
+            found.append(vectors.index_select(0, packed.restore))
+        vectors = mean_of_windows(found, batch)
         return F.normalize(vectors, p=2, dim=-1) if self._normalize else vectors
 
     def _proof_width(self) -> int:

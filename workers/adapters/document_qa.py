@@ -17,7 +17,8 @@ import torch
 from ipc.errors import InputTooLong, InvalidInput
 from ipc.extraction import Entity, Extraction
 from ipc.messages import Call, ExtractCall, InputItem
-from workers.adapters.base import ItemFailure, LoadContext, Prepared
+from workers import stepping
+from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.extracting import NOT_FINITE, place_of
 from workers.adapters.shared.image_extracting import (
     ImageExtractAdapter,
@@ -28,12 +29,11 @@ from workers.adapters.shared.image_extracting import (
     size_of,
 )
 from workers.adapters.shared.options import OptionReader
+from workers.adapters.shared.packing import divided
 from workers.adapters.shared.page_words import PageReader, Window, Words, words_of
 from workers.adapters.spec import AdapterSpec
 
 KINDS = ("layoutlm", "layoutlmv3")
-_TOGETHER = 32
-"""Windows in one forward pass."""
 _CANDIDATES = 256
 """Spans of tokens looked at for each answer; several may cover the same words."""
 
@@ -73,12 +73,15 @@ class DocumentQaAdapter(ImageExtractAdapter):
     overflows = ("truncate", "chunk", "error")
     model_class = "AutoModelForDocumentQuestionAnswering"
 
-    def __init__(self, model: Any, processor: Any, longest: int | None = None) -> None:
-        """Take over a loaded model and its processor; windows have at most `longest` tokens.
+    def __init__(
+        self, model: Any, processor: Any, longest: int | None = None, batch_tokens: int = 16384
+    ) -> None:
+        """Take over a loaded model and its processor; windows have at most `longest` tokens, passes `batch_tokens`.
 
         Raises ValueError for another kind of model.
         """
         super().__init__(model, processor)
+        self._batch_tokens = batch_tokens
         config = model.config
         if config.model_type not in KINDS:
             raise ValueError(f"{config.model_type} is not supported, only {', '.join(KINDS)}")
@@ -94,7 +97,7 @@ class DocumentQaAdapter(ImageExtractAdapter):
     @classmethod
     def build(cls, model: Any, processor: Any, context: LoadContext) -> Self:
         """With the length that the catalog states."""
-        return cls(model, processor, context.max_sequence_length)
+        return cls(model, processor, context.max_sequence_length, context.batch_tokens)
 
     @property
     def max_sequence_length(self) -> int:
@@ -123,7 +126,7 @@ class DocumentQaAdapter(ImageExtractAdapter):
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Decode pages and lay out their words. Raises `InvalidInput` for words or boxes that cannot be used."""
         for item in items:
-            words_of(item, f"items[{place_of(item, call)}].metadata")
+            words_of(item, f"{call.names.item.format(place_of(item, call))}.metadata")
         return super().prepare(items, call)
 
     def prepared(self, image: Any, item: InputItem, wanted: Any) -> Prepared | ItemFailure:
@@ -137,9 +140,9 @@ class DocumentQaAdapter(ImageExtractAdapter):
         if self._sees:
             found = self._processor.image_processor(images=image, return_tensors="np")
             pixels = np.asarray(found["pixel_values"][0], np.float32)
-        each = 0 if pixels is None else patches(pixels)
-        cost = sum(len(window.ids) + each for window in kept)
-        return Prepared(_Page(pixels, size, words, kept, wanted), cost, cut)
+        page = _Page(pixels, size, words, kept, wanted)
+        excess = Excess(self._reader.tokens_of(windows), self._limit, "with the question") if cut else None
+        return Prepared(page, sum(_cost(page, window) for window in kept), cut, excess=excess)
 
     def collate(self, prepared: Sequence[Prepared]) -> list[_Page]:
         """The pages as they are; their windows are padded where they run together."""
@@ -149,9 +152,10 @@ class DocumentQaAdapter(ImageExtractAdapter):
     def extract(self, batch: list[_Page]) -> list[Extraction | ItemFailure]:
         """The likeliest answers to each page's question, the best first."""
         pairs = [(page, window) for page in batch for window in page.windows]
-        logits = [
-            one for at in range(0, len(pairs), _TOGETHER) for one in self._logits(pairs[at : at + _TOGETHER])
-        ]
+        tokens = [_cost(page, window) for page, window in pairs]
+        parts = divided(tokens, self._batch_tokens)
+        steps = stepping.each(parts, [sum(tokens[part]) for part in parts])
+        logits = [one for part in steps for one in self._logits(pairs[part])]
         found: list[Extraction | ItemFailure] = []
         rest = iter(logits)
         for page in batch:
@@ -176,6 +180,11 @@ class DocumentQaAdapter(ImageExtractAdapter):
         output = self._model(**{name: self.on_device(array) for name, array in inputs.items()})
         both = torch.stack([output.start_logits, output.end_logits], dim=1).float().cpu().numpy()
         return [both[row, :, : len(window.ids)] for row, (_, window) in enumerate(pairs)]
+
+
+def _cost(page: _Page, window: Window) -> int:
+    """Tokens of a window, and of the picture beside it."""
+    return len(window.ids) + (0 if page.pixels is None else patches(page.pixels))
 
 
 def _answers(page: _Page, logits: Sequence[np.ndarray]) -> list[Entity]:

@@ -52,6 +52,8 @@ class Florence2Adapter(ImageWriter):
         known = processor.post_processor_config or {}
         kinds = processor.tasks_answer_post_processing_type
         self._tasks = [task for task, kind in {**kinds, QUESTION: "pure_text"}.items() if kind in known]
+        tasks = (*processor.task_prompts_without_inputs, *processor.task_prompts_with_input)
+        self._marks = (processor.image_token, *tasks)
         self._image = [processor.image_token_id] * processor.num_image_tokens
 
     @property
@@ -84,9 +86,16 @@ class Florence2Adapter(ImageWriter):
         if plain == (about is not None) or (about is not None and not about.strip()):
             raise InvalidInput(f"params.instruction: {task} needs {'none' if plain else 'a text to work on'}")
         refuse_endless(about, self.max_sequence_length)
+        self._refuse_marks(about or "", "params.labels" if call.labels else "params.instruction")
         tokenizer = self._processor.tokenizer
         words = self._processor(text=task + (about or ""))["input_ids"][0]
         return task, (*self._image, tokenizer.bos_token_id, *words, tokenizer.eos_token_id)
+
+    def _refuse_marks(self, text: str, field: str) -> None:
+        """Raise `InvalidInput` for what the processor would read as the picture or as a task."""
+        mark = next((mark for mark in self._marks if mark in text), None)
+        if mark is not None:
+            raise InvalidInput(f"{field}: {mark!r} stands for the picture or a task in this model")
 
     def room_for(self, prompt: Sequence[int]) -> int:
         """All positions of the decoder, if the prompt fits into those of the encoder."""

@@ -127,7 +127,9 @@ class GliclassAdapter(ExtractAdapter):
         """Tokenize labels and text together; raises `InputTooLong` for a text that may not be cut."""
         wanted = self._wanted(call)
         prompt = "".join(LABEL + label for label in wanted.labels) + SEPARATOR
-        overhead = len(self._backend.encode(prompt).ids)
+        # NOTE: `encode` keeps the interpreter's lock for as long as it takes, `encode_batch` does not.
+        [alone] = self._backend.encode_batch_fast([prompt])
+        overhead = len(alone.ids)
         cuts = call.options.get("overflow_policy") == "truncate_text"
         # NOTE: a mark inside a text would count as one more label.
         texts = [

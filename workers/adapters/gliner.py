@@ -68,6 +68,7 @@ class GlinerAdapter(ExtractAdapter):
         ),
     )
     labels = "required"
+    overflows = ("truncate", "truncate_left", "error")
     schema = True
 
     def __init__(self, model: Any, words: WordTokenizer, limit: int) -> None:
@@ -144,15 +145,18 @@ class GlinerAdapter(ExtractAdapter):
         prompt = self._words.prompt_tokens(wanted.labels, wanted.relations)
         prepared: list[Prepared | ItemFailure] = []
         for item in items:
-            words = self._words.split(text_of(item), wanted, prompt, self._limit)
+            words = self._words.split(
+                text_of(item), wanted, prompt, self._limit, from_end=call.overflow == "truncate_left"
+            )
             if not words.words and words.cut:
                 raise InputTooLong(
                     f"params.labels: they take {prompt} tokens, the model takes {self._words.limit} with the text"
                 )
             if words.cut and call.overflow == "error":
+                count, tokens = self._words.count(words.text), self._words.limit or "any"
                 raise InputTooLong(
-                    f"items[{place_of(item, call)}].text: longer than the {self._limit} words or "
-                    f"{self._words.limit or 'any'} tokens that this model takes with its labels"
+                    f"{call.names.text.format(place_of(item, call))}: {count} words, this model takes "
+                    f"{self._limit} words or {tokens} tokens with its labels"
                 )
             prepared.append(Prepared(words, words.tokens, words.cut))
         return prepared

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from ipc.errors import InputTooLong, InvalidInput
 from ipc.messages import ExtractCall
 from workers.adapters.shared.detecting import Detector, Found, Scene, corners_of
+from workers.adapters.shared.image_extracting import CHARACTERS_PER_TOKEN
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.spec import AdapterSpec
 
@@ -60,9 +61,12 @@ class GroundingDinoAdapter(Detector):
         """Thresholds and labels. Raises `InputTooLong` when the text of all labels is too long for the model."""
         options = OptionReader(call)
         labels = tuple(call.labels)
-        # Each label takes a token and its full stop, so that many never fit; they are not even tokenized.
+        # Each label takes a token and its full stop, so that many never fit, nor do long ones: they are not tokenized.
         if 2 * len(labels) + 2 > self._longest:
             raise self._too_long(f"{len(labels)} labels")
+        characters = sum(map(len, labels))
+        if characters > CHARACTERS_PER_TOKEN * self._longest:
+            raise self._too_long(f"{characters} characters")
         encoding, places = self._text(labels)
         if len(encoding.ids) > self._longest:
             raise self._too_long(f"{len(encoding.ids)} tokens")

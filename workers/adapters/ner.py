@@ -19,7 +19,7 @@ from ipc.errors import InvalidInput
 from ipc.extraction import Entity, Extraction
 from ipc.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import ItemFailure, LoadContext, Prepared
-from workers.adapters.shared.classification import TokenClassifier, in_parts, load_classifier
+from workers.adapters.shared.classification import TokenClassifier, in_steps, load_classifier
 from workers.adapters.shared.extracting import NOT_FINITE, ClassifierAdapter, text_of
 from workers.adapters.shared.offsets import OffsetTokenizer, Window
 from workers.adapters.shared.options import OptionReader
@@ -109,19 +109,26 @@ class NerAdapter(ClassifierAdapter):
         """Tokenize with places."""
         wanted, texts = _wanted(call), [text_of(item) for item in items]
         return [
-            Prepared(_Text(text, windows, wanted), sum(len(w.sequence.ids) for w in windows), cut)
-            for text, (windows, cut) in zip(texts, self._tokenizer.windows(texts, call.overflow), strict=True)
+            Prepared(
+                _Text(text, windows, wanted),
+                sum(len(w.sequence.ids) for w in windows),
+                excess is not None,
+                excess=excess,
+            )
+            for text, (windows, excess) in zip(
+                texts, self._tokenizer.windows(texts, call.overflow), strict=True
+            )
         ]
 
     def collate(self, prepared: Sequence[Prepared]) -> _Batch:
         """All windows of all items in packed rows."""
         texts = [item.payload for item in prepared]
         sequences = [window.sequence for text in texts for window in text.windows]
-        return _Batch(texts, [self._classifier.pack(part) for part in in_parts(sequences)])
+        return _Batch(texts, self._classifier.rows(sequences))
 
     def extract(self, batch: _Batch) -> list[Extraction | ItemFailure]:
         """The entities of each item, by place."""
-        scores = (one for row in batch.rows for one in self._scores(row))
+        scores = (one for row in in_steps(batch.rows) for one in self._scores(row))
         found: list[Extraction | ItemFailure] = []
         for text in batch.texts:
             read = [next(scores) for _ in text.windows]

@@ -16,8 +16,8 @@ import torch
 from ipc.errors import InputTooLong
 from ipc.extraction import Extraction
 from ipc.messages import Call, ExtractCall, InputItem
-from workers.adapters.base import ItemFailure, LoadContext, Prepared
-from workers.adapters.shared.classification import SequenceClassifier, in_parts, load_classifier
+from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared
+from workers.adapters.shared.classification import SequenceClassifier, in_steps, load_classifier
 from workers.adapters.shared.extracting import NOT_FINITE, ClassifierAdapter, ranked, text_of
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import PackedBatch, TokenSequence
@@ -65,6 +65,7 @@ class NliZeroShotAdapter(ClassifierAdapter):
         options=("hypothesis_template", "multi_label", "threshold"),
     )
     labels = "required"
+    overflows = ("truncate", "truncate_left", "error")
 
     def __init__(self, classifier: SequenceClassifier, pairs: PairTokenizer) -> None:
         """Put the parts together."""
@@ -105,22 +106,27 @@ class NliZeroShotAdapter(ClassifierAdapter):
                     f"the model takes {self._pairs.limit} with the text"
                 )
         prepared: list[Prepared | ItemFailure] = []
-        for premise in self._pairs.halves([text_of(item) for item in items]):
-            pairs = [self._pairs.join(premise, hypothesis) for hypothesis in hypotheses]
+        most = max(hypotheses, key=lambda hypothesis: len(hypothesis.ids))
+        for premise in self._pairs.sides([text_of(item) for item in items], call.overflow):
+            pairs = [self._pairs.join(premise, most, call.overflow)]
+            if not (pairs[0].truncated and call.overflow == "error"):
+                pairs = [self._pairs.join(premise, hypothesis, call.overflow) for hypothesis in hypotheses]
             sequences = [pair.sequence for pair in pairs]
             cost = sum(len(sequence.ids) for sequence in sequences)
-            prepared.append(Prepared(_Text(sequences, wanted), cost, any(pair.truncated for pair in pairs)))
+            longest = max(pairs, key=lambda pair: pair.tokens)
+            excess = Excess(longest.tokens, self._pairs.limit, "with a label") if longest.truncated else None
+            prepared.append(Prepared(_Text(sequences, wanted), cost, excess is not None, excess=excess))
         return prepared
 
     def collate(self, prepared: Sequence[Prepared]) -> _Batch:
         """All pairs of all items in packed rows."""
         texts: list[_Text] = [item.payload for item in prepared]
         sequences = [sequence for text in texts for sequence in text.sequences]
-        return _Batch(texts, [self._classifier.pack(part) for part in in_parts(sequences)])
+        return _Batch(texts, self._classifier.rows(sequences))
 
     def extract(self, batch: _Batch) -> list[Extraction | ItemFailure]:
         """The labels of each item, the likeliest first."""
-        logits = torch.cat([self._classifier.logits(row) for row in batch.rows]).cpu()
+        logits = torch.cat([self._classifier.logits(row) for row in in_steps(batch.rows)]).cpu()
         found: list[Extraction | ItemFailure] = []
         done = 0
         for text in batch.texts:

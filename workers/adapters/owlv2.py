@@ -57,12 +57,13 @@ class Owlv2Adapter(Detector):
         self._longest = int(model.config.text_config.max_position_embeddings)
         self._tokenizer.limit(self._longest)
 
+    def check_options(self, call: ExtractCall) -> None:
+        """Refuse options that cannot be used; the labels are tokenized only when the pictures are prepared."""
+        _options(call)
+
     def wanted_of(self, call: ExtractCall) -> _Wanted:
         """Threshold, labels and their texts. Raises `InputTooLong` for a label with too many tokens."""
-        options = OptionReader(call)
-        template = options.text("label_template", TEMPLATE, 200)
-        if template.count("{label}") != 1:
-            raise options.refused("label_template", template, "must hold {label} once")
+        threshold, template = _options(call)
         texts = self._tokenizer.encode([template.replace("{label}", label) for label in call.labels])
         for index, (label, tokens) in enumerate(zip(call.labels, texts, strict=True)):
             if tokens.truncated:
@@ -71,7 +72,7 @@ class Owlv2Adapter(Detector):
                     "that this model reads of a label"
                 )
         ids = tuple(tuple(tokens.ids) for tokens in texts)
-        return _Wanted(options.number("score_threshold", 0.1), tuple(call.labels), ids)
+        return _Wanted(threshold, tuple(call.labels), ids)
 
     def inputs_of(self, image: Any, wanted: Any) -> Mapping[str, np.ndarray]:
         """Pixel values float32 [3, h, w]."""
@@ -117,3 +118,12 @@ class Owlv2Adapter(Detector):
                 [Found(scene.wanted.labels[at], score, box) for at, score, box in zip(*columns, strict=True)]
             )
         return found
+
+
+def _options(call: ExtractCall) -> tuple[float, str]:
+    """Least score, and the text around a label; raises `InvalidInput` for one without a place for it."""
+    options = OptionReader(call)
+    template = options.text("label_template", TEMPLATE, 200)
+    if template.count("{label}") != 1:
+        raise options.refused("label_template", template, "must hold {label} once")
+    return options.number("score_threshold", 0.1), template

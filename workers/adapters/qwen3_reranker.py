@@ -22,7 +22,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ipc.messages import Call, InputItem, ScoreCall
-from workers.adapters.base import ItemFailure, LoadContext, Prepared
+from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.checkpoint import load_transformer
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.linears import lay_out_linears
@@ -30,7 +30,7 @@ from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import Int64Array, PackedBatch, TokenSequence
 from workers.adapters.shared.pairs import PairTokenizer
 from workers.adapters.shared.precision import parameter_bytes
-from workers.adapters.shared.scoring import ScoreAdapter, activated, activation, texts_of
+from workers.adapters.shared.scoring import ScoreAdapter, activated, activation, pair_excess, texts_of
 from workers.adapters.shared.tokenizing import as_ids
 from workers.adapters.spec import AdapterSpec
 
@@ -158,25 +158,32 @@ class Qwen3RerankerAdapter(ScoreAdapter):
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Fill the template for each document, tokenize, and fit it into the model's length."""
         asked = call.query if isinstance(call, ScoreCall) else InputItem("")
-        [query] = texts_of([asked], "query.text")
+        [query] = texts_of([asked], call.names.query)
         default = OptionReader(call).text("default_instruction", INSTRUCTION)
         instruction = call.instruction or default
-        texts = texts_of(items, "items[{}].text")
+        texts = texts_of(items, call.names.text)
         filled = [self._wording.fill(instruction, query, text) for text in texts]
         found = [half.ids for half in self._pairs.halves(filled)]
-        long = [at for at, ids in enumerate(found) if len(ids) > self._room]
+        long = {at: len(ids) for at, ids in enumerate(found) if len(ids) > self._room}
         if long:
             kept = self._kept(query)
             if len(kept) < len(query):
                 shorter = [self._wording.fill(instruction, kept, texts[at]) for at in long]
                 for at, half in zip(long, self._pairs.halves(shorter), strict=True):
                     found[at] = half.ids
-        cut = frozenset(long)
-        return [self._prepared(ids, at in cut) for at, ids in enumerate(found)]
+        excesses = self._excesses(query, long) if long else {}
+        return [self._prepared(ids, excesses.get(at)) for at, ids in enumerate(found)]
 
-    def _prepared(self, ids: list[int], truncated: bool) -> Prepared:
+    def _prepared(self, ids: list[int], excess: Excess | None) -> Prepared:
         whole: Int64Array = np.concatenate((self._prefix, as_ids(ids[: self._room]), self._suffix))
-        return Prepared(TokenSequence(whole), len(whole), truncated)
+        return Prepared(TokenSequence(whole), len(whole), excess is not None, excess=excess)
+
+    def _excesses(self, query: str, long: Mapping[int, int]) -> dict[int, Excess]:
+        """How much is cut of the pairs that are too long, from their tokens."""
+        around, limit = self._pairs.limit - self._room, self._pairs.limit
+        [alone] = self._pairs.halves([query])
+        taken = len(alone.ids) + around
+        return {at: pair_excess(taken, tokens + around, limit) for at, tokens in long.items()}
 
     def _kept(self, query: str) -> str:
         """The part of a query that its pairs keep when they are too long: half of the room at most."""

@@ -110,14 +110,14 @@ class SpladeAdapter(TextAdapter):
         ids = np.unique(np.concatenate([window.ids for window in payload.windows]))
         ids = ids[self._idf[ids] > 0]
         extra = payload.extra._replace(looked_up=(ids.astype(np.int32), self._idf[ids]))
-        return TextPayload((), None, extra).prepared(truncated, payload.tokens)
+        return TextPayload((), None, extra, payload.excess).prepared(truncated, payload.tokens)
 
     @torch.inference_mode()
     def encode(self, batch: TextBatch, outputs: frozenset[str]) -> dict[str, torch.Tensor | SparseRows]:
         """{"sparse": terms and weights of each item}."""
         items = len(batch.payloads)
         found = SparseRows([np.empty(0, np.int32)] * items, [np.empty(0, np.float32)] * items)
-        if batch.packed is not None:
+        if batch.rows:
             found = nonzero_terms(self._weights(batch))
         for at, payload in enumerate(batch.payloads):
             indices, values = payload.extra.looked_up or (found.indices[at], found.values[at])
@@ -126,17 +126,20 @@ class SpladeAdapter(TextAdapter):
 
     def _weights(self, batch: TextBatch) -> torch.Tensor:
         """fp32 [items, vocabulary]; of a text in several windows the largest of each term."""
-        assert batch.packed is not None
-        packed, rows = self._text.run(batch.packed)
-        logits = largest_logits(self._head, rows, packed.layout).index_select(0, packed.restore)
-        weights = torch.log1p(torch.relu(logits))
-        if self._activation == "log1p_relu":
-            weights = torch.log1p(weights)
-        if batch.owners is None:
-            return weights
-        owners = torch.from_numpy(batch.owners).to(weights.device)[:, None].expand_as(weights)
-        blank = weights.new_zeros(len(batch.payloads), weights.shape[1])
-        return blank.scatter_reduce_(0, owners, weights, "amax")
+        largest: torch.Tensor | None = None
+        for row, packed, rows in self._text.run(batch):
+            logits = largest_logits(self._head, rows, packed.layout).index_select(0, packed.restore)
+            weights = torch.log1p(torch.relu(logits))
+            if self._activation == "log1p_relu":
+                weights = torch.log1p(weights)
+            if batch.owners is None and len(batch.rows) == 1:
+                return weights
+            if largest is None:
+                largest = weights.new_zeros(len(batch.payloads), weights.shape[1])
+            owners = torch.from_numpy(row.owners).to(weights.device)[:, None].expand_as(weights)
+            largest.scatter_reduce_(0, owners, weights, "amax")
+        assert largest is not None
+        return largest
 
 
 def _max_terms(call: Call) -> int:

@@ -78,8 +78,10 @@ class TextClassificationAdapter(ClassifierAdapter):
         """Tokenize."""
         wanted, texts = _wanted(call), [text_of(item) for item in items]
         return [
-            Prepared(_Text(window.sequence, wanted), len(window.sequence.ids), cut)
-            for [window], cut in self._tokenizer.windows(texts, call.overflow)
+            Prepared(
+                _Text(window.sequence, wanted), len(window.sequence.ids), excess is not None, excess=excess
+            )
+            for [window], excess in self._tokenizer.windows(texts, call.overflow)
         ]
 
     def collate(self, prepared: Sequence[Prepared]) -> tuple[list[_Wanted], PackedBatch]:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -39,6 +40,8 @@ from workers.threads import vital_thread
 log = logging.getLogger(__name__)
 
 DRAIN_LOOK_S = 0.02
+RETIRE_AFTER_S = 3.0
+"""How long a version stays whose place was taken: until then frontends have ceased to send requests for it."""
 
 
 class Keeper:
@@ -66,6 +69,7 @@ class Keeper:
         self._watch = CatalogWatch(*places) if settings.catalog.watch else None
         self._wanted: Catalog | None = None
         """The catalog of the files, while more than that is served."""
+        self._replaced_at = math.inf
         self._loading = 0
         self._next_look = 0.0
         self._closed = False
@@ -152,7 +156,7 @@ class Keeper:
             self._metrics.loads.labels(instance.name, self._metrics.worker, "failed").inc()
             if failed.error_class == "OOM" and not (instance.relieved or instance.abandoned):
                 instance.relieved = True
-                if self._shelf.evict(1, "oom", last_may_go=True):
+                if self._shelf.make_way(instance) or self._shelf.evict(1, "oom", last_may_go=True):
                     self._shelf.again(instance)
                     return
             self._shelf.end(instance, partial(instance.fail, failed, time.monotonic()))
@@ -171,7 +175,7 @@ class Keeper:
                 excess = shelf.used_bytes() - shelf.budget.nbytes
                 if excess <= 0 and not (instance.relieved and leaving):
                     return
-                if not leaving:
+                if not leaving and not shelf.make_way(instance):
                     if not instance.demanded and not shelf.is_pinned(instance):
                         raise NoRoom("it does not fit beside the others and no request has asked for it")
                     if not shelf.evict(excess, "memory", last_may_go=self._last_may_go(instance)):
@@ -244,9 +248,10 @@ class Keeper:
         """Over the budget, or (when it is not set by hand) over its share of the device: the oldest one goes."""
         if any(instance.state in ("loading", "unloading") for instance in self._shelf.instances()):
             return
-        by_hand = self._settings.worker.memory_budget_bytes > 0
+        worker = self._settings.worker
+        by_hand, share = worker.memory_budget_bytes > 0, worker.memory_pressure_percent / 100
         excess = self._shelf.used_bytes() - self._shelf.budget.nbytes
-        if excess > 0 or (not by_hand and memory.device_share(self._device) > memory.SHARE):
+        if excess > 0 or (not by_hand and memory.device_share(self._device) > share):
             self._shelf.evict(max(1, excess), "memory")
 
     def _follow_catalog(self) -> None:
@@ -271,29 +276,38 @@ class Keeper:
         self._watch.was_read(catalog.files)
         log.info("the catalog changed: it has %d models now", len(catalog))
         accepted.keep(self._settings.paths.root, chosen, catalog)
-        self._wanted = catalog
+        self._wanted, self._replaced_at = catalog, math.inf
         self.apply(self._with_retained(catalog))
 
     def _with_retained(self, catalog: Catalog) -> Catalog:
         """`catalog`, and versions that stay until one of those that it names can take their place."""
         hosts = dict(self._shelf.hosts)
-        loaded = {name for name, host in hosts.items() if host.instance.state == "loaded"}
-        return with_retained(catalog, (host.entry for host in hosts.values()), loaded.__contains__)
+
+        def is_loaded(name: str, revision: str) -> bool:
+            host = hosts.get(name)
+            return host is not None and host.adapter is not None and revision in ("", host.entry.code)
+
+        return with_retained(catalog, (host.entry for host in hosts.values()), is_loaded)
 
     def _retire_retained(self) -> None:
-        """Unload versions whose place has been taken meanwhile."""
-        if self._wanted is not None:
-            catalog = self._with_retained(self._wanted)
-            if self._shelf.hosts.keys() - catalog.keys():
-                self.apply(catalog)
-            if catalog is self._wanted:
-                self._wanted = None
+        """Unload versions whose place has been taken, a while ago."""
+        if self._wanted is None:
+            return
+        catalog, now = self._with_retained(self._wanted), time.monotonic()
+        if self._shelf.hosts.keys() - catalog.keys():
+            self._replaced_at = min(self._replaced_at, now)
+            if now - self._replaced_at < RETIRE_AFTER_S:
+                return
+            self.apply(catalog)
+        self._replaced_at = math.inf
+        if catalog is self._wanted:
+            self._wanted = None
 
     def apply(self, catalog: Catalog) -> None:
         """Serve this catalog: new models become available, removed and changed ones are unloaded.
 
         A changed model that is loaded at the start is loaded again at once, any other when somebody asks; so is a new
-        one of a repository.
+        one of a repository, and what is to replace one that still serves.
         """
         with self._shelf.lock:
             replaced = self._shelf.take(catalog)
@@ -301,6 +315,7 @@ class Keeper:
                 i for i in self._shelf.instances() if not i.attempts and isinstance(i.entry, RepositoryEntry)
             )
             for instance in dict.fromkeys([*replaced, *new]):
-                if instance.state == "available" and self._shelf.is_preloaded(instance):
+                wanted = self._shelf.is_preloaded(instance) or self._shelf.replaced_by(instance)
+                if instance.state == "available" and wanted:
                     self._shelf.enqueue(instance, demanded=False)
             self._shelf.announce()

@@ -19,7 +19,7 @@ from workers.adapters.base import Adapter, LoadContext
 from workers.adapters.registry import resolve
 from workers.adapters.shared.building import BUILDING
 from workers.adapters.shared.precision import resolve_dtype
-from workers.device import Device
+from workers.device import Device, batch_tokens
 from workers.lifecycle import fingerprint, instance_groups, memory
 from workers.lifecycle.instance import Instance
 from workers.lifecycle.proof import prove
@@ -107,6 +107,7 @@ class Loader:
         return resolve_dtype(entry.precision or self._settings.worker.precision, self._device.torch)
 
     def _build(self, entry: ModelEntry, directory: Path, dtype: torch.dtype, progress: Progress) -> Adapter:
+        tokens = batch_tokens(self._settings, self._device)
         context = LoadContext(
             directory=directory,
             model_id=entry.id,
@@ -117,6 +118,7 @@ class Loader:
             progress=progress,
             trust_remote_code=self._settings.worker.trust_remote_code,
             repository=entry if isinstance(entry, RepositoryEntry) else None,
+            batch_tokens=min(tokens, entry.max_batch_tokens or tokens),
         )
         with BUILDING:
             family = resolve(entry.adapter, files=context.trust_remote_code)

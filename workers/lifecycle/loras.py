@@ -90,9 +90,9 @@ class LoraLoader:
             return
         source = lora_source.find(instance.entry, self._dirs, call.lora)
         if source is None:
-            where = call.options_field
+            before = call.names.options
             raise InvalidInput(
-                f"{where}.lora, {where}.lora_id: this model has no LoRA adapter {call.lora[:64]!a}"
+                f"{before}lora, {before}lora_id: this model has no LoRA adapter {call.lora[:64]!a}"
             )
         files = lora_source.state_of(source)
         with self._shelf.lock:

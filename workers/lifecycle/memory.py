@@ -22,7 +22,6 @@ from workers.adapters.base import Adapter
 from workers.device import Device
 from workers.loading.weights import weight_files
 
-SHARE = 0.85
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -35,12 +34,14 @@ class Budget:
 
 
 def budget_of(settings: Settings, device: Device) -> Budget:
-    """The budget by `worker.memory_budget_bytes`, or the share of the device or of the memory free now."""
+    """The budget by `worker.memory_budget_bytes`, else `memory_pressure_percent` of the device or of free memory."""
     if device.torch.type == "cuda":
         total = int(torch.cuda.get_device_properties(device.torch).total_memory)
     else:
         total = available_bytes() // settings.worker_count
-    return Budget(settings.worker.memory_budget_bytes or int(total * SHARE), total)
+    return Budget(
+        settings.worker.memory_budget_bytes or total * settings.worker.memory_pressure_percent // 100, total
+    )
 
 
 def available_bytes() -> int:

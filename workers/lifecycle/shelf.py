@@ -14,9 +14,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from ipc.catalog import ALL, Catalog, ModelEntry, preloaded_names
 from ipc.marks import Marks
+from ipc.messages import ModelStatus
 from ipc.metrics import WorkerMetrics
+from ipc.repository.entries import RepositoryEntry
 from ipc.settings import Settings
 from workers.adapters.base import Adapter
 from workers.jobs import JobBook
@@ -29,15 +33,32 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Host:
-    """One model of the catalog and the instance that serves it."""
+    """One model of the catalog and the instance that serves it; `next` takes its place once that is loaded."""
 
     entry: ModelEntry
     instance: Instance
+    next: Host | None = None
 
     @property
     def adapter(self) -> Adapter | None:
         """The adapter, when the model takes requests."""
         return self.instance.adapter if self.instance.state == "loaded" else None
+
+    def status(self, device: str) -> ModelStatus:
+        """What is told of the model."""
+        status = self.instance.status(self.entry, device)
+        if self.next is None:
+            return status
+        coming = self.next.instance
+        failure = coming.failure if coming.state == "failed" else None
+        return msgspec.structs.replace(
+            status,
+            next=self.next.entry.code,
+            attempts=status.attempts + coming.attempts,
+            error_class=failure.error_class if failure else "",
+            error_message=failure.message if failure else "",
+            permanent=failure.permanent if failure else False,
+        )
 
 
 class Shelf:
@@ -99,7 +120,10 @@ class Shelf:
     # What follows wants the lock.
 
     def take(self, catalog: Catalog) -> list[Instance]:
-        """Serve this catalog from now on; returns the new instances of models that were served by others before."""
+        """Serve this catalog from now on; returns the new instances of models that were served by others before.
+
+        Of a repository model that is loaded the other one goes on serving until the new one is loaded.
+        """
         known, self._by_facts = self._by_facts, {}
         hosts: dict[str, Host] = {}
         offered = [entry for entry in catalog.values() if self.takes(entry)]
@@ -107,20 +131,37 @@ class Shelf:
             instance = self._by_facts[facts] = known.pop(facts) if facts in known else Instance(entries)
             instance.entries = entries
             hosts.update({entry.id: Host(entry, instance) for entry in entries})
-        before, self.hosts = self.hosts, {entry.id: hosts[entry.id] for entry in offered}
+        before = self.hosts
+        self.hosts = {entry.id: _in_turn(before.get(entry.id), hosts[entry.id]) for entry in offered}
         chosen = self._settings.catalog
         names = preloaded_names(catalog, chosen.preload, chosen.models, chosen.serve_all)
         if self._marks is not None:
             names = self._marks.adjust(names, catalog)
-        self._preloaded = {self.hosts[name].instance.serial for name in names if name in self.hosts}
-        for instance in known.values():
-            self._retire(instance)
+        self._preloaded = {hosts[name].instance.serial for name in names if name in hosts}
+        serving = {host.instance for host in self.hosts.values()}
+        for facts, instance in known.items():
+            if instance in serving:
+                self._by_facts[facts] = instance
+            else:
+                self._retire(instance)
         replaced = [
             host.instance
-            for name, host in self.hosts.items()
+            for name, host in hosts.items()
             if name in before and before[name].instance is not host.instance
         ]
         return list(dict.fromkeys(replaced))
+
+    def replaced_by(self, instance: Instance) -> list[Instance]:
+        """Those that serve until this one is loaded."""
+        hosts = [h for h in self.hosts.values() if h.next is not None and h.next.instance is instance]
+        return list(dict.fromkeys(host.instance for host in hosts))
+
+    def make_way(self, instance: Instance) -> bool:
+        """There is no room for this one beside those that it replaces: they go first. Whether there were any."""
+        going = self.replaced_by(instance)
+        for other in going:
+            self.begin_unload(other, "memory")
+        return bool(going)
 
     def _retire(self, instance: Instance) -> None:
         if instance.state in ("loading", "loaded", "unloading"):
@@ -182,16 +223,28 @@ class Shelf:
             self._leaving.remove(instance)
         elif instance.wanted and instance.state == "available":
             self.enqueue(instance, demanded=True)
+        if instance.state == "loaded":
+            for other in self.replaced_by(instance):
+                self.begin_unload(other, "catalog")
         self.announce()
 
     def begin_unload(self, instance: Instance, reason: str) -> None:
         """Nothing new is taken; the memory goes when all is finished. Reasons: admin, catalog, idle, memory, oom."""
         log.info("unloading %s (%s)", instance.name, reason)
+        self._step_down(instance)
         instance.drain(reason, time.monotonic() + self._settings.worker.unload_drain_s)
         self._metrics.unloads.labels(instance.name, self._metrics.worker, reason).inc()
         if reason == "idle":
             self._metrics.sie_idle_evictions.labels(instance.name).inc()
         self.announce()
+
+    def _step_down(self, instance: Instance) -> None:
+        """Models that another instance waits to serve are that one's from now on, loaded or not."""
+        waiting = {n: h.next for n, h in self.hosts.items() if h.instance is instance and h.next is not None}
+        if waiting:
+            self.hosts |= waiting
+            self._by_facts = {facts: i for facts, i in self._by_facts.items() if i is not instance}
+            self._leaving.append(instance)
 
     def residents(self) -> list[eviction.Resident]:
         """What is loaded, for a decision about who goes."""
@@ -219,3 +272,10 @@ class Shelf:
         for resident in chosen:
             self.begin_unload(by_serial[resident.serial], reason)
         return bool(chosen)
+
+
+def _in_turn(old: Host | None, new: Host) -> Host:
+    """Who serves a model: the new host, or the old one until the new one is loaded."""
+    if old is None or old.instance is new.instance or old.instance.state != "loaded":
+        return new
+    return Host(old.entry, old.instance, new) if isinstance(new.entry, RepositoryEntry) else new

@@ -15,6 +15,7 @@ FREE_NBYTES = 4 << 20
 """Unpacked bytes up to which the growth is not looked at: small tensors of zeros are honest."""
 _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _STEP_NBYTES = 1 << 20
+_SLICE_NBYTES = 64 << 10
 _LEVEL = 1
 
 
@@ -42,24 +43,29 @@ def unpack(body: bytes, encoding: str, most_nbytes: int, most_ratio: int) -> byt
     stream = zlib.decompressobj(_WINDOWS[encoding])
     limit = min(most_nbytes, max(FREE_NBYTES, most_ratio * len(body)))
     parts: list[bytes] = []
-    total = 0
-    rest = body
+    total = given = 0
+    rest: bytes | memoryview = b""
     try:
         while not stream.eof:
+            if not rest:
+                # PERF: in slices, since what a step leaves of its input is copied.
+                rest = memoryview(body)[given : given + _SLICE_NBYTES]
+                given += len(rest)
             part = stream.decompress(rest, min(_STEP_NBYTES, limit - total + 1))
             rest = stream.unconsumed_tail
             total += len(part)
             if total > limit:
                 raise BodyTooLarge(_too_large(encoding, len(body), limit, most_nbytes))
-            if not part and not rest:
+            if not part and not rest and given == len(body):
                 break
             parts.append(part)
     except zlib.error as error:
         raise InvalidInput(f"the body is not valid {encoding}: {error}") from error
     if not stream.eof:
         raise InvalidInput(f"the {encoding} body ends before its stream does")
-    if stream.unused_data:
-        raise InvalidInput(f"{len(stream.unused_data)} bytes follow the {encoding} stream of the body")
+    behind = len(stream.unused_data) + len(body) - given
+    if behind:
+        raise InvalidInput(f"{behind} bytes follow the {encoding} stream of the body")
     return b"".join(parts)
 
 

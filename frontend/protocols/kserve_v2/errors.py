@@ -18,7 +18,6 @@ _STATUSES = {
     "INPUT_TOO_LONG": 400,
     "MODEL_LOAD_FAILED": 500,
     "DEPENDENCY_CONFLICT": 500,
-    "RESOURCE_EXHAUSTED": 503,
 }
 """Where this protocol differs from `PenstockError.status`."""
 _HTTP = {
@@ -32,7 +31,7 @@ _CLOSING = frozenset(("BODY_TOO_LARGE", "DRAINING"))
 def render(error: PenstockError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
     """(status, body, headers) of an error on `path`."""
     status = _STATUSES.get(error.code, error.status)
-    if path.endswith("/ready") and status == HTTPStatus.NOT_FOUND:
+    if path.rstrip("/").endswith("/ready") and status == HTTPStatus.NOT_FOUND:
         status = 400
     headers: dict[str, str] = {}
     if status in _RETRY and (error.retryable or error.retry_after_s):

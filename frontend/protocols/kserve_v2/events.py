@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import orjson
 from falcon.asgi import Request
 
-from frontend import finishing
+from frontend import finishing, tracebacks
 from frontend.context import RequestContext
 from frontend.protocols.kserve_v2 import errors
 from frontend.services import Services
@@ -67,6 +67,7 @@ class EventStream:
         return _event(orjson.dumps(errors.render(error, self._req.path)[1]))
 
     def _note(self, error: PenstockError) -> None:
+        tracebacks.forget(error)
         self._context.error, self._context.counted_status = error.code, error.status
 
     async def close(self) -> None:

@@ -5,16 +5,21 @@
 2. Images are decoded as OpenCV does when it leaves them unchanged (`picture_decoding`), brought to the model's height
    and width, and cast to its datatype. Values stay what they are: no scaling, no mean.
 3. A model input of UINT8 with one or two dimensions that is sent as BYTES holds one string per element (`strings`).
+
+`defer` only says what inputs will be. They are made when the request was checked and there is room for them, where the
+worker reads them (`frontend.tensors.placing`).
 """
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from frontend import media
 from frontend.protocols.kserve_v2 import picture_decoding, strings
 from frontend.protocols.kserve_v2.resizing import resize
-from frontend.rendering import off_loop
 from frontend.tensors.request import InputTensor
 from ipc import bytes_elements
 from ipc.datatypes import BYTES, DATATYPES
@@ -37,114 +42,143 @@ def to_convert(config: ModelConfig, inputs: list[InputTensor]) -> list[tuple[Inp
     return found
 
 
-async def convert_all(config: ModelConfig, inputs: list[InputTensor], limits: Limits) -> None:
-    """Convert all of them, one after another, in the rendering threads. Raises as `convert`."""
-    for tensor, expected in to_convert(config, inputs):
-        await off_loop(convert, tensor, expected, config.batches, limits)
+def defer(config: ModelConfig, inputs: list[InputTensor], limits: Limits) -> None:
+    """Give each of them datatype and shape of what it becomes, as far as they are known, and the recipe for it.
 
-
-def convert(tensor: InputTensor, expected: TensorConfig, batches: bool, limits: Limits) -> None:
-    """Replace a BYTES input by the tensor that the model takes. This is long work.
-
-    Raises `InvalidInput` for what is no image, or one that does not fit the model.
+    Raises `InvalidInput` for what can be no image or string for the model, whatever its elements are.
     """
-    where = f"input '{tensor.name[:200]}'"
-    if len(tensor.shape) != 1:
-        raise InvalidInput(f"{where}: expected shape [N] for N images or strings, got {tensor.shape}")
-    if not tensor.shape[0]:
-        raise InvalidInput(f"{where}: expected at least one element, got none")
-    assert tensor.data is not None
-    elements = bytes_elements.split(tensor.data, tensor.shape[0], where)
-    if len(expected.dims) + batches == 1:
-        _put(tensor, expected, strings.packed(elements, where))
-        return
-    if batches or expected.dims[0] in (-1, len(elements)):
-        dims = expected.dims if batches else expected.dims[1:]
-    else:
-        raise InvalidInput(f"{where}: expected {expected.dims[0]} elements, got {len(elements)}")
-    if len(dims) == 1:
-        _put(tensor, expected, strings.rows(elements, expected, where))
-    else:
-        _put(tensor, expected, _images(elements, expected, dims, where, limits))
+    found = to_convert(config, inputs)
+    bytes_elements.check_counts((_where(tensor), math.prod(tensor.shape)) for tensor, _ in found)
+    for tensor, expected in found:
+        _defer(tensor, expected, config.batches, limits)
 
 
 def _may_convert(config: ModelConfig, expected: TensorConfig) -> bool:
     return len(expected.dims) + config.batches in (2, 4) or strings.takes_packed(config, expected)
 
 
-def _put(tensor: InputTensor, expected: TensorConfig, made: np.ndarray) -> None:
-    tensor.datatype, tensor.shape = expected.datatype, list(made.shape)
-    tensor.data = made.data.cast("B") if made.size else b""
+def _where(tensor: InputTensor) -> str:
+    return f"input '{tensor.name[:200]}'"
 
 
-def _images(
-    elements: list[memoryview], expected: TensorConfig, dims: tuple[int, ...], where: str, limits: Limits
-) -> np.ndarray:
-    if expected.datatype not in DATATYPES_OF_IMAGES:
-        raise InvalidInput(f"{where}: images are not converted to {expected.datatype}")
-    transposed = expected.format == "NCHW"
-    channels, height, width = dims if transposed else (dims[2], dims[0], dims[1])
-    encoded = [bytes(element) for element in elements]
-    first_width, first_height = _check_headers(encoded, where, limits)
-    height = first_height if height < 0 else height
-    width = first_width if width < 0 else width
-    dtype = np.dtype(DATATYPES[expected.datatype].array)
-    most_channels = channels if channels > 0 else 4
-    nbytes = len(encoded) * height * width * most_channels * dtype.itemsize
-    if nbytes > limits.max_body_bytes:
-        raise BodyTooLarge(
-            f"{where}: {len(encoded)} images of {width} x {height} pixels take {nbytes} bytes as {expected.datatype}, "
-            f"the limit is {limits.max_body_bytes} (limits.max_body_bytes)"
+def _defer(tensor: InputTensor, expected: TensorConfig, batches: bool, limits: Limits) -> None:
+    where = _where(tensor)
+    if len(tensor.shape) != 1:
+        raise InvalidInput(f"{where}: expected shape [N] for N images or strings, got {tensor.shape}")
+    [count] = tensor.shape
+    if count < 1:
+        raise InvalidInput(f"{where}: expected at least one element, got none")
+    dims = expected.dims if batches else expected.dims[1:]
+    if not dims:
+        tensor.shape, tensor.recipe = [-1], strings.Packed(count, where)
+    elif not batches and expected.dims[0] not in (-1, count):
+        raise InvalidInput(f"{where}: expected {expected.dims[0]} elements, got {count}")
+    elif len(dims) == 1:
+        strings.check_datatype(expected, where)
+        tensor.shape, tensor.recipe = [count, *dims], strings.Rows(count, dims[0], where)
+    else:
+        if expected.datatype not in DATATYPES_OF_IMAGES:
+            raise InvalidInput(f"{where}: images are not converted to {expected.datatype}")
+        transposed = expected.format == "NCHW"
+        tensor.shape = [count, *dims]
+        tensor.recipe = Images(count, dims, transposed, expected.datatype, where, limits)
+    tensor.datatype = expected.datatype
+
+
+@dataclass(slots=True, frozen=True)
+class Images:
+    """Makes a tensor of `count` encoded images; `dims` are the model's for each of them, -1 where it takes any."""
+
+    count: int
+    dims: tuple[int, ...]
+    transposed: bool
+    datatype: str
+    where: str
+    limits: Limits
+
+    def shape_of(self, data: bytes | memoryview) -> list[int]:
+        """By the headers of all images; what the model leaves open is as the first has it.
+
+        Raises `InvalidInput` for what is no image, and `BodyTooLarge`.
+        """
+        self._check_nbytes([self.count, *(max(dim, 1) for dim in self.dims)])
+        elements = bytes_elements.split(data, self.count, self.where)
+        width, height = self._check_headers(elements)
+        channels, fixed_height, fixed_width = self._parted(self.dims)
+        height = height if fixed_height < 0 else fixed_height
+        width = width if fixed_width < 0 else fixed_width
+        # NOTE: a file must be opened to know its channels, which is not worth it for one that is too large anyway.
+        if channels < 0:
+            self._check_nbytes([self.count, height, width])
+            channels = picture_decoding.channels_of(bytes(elements[0]), f"{self.where}: image 0")
+        each = (channels, height, width) if self.transposed else (height, width, channels)
+        self._check_nbytes([self.count, *each])
+        return [self.count, *each]
+
+    def write(self, data: bytes | memoryview, shape: list[int], place: memoryview) -> None:
+        """Decode one image after another into the place. Raises `InvalidInput` for one that does not fit the model."""
+        dtype = np.dtype(DATATYPES[self.datatype].array)
+        made = np.frombuffer(place, dtype).reshape(shape)
+        channels, height, width = self._parted(tuple(shape[1:]))
+        for index, element in enumerate(bytes_elements.split(data, self.count, self.where)):
+            where = f"{self.where}: image {index}"
+            pixels = picture_decoding.decode(bytes(element), where)
+            self._check_pixels(pixels, (channels, height, width), where)
+            image = _cast(resize(pixels, height, width), dtype)
+            made[index] = image.transpose(2, 0, 1) if self.transposed else image
+
+    def _parted(self, dims: tuple[int, ...]) -> tuple[int, int, int]:
+        """Channels, height and width among the dims of one image."""
+        if self.transposed:
+            channels, height, width = dims
+        else:
+            height, width, channels = dims
+        return channels, height, width
+
+    def _check_nbytes(self, shape: list[int]) -> None:
+        nbytes, most = math.prod(shape) * DATATYPES[self.datatype].nbytes, self.limits.max_body_bytes
+        if nbytes > most:
+            raise BodyTooLarge(
+                f"{self.where}: {self.count} images take {nbytes} bytes or more as {self.datatype} {shape}, "
+                f"the limit is {most} (limits.max_body_bytes)"
+            )
+
+    def _check_headers(self, elements: list[memoryview]) -> tuple[int, int]:
+        """Width and height of the first image, after a look at the headers of all."""
+        limits, pixels = self.limits, 0
+        first: tuple[int, int] | None = None
+        for index, element in enumerate(elements):
+            data, where = bytes(element), f"{self.where}: image {index}"
+            media.check_image(data, where, limits)
+            kind = media.sniff(data)
+            if kind not in KINDS:
+                raise InvalidInput(f"{where}: expected a {' or '.join(KINDS)} image, got {kind}")
+            size = media.dimensions(data, kind)
+            assert size is not None
+            first = first or size
+            pixels += size[0] * size[1]
+        most = limits.max_image_pixels * limits.max_images
+        if pixels > most:
+            raise InvalidInput(
+                f"{self.where}: {pixels} pixels in {len(elements)} images, the limit is {most} "
+                "(limits.max_image_pixels * limits.max_images)"
+            )
+        assert first is not None
+        return first
+
+    def _check_pixels(self, pixels: np.ndarray, wanted: tuple[int, int, int], where: str) -> None:
+        channels, height, width = wanted
+        if pixels.shape[2] != channels:
+            raise InvalidInput(f"{where}: expected {channels} channels, got {pixels.shape[2]}")
+        _, fixed_height, fixed_width = self._parted(self.dims)
+        same = (fixed_height >= 0 or pixels.shape[0] == height) and (
+            fixed_width >= 0 or pixels.shape[1] == width
         )
-    made: np.ndarray | None = None
-    for index, data in enumerate(encoded):
-        place = f"{where}: image {index}"
-        pixels = picture_decoding.decode(data, place)
-        _check_pixels(pixels, dims, (channels, height, width), transposed, place)
-        if made is None:
-            channels = pixels.shape[2]
-            made = np.empty((len(encoded), height, width, channels), dtype)
-        made[index] = _cast(resize(pixels, height, width), dtype)
-    assert made is not None
-    return np.ascontiguousarray(made.transpose(0, 3, 1, 2)) if transposed else made
-
-
-def _check_headers(encoded: list[bytes], where: str, limits: Limits) -> tuple[int, int]:
-    """Width and height of the first image, after a look at the headers of all."""
-    pixels = 0
-    sizes = []
-    for index, data in enumerate(encoded):
-        place = f"{where}: image {index}"
-        media.check_image(data, place, limits)
-        kind = media.sniff(data)
-        if kind not in KINDS:
-            raise InvalidInput(f"{place}: expected a {' or '.join(KINDS)} image, got {kind}")
-        size = media.dimensions(data, kind)
-        assert size is not None
-        sizes.append(size)
-        pixels += size[0] * size[1]
-    most = limits.max_image_pixels * limits.max_images
-    if pixels > most:
-        raise InvalidInput(
-            f"{where}: {pixels} pixels in {len(encoded)} images, the limit is {most} "
-            "(limits.max_image_pixels * limits.max_images)"
-        )
-    return sizes[0]
-
-
-def _check_pixels(
-    pixels: np.ndarray, dims: tuple[int, ...], wanted: tuple[int, int, int], transposed: bool, place: str
-) -> None:
-    channels, height, width = wanted
-    if channels >= 0 and pixels.shape[2] != channels:
-        raise InvalidInput(f"{place}: expected {channels} channels, got {pixels.shape[2]}")
-    fixed_height, fixed_width = dims[1:] if transposed else dims[:2]
-    same = (fixed_height >= 0 or pixels.shape[0] == height) and (fixed_width >= 0 or pixels.shape[1] == width)
-    if not same:
-        raise InvalidInput(
-            f"{place}: {pixels.shape[1]} x {pixels.shape[0]} pixels, but the first image has {width} x {height} "
-            "and the model takes any size"
-        )
+        if not same:
+            raise InvalidInput(
+                f"{where}: {pixels.shape[1]} x {pixels.shape[0]} pixels, but the first image has {width} x {height} "
+                "and the model takes any size"
+            )
 
 
 def _cast(pixels: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -1,7 +1,7 @@
 """POST /v2/models/{model}[/versions/{version}]/infer.
 
 1. Find the model, and wait for it if it is being loaded; read the head of the request, then its body (`arriving`).
-2. Parse the JSON and split the bytes behind it (`reading`); turn encoded images into tensors (`images`).
+2. Parse the JSON and split the bytes behind it (`reading`); say which inputs are encoded images or strings (`images`).
 3. Run the request (`frontend.tensors.running`); render the result (`rendering`), packed where the client wants that.
 
 What takes long, by the size of what is parsed, decoded, rendered or packed, is done in the rendering threads.
@@ -111,7 +111,7 @@ class InferResource:
             wanted.request.block, given_id = arrived.block, wanted.id
             if self._forwarding.active:
                 self._forwarding.apply(req.headers_lower, wanted.request)
-            await images.convert_all(served.config, wanted.request.inputs, self.services.settings.limits)
+            images.defer(served.config, wanted.request.inputs, self.services.settings.limits)
         except PenstockError as error:
             asked = target._replace(version=served.version)
             raise self.refused(req, asked, error, given_id) from error.__cause__

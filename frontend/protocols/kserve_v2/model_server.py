@@ -63,6 +63,6 @@ def _states(services: Services) -> dict[str, Any]:
 
 
 def _state(state: VersionState) -> dict[str, Any]:
-    failed = bool(state.status.error_class)
+    failed = bool(state.status.error_class) and state.state != "READY"
     status = {"error_code": "UNKNOWN" if failed else "OK", "error_message": state.reason if failed else "OK"}
     return {"version": str(state.version), "state": _STATES[state.state], "status": status}

@@ -14,6 +14,7 @@ _TAIL = re.compile(
     re.DOTALL,
 )
 _NUMBER = "/versions/"
+_CACHED_CHARACTERS = 512
 
 
 class Target(NamedTuple):
@@ -24,17 +25,23 @@ class Target(NamedTuple):
     action: str
 
 
-@lru_cache(maxsize=4096)
 def parse(tail: str) -> Target | None:
     """The target of what follows `/v2/models/`, read from its end; None for a path that cannot be one.
 
     A version that is no number makes the path unknown. Raises `InvalidInput` as `check` does.
     """
+    return _remembered(tail) if len(tail) <= _CACHED_CHARACTERS else _parse(tail)
+
+
+def _parse(tail: str) -> Target | None:
     check(tail)
     found = _TAIL.fullmatch(tail)
     if found is None or _NUMBER in found["name"]:
         return None
     return Target(found["name"], int(found["version"]) if found["version"] else None, found["action"] or "")
+
+
+_remembered = lru_cache(maxsize=4096)(_parse)
 
 
 def check(path: str) -> None:

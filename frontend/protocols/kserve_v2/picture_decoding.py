@@ -10,6 +10,8 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 _DEEP = {2: ("RGB", "RGB;16B", "RGB;16L"), 6: ("RGBA", "RGBA;16B", "RGBA;16L")}
 """Mode, and how Pillow unpacks high and low bytes, by the colour type of a PNG file (PNG specification, 11.2.1)."""
 _GREY_ALPHA = 4
+_DEEP_CHANNELS = {2: 3, _GREY_ALPHA: 4, 6: 4}
+"""Of PNG files of 16 bits by their colour type; grey has one."""
 _ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error, MemoryError)
 
 
@@ -31,22 +35,42 @@ def decode(data: bytes, where: str) -> np.ndarray:
     Limits of size are the caller's. Raises `InvalidInput` for what cannot be decoded to its end, `Unsupported` without
     Pillow.
     """
+    with _telling(where):
+        if _is_deep(data):
+            pixels = _deep(data, data[25])
+        else:
+            with _opened(data) as image:
+                pixels = np.asarray(_plain(image))
+    if pixels.ndim == 2:
+        return pixels[:, :, np.newaxis]
+    order = [2, 1, 0, 3][: pixels.shape[2]]
+    return pixels[:, :, order]
+
+
+def channels_of(data: bytes, where: str) -> int:
+    """Channels of what `decode` gives, by the header of the file. Raises as `decode`."""
+    with _telling(where), _opened(data) as image:
+        if _is_deep(data):
+            return _DEEP_CHANNELS.get(data[25], 1)
+        return {"L": 1, "RGB": 3, "RGBA": 4}[_plain_mode(image)]
+
+
+@contextmanager
+def _telling(where: str) -> Iterator[None]:
+    """Tell what goes wrong in a file in our errors."""
     try:
         from PIL import Image
     except ImportError:
         raise Unsupported("encoded images need Pillow (pip install 'penstock[vision]')") from None
     try:
-        if data.startswith(b"\x89PNG") and data[24:25] == b"\x10":
-            pixels = _deep(data, data[25])
-        else:
-            with _opened(data) as image:
-                pixels = np.asarray(_plain(image))
+        yield
     except (*_ERRORS, Image.DecompressionBombError) as error:
         raise InvalidInput(f"{where}: cannot be decoded as an image ({type(error).__name__})") from None
-    if pixels.ndim == 2:
-        return pixels[:, :, np.newaxis]
-    order = [2, 1, 0, 3][: pixels.shape[2]]
-    return pixels[:, :, order]
+
+
+def _is_deep(data: bytes) -> bool:
+    """Whether it is a PNG file of 16 bits per channel."""
+    return data.startswith(b"\x89PNG") and data[24:25] == b"\x10"
 
 
 def _opened(data: bytes) -> Image:
@@ -57,14 +81,19 @@ def _opened(data: bytes) -> Image:
 
 def _plain(image: Image) -> Image:
     """An image of up to 8 bits in one of the modes L, RGB and RGBA."""
-    if image.mode == "1":
-        return image.convert("L")
-    if image.mode in ("L", "RGB", "RGBA"):
+    mode = _plain_mode(image)
+    if image.mode == mode:
         image.load()
         return image
-    if image.mode == "LA" or (image.mode in ("P", "PA") and "transparency" in image.info):
-        return image.convert("RGBA")
-    return image.convert("RGB")
+    return image.convert(mode)
+
+
+def _plain_mode(image: Image) -> str:
+    if image.mode in ("1", "L"):
+        return "L"
+    if image.mode in ("LA", "RGBA") or (image.mode in ("P", "PA") and "transparency" in image.info):
+        return "RGBA"
+    return "RGB"
 
 
 def _deep(data: bytes, colour_type: int) -> np.ndarray:

@@ -196,7 +196,10 @@ def _region(name: object, offset: int, nbytes: object, where: str) -> RegionUse:
 
 
 def _outputs(outputs: list[Output] | None) -> tuple[list[WantedOutput] | None, dict[str, bool]]:
-    """The outputs that are wanted, and which of them say whether they are wanted in binary."""
+    """The outputs that are wanted, and which of them say whether they are wanted in binary.
+
+    An empty list is none, as in gRPC, where the two cannot be told apart: all outputs are wanted.
+    """
     if outputs is None:
         return None, {}
     wanted: dict[str, WantedOutput] = {}

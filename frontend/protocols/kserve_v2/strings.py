@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,31 +35,69 @@ def takes_packed(config: ModelConfig, expected: TensorConfig) -> bool:
     return not config.batches and expected.datatype == _TYPE and expected.dims == (-1,)
 
 
-def rows(elements: Sequence[memoryview], expected: TensorConfig, where: str) -> np.ndarray:
-    """The strings as rows, uint8 [strings, width]. Raises `InvalidInput`."""
+def check_datatype(expected: TensorConfig, where: str) -> None:
+    """Raise `InvalidInput` for an input that takes no rows of strings."""
     if expected.datatype != _TYPE:
         raise InvalidInput(
             f"{where}: strings need a model input of {_TYPE} or {BYTES}, not {expected.datatype}"
         )
-    longest, width = max(map(len, elements)), expected.dims[-1]
-    if 0 <= width < longest:
-        raise InvalidInput(f"{where}: a string of {longest} bytes, the model takes {width}")
-    width = longest + 1 if width < 0 else width
-    _check_nbytes(width * len(elements), where)
-    _check_growth(width * len(elements), sum(map(len, elements)) + 4 * len(elements), where)
-    made = np.zeros((len(elements), width), np.uint8)
-    for row, element in zip(made, elements, strict=True):
-        row[: len(element)] = np.frombuffer(element, np.uint8)
-    return made
 
 
-def packed(elements: Sequence[memoryview], where: str) -> np.ndarray:
-    """The strings one after another behind the table of their ends, uint8 [bytes]. Raises `InvalidInput`."""
-    lengths = np.fromiter(map(len, elements), np.int64, len(elements))
-    table_nbytes = 4 * (len(elements) + 2)
-    _check_nbytes(table_nbytes + int(lengths.sum()), where)
-    table = np.array([len(elements), 0, *np.cumsum(lengths)], "<u4")
-    return np.frombuffer(b"".join([table.tobytes(), *elements]), np.uint8)
+@dataclass(slots=True, frozen=True)
+class Rows:
+    """Makes rows of `count` strings, uint8 [count, width]; a `width` of -1 is one byte more than the longest has."""
+
+    count: int
+    width: int
+    where: str
+
+    def shape_of(self, data: bytes | memoryview) -> list[int]:
+        """Raises `InvalidInput` for strings that are too long, or that take much more as rows than they have."""
+        where = self.where
+        elements = bytes_elements.split(data, self.count, where)
+        longest, width = max(map(len, elements)), self.width
+        if 0 <= width < longest:
+            raise InvalidInput(f"{where}: a string of {longest} bytes, the model takes {width}")
+        width = longest + 1 if width < 0 else width
+        _check_nbytes(width * len(elements), where)
+        _check_growth(width * len(elements), sum(map(len, elements)) + 4 * len(elements), where)
+        return [self.count, width]
+
+    def write(self, data: bytes | memoryview, shape: list[int], place: memoryview) -> None:
+        """Each string and zeros behind it."""
+        made = np.frombuffer(place, np.uint8).reshape(shape)
+        for row, element in zip(made, bytes_elements.split(data, self.count, self.where), strict=True):
+            row[: len(element)] = np.frombuffer(element, np.uint8)
+            row[len(element) :] = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Packed:
+    """Puts `count` strings one after another behind the table of their ends, uint8 [bytes]."""
+
+    count: int
+    where: str
+
+    def shape_of(self, data: bytes | memoryview) -> list[int]:
+        """Raises `InvalidInput` for strings that are too long together."""
+        elements = bytes_elements.split(data, self.count, self.where)
+        nbytes = self._table_nbytes + sum(map(len, elements))
+        _check_nbytes(nbytes, self.where)
+        return [nbytes]
+
+    def write(self, data: bytes | memoryview, shape: list[int], place: memoryview) -> None:
+        """The table, and the strings."""
+        elements = bytes_elements.split(data, self.count, self.where)
+        ends = np.cumsum(np.fromiter(map(len, elements), np.int64, self.count))
+        at = self._table_nbytes
+        place[:at] = np.array([self.count, 0, *ends], "<u4").tobytes()
+        for element in elements:
+            place[at : at + len(element)] = element
+            at += len(element)
+
+    @property
+    def _table_nbytes(self) -> int:
+        return 4 * (self.count + 2)
 
 
 def is_marked(name: str, datatype: str, rank: int) -> bool:

@@ -11,9 +11,10 @@ from frontend.protocols.sie.schemas import EncodeParams
 from frontend.quantize import OUTPUT_DTYPES
 from ipc.catalog import ENCODE_OUTPUTS, ModelEntry
 from ipc.errors import InvalidInput
+from ipc.field_names import IN_PARAMS
 from ipc.messages import EncodeCall, InputItem
 
-WHERE = "params.options"
+BEFORE = IN_PARAMS.options
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,8 @@ class EncodePlan:
 def _outputs(resolved: Resolved, params: EncodeParams, muvera: Muvera | None) -> list[str]:
     entry = resolved.entry
     made = ("dense",) if muvera is not None else ()
-    from_options = typed(resolved.options, "output_types", list, "array of str", WHERE)
-    where = f"{WHERE}.output_types" if from_options else "params.output_types"
+    from_options = typed(resolved.options, "output_types", list, "array of str", BEFORE)
+    where = f"{BEFORE}output_types" if from_options else "params.output_types"
     named = resolved.explicit and "default" in entry.profiles
     profile = entry.profiles["default"].output_types if named else ()
     chosen = list(from_options or profile or params.output_types or entry.default_outputs)
@@ -51,7 +52,7 @@ def _outputs(resolved: Resolved, params: EncodeParams, muvera: Muvera | None) ->
 
 
 def _dtype(params: EncodeParams, options: dict[str, Any]) -> str:
-    where, dtype = f"{WHERE}.output_dtype", typed(options, "output_dtype", str, "str", WHERE)
+    where, dtype = f"{BEFORE}output_dtype", typed(options, "output_dtype", str, "str", BEFORE)
     if params.output_dtype is not None:
         where, dtype = "params.output_dtype", params.output_dtype
     if dtype is None:
@@ -89,8 +90,8 @@ def plan_encode(
     if "dense" not in outputs:
         muvera = None
     if muvera is not None:
-        check_size(muvera, len(items), dims["multivector"], max_nbytes, f"{WHERE}.muvera")
-    dimensions = typed(options, "dimensions", int, "int", WHERE)
+        check_size(muvera, len(items), dims["multivector"], max_nbytes, f"{BEFORE}muvera")
+    dimensions = typed(options, "dimensions", int, "int", BEFORE)
     width = dims.get("dense", 0) if muvera is None else muvera.width(dims["multivector"])
     computed = outputs if muvera is None else [name for name in outputs if name != "dense"]
     if muvera is not None and "multivector" not in computed:
@@ -109,7 +110,7 @@ def plan_encode(
         call=call,
         outputs=outputs,
         output_dtype=_dtype(params, options),
-        dimensions=check_dimensions(dimensions, entry, width, f"{WHERE}.dimensions"),
+        dimensions=check_dimensions(dimensions, entry, width, f"{BEFORE}dimensions"),
         muvera=muvera,
         sparse_dims=entry.outputs["sparse"].dims or dims.get("sparse") if "sparse" in outputs else None,
     )
@@ -117,7 +118,7 @@ def plan_encode(
 
 def _muvera(value: Any, entry: ModelEntry, dims: dict[str, int]) -> Muvera | None:
     """Settings of MUVERA where it is asked for. Raises `InvalidInput` when the model has no token vectors."""
-    where = f"{WHERE}.muvera"
+    where = f"{BEFORE}muvera"
     settings = read_settings(value, dims.get("multivector", 1), where)
     if settings is not None and not ("multivector" in entry.outputs and "multivector" in dims):
         raise InvalidInput(f"{where}: model '{entry.id}' has no multivector output to make dense vectors of")

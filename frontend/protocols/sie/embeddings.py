@@ -10,11 +10,11 @@ from typing import Any
 import orjson
 
 from frontend.context import RequestContext
-from frontend.options import resolve
+from frontend.options import check_options, resolve
 from frontend.protocols.sie import render
 from frontend.protocols.sie.convert import check_dimensions
 from frontend.protocols.sie.flow import InferenceResource
-from frontend.protocols.sie.foreign import TOP_LEVEL, usage_of
+from frontend.protocols.sie.foreign import check_takes_texts, usage_of
 from frontend.protocols.sie.outputs import dense_of
 from frontend.protocols.sie.schemas import EmbeddingsRequest
 from frontend.sending import Part
@@ -22,6 +22,7 @@ from frontend.texts import check_count, check_texts
 from ipc.catalog import ModelEntry
 from ipc.client import Reply
 from ipc.errors import InvalidInput, from_code
+from ipc.field_names import FieldNames
 from ipc.messages import EncodeCall, InputItem, ModelStatus
 from ipc.settings import Limits
 
@@ -77,15 +78,17 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
     always_json = True
 
     def examine(self, request: EmbeddingsRequest) -> None:
-        """A known encoding, and an input of one kind."""
+        """A known encoding and overflow policy, and an input of one kind."""
         if request.encoding_format not in (None, "float", "base64"):
             raise InvalidInput(
                 f"encoding_format: {request.encoding_format[:64]!r} is not one of float, base64"
             )
         check_input(request, self.services.settings.limits)
+        check_options(_options(request), _names(request))
 
     def check(self, request: EmbeddingsRequest, entry: ModelEntry) -> list[InputItem]:
         """The texts and token ids as workers take them."""
+        check_takes_texts(entry)
         return inputs_of(request)
 
     def plan(
@@ -99,12 +102,11 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
         if "dense" not in entry.outputs:
             raise InvalidInput(f"model: '{entry.id}' has no dense output")
         check_dimensions(request.dimensions, entry, status.dims.get("dense", 0), "dimensions")
-        limits = self.services.settings.limits
-        chosen = {"overflow_policy": request.overflow_policy}
-        found = resolve(entry, chosen, None, self.services.catalog, len(inputs), limits, TOP_LEVEL)
+        limits, names = self.services.settings.limits, _names(request)
+        found = resolve(entry, _options(request), None, self.services.catalog, len(inputs), limits, names)
         is_query = bool(found.options.get("is_query"))
         call = EncodeCall(
-            inputs, ["dense"], found.instruction, is_query, found.options, found.overflow, found.lora
+            inputs, ["dense"], found.instruction, is_query, found.options, found.overflow, found.lora, names
         )
         return EmbeddingsPlan(entry.id, call)
 
@@ -128,6 +130,16 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
         reply.check()
         reply.release()
         return parts
+
+
+def _options(request: EmbeddingsRequest) -> dict[str, Any]:
+    return {"overflow_policy": request.overflow_policy}
+
+
+def _names(request: EmbeddingsRequest) -> FieldNames:
+    single = isinstance(request.input, str) or isinstance(request.input[0], int)
+    place = "input" if single else "input[{}]"
+    return FieldNames(item=place, text=place, options="")
 
 
 def _tokens(inputs: list[InputItem], tokens: list[int]) -> int:

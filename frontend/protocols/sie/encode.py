@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from frontend.context import RequestContext
-from frontend.options import resolve
+from frontend.options import check_options, resolve
 from frontend.protocols.sie.convert import EncodePlan, plan_encode
 from frontend.protocols.sie.flow import InferenceResource, timing_of
-from frontend.protocols.sie.items import inputs_of
+from frontend.protocols.sie.items import check_items, inputs_of
 from frontend.protocols.sie.outputs import outputs_of
 from frontend.protocols.sie.render import Answer, json_parts, msgpack_parts
 from frontend.protocols.sie.schemas import EncodeParams, EncodeRequest
 from frontend.sending import Part
-from frontend.texts import check_count
 from ipc.catalog import ModelEntry
 from ipc.client import Reply
 from ipc.messages import InputItem, ModelStatus
@@ -28,13 +27,13 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
     body = EncodeRequest
 
     def examine(self, request: EncodeRequest) -> None:
-        """There are items, and not too many."""
-        check_count(len(request.items), "items", self.services.settings.limits)
+        """Items and options that some model could take."""
+        check_items(request.items, self.services.settings.limits)
+        check_options(self.options_of(request))
 
     def check(self, request: EncodeRequest, entry: ModelEntry) -> list[InputItem]:
         """The items as workers take them."""
-        limits = self.services.settings.limits
-        return inputs_of(request.items, entry, limits)
+        return inputs_of(request.items, entry, self.services.settings.limits)
 
     def plan(
         self, request: EncodeRequest, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus

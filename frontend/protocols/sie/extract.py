@@ -17,13 +17,12 @@ import orjson
 
 from frontend.context import RequestContext
 from frontend.labels import check_labels, check_schema
-from frontend.options import resolve
+from frontend.options import check_options, resolve
 from frontend.protocols.sie.flow import InferenceResource
-from frontend.protocols.sie.items import inputs_of
+from frontend.protocols.sie.items import check_items, inputs_of
 from frontend.protocols.sie.schemas import ExtractParams, ExtractRequest
 from frontend.rendering import off_loop
 from frontend.sending import Part
-from frontend.texts import check_count
 from ipc import extraction
 from ipc.catalog import ModelEntry
 from ipc.client import Reply
@@ -60,18 +59,21 @@ class ExtractResource(InferenceResource[ExtractRequest, ExtractPlan]):
     body = ExtractRequest
 
     def examine(self, request: ExtractRequest) -> None:
-        """There are items, and not too many."""
-        check_count(len(request.items), "items", self.services.settings.limits)
+        """Items, options, labels and a schema that some model could take."""
+        limits, params = self.services.settings.limits, request.params or ExtractParams()
+        check_items(request.items, limits)
+        check_options(params.options)
+        check_labels(params.labels, limits)
+        check_schema(params.output_schema)
 
     def options_of(self, request: ExtractRequest) -> dict[str, Any] | None:
         """The options of the request."""
         return request.params.options if request.params else None
 
     def check(self, request: ExtractRequest, entry: ModelEntry) -> Asked:
-        """Items, labels and schema. Raises `InvalidInput` that names the field."""
+        """Items, labels and schema as workers take them."""
         limits, params = self.services.settings.limits, request.params or ExtractParams()
-        labels, schema = check_labels(params.labels, limits), check_schema(params.output_schema)
-        return Asked(inputs_of(request.items, entry, limits), labels, schema)
+        return Asked(inputs_of(request.items, entry, limits), params.labels or [], params.output_schema)
 
     def plan(
         self, request: ExtractRequest, entry: ModelEntry, inputs: Asked, status: ModelStatus

@@ -24,9 +24,11 @@ from frontend.disconnect import until_disconnect
 from frontend.options import target_of
 from frontend.protocols.sie.machine_profile import check_machine_profile
 from frontend.protocols.sie.schemas import Body, read_aside
+from frontend.rendering import off_loop_if
 from frontend.responding import send_parts
 from frontend.sending import Part
 from frontend.services import Services
+from frontend.values import UNCHECKED_NBYTES
 from ipc.catalog import ModelEntry
 from ipc.client import Reply
 from ipc.errors import InvalidInput
@@ -121,10 +123,11 @@ class InferenceResource(ABC, Generic[R, P]):
         sent = "application/json" if self.always_json else req.content_type
         async with services.bodies.hold(req, context.deadline_ns) as body:
             request = await read_aside(body, sent, self.body, services.settings.limits)
+            large = len(body) > UNCHECKED_NBYTES
             del body
             context.started = time.perf_counter()
             context.model = model or getattr(request, "model", "")
-            reply, plan = await until_disconnect(self._run(req, request), req.scope)
+            reply, plan = await until_disconnect(self._run(req, request, large), req.scope)
             try:
                 began = time.perf_counter()
                 json = self.always_json or wants_json(req.get_header("Accept"))
@@ -137,10 +140,10 @@ class InferenceResource(ABC, Generic[R, P]):
                 reply.release()
                 raise
 
-    async def _run(self, req: Request, request: R) -> tuple[Reply, P]:
-        """The result, and how to render it."""
+    async def _run(self, req: Request, request: R, large: bool) -> tuple[Reply, P]:
+        """The result, and how to render it; the body was `large`."""
         engine, context = self.services.engine, req.context.penstock
-        self.examine(request)
+        await off_loop_if(large, self.examine, request)
         self._refuse_program(context.model)
         entry = engine.find(context.model)
         if self.capability and self.capability not in entry.outputs:
@@ -149,7 +152,7 @@ class InferenceResource(ABC, Generic[R, P]):
         target = target_of(entry, self.options_of(request), self.services.catalog)
         status = await engine.ensure_loaded(target.id, context.deadline_ns)
         plan = self.plan(request, entry, inputs, status)
-        cost = engine.cost_of(self.characters(plan), status, images_of(plan.call))
+        cost = engine.cost_of(self.characters(plan), status, images_of(plan.call), plan.call.overflow)
         reply = await engine.run(context, plan.model, plan.call, cost, req.scope)
         return reply, plan
 
@@ -172,7 +175,10 @@ class InferenceResource(ABC, Generic[R, P]):
 
     @abstractmethod
     def examine(self, request: R) -> None:
-        """Raise `InvalidInput` for a body that no model could answer; a model is looked up only afterwards."""
+        """Raise `InvalidInput` for a body that no model could answer; a model is looked up only afterwards.
+
+        Called in a thread for a large body.
+        """
 
     @abstractmethod
     def check(self, request: R, entry: ModelEntry) -> Any:

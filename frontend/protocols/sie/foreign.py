@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-TOP_LEVEL = "body"
-"""Where these forms have their options, for messages about them."""
+from ipc.catalog import ModelEntry
+from ipc.errors import InvalidInput
+
+
+def check_takes_texts(entry: ModelEntry) -> None:
+    """Raise `InvalidInput` for a model that takes no texts, the only inputs that these forms have."""
+    if "text" not in entry.inputs:
+        raise InvalidInput(f"model: '{entry.id}' takes no text, only {', '.join(entry.inputs)}")
 
 
 def usage_of(tokens: int, truncated: list[int]) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""Items of a request to what workers take: checked texts and images."""
+"""Items of a request to what workers take: texts and images.
+
+1. `check_items` refuses what no model could take.
+2. `inputs_of` refuses what this model does not take, and looks at the headers of images.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Sequence
 
 from frontend.media import check_image
 from frontend.protocols.sie.schemas import Item
-from frontend.texts import check_texts
+from frontend.texts import check_count, check_texts
 from ipc.catalog import ModelEntry
 from ipc.errors import InvalidInput
 from ipc.messages import InputItem
@@ -15,13 +19,19 @@ from ipc.settings import Limits
 MEDIA = ("images", "audio", "video", "document")
 
 
+def check_items(items: Sequence[Item], limits: Limits) -> None:
+    """Raise `InvalidInput` for no items, too many, and texts that no model could take."""
+    check_count(len(items), "items", limits)
+    check_texts([item.text or "" for item in items], "items[{}].text", limits)
+
+
 def inputs_of(items: Sequence[Item], entry: ModelEntry, limits: Limits) -> list[InputItem]:
     """What workers take for each item. Raises `InvalidInput` for what this model cannot take."""
     return [input_of(item, f"items[{index}]", entry, limits) for index, item in enumerate(items)]
 
 
 def input_of(item: Item, where: str, entry: ModelEntry, limits: Limits) -> InputItem:
-    """One item as workers take it; `where` is its JSON path.
+    """One item, whose text is checked, as workers take it; `where` is its JSON path.
 
     Raises `InvalidInput` for media this model does not take, and for an item without any input it does.
     """
@@ -33,8 +43,6 @@ def input_of(item: Item, where: str, entry: ModelEntry, limits: Limits) -> Input
     if not images and (item.text is None or "text" not in entry.inputs):
         needed = " or ".join(f"{where}.{'images' if kind == 'image' else kind}" for kind in entry.inputs)
         raise InvalidInput(f"{needed}: missing")
-    if item.text is not None:
-        check_texts([item.text], f"{where}.text", limits)
     return InputItem(item.text, None, images, item.metadata)
 
 

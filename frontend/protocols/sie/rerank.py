@@ -9,19 +9,19 @@ import numpy as np
 import orjson
 
 from frontend.context import RequestContext
-from frontend.options import Resolved, resolve
-from frontend.protocols.sie.foreign import TOP_LEVEL, usage_of
+from frontend.options import Resolved, check_options, resolve
+from frontend.protocols.sie.foreign import check_takes_texts, usage_of
 from frontend.protocols.sie.schemas import RerankRequest
-from frontend.protocols.sie.score import Pairs, ScoringResource, ranking
+from frontend.protocols.sie.score import INLINE_NBYTES, Pairs, ScoringResource, ranking
 from frontend.texts import check_count, check_shared, check_texts
 from ipc.catalog import ModelEntry
 from ipc.client import Reply
 from ipc.errors import InvalidInput
+from ipc.field_names import FieldNames
 from ipc.messages import InputItem
-from ipc.settings import Limits
 
 
-def texts_of(request: RerankRequest, limits: Limits) -> list[str]:
+def texts_of(request: RerankRequest) -> list[str]:
     """The text of each document. Raises `InvalidInput` that names the document."""
     texts = []
     for index, document in enumerate(request.documents):
@@ -30,17 +30,22 @@ def texts_of(request: RerankRequest, limits: Limits) -> list[str]:
             found = "missing" if text is None else f"expected str, got {type(text).__name__}"
             raise InvalidInput(f"documents[{index}].text: {found}")
         texts.append(text)
-    check_texts(texts, "documents[{}]", limits)
     return texts
 
 
 def _check_echo(documents: list[str | dict[str, Any]]) -> None:
-    """Raise `InvalidInput` that names the document which JSON cannot carry back."""
+    """Raise `InvalidInput` that names the document which JSON cannot carry back: its text is one that came as JSON."""
     for index, document in enumerate(documents):
+        if isinstance(document, str):
+            continue
         try:
-            orjson.dumps(document)
+            orjson.dumps({name: value for name, value in document.items() if name != "text"})
         except TypeError as error:
             raise InvalidInput(f"documents[{index}]: cannot be returned ({error})") from error
+
+
+def _options(request: RerankRequest) -> dict[str, Any]:
+    return {"overflow_policy": request.overflow_policy}
 
 
 class RerankResource(ScoringResource[RerankRequest]):
@@ -49,26 +54,36 @@ class RerankResource(ScoringResource[RerankRequest]):
     operation = "rerank"
     body = RerankRequest
     always_json = True
+    entries = "results"
+    names = FieldNames(item="documents[{}]", text="documents[{}]", query="query", options="")
 
     def examine(self, request: RerankRequest) -> None:
-        """There are documents, not too many, and they can be echoed where that is asked for."""
-        check_count(len(request.documents), "documents", self.services.settings.limits)
+        """Query, documents and a policy that some model could take, and an echo that JSON can carry."""
+        limits = self.services.settings.limits
+        check_count(len(request.documents), "documents", limits)
+        check_texts(texts_of(request), "documents[{}]", limits)
+        check_shared(request.query, "query", len(request.documents), limits)
+        check_options(_options(request), self.names)
         if request.return_documents:
             _check_echo(request.documents)
 
     def check(self, request: RerankRequest, entry: ModelEntry) -> Pairs:
         """Query and documents."""
-        limits = self.services.settings.limits
-        texts = texts_of(request, limits)
-        check_shared(request.query, "query", len(texts), limits)
-        if "text" not in entry.inputs:
-            raise InvalidInput(f"model: '{entry.id}' takes no text, only {', '.join(entry.inputs)}")
-        return Pairs(InputItem(request.query), [InputItem(text) for text in texts])
+        check_takes_texts(entry)
+        return Pairs(InputItem(request.query), [InputItem(text) for text in texts_of(request)])
 
     def resolve(self, request: RerankRequest, entry: ModelEntry, items: int) -> Resolved:
         """The options of the model's profile, and what becomes of texts that are too long."""
-        chosen, limits = {"overflow_policy": request.overflow_policy}, self.services.settings.limits
-        return resolve(entry, chosen, None, self.services.catalog, items, limits, TOP_LEVEL)
+        catalog, limits = self.services.catalog, self.services.settings.limits
+        return resolve(entry, _options(request), None, catalog, items, limits, self.names)
+
+    def echoed_nbytes(self, request: RerankRequest) -> int:
+        """Documents that are returned; one of more than a text may be of any size."""
+        if not request.return_documents:
+            return 0
+        texts = texts_of(request)
+        more = any(isinstance(document, dict) and len(document) > 1 for document in request.documents)
+        return sum(map(len, texts)) + (INLINE_NBYTES if more else 0) + 1
 
     def answer(
         self, request: RerankRequest, context: RequestContext, scores: np.ndarray, reply: Reply

@@ -5,27 +5,28 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
-import msgpack
 import numpy as np
-import orjson
 
 from frontend.context import RequestContext
-from frontend.options import Resolved, resolve
+from frontend.options import Resolved, check_options, resolve
 from frontend.protocols.sie.flow import InferenceResource
-from frontend.protocols.sie.items import input_of, inputs_of
+from frontend.protocols.sie.items import check_items, input_of, inputs_of
+from frontend.protocols.sie.ranked import write
 from frontend.protocols.sie.schemas import Body, ScoreRequest
-from frontend.rendering import off_loop
+from frontend.rendering import off_loop_if
 from frontend.sending import Part
-from frontend.texts import check_count, check_shared
+from frontend.texts import check_shared
 from ipc.catalog import ModelEntry
 from ipc.client import Reply
 from ipc.errors import from_code
+from ipc.field_names import FieldNames
 from ipc.messages import InputItem, ModelStatus, ScoreCall
 
 INLINE_ENTRIES = 512
-"""Answers with more entries than this are written in a thread."""
+INLINE_NBYTES = 256 << 10
+"""Answers with more entries than this, or that repeat more of the request, are written in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,21 @@ class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
     """What score and rerank share: pairs in, one score per pair out, all or nothing."""
 
     capability = "score"
+    names: ClassVar[FieldNames]
+    entries: ClassVar[str]
+    """The field of the answer that has the list."""
 
     def plan(self, request: R, entry: ModelEntry, inputs: Pairs, status: ModelStatus) -> ScorePlan:
         """The call with the options of the request."""
         found = self.resolve(request, entry, len(inputs.items))
         call = ScoreCall(
-            inputs.items, inputs.query, found.instruction, found.options, found.overflow, found.lora
+            inputs.items,
+            inputs.query,
+            found.instruction,
+            found.options,
+            found.overflow,
+            found.lora,
+            self.names,
         )
         return ScorePlan(found.entry.id, call)
 
@@ -67,20 +77,23 @@ class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
     async def render(
         self, reply: Reply, plan: ScorePlan, request: R, context: RequestContext, json: bool
     ) -> Sequence[Part]:
-        """The answer in one piece; one failed item fails the request."""
+        """The answer; one failed item fails the request."""
         if reply.errors:
             raise from_code(reply.errors[0].code, reply.errors[0].message)
         scores = np.array(reply.tensors()["score"])
         reply.check()
         reply.release()
-        if len(scores) <= INLINE_ENTRIES:
-            return [self._write(request, context, scores, reply, json)]
-        return [await off_loop(self._write, request, context, scores, reply, json)]
+        long = len(scores) > INLINE_ENTRIES or self.echoed_nbytes(request) > INLINE_NBYTES
+        return await off_loop_if(long, self._write, request, context, scores, reply, json)
 
     def _write(
         self, request: R, context: RequestContext, scores: np.ndarray, reply: Reply, json: bool
-    ) -> bytes:
-        return dump(self.answer(request, context, scores, reply), json)
+    ) -> list[bytes]:
+        return write(self.answer(request, context, scores, reply), self.entries, json)
+
+    @abstractmethod
+    def echoed_nbytes(self, request: R) -> int:
+        """About how much of the request the answer repeats."""
 
     @abstractmethod
     def answer(self, request: R, context: RequestContext, scores: np.ndarray, reply: Reply) -> dict[str, Any]:
@@ -93,41 +106,41 @@ def ranking(scores: np.ndarray) -> list[tuple[int, float]]:
     return list(zip(order.tolist(), scores[order].astype(np.float64).tolist(), strict=True))
 
 
-def dump(body: dict[str, Any], json: bool) -> bytes:
-    """`body` as JSON or msgpack."""
-    if json:
-        return orjson.dumps(body)
-    packed: bytes = msgpack.packb(body)
-    return packed
-
-
 class ScoreResource(ScoringResource[ScoreRequest]):
     """The SIE form, in JSON or msgpack."""
 
     operation = "score"
     body = ScoreRequest
+    names = FieldNames(options="options.")
+    entries = "scores"
 
     def examine(self, request: ScoreRequest) -> None:
-        """There are items, and not too many."""
-        check_count(len(request.items), "items", self.services.settings.limits)
+        """Query, items and options that some model could take."""
+        limits = self.services.settings.limits
+        check_items(request.items, limits)
+        check_shared(request.query.text or "", "query.text", len(request.items), limits)
+        check_options(request.options, self.names)
 
     def options_of(self, request: ScoreRequest) -> dict[str, Any] | None:
         """The options of the request."""
         return request.options
 
     def check(self, request: ScoreRequest, entry: ModelEntry) -> Pairs:
-        """Query and items. Raises `InvalidInput` that names the field."""
+        """Query and items as workers take them. Raises `InvalidInput` that names the field."""
         limits = self.services.settings.limits
         query = input_of(request.query, "query", entry, limits)
-        check_shared(query.text or "", "query.text", len(request.items), limits)
         return Pairs(query, inputs_of(request.items, entry, limits))
 
     def resolve(self, request: ScoreRequest, entry: ModelEntry, items: int) -> Resolved:
         """Options and instruction stand at top level."""
         limits = self.services.settings.limits
         return resolve(
-            entry, request.options, request.instruction, self.services.catalog, items, limits, "options"
+            entry, request.options, request.instruction, self.services.catalog, items, limits, self.names
         )
+
+    def echoed_nbytes(self, request: ScoreRequest) -> int:
+        """Ids."""
+        return sum(len(item.id or "") for item in (request.query, *request.items))
 
     def answer(
         self, request: ScoreRequest, context: RequestContext, scores: np.ndarray, reply: Reply

@@ -14,6 +14,7 @@ import falcon
 from falcon.asgi import Request, Response
 from google.protobuf.message import Message
 
+from frontend import tracebacks
 from frontend.protocols.trtis_v1.codes import http_status_of, retry_after
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.protocols.trtis_v1.text import many_lines, one_line
@@ -36,6 +37,7 @@ def set_status(resp: Response, status: pb.RequestStatus) -> None:
 
 def set_failure(resp: Response, error: PenstockError, status: pb.RequestStatus) -> None:
     """An empty answer that speaks through its headers."""
+    tracebacks.forget(error)
     resp.status = http_status_of(error)
     resp.data = b""
     resp.stream = None

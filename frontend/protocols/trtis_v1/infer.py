@@ -12,7 +12,7 @@ from frontend.disconnect import until_disconnect
 from frontend.protocols.trtis_v1 import requests, responses
 from frontend.protocols.trtis_v1.answering import set_failure, set_status, wants_binary
 from frontend.protocols.trtis_v1.statuses import Statuses
-from frontend.protocols.trtis_v1.text import many_lines, one_line, read_request_header
+from frontend.protocols.trtis_v1.text import CACHED_CHARACTERS, many_lines, one_line, read_request_header
 from frontend.rendering import off_loop_if
 from frontend.responding import send_parts
 from frontend.sending import Part
@@ -41,7 +41,9 @@ class InferResource:
         context.model, context.operation = model, "infer"
         scheduled, rows, wanted = False, 0, requests.version_of(version)
         try:
-            header = read_request_header(req.get_header(REQUEST_HEADER))
+            text = req.get_header(REQUEST_HEADER)
+            long = len(text or "") > CACHED_CHARACTERS
+            header = await off_loop_if(long, read_request_header, text)
             ready = served.ready(self._services, model, wanted, context.deadline_ns)
             found = await until_disconnect(ready, req.scope, body_read=False)
             wanted, rows = found.version, requests.rows_of(found, header)

@@ -13,6 +13,8 @@ from ipc.protos import trtis_v1_pb2 as pb
 
 _START = pb.InferRequestHeader.Flag.FLAG_SEQUENCE_START
 _END = pb.InferRequestHeader.Flag.FLAG_SEQUENCE_END
+MOST_DIMS = 64
+"""Dims of one input; no model has as many."""
 
 
 def version_of(number: int) -> int | None:
@@ -26,7 +28,7 @@ def rows_of(served: Served, header: pb.InferRequestHeader) -> int:
 
 
 def request_of(served: Served, header: pb.InferRequestHeader) -> TensorRequest:
-    """The neutral request, its inputs still without their bytes."""
+    """The neutral request, its inputs still without their bytes. Raises `InvalidInput` for one of far too many dims."""
     return TensorRequest(
         served.name,
         served.version,
@@ -49,6 +51,10 @@ def _input(served: Served, sent: pb.InferRequestHeader.Input, rows: int) -> Inpu
     missing is said by `sizes_of`.
     """
     tensor = served.config.input(sent.name)
+    if len(sent.dims) > MOST_DIMS:
+        raise InvalidInput(
+            f"input '{sent.name[:200]}' for model '{served.name}' has {len(sent.dims)} dims, the limit is {MOST_DIMS}"
+        )
     dims = list(sent.dims)
     if tensor is not None and not dims:
         dims = [max(dim, 0) for dim in tensor.dims]

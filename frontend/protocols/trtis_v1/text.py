@@ -12,6 +12,9 @@ from ipc.protos import trtis_v1_pb2 as pb
 
 CACHED_CHARACTERS = 2048
 """Headers up to this length are remembered: clients send the same one again and again."""
+MOST_MARKS = 8192
+"""`MARKS` in a long header: what the parser takes most of its time for has at least one of them."""
+MARKS = ":{}<>[],;\"'"
 
 
 def one_line(message: Message) -> str:
@@ -25,10 +28,17 @@ def many_lines(message: Message) -> bytes:
 
 
 def read_request_header(text: str | None) -> pb.InferRequestHeader:
-    """The header of a request; treat it as read-only. Raises `InvalidInput` with the place of the mistake."""
+    """The header of a request; treat it as read-only. Raises `InvalidInput` with the place of the mistake.
+
+    One of more than `CACHED_CHARACTERS` takes up to 50 ms: too long for the event loop.
+    """
     if text is None:
         raise InvalidInput("header NV-InferRequest is missing")
-    return _remembered(text) if len(text) <= CACHED_CHARACTERS else _parse(text)
+    if len(text) <= CACHED_CHARACTERS:
+        return _remembered(text)
+    if sum(map(text.count, MARKS)) > MOST_MARKS:
+        raise InvalidInput(f"header NV-InferRequest has more than {MOST_MARKS} of the marks {MARKS}")
+    return _parse(text)
 
 
 def _parse(text: str) -> pb.InferRequestHeader:

@@ -20,11 +20,12 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from workers import stepping
 from workers.adapters.base import LoadContext
 from workers.adapters.shared.checkpoint import load_transformer
 from workers.adapters.shared.encoder import TextEncoder, rectangles
 from workers.adapters.shared.linears import lay_out_linears
-from workers.adapters.shared.packing import PackedBatch, TokenSequence, pack
+from workers.adapters.shared.packing import PackedBatch, TokenSequence, divided, pack
 from workers.adapters.shared.precision import parameter_bytes
 from workers.adapters.shared.varlen import HALF
 
@@ -33,8 +34,6 @@ log = logging.getLogger(__name__)
 _PROOF_LENGTHS = (3, 40, 17, 17, 1)
 # transformers marks "no limit stored" with a huge number.
 _NO_LIMIT = 10**9
-# One item may hold far more tokens than a batch should (many labels, many windows); it then runs in several forwards.
-_MOST_TOKENS = 16384
 
 
 class _Given(nn.Module):
@@ -56,6 +55,8 @@ class _Classifier(ABC):
     """What both kinds of heads share: the packed transformer, the head, and their proof."""
 
     factory: ClassVar[Any]
+    batch_tokens = 16384
+    """Most tokens of a forward pass."""
 
     def __init__(self, model: Any, *, special_ids: frozenset[int] = frozenset(), pad_id: int = 0) -> None:
         """Take over `model` (eval mode, on its device) and prove the packed way."""
@@ -103,6 +104,11 @@ class _Classifier(ABC):
         if self._encoder is not None:
             return self._encoder.pack(sequences)
         return pack(sequences, pin=self.device.type == "cuda")
+
+    def rows(self, sequences: list[TokenSequence]) -> list[PackedBatch]:
+        """The same in several rows where an item alone (many labels, many windows) is over the token budget."""
+        tokens = [len(sequence.ids) for sequence in sequences]
+        return [self.pack(sequences[part]) for part in divided(tokens, self.batch_tokens)]
 
     @torch.inference_mode()
     def _divide(self, special_ids: frozenset[int]) -> None:
@@ -232,20 +238,6 @@ class TokenClassifier(_Classifier):
         return self._agrees(self._divided(batch), wanted)
 
 
-def in_parts(sequences: Sequence[TokenSequence]) -> Iterator[list[TokenSequence]]:
-    """`sequences` in their order, cut into lists that fit one forward each."""
-    part: list[TokenSequence] = []
-    tokens = 0
-    for sequence in sequences:
-        if part and tokens + len(sequence.ids) > _MOST_TOKENS:
-            yield part
-            part, tokens = [], 0
-        part.append(sequence)
-        tokens += len(sequence.ids)
-    if part:
-        yield part
-
-
 K = TypeVar("K", bound=_Classifier)
 
 
@@ -275,8 +267,14 @@ def load_classifier(context: LoadContext, kind: type[K]) -> Loaded[K]:
     context.progress("weights", 1.0)
     pad_id = int(tokenizer.pad_token_id or 0)
     classifier = kind(model, special_ids=frozenset(tokenizer.all_special_ids), pad_id=pad_id)
+    classifier.batch_tokens = context.batch_tokens
     limit = classifier.limit(context.max_sequence_length, tokenizer.model_max_length)
     return Loaded(classifier, tokenizer, limit)
+
+
+def in_steps(rows: Sequence[PackedBatch]) -> Iterator[PackedBatch]:
+    """The rows of a batch, one step each."""
+    return stepping.each(rows, [int(row.ids.shape[1]) for row in rows])
 
 
 def _sequences(batch: PackedBatch) -> list[TokenSequence]:

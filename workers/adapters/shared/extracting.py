@@ -50,14 +50,12 @@ class ExtractAdapter(Adapter):
         super().check(call)
         if not isinstance(call, ExtractCall):
             return
-        OptionReader(call).refuse_foreign(self.spec.options)
+        options = OptionReader(call)
+        options.refuse_foreign(self.spec.options)
         if call.output_schema is not None and not self.schema:
             raise InvalidInput("params.output_schema: not honoured by this model; leave it out")
         self._check_labels(call)
-        if call.overflow not in self.overflows:
-            raise InvalidInput(
-                f"params.options.overflow_policy: this model cannot {call.overflow}, only {', '.join(self.overflows)}"
-            )
+        options.check_overflow(self.overflows)
         self.check_options(call)
 
     def _check_labels(self, call: ExtractCall) -> None:

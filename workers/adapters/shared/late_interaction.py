@@ -35,7 +35,7 @@ def slices(
 ) -> Iterator[Slice]:
     """Cut pairs, ordered by their query, so that (document tokens) x (query tokens) of each slice is within `elements`.
 
-    A pair that is larger alone has a slice of its own.
+    A pair that is larger alone has a slice of its own, which is compared piece by piece.
     """
     queries = np.concatenate(([0], np.cumsum(query_rows))).tolist()
     documents = np.concatenate(([0], np.cumsum(document_rows))).tolist()
@@ -68,8 +68,14 @@ def max_sim(vectors: torch.Tensor, batch: PairBatch) -> torch.Tensor:
     found = []
     for first, last, query, query_end in slices(batch.owners, batch.query_rows, batch.document_rows, limit):
         columns = slice(int(starts[query]), int(starts[query_end]))
-        products = of_documents[rows[first] : rows[last]] @ of_queries[columns].T
-        best = torch.segment_reduce(products, "max", lengths=lengths[first:last], axis=0, unsafe=True)
+        matched, asking = of_documents[rows[first] : rows[last]], of_queries[columns]
+        if last - first == 1 and len(matched) * len(asking) > limit:
+            pieces = matched.split(max(1, limit // len(asking)))
+            best = torch.stack([(piece @ asking.T).amax(dim=0) for piece in pieces]).amax(dim=0, keepdim=True)
+        else:
+            best = torch.segment_reduce(
+                matched @ asking.T, "max", lengths=lengths[first:last], axis=0, unsafe=True
+            )
         counted = (askers[columns] == owners[first:last, None]) & (lengths[first:last, None] > 0)
         found.append(torch.where(counted, best, 0.0).sum(dim=1))
     return torch.cat(found)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from workers.adapters.base import Excess
 from workers.adapters.shared.packing import TokenSequence
 from workers.adapters.shared.tokenizing import as_ids
 
@@ -48,19 +49,23 @@ class OffsetTokenizer:
             "truncate_left": _cut(text, limit, direction="left"),
             "chunk": _cut(text, limit, stride=max(1, limit // _OVERLAP) if limit > _OVERLAP else 0),
         }
+        self._special = int(self._cutting["error"].num_special_tokens_to_add(is_pair=False))
         self._uses_types = "token_type_ids" in tokenizer.model_input_names
         self._prefixed = bool(getattr(self._cutting["chunk"].model, "continuing_subword_prefix", None))
         self._unknown_id = tokenizer.unk_token_id
         self.special_ids: frozenset[int] = frozenset(tokenizer.all_special_ids)
         self.pad_id = int(tokenizer.pad_token_id or 0)
 
-    def windows(self, texts: Sequence[str], overflow: str) -> list[tuple[list[Window], bool]]:
-        """The windows of each text (more than one only for "chunk"), and whether the text was cut."""
-        found = []
+    def windows(self, texts: Sequence[str], overflow: str) -> list[tuple[list[Window], Excess | None]]:
+        """The windows of each text (more than one only for "chunk"), and how much of it was cut, if anything."""
+        found: list[tuple[list[Window], Excess | None]] = []
         for text, encoding in zip(texts, self._cutting[overflow].encode_batch(list(texts)), strict=True):
             encodings = [encoding, *encoding.overflowing] if overflow == "chunk" else [encoding]
-            cut = overflow != "chunk" and bool(encoding.overflowing)
-            found.append(([self._window(text, one) for one in encodings], cut))
+            excess = None
+            if overflow != "chunk" and encoding.overflowing:
+                rest = sum(len(one) - self._special for one in encoding.overflowing)
+                excess = Excess(len(encoding) + rest, len(encoding))
+            found.append(([self._window(text, one) for one in encodings], excess))
         return found
 
     def _window(self, text: str, encoding: Any) -> Window:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ipc.errors import InvalidInput
 from ipc.messages import Call
-from ipc.option_names import EXTRACT_OPTIONS
+from ipc.option_names import EXTRACT_OPTIONS, OVERFLOW_POLICIES
 
 _SHOWN = 64
 _MOST = 1_000_000
@@ -22,7 +22,7 @@ class OptionReader:
 
     def __init__(self, call: Call) -> None:
         self._options = call.options
-        self._where = call.options_field
+        self._before, self._overflow = call.names.options, call.overflow
 
     def number(self, name: str, default: float, low: float = 0.0, high: float = 1.0) -> float:
         """A number within `low`..`high`."""
@@ -71,7 +71,7 @@ class OptionReader:
             raise self._wrong(name, "str", value)
         if len(value) > longest:
             raise InvalidInput(
-                f"{self._where}.{name}: {len(value)} characters, the limit for this option is {longest}"
+                f"{self._before}{name}: {len(value)} characters, the limit for this option is {longest}"
             )
         return value
 
@@ -83,14 +83,14 @@ class OptionReader:
         if not isinstance(value, list):
             raise self._wrong(name, "array of str", value)
         if len(value) > most:
-            raise InvalidInput(f"{self._where}.{name}: {len(value)} given, the limit is {most}")
+            raise InvalidInput(f"{self._before}{name}: {len(value)} given, the limit is {most}")
         for at, text in enumerate(value):
             if not isinstance(text, str):
                 raise self._wrong(f"{name}[{at}]", "str", text)
             if not text.strip() or len(text) > longest:
                 raise self.refused(f"{name}[{at}]", text, f"must have 1 to {longest} characters")
         if len(set(value)) != len(value):
-            raise InvalidInput(f"{self._where}.{name}: a text occurs twice")
+            raise InvalidInput(f"{self._before}{name}: a text occurs twice")
         return value
 
     def numbers(self, name: str, names: Sequence[str]) -> dict[str, float] | None:
@@ -108,7 +108,7 @@ class OptionReader:
             if not 0 <= number <= _MOST:
                 raise self.refused(f"{name}.{key}", number, f"is outside 0..{_MOST}")
         if not any(value.values()):
-            raise InvalidInput(f"{self._where}.{name}: at least one weight must be above 0")
+            raise InvalidInput(f"{self._before}{name}: at least one weight must be above 0")
         return {key: float(number) for key, number in value.items()}
 
     def refuse_foreign(self, known: Collection[str], foreign: Collection[str] = EXTRACT_OPTIONS) -> None:
@@ -116,11 +116,19 @@ class OptionReader:
         for name, value in self._options.items():
             if name in foreign and name not in known and value is not None:
                 offered = f"only {', '.join(sorted(known))}" if known else "none"
-                raise InvalidInput(f"{self._where}.{name}: not an option of this model, which has {offered}")
+                raise InvalidInput(f"{self._before}{name}: not an option of this model, which has {offered}")
+
+    def check_overflow(self, offered: Collection[str]) -> None:
+        """Refuse a policy for texts that are too long which is not one of `offered` (`ipc.messages.OVERFLOWS`)."""
+        if self._overflow not in offered:
+            known = ", ".join(name for name, found in OVERFLOW_POLICIES.items() if found in offered)
+            raise self.refused(
+                "overflow_policy", self._overflow, f"is not offered by this model, only {known}"
+            )
 
     def _wrong(self, name: str, expected: str, value: Any) -> InvalidInput:
-        return InvalidInput(f"{self._where}.{name}: expected {expected}, got {type(value).__name__}")
+        return InvalidInput(f"{self._before}{name}: expected {expected}, got {type(value).__name__}")
 
     def refused(self, name: str, value: object, reason: str) -> InvalidInput:
         """The error of an option whose value cannot be used; for the caller to raise."""
-        return InvalidInput(f"{self._where}.{name}: {str(value)[:_SHOWN]!r} {reason}")
+        return InvalidInput(f"{self._before}{name}: {str(value)[:_SHOWN]!r} {reason}")

@@ -17,6 +17,9 @@ import torch
 
 Int64Array = npt.NDArray[np.int64]
 
+_PARTS = 4
+"""One part in so many of a token budget runs at once where the whole is over it."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
@@ -147,6 +150,23 @@ def pack(sequences: Sequence[TokenSequence], *, position_offset: int = 0, pin: b
             partial=_partial(runs, lens, seen),
         ),
     )
+
+
+def divided(tokens: Sequence[int], budget: int) -> list[slice]:
+    """Neighbouring sequences of these lengths that run together: all of them if they fit `budget` tokens.
+
+    Else parts of at most a quarter of it, between which queries of other models run; a longer sequence stands alone.
+    """
+    most = budget if sum(tokens) <= budget else budget // _PARTS
+    parts, start, taken = [], 0, 0
+    for at, count in enumerate(tokens):
+        if at > start and taken + count > most:
+            parts.append(slice(start, at))
+            start, taken = at, 0
+        taken += count
+    if tokens:
+        parts.append(slice(start, len(tokens)))
+    return parts
 
 
 def _optional(tensor: Any, array: Int64Array | None) -> torch.Tensor | None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ipc.messages import Call, InputItem
-from workers.adapters.base import ItemFailure, LoadContext, Prepared, SparseRows
+from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import load_transformer
 from workers.adapters.shared.images import from_first_image, load_image_processor
 from workers.adapters.shared.late_interaction import LateInteraction
@@ -65,7 +65,7 @@ class PageInputs(VisualEncoder):
 
     def page(self, item: InputItem) -> Prepared | ItemFailure:
         """The first image of an item as a page."""
-        return from_first_image(item, lambda image: _prepared(self.process(images=[image]), truncated=False))
+        return from_first_image(item, lambda image: _prepared(self.process(images=[image])))
 
     def query(self, text: str) -> Prepared | ItemFailure:
         """A text between the model's prefix and its augmentation, cut so that the whole is within the limit.
@@ -79,10 +79,11 @@ class PageInputs(VisualEncoder):
         spans = self._processor.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         starts = [start for start, _ in spans["offset_mapping"]]
         inputs, room = self.process(text=[text]), len(starts)
+        tokens = len(inputs["input_ids"])
         while (excess := len(inputs["input_ids"]) - self._limit) > 0 and room:
             room = max(0, room - excess)
             inputs = self.process(text=[text[: starts[room]]])
-        return _prepared(inputs, truncated=room < len(starts))
+        return _prepared(inputs, Excess(tokens, self._limit) if room < len(starts) else None)
 
     def collate(self, prepared: Sequence[Prepared]) -> PagesBatch:
         """One part for pages and one for queries."""
@@ -169,9 +170,9 @@ class PageRetriever(LateInteraction, PageInputs):
         return {"multivector": torch.cat([rows[at] for at in sorted(rows)])}
 
 
-def _prepared(inputs: Inputs, truncated: bool) -> Prepared:
+def _prepared(inputs: Inputs, excess: Excess | None = None) -> Prepared:
     tokens = int(inputs["attention_mask"].sum())
-    return Prepared(inputs, tokens, truncated, rows=tokens)
+    return Prepared(inputs, tokens, excess is not None, rows=tokens, excess=excess)
 
 
 def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -110,6 +110,7 @@ class PageReader:
         if not tokenizer.is_fast:
             raise ValueError("the tokenizer of this model is not a fast one; words of tokens need it")
         self._tokenizer, self._limit, self._placed = tokenizer, limit, placed
+        self._stride = limit // 4
         self.pad_id = int(tokenizer.pad_token_id or 0)
         # A question that leaves no room would make the Rust object panic, which ends the process: it is counted before.
         self._counter: Tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
@@ -129,6 +130,11 @@ class PageReader:
         encoding = self._encode(question, words.texts, boxes)
         return [self._window(encoding, at, boxes) for at in range(len(encoding["input_ids"]))]
 
+    def tokens_of(self, windows: Sequence[Window]) -> int:
+        """Tokens of all words beside the question, as one window would have them."""
+        first, *others = windows
+        return len(first.ids) + sum(int((window.words >= 0).sum()) - self._stride for window in others)
+
     def _encode(self, question: str, words: Sequence[str], boxes: Sequence[Sequence[int]]) -> Any:
         if self._placed:
             pair = {"text": [question], "text_pair": [list(words)], "boxes": [list(boxes)]}
@@ -138,7 +144,7 @@ class PageReader:
             **pair,
             truncation="only_second",
             max_length=self._limit,
-            stride=self._limit // 4,
+            stride=self._stride,
             return_overflowing_tokens=True,
             return_token_type_ids=True,
         )

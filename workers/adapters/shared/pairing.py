@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -132,5 +132,8 @@ def _side(call: ScoreCall, *, is_query: bool) -> EncodeCall:
 
 
 def _joined(query: Prepared, document: Prepared, extra: Any) -> Prepared:
-    truncated = query.truncated or document.truncated
-    return Prepared(Pair(query, document, extra), query.cost + document.cost, truncated)
+    excess = document.excess
+    if query.truncated:
+        excess = query.excess and replace(query.excess, in_query=True)
+    truncated, cost = query.truncated or document.truncated, query.cost + document.cost
+    return Prepared(Pair(query, document, extra), cost, truncated, excess=excess)

@@ -12,6 +12,12 @@ from typing import Any, Literal, NamedTuple
 
 from tokenizers import Tokenizer
 
+from workers.adapters.shared.beginnings import (
+    CHARACTERS_PER_TOKEN,
+    LONG,
+    encode_side,
+    goes_word_by_word,
+)
 from workers.adapters.shared.packing import TokenSequence
 from workers.adapters.shared.tokenizing import as_ids
 
@@ -19,10 +25,11 @@ Strategy = Literal["only_first", "only_second", "longest_first"]
 
 
 class Pair(NamedTuple):
-    """Two texts as one sequence, and whether something of them was cut."""
+    """Two texts as one sequence, whether something of them was cut, and the tokens that both have uncut."""
 
     sequence: TokenSequence
     truncated: bool
+    tokens: int
 
 
 class PairTokenizer:
@@ -33,14 +40,16 @@ class PairTokenizer:
         if not tokenizer.is_fast:
             raise ValueError("the tokenizer of this model is not a fast one; pairs need it")
         text = tokenizer.backend_tokenizer.to_str()
-        self._halves, self._joined = Tokenizer.from_str(text), Tokenizer.from_str(text)
-        for backend in (self._halves, self._joined):
+        self._halves, self._cut, self._cut_left = (Tokenizer.from_str(text) for _ in range(3))
+        for backend in (self._halves, self._cut, self._cut_left):
             backend.no_padding()
             backend.no_truncation()
-        self._joined.enable_truncation(limit, strategy=strategy)
+        self._word_by_word = goes_word_by_word(self._halves)
+        self._cut.enable_truncation(limit, strategy=strategy)
+        self._cut_left.enable_truncation(limit, strategy=strategy, direction="left")
         self._uses_types = "token_type_ids" in tokenizer.model_input_names
         self.limit = limit
-        self.special = int(self._joined.num_special_tokens_to_add(is_pair=True))
+        self.special = int(self._cut.num_special_tokens_to_add(is_pair=True))
         self.special_ids: frozenset[int] = frozenset(tokenizer.all_special_ids)
         self.pad_id = int(tokenizer.pad_token_id or 0)
 
@@ -48,13 +57,30 @@ class PairTokenizer:
         """Each text alone, whole and without special tokens, for `join`; `.ids` are its tokens."""
         return list(self._halves.encode_batch(list(texts), add_special_tokens=False))
 
-    def join(self, first: Any, second: Any) -> Pair:
-        """Two halves as the model reads them.
+    def sides(self, texts: Sequence[str], overflow: str) -> list[Any]:
+        """As `halves`, but of long texts no more than what `join` keeps.
+
+        For halves that only are cut, or whose other halves have at most `limit` tokens. What `join` says of the tokens
+        of such a pair is not all of them; with `error` every text is whole.
+        """
+        longest = max(map(len, texts), default=0)
+        if (
+            overflow == "error"
+            or not self._word_by_word
+            or longest < LONG * CHARACTERS_PER_TOKEN * self.limit
+        ):
+            return self.halves(texts)
+        left = overflow != "truncate_left"
+        return [encode_side(self._halves, text, self.limit, left=left) for text in texts]
+
+    def join(self, first: Any, second: Any, overflow: str = "truncate") -> Pair:
+        """Two halves as the model reads them; with `truncate_left` they lose their beginnings.
 
         The strategy must be able to cut enough: with "only_first" the second half and the special tokens have to leave
         room for a token of the first.
         """
         whole = len(first.ids) + len(second.ids) + self.special
-        joined = self._joined.post_process(first, second)
+        cutting = self._cut_left if overflow == "truncate_left" else self._cut
+        joined = cutting.post_process(first, second)
         types = as_ids(joined.type_ids) if self._uses_types and any(joined.type_ids) else None
-        return Pair(TokenSequence(as_ids(joined.ids), types), whole > self.limit)
+        return Pair(TokenSequence(as_ids(joined.ids), types), whole > self.limit, whole)

@@ -11,16 +11,19 @@ from torch import nn
 from ipc.errors import InvalidInput
 from ipc.messages import Call, InputItem
 from ipc.option_names import EXTRACT_OPTIONS, SCORE_OPTIONS
-from workers.adapters.base import Adapter
+from workers.adapters.base import Adapter, Excess
 from workers.adapters.shared.options import OptionReader
-
-OVERFLOWS = ("truncate", "error")
 
 
 class ScoreAdapter(Adapter):
-    """A model without vectors; `request_options` are those of its options that a request may carry."""
+    """A model without vectors.
+
+    `request_options` are those of its options that a request may carry, `overflows` what may be done with pairs that
+    are too long (`ipc.messages.OVERFLOWS`).
+    """
 
     request_options: ClassVar[Collection[str]] = ()
+    overflows: ClassVar[Collection[str]] = ("truncate", "error")
 
     @property
     def dims(self) -> dict[str, int]:
@@ -30,12 +33,16 @@ class ScoreAdapter(Adapter):
     def check(self, call: Call) -> None:
         """Refuse LoRA, overflow policies that cannot cut a pair, and options of other families."""
         super().check(call)
-        if call.overflow not in OVERFLOWS:
-            raise InvalidInput(
-                f"{call.options_field}.overflow_policy: this model takes default, truncate_text and error only, "
-                f"not {call.overflow}"
-            )
-        OptionReader(call).refuse_foreign(self.request_options, EXTRACT_OPTIONS | SCORE_OPTIONS)
+        options = OptionReader(call)
+        options.check_overflow(self.overflows)
+        options.refuse_foreign(self.request_options, EXTRACT_OPTIONS | SCORE_OPTIONS)
+
+
+def pair_excess(query: int, pair: int, limit: int) -> Excess:
+    """How much of a pair was cut, from the tokens of query and pair with everything around them."""
+    if query >= limit:
+        return Excess(query, limit, in_query=True)
+    return Excess(pair, limit, "with the query")
 
 
 def texts_of(items: Sequence[InputItem], where: str) -> list[str]:

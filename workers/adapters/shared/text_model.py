@@ -3,7 +3,8 @@
 1. `TextModel.load` reads tokenizer and weights, and proves the packed way of running them.
 2. `payloads` puts the prompt around each text, tokenizes, and fits it into the model's length as one or more windows.
 3. `collate` packs the windows of a batch into one row and notes which item each window belongs to, and which token
-   vectors of the row an item gives back.
+   vectors of the row an item gives back. The windows of an item that is over the token budget make several rows.
+4. `run` sends row after row through the model, as steps of the batch (`workers.stepping`).
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import numpy as np
 import torch
 
 from ipc.messages import InputItem
-from workers.adapters.base import Adapter, LoadContext, Prepared
+from workers import stepping
+from workers.adapters.base import Adapter, Excess, LoadContext, Prepared
 from workers.adapters.shared.checkpoint import load_transformer
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.linears import lay_out_linears
 from workers.adapters.shared.lora import LoraLayers
-from workers.adapters.shared.packing import Int64Array, PackedBatch, TokenSequence
+from workers.adapters.shared.packing import Int64Array, PackedBatch, TokenSequence, divided
 from workers.adapters.shared.precision import parameter_bytes
 from workers.adapters.shared.prompting import Prompts
 from workers.adapters.shared.sentence_transformers_layout import ModelLayout
@@ -36,11 +38,13 @@ class TextPayload:
     windows  its token sequences: one, several for a text that was split, none where no inference is needed
     picks    per window the places of the tokens whose vectors the item gives back, or None for none
     extra    what a family applies to this item alone
+    excess   how much was cut, where that was counted
     """
 
     windows: tuple[TokenSequence, ...]
     picks: tuple[Int64Array, ...] | None = None
     extra: Any = None
+    excess: Excess | None = None
 
     @property
     def tokens(self) -> int:
@@ -50,33 +54,58 @@ class TextPayload:
     def prepared(self, truncated: bool, cost: int | None = None) -> Prepared:
         """This payload as the executor takes it; `cost` is the token count unless it is given."""
         rows = 1 if self.picks is None else sum(map(len, self.picks))
-        return Prepared(self, self.tokens if cost is None else cost, truncated, rows)
+        return Prepared(self, self.tokens if cost is None else cost, truncated, rows, excess=self.excess)
+
+
+@dataclass(frozen=True, slots=True)
+class TextRow:
+    """Neighbouring windows of a batch that run together.  Tensors lie on the host until `TextModel.run` copies them.
+
+    packed  the windows
+    owners  int64 [windows], the item of each window in the order given
+    picks   int64 [rows], places in the row of the token vectors to give back, window after window
+    """
+
+    packed: PackedBatch
+    owners: Int64Array
+    picks: torch.Tensor | None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all windows."""
+        return int(self.packed.ids.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
 class TextBatch:
-    """Payloads laid into one row.  Tensors lie on the host until `TextModel.token_rows` copies them.
+    """Payloads laid into rows: one, several where a single item is over the token budget, none without windows.
 
-    packed  all windows, or None where no item has any
-    owners  int64 [windows], the item of each window in the order given; None where every item has one
-    picks   int64 [rows], places in the row of the token vectors to give back, item after item
+    owners  int64 [windows], the item of each window of all rows; None where every item has one
     """
 
     payloads: Sequence[TextPayload]
-    packed: PackedBatch | None
+    rows: Sequence[TextRow]
     owners: Int64Array | None
-    picks: torch.Tensor | None
+
+    @property
+    def picked(self) -> int:
+        """How many token vectors the items give back."""
+        return sum(0 if row.picks is None else len(row.picks) for row in self.rows)
 
 
 @dataclass(slots=True)
 class TextModel:
-    """A transformer over texts with its tokenizer and prompts; `limit` is the longest sequence in tokens."""
+    """A transformer over texts with its tokenizer and prompts.
+
+    `limit` is the longest sequence, `batch_tokens` the most that run together, both in tokens.
+    """
 
     encoder: TextEncoder
     tokenizer: TextTokenizer
     prompts: Prompts
     limit: int
-    include_prompt: bool = True
+    include_prompt: bool
+    batch_tokens: int
 
     @classmethod
     def load(
@@ -116,18 +145,8 @@ class TextModel:
             encoder.position_limit,
         )
         tokenizer.limit(limit)
-        return cls(encoder, tokenizer, _prompts(layout, context.options), limit, layout.include_prompt)
-
-    def text_of(self, item: InputItem) -> str:
-        """The item's text; ids are turned back into text without their special tokens.
-
-        Raises ValueError for an item with neither.
-        """
-        if item.text is not None:
-            return item.text
-        if item.ids is None:
-            raise ValueError("an item needs text or token ids")
-        return self.tokenizer.decode(item.ids)
+        prompts = _prompts(layout, context.options)
+        return cls(encoder, tokenizer, prompts, limit, layout.include_prompt, context.batch_tokens)
 
     def payloads(
         self,
@@ -140,40 +159,72 @@ class TextModel:
     ) -> Iterator[tuple[TextPayload, bool]]:
         """Each item with its prompt as a payload, and whether it was cut; `pick` chooses tokens of a window."""
         before, after = self.prompts.affixes(instruction, is_query)
-        texts = [f"{before}{self.text_of(item)}{after}" for item in items]
+        texts = [f"{before}{self.tokenizer.text_of(item)}{after}" for item in items]
         skip = 0 if self.include_prompt or not before else self.tokenizer.prefix_length(before)
-        for parts, truncated in self.tokenizer.windows(texts, overflow):
+        for parts, truncated, tokens in self.tokenizer.windows(texts, overflow):
             windows = tuple(sequence_of(part, skip if at == 0 else 0) for at, part in enumerate(parts))
             picks = None if pick is None else tuple(map(pick, parts))
-            yield TextPayload(windows, picks, extra), truncated
+            excess = Excess(tokens, self.limit) if truncated and tokens else None
+            yield TextPayload(windows, picks, extra, excess), truncated
 
     def collate(self, payloads: Sequence[TextPayload]) -> TextBatch:
         """One batch on the host, in page-locked memory for CUDA.  Thread-safe."""
         windows = [window for payload in payloads for window in payload.windows]
-        if not windows:
-            return TextBatch(payloads, None, np.empty(0, np.int64), None)
-        packed = self.encoder.pack(windows)
+        picks = [pick for payload in payloads for pick in payload.picks or ()]
         counts = [len(payload.windows) for payload in payloads]
-        owners = np.repeat(np.arange(len(payloads)), counts) if set(counts) != {1} else None
+        owners = np.repeat(np.arange(len(payloads)), counts)
+        rows = [
+            self._row(windows[part], owners[part], picks[part] if len(picks) == len(windows) else [])
+            for part in divided([len(window.ids) for window in windows], self.batch_tokens)
+        ]
+        return TextBatch(payloads, rows, owners if set(counts) != {1} else None)
+
+    def _row(self, windows: list[TokenSequence], owners: Int64Array, chosen: Sequence[Int64Array]) -> TextRow:
+        packed = self.encoder.pack(windows)
+        if not chosen:
+            return TextRow(packed, owners, None)
         starts = packed.layout.first.numpy()[packed.restore.numpy()]
-        chosen = [pick for payload in payloads for pick in payload.picks or ()]
-        if len(chosen) != len(windows):
-            return TextBatch(payloads, packed, owners, None)
         places = np.concatenate([start + pick for start, pick in zip(starts, chosen, strict=True)])
         picks = torch.from_numpy(places)
-        return TextBatch(
-            payloads, packed, owners, picks.pin_memory() if self.encoder.device.type == "cuda" else picks
-        )
+        return TextRow(packed, owners, picks.pin_memory() if self.encoder.device.type == "cuda" else picks)
 
-    def run(self, packed: PackedBatch) -> tuple[PackedBatch, torch.Tensor]:
-        """The batch on the device and its token vectors [T, width] in the model's dtype.  Device thread only."""
-        moved = packed.to(self.encoder.device)
-        return moved, self.encoder.token_rows(moved)
+    def run(self, batch: TextBatch) -> Iterator[tuple[TextRow, PackedBatch, torch.Tensor]]:
+        """Row after row: what it is, its windows on the device, and its token vectors [T, width] in the model's dtype.
 
-    def picked(self, batch: TextBatch, rows: torch.Tensor) -> torch.Tensor:
-        """The token vectors [R, width] that the items of a batch give back, item after item."""
-        assert batch.picks is not None
-        return rows.index_select(0, batch.picks.to(rows.device, non_blocking=True))
+        Device thread only; what the caller does with a row belongs to the same step.
+        """
+        for row in stepping.each(batch.rows, [row.tokens for row in batch.rows]):
+            moved = row.packed.to(self.encoder.device)
+            yield row, moved, self.encoder.token_rows(moved)
+
+    @staticmethod
+    def picked(row: TextRow, vectors: torch.Tensor) -> torch.Tensor:
+        """Of the token vectors of a row those [R, width] that its items give back, window after window."""
+        assert row.picks is not None
+        return vectors.index_select(0, row.picks.to(vectors.device, non_blocking=True))
+
+
+class TokenVectors:
+    """The token vectors that the items of a batch give back, as they come row by row; only one copy is held."""
+
+    def __init__(self, batch: TextBatch) -> None:
+        self._count, self._done = batch.picked, 0
+        self._whole: torch.Tensor | None = None
+
+    def add(self, vectors: torch.Tensor) -> None:
+        """[R, width] of the next row."""
+        if len(vectors) == self._count:
+            self._whole = vectors
+            return
+        if self._whole is None:
+            self._whole = vectors.new_empty(self._count, vectors.shape[1])
+        self._whole[self._done : self._done + len(vectors)] = vectors
+        self._done += len(vectors)
+
+    def whole(self) -> torch.Tensor:
+        """[R of all rows, width], item after item."""
+        assert self._whole is not None
+        return self._whole
 
 
 class TextAdapter(Adapter):
@@ -211,8 +262,9 @@ def sequence_of(part: Part, skip: int = 0) -> TokenSequence:
     return TokenSequence(as_ids(part.ids), None if part.types is None else as_ids(part.types), skip)
 
 
-def mean_of_windows(vectors: torch.Tensor, batch: TextBatch) -> torch.Tensor:
-    """[windows, width] to [items, width]: the mean of each item's windows, weighted by their tokens."""
+def mean_of_windows(found: Sequence[torch.Tensor], batch: TextBatch) -> torch.Tensor:
+    """[windows, width] of each row to [items, width]: the mean of each item's windows, weighted by their tokens."""
+    vectors = found[0] if len(found) == 1 else torch.cat(list(found))
     if batch.owners is None:
         return vectors
     tokens = [len(window.ids) for payload in batch.payloads for window in payload.windows]

@@ -14,10 +14,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from tokenizers import normalizers
+from tokenizers import Encoding, normalizers
 from transformers import AutoTokenizer
 
-from ipc.errors import InvalidInput
+from ipc.messages import InputItem
+from workers.adapters.base import ItemRefused
+from workers.adapters.shared.beginnings import (
+    CHARACTERS_PER_TOKEN,
+    LONG,
+    encode_beginning,
+    goes_word_by_word,
+)
 from workers.adapters.shared.windows import Frame, Part, Windows, fit
 
 # transformers marks "no limit stored" with a huge number.
@@ -44,6 +51,7 @@ class TextTokenizer:
         self._vocabulary_size = len(tokenizer)
         self._uses_types = "token_type_ids" in tokenizer.model_input_names
         self._max_length = self.stored_max_length or _NO_LIMIT
+        self._only_beginnings = False
         if self._backend is not None:
             self._backend.no_padding()
             if lower_case:
@@ -96,19 +104,29 @@ class TextTokenizer:
         """Cut texts to `max_length` tokens from now on, special tokens included.  Not for concurrent use."""
         self._max_length = max_length
         if self._backend is not None:
-            self._backend.enable_truncation(max_length, direction=self._tokenizer.truncation_side)
+            direction = self._tokenizer.truncation_side
+            self._backend.enable_truncation(max_length, direction=direction)
+            self._only_beginnings = direction == "right" and goes_word_by_word(self._backend)
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """Tokenize `texts` with special tokens; every result has at least one token."""
         if self._backend is None:
             return [self._encode_slowly(text) for text in texts]
         found = []
-        for encoding in self._backend.encode_batch_fast(list(texts)):
+        for encoding in self._encodings(texts):
             types = encoding.type_ids if self._uses_types else None
             kept = types if types and any(types) else None
             ids = encoding.ids or [self._filler]
             found.append(Tokens(ids, kept, bool(encoding.overflowing)))
         return found
+
+    def _encodings(self, texts: Sequence[str]) -> list[Encoding]:
+        """The encodings of `texts`, cut to the limit; of long ones only the beginning is read where that is enough."""
+        assert self._backend is not None
+        most = LONG * CHARACTERS_PER_TOKEN * self._max_length
+        if not self._only_beginnings or max(map(len, texts), default=0) < most:
+            return list(self._backend.encode_batch_fast(list(texts)))
+        return [encode_beginning(self._backend, text, self._max_length) for text in texts]
 
     def windows(
         self, texts: Sequence[str], overflow: str = "truncate", max_length: int | None = None
@@ -116,8 +134,11 @@ class TextTokenizer:
         """Tokenize `texts` and fit each into `max_length` tokens (None: the set length); see `windows.fit`."""
         if max_length is None:
             max_length = self._max_length
-            if overflow in ("truncate", "error"):
+            if overflow == "truncate":
                 return [Windows([Part(ids, types)], cut) for ids, types, cut in self.encode(texts)]
+        if overflow == "truncate" and self._only_beginnings and max_length < self._max_length:
+            heads = [[Part(ids, types)] for ids, types, _ in self.encode(texts)]
+            return [fit(parts, overflow, max_length, self.frame)._replace(tokens=0) for parts in heads]
         return [fit(parts, overflow, max_length, self.frame) for parts in self._parts(texts)]
 
     @functools.cached_property
@@ -138,7 +159,8 @@ class TextTokenizer:
         if self._backend is None:
             for text in texts:
                 with self._lock:
-                    yield [Part(list(self._tokenizer(text)["input_ids"]) or [self._filler], None)]
+                    whole = self._tokenizer(text.lower() if self._lower_case else text)
+                yield [Part(list(whole["input_ids"]) or [self._filler], self._kept_types(whole))]
             return
         backwards = (self._backend.truncation or {}).get("direction") == "left"
         for encoding in self._backend.encode_batch_fast(list(texts)):
@@ -151,13 +173,24 @@ class TextTokenizer:
             ]
             yield parts[::-1] if backwards else parts
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, without special tokens.  Raises InvalidInput for an id that the vocabulary lacks."""
-        unknown = next((number for number in ids if not 0 <= number < self._vocabulary_size), None)
+    def text_of(self, item: InputItem) -> str:
+        """The text of an item, which may have token ids instead.
+
+        Raises `ItemRefused` for an id that the vocabulary lacks, ValueError for an item with neither.
+        """
+        if item.text is not None:
+            return item.text
+        if item.ids is None:
+            raise ValueError("an item needs text or token ids")
+        unknown = next((number for number in item.ids if not 0 <= number < self._vocabulary_size), None)
         if unknown is not None:
-            raise InvalidInput(
-                f"input: token id {unknown} is outside this model's vocabulary of {self._vocabulary_size}"
+            raise ItemRefused(
+                item, f"token id {unknown} is outside this model's vocabulary of {self._vocabulary_size}"
             )
+        return self.decode(item.ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, without special tokens."""
         if self._backend is not None:
             return str(self._backend.decode(list(ids), skip_special_tokens=True))
         with self._lock:
@@ -185,10 +218,12 @@ class TextTokenizer:
             truncated = len(whole["input_ids"]) > self._max_length
             if truncated:
                 whole = self._tokenizer(text, truncation=True, max_length=self._max_length)
-        types = whole.get("token_type_ids") if self._uses_types else None
-        return Tokens(
-            list(whole["input_ids"]) or [self._filler], types if types and any(types) else None, truncated
-        )
+        return Tokens(list(whole["input_ids"]) or [self._filler], self._kept_types(whole), truncated)
+
+    def _kept_types(self, encoding: Mapping[str, Any]) -> list[int] | None:
+        """Segment ids where the model has them and they are not all 0."""
+        types = encoding.get("token_type_ids") if self._uses_types else None
+        return types if types and any(types) else None
 
 
 def _add_lower_casing(backend: Any) -> None:

@@ -15,13 +15,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ipc.errors import InvalidInput
 from ipc.messages import Call, InputItem
-from workers.adapters.base import ItemFailure, LoadContext, Prepared, SparseRows
+from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import load_transformer, position_limit
 from workers.adapters.shared.images import from_first_image, load_image_processor
+from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.tokenizing import TextTokenizer
 from workers.adapters.shared.visual_encoder import VisualEncoder
+
+_PLAIN = "{text}"
+_LONGEST_TEMPLATE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class TwoTowersAdapter(VisualEncoder):
     """A contrastive model with a text and an image tower; families say how they pad their texts."""
 
     pads_to_limit: ClassVar[bool]
+    overflows = ("truncate", "truncate_left", "error")
 
     def __init__(
         self, model: Any, tokenizer: TextTokenizer, processor: Any, limit: int, normalize: bool
@@ -49,7 +53,9 @@ class TwoTowersAdapter(VisualEncoder):
         tokenizer.limit(limit)
         vision = model.config.vision_config
         self._image_cost = (vision.image_size // vision.patch_size) ** 2
-        self._width = self._vectors(self.collate([self._prepare_text(InputItem(""), "{text}")])).shape[1]
+        self._width = self._vectors(
+            self.collate([self._prepare_text(InputItem(""), _PLAIN, "truncate")])
+        ).shape[1]
 
     @classmethod
     def load(cls, context: LoadContext) -> Self:
@@ -86,15 +92,14 @@ class TwoTowersAdapter(VisualEncoder):
     def check(self, call: Call) -> None:
         """Refuse what the base refuses, and a template without a place for the text."""
         super().check(call)
-        template = call.options.get("text_template")
-        if template is not None and (not isinstance(template, str) or template.count("{text}") != 1):
-            raise InvalidInput(f"{call.options_field}.text_template: a text that holds {{text}} once")
+        _template(call)
 
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Pixel values of items with an image, token ids of the others."""
-        template = call.options.get("text_template") or "{text}"
+        template = _template(call)
         return [
-            self._prepare_image(item) if item.images else self._prepare_text(item, template) for item in items
+            self._prepare_image(item) if item.images else self._prepare_text(item, template, call.overflow)
+            for item in items
         ]
 
     def _prepare_image(self, item: InputItem) -> Prepared | ItemFailure:
@@ -104,10 +109,11 @@ class TwoTowersAdapter(VisualEncoder):
         """float32 [3, height, width]."""
         return np.asarray(self._processor(images=image, return_tensors="np")["pixel_values"][0], np.float32)
 
-    def _prepare_text(self, item: InputItem, template: str) -> Prepared:
-        text = self._tokenizer.decode(item.ids) if item.text is None and item.ids else item.text or ""
-        ids, _, truncated = self._tokenizer.encode([template.replace("{text}", text)])[0]
-        return Prepared(np.asarray(ids), len(ids), truncated)
+    def _prepare_text(self, item: InputItem, template: str, overflow: str) -> Prepared:
+        text = self._tokenizer.text_of(item)
+        [[part], truncated, tokens] = self._tokenizer.windows([template.replace("{text}", text)], overflow)[0]
+        excess = Excess(tokens, self._limit) if truncated and tokens else None
+        return Prepared(np.asarray(part.ids), len(part.ids), truncated, excess=excess)
 
     def collate(self, prepared: Sequence[Prepared]) -> TowersBatch:
         """Padded texts and stacked images."""
@@ -146,6 +152,15 @@ class TwoTowersAdapter(VisualEncoder):
         order = torch.tensor(batch.texts + batch.images, device=device).argsort()
         rows = rows.index_select(0, order)
         return F.normalize(rows, dim=-1) if self._normalize else rows
+
+
+def _template(call: Call) -> str:
+    """What stands around each text; raises `InvalidInput` for one without a place for the text."""
+    options = OptionReader(call)
+    template = options.text("text_template", _PLAIN, _LONGEST_TEMPLATE)
+    if template.count("{text}") != 1:
+        raise options.refused("text_template", template, "must hold {text} once")
+    return template
 
 
 def _pooled(features: Any) -> torch.Tensor:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from typing import Any, ClassVar
 
-from ipc.errors import InvalidInput
 from ipc.messages import Call
 from workers.adapters.base import Adapter
+from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.precision import parameter_bytes
-
-_OVERFLOWS = ("truncate", "error")
 
 
 class VisualEncoder(Adapter):
-    """Base of these families: an item with an image is an image, of which the first counts; any other is a text."""
+    """Base of these families: an item with an image is an image, of which the first counts; any other is a text.
+
+    `overflows` is what may be done with texts that are too long (`ipc.messages.OVERFLOWS`).
+    """
+
+    overflows: ClassVar[Collection[str]] = ("truncate", "error")
 
     def __init__(self, model: Any, limit: int) -> None:
         """Take over a loaded model; `limit` is its longest text in tokens."""
@@ -30,9 +34,6 @@ class VisualEncoder(Adapter):
         return parameter_bytes(self._model)
 
     def check(self, call: Call) -> None:
-        """Refuse to split texts, which are queries here, or to cut them on the left."""
+        """Refuse to split texts, which are queries here."""
         super().check(call)
-        if call.overflow not in _OVERFLOWS:
-            raise InvalidInput(
-                f"{call.options_field}.overflow_policy: this model offers default, truncate_text and error"
-            )
+        OptionReader(call).check_overflow(self.overflows)

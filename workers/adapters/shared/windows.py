@@ -24,10 +24,14 @@ class Frame(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """What runs through the model for one text: one window, or several of a text that was split."""
+    """What runs through the model for one text: one window, or several of a text that was split.
+
+    `tokens` are those of the whole text, special tokens included, 0 where they were not counted.
+    """
 
     parts: list[Part]
     truncated: bool
+    tokens: int = 0
 
 
 def fit(parts: Sequence[Part], overflow: str, max_length: int, frame: Frame) -> Windows:
@@ -37,7 +41,7 @@ def fit(parts: Sequence[Part], overflow: str, max_length: int, frame: Frame) -> 
     `truncate_left` (drop the beginning) or `chunk` (keep all, in windows of at most `max_length` tokens).
     """
     if len(parts) == 1 and len(parts[0].ids) <= max_length:
-        return Windows([parts[0]], False)
+        return Windows([parts[0]], False, len(parts[0].ids))
     ids = _joined([part.ids for part in parts], frame)
     types = _joined([part.types for part in parts if part.types is not None], frame)
     room = max(1, max_length - frame.before - frame.after)
@@ -52,7 +56,7 @@ def fit(parts: Sequence[Part], overflow: str, max_length: int, frame: Frame) -> 
         Part(_span(ids, span, frame), _span(types, span, frame) if len(types) == len(ids) else None)
         for span in spans
     ]
-    return Windows(windows, overflow != "chunk" and inner > room)
+    return Windows(windows, overflow != "chunk" and inner > room, len(ids))
 
 
 def _joined(stretches: Sequence[list[int]], frame: Frame) -> list[int]:

@@ -84,14 +84,21 @@ class WordTokenizer:
         [[*words]], _ = self._processor.prepare_inputs([[]], [list(labels)], **more)
         return int(self._counts(words).sum()) + self._special
 
-    def split(self, text: str, wanted: Wanted, prompt: int, most_words: int) -> Words:
-        """The words of a text, at most `most_words` and no more than the model has positions for after the prompt."""
+    def split(
+        self, text: str, wanted: Wanted, prompt: int, most_words: int, *, from_end: bool = False
+    ) -> Words:
+        """The words of a text, at most `most_words` and no more than the model has positions for after the prompt.
+
+        Those at the beginning are kept, or those at the end.
+        """
         found = list(self._processor.words_splitter(text))
-        kept = found[:most_words]
+        kept = found[-most_words:] if from_end else found[:most_words]
         counts = self._counts([word for word, _, _ in kept])
         if self.limit is not None:
-            fitting = int(np.searchsorted(np.cumsum(counts), self.limit - prompt, side="right"))
-            kept, counts = kept[:fitting], counts[:fitting]
+            taken = np.cumsum(counts[::-1] if from_end else counts)
+            fitting = int(np.searchsorted(taken, self.limit - prompt, side="right"))
+            place = slice(len(kept) - fitting, None) if from_end else slice(fitting)
+            kept, counts = kept[place], counts[place]
         return Words(
             text,
             [word for word, _, _ in kept],
@@ -102,11 +109,16 @@ class WordTokenizer:
             wanted,
         )
 
+    def count(self, text: str) -> int:
+        """Words of a text."""
+        return sum(1 for _ in self._processor.words_splitter(text))
+
     def _counts(self, words: list[str]) -> np.ndarray:
         """int64 [words] tokens of each word."""
         if not words:
             return np.zeros(0, dtype=np.int64)
-        encoding = self._backend.encode(words, is_pretokenized=True, add_special_tokens=False)
+        # NOTE: `encode` keeps the interpreter's lock for as long as it takes, `encode_batch` does not.
+        [encoding] = self._backend.encode_batch([words], is_pretokenized=True, add_special_tokens=False)
         places = [place for place in encoding.word_ids if place is not None]
         return np.bincount(np.asarray(places, dtype=np.int64), minlength=len(words))
 

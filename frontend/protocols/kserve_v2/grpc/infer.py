@@ -55,7 +55,7 @@ class Infer:
         with services.bodies.holding(counting.nbytes(message)):
             with running.booking_failures(services, context, *self._asked(call, message)):
                 request = request_of(message, call.raw)
-                await self._convert(call, request)
+                await self._defer(call, request)
                 found = await self._find(call, request) if streamed else None
             self._forwarding.apply(call.metadata, request)
             if found is not None and found.config.decoupled:
@@ -100,9 +100,9 @@ class Infer:
             yield empty_final(found.name, found.version, message.id)
 
     @staticmethod
-    async def _convert(call: Call, request: TensorRequest) -> None:
-        """Turn encoded images and strings into the tensors that the model takes, where there may be any."""
+    async def _defer(call: Call, request: TensorRequest) -> None:
+        """Say of encoded images and strings what becomes of them for the model, where there may be any."""
         if all(tensor.datatype != BYTES for tensor in request.inputs):
             return
         found = await Infer._find(call, request)
-        await images.convert_all(found.config, request.inputs, call.services.settings.limits)
+        images.defer(found.config, request.inputs, call.services.settings.limits)

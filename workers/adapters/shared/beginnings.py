@@ -1,0 +1,103 @@
+"""Tokenize no more of a long text than the model reads of it.
+
+A text of a megabyte takes a second to tokenize, of which a model keeps a few hundred tokens. Tokenizers that go word by
+word, where a blank always ends a word, find the same first tokens in the beginning of a text as in the whole:
+
+1. the beginning is cut at a blank, with several times the characters that the tokens usually take;
+2. it counts when it was cut to the model's length, and the last token that is kept ends some words before the cut, so
+   that nothing near the cut can have had a part in it;
+3. else a longer beginning is tried, and in the end the whole text.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tokenizers import Encoding, Tokenizer
+
+CHARACTERS_PER_TOKEN = 16
+LONG = 4
+"""A text is long from so many beginnings on; each beginning that is tried is so many times the one before."""
+_WORDS_BEFORE_CUT = 8
+_WORD_BY_WORD = frozenset({"BertPreTokenizer", "Whitespace", "WhitespaceSplit"})
+_WITHIN_WORDS = frozenset({"Punctuation", "Digits", "UnicodeScripts"})
+_PLAIN_NORMALIZERS = frozenset(
+    {"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Prepend", "Strip"}
+    | {"StripAccents"}
+)
+_PLAIN_PATTERNS = ({"Regex": " {2,}"}, {"String": " "}, {"String": "``"}, {"String": "''"})
+
+
+def goes_word_by_word(backend: Tokenizer) -> bool:
+    """Whether a blank ends a word for this tokenizer, and what is behind some words has no part in those before."""
+    splits = [_ends_words(step) for step in _steps(backend.pre_tokenizer, "pretokenizers")]
+    normalizers = _steps(backend.normalizer, "normalizers")
+    return None not in splits and True in splits and all(map(_is_plain, normalizers))
+
+
+def encode_beginning(backend: Tokenizer, text: str, limit: int) -> Encoding:
+    """The encoding of `text` by a tokenizer that goes word by word and cuts on the right at `limit` tokens.
+
+    Its ids, and whether it overflows, are those of the whole text; by how much is not known.
+    """
+    size = CHARACTERS_PER_TOKEN * limit
+    while size * LONG <= len(text):
+        cut = text.rfind(" ", 0, size)
+        if cut > 0:
+            [encoding] = backend.encode_batch([text[:cut]])
+            end = max((end for _, end in encoding.offsets), default=0)
+            if encoding.overflowing and len(text[end:cut].split()) > _WORDS_BEFORE_CUT:
+                return encoding
+        size *= LONG
+    [encoding] = backend.encode_batch_fast([text])
+    return encoding
+
+
+def encode_side(backend: Tokenizer, text: str, limit: int, *, left: bool) -> Encoding:
+    """The encoding, without special tokens, of the left or right side of `text`: more than `limit` tokens of it.
+
+    The `limit` tokens at that end are those of the whole text, which is encoded where no side is sure to have them. The
+    tokenizer goes word by word and cuts nothing.
+    """
+    size = CHARACTERS_PER_TOKEN * limit
+    while size * LONG <= len(text):
+        cut = text.rfind(" ", 0, size) if left else text.find(" ", len(text) - size)
+        side = text[: max(cut, 0)] if left else text[cut:]
+        [encoding] = backend.encode_batch([side], add_special_tokens=False)
+        places = encoding.offsets
+        if len(places) > limit:
+            rest = side[places[limit - 1][1] :] if left else side[: places[-limit][0]]
+            if len(rest.split()) > _WORDS_BEFORE_CUT:
+                return encoding
+        size *= LONG
+    [encoding] = backend.encode_batch([text], add_special_tokens=False)
+    return encoding
+
+
+def _steps(part: Any, name: str) -> list[dict[str, Any]]:
+    """A part of a tokenizer as its steps in the form of tokenizer.json."""
+    if part is None:
+        return []
+    state = json.loads(part.__getstate__())
+    nested = state.get(name)
+    return nested if state["type"] == "Sequence" else [state]
+
+
+def _ends_words(step: dict[str, Any]) -> bool | None:
+    """Whether a blank ends a word after this step; None for a step that may look further."""
+    kind = step["type"]
+    if kind in _WORD_BY_WORD:
+        return True
+    if kind == "Metaspace":
+        return bool(step.get("split", True))
+    if kind == "ByteLevel":
+        return bool(step.get("use_regex", True))
+    return False if kind in _WITHIN_WORDS else None
+
+
+def _is_plain(step: dict[str, Any]) -> bool:
+    """Whether a normalizer changes characters by no more than their neighbours."""
+    return step["type"] in _PLAIN_NORMALIZERS or (
+        step["type"] == "Replace" and step["pattern"] in _PLAIN_PATTERNS
+    )
