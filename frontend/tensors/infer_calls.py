@@ -16,7 +16,11 @@ from ipc.model_config import ROW_COST
 
 
 async def call(job: Job) -> Called:
-    """Run the program. Raises as `Upload.place`, and `ShmExhausted` when large inputs found no room in time."""
+    """Run the program.
+
+    Raises as `Upload.place`, `ShmExhausted` when large inputs found no room in time, and `DeadlineExceeded` when the
+    requests of the sequence before this one took too long.
+    """
     request = job.request
     step = request.sequence if job.served.config.sequence_batching is not None else None
     with Upload(job.services, request, job.context.waits_until_ns) as upload:
@@ -32,10 +36,8 @@ async def call(job: Job) -> Called:
 async def _place_in_order(job: Job, upload: Upload, step: Sequence) -> None:
     """Put the inputs into the payload when those of the requests before it, of the same sequence, are there."""
     turns = job.services.uploads.of(job.served.id, step.id)
-    if not turns.is_free:
-        # NOTE: who is before this request may have to wait for room.
-        await upload.leave_block()
-    async with turns:
+    # NOTE: who is before this request may have to wait for room.
+    async with turns.take(upload.leave_block, job.context.waits_until_ns):
         await upload.place()
 
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 HEAD_GROWTH = 4
 """An element takes at most so many times the bytes that it has in JSON, with its comma: `1,` may be eight bytes."""
+MIN_BESIDE = 1 << 20
+"""Bytes for what the head holds; more than this is not asked for beyond as much again as the raw bytes take."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -79,9 +81,9 @@ class Receiving:
         return Body(body[: self._head_nbytes], memoryview(body)[self._head_nbytes :], None)
 
     async def _reserve(self, raw_nbytes: int) -> InputBlock | None:
-        """A block for the raw bytes and what the head may hold, or for the former alone where both never fit."""
-        room, beside = self._services.room, HEAD_GROWTH * self._head_nbytes
-        block = await room.reserve(raw_nbytes + beside, self._deadline_ns)
+        """A block for the raw bytes, and for what the head may hold where there is room for it without waiting."""
+        room, beside = self._services.room, min(HEAD_GROWTH * self._head_nbytes, max(raw_nbytes, MIN_BESIDE))
+        block = await room.take(raw_nbytes + beside)
         return block or await room.reserve(raw_nbytes, self._deadline_ns)
 
     async def _into(self, block: InputBlock) -> Body:

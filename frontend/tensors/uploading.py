@@ -12,11 +12,13 @@ import asyncio
 import contextlib
 import time
 from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Protocol
 from weakref import WeakValueDictionary
 
 from ipc import deadline
-from ipc.errors import ShmExhausted
+from ipc.errors import DeadlineExceeded, ShmExhausted
 from ipc.input_arena import InputArena, InputBlock
 
 BEFORE_DEADLINE_NS = 50_000_000
@@ -33,28 +35,37 @@ class Arriving(Protocol):
 
 
 class Turns:
-    """Those of one sequence; a context that is entered in the order in which they ask for it."""
+    """The line of one sequence."""
 
     def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._asked = 0
+        self.line: deque[asyncio.Event] = deque()
 
-    @property
-    def is_free(self) -> bool:
-        """Whether entering would wait for nobody."""
-        return not self._asked
+    @asynccontextmanager
+    async def take(self, before_waiting: Callable[[], Awaitable[None]], until_ns: int) -> AsyncIterator[None]:
+        """The caller's turn: turns come in the order in which they are asked for. Who has to wait does so after
+        `before_waiting`.
 
-    async def __aenter__(self) -> None:
-        self._asked += 1
+        Raises `DeadlineExceeded` when the turn did not come in time.
+        """
+        own = asyncio.Event()
+        self.line.append(own)
         try:
-            await self._lock.acquire()
-        except BaseException:
-            self._asked -= 1
-            raise
+            if self.line[0] is not own:
+                await before_waiting()
+                await _wait(own, until_ns)
+            yield
+        finally:
+            self.line.remove(own)
+            if self.line:
+                self.line[0].set()
 
-    async def __aexit__(self, *_: object) -> None:
-        self._asked -= 1
-        self._lock.release()
+
+async def _wait(turn: asyncio.Event, until_ns: int) -> None:
+    try:
+        async with asyncio.timeout(deadline.remaining_s(until_ns)):
+            await turn.wait()
+    except TimeoutError:
+        raise DeadlineExceeded("requests of the same sequence that came before took too long") from None
 
 
 class UploadOrder:
@@ -64,7 +75,7 @@ class UploadOrder:
         self._turns: WeakValueDictionary[tuple[str, int | str], Turns] = WeakValueDictionary()
 
     def of(self, model: str, sequence: int | str) -> Turns:
-        """To be entered for the upload."""
+        """The line for uploads."""
         return self._turns.setdefault((model, sequence), Turns())
 
 
@@ -77,6 +88,10 @@ class InputRoom:
         self._line: deque[asyncio.Event] = deque()
         self.arriving: set[Arriving] = set()
         inputs.on_room = self._wake_first
+
+    async def take(self, nbytes: int) -> InputBlock | None:
+        """A block of that size, if there is room now that nobody waits for."""
+        return None if self._line else await self._inputs.reserve(nbytes)
 
     async def reserve(self, nbytes: int, deadline_ns: int) -> InputBlock | None:
         """A block of that size, as soon as there is room; None when it never fits.

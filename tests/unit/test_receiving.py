@@ -109,6 +109,20 @@ def test_behind_a_body_is_room_for_what_its_head_holds_unless_that_never_fits(tm
     on_loop(made, test())
 
 
+def test_nobody_waits_for_room_that_is_only_for_the_head(tmp_path: Path) -> None:
+    made = services(tmp_path)
+
+    async def test() -> None:
+        other = await made.room.reserve(MIB, deadline.after(1))
+        assert other is not None
+        with other:
+            body = b" " * MIB + DATA
+            async with open_(made, Upload(len(body), body), MIB) as found:
+                assert found.block is not None and len(found.block.buffer) == len(DATA)
+
+    on_loop(made, test())
+
+
 @pytest.mark.parametrize(
     ("length", "body", "head_nbytes", "head", "data"),
     [

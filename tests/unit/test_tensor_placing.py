@@ -18,7 +18,7 @@ from frontend.tensors.request import InputTensor, Sequence, TensorRequest
 from frontend.tensors.running import run
 from ipc import copies, deadline
 from ipc.client import Request
-from ipc.errors import InvalidInput, QueueFull
+from ipc.errors import DeadlineExceeded, InvalidInput, QueueFull
 from ipc.input_arena import InputBlock
 from ipc.model_config import ModelConfig, SequenceBatching
 from tests.fakes.tensors import InferReply, entry, loaded, services_of, tensor
@@ -213,11 +213,63 @@ def test_who_waits_for_a_turn_in_a_sequence_holds_no_room(tmp_path: Path) -> Non
         block, [view] = await received(made, second)
         with block:
             before = asyncio.ensure_future(run(made, fresh(), step(first)))
-            await until(lambda: not made.uploads.of("flow@1", 7).is_free)
+            await until(lambda: len(made.uploads.of("flow@1", 7).line) > 0)
             await asyncio.gather(before, run(made, fresh(), step(view, block)))
 
     on_loop(made, test())
     assert sent(made) == [[first], [second]]
+
+
+def sequence_step(
+    data: bytes | memoryview, block: InputBlock | None = None, recipe: Repeated | None = None
+) -> TensorRequest:
+    given = InputTensor("A", "UINT8", [1, -1 if recipe else len(data)], data, None, recipe)
+    return TensorRequest("flow", None, [given], None, sequence=Sequence(7, False), block=block)
+
+
+def test_a_step_that_leaves_its_block_before_it_waits_is_not_overtaken(tmp_path: Path) -> None:
+    made, may = services(tmp_path), threading.Event()
+    slow = Repeated(1, may, rows=1)
+
+    async def test() -> None:
+        block, [view] = await received(made, b"\1" * MIB)
+        with block:
+            first = asyncio.ensure_future(run(made, fresh(), sequence_step(b"\0", recipe=slow)))
+            await until(slow.writing.is_set)
+            second = asyncio.ensure_future(run(made, fresh(), sequence_step(view, block)))
+            await asyncio.sleep(0)
+            third = asyncio.ensure_future(run(made, fresh(), sequence_step(b"\2")))
+            await until(
+                lambda: len(made.uploads.of("flow@1", 7).line) == 3 and made.client.inputs.used_nbytes == 0
+            )
+            may.set()
+            await asyncio.gather(first, second, third)
+
+    try:
+        on_loop(made, test())
+    finally:
+        may.set()
+    assert [inputs[0][0] for inputs in sent(made)] == [0, 1, 2]
+
+
+def test_a_step_waits_for_its_turn_until_its_deadline(tmp_path: Path) -> None:
+    made, may = services(tmp_path), threading.Event()
+    slow = Repeated(1, may, rows=1)
+
+    async def test() -> None:
+        first = asyncio.ensure_future(run(made, fresh(), sequence_step(b"\0", recipe=slow)))
+        await until(slow.writing.is_set)
+        with pytest.raises(DeadlineExceeded, match="same sequence"):
+            await run(made, fresh(0.05), sequence_step(b"\1"))
+        third = asyncio.ensure_future(run(made, fresh(), sequence_step(b"\2")))
+        may.set()
+        await asyncio.gather(first, third)
+
+    try:
+        on_loop(made, test())
+    finally:
+        may.set()
+    assert [inputs[0][0] for inputs in sent(made)] == [0, 2]
 
 
 @pytest.mark.parametrize("times", [2, MIB])
