@@ -123,13 +123,15 @@ class Demand:
     async def renew(self, model: str, until: Callable[[Callable[[], bool]], Awaitable[None]]) -> None:
         """Wait until all workers that serve older files of a model serve the present ones; `until` as for `load`.
 
-        What failed before is tried again. Raises why a worker cannot load them; it goes on with the older ones.
+        What failed before is tried again, and who is still behind after a while is asked again. Raises why a worker
+        cannot load them; it goes on with the older ones.
         """
         behind = [channel for channel in self._up() if channel.models.get(model, _NOTHING).next]
         failed = {c.slot: c.models[model].attempts for c in behind if c.models[model].error_class}
         for channel in behind:
             if channel.slot in failed:
                 channel.load(model, explicit=True)
+        asked = time.monotonic()
 
         def refuses(channel: Channel) -> bool:
             found = channel.models.get(model, _NOTHING)
@@ -141,7 +143,16 @@ class Demand:
             found = channel.models.get(model, _NOTHING)
             return channel.state != "ready" or not found.next or refuses(channel)
 
-        await until(lambda: all(ended(channel) for channel in behind))
+        def done() -> bool:
+            nonlocal asked
+            waiting = [channel for channel in behind if not ended(channel)]
+            if waiting and time.monotonic() - asked >= ASK_EVERY_S:
+                asked = time.monotonic()
+                for channel in waiting:
+                    channel.load(model, explicit=True)
+            return not waiting
+
+        await until(done)
         refusing = next((channel for channel in behind if refuses(channel)), None)
         if refusing is not None:
             raise routing.why_failed(refusing.models[model])

@@ -15,7 +15,10 @@ class QueueState(Wire, frozen=True):
 
 
 class BatchRecord(Wire, frozen=True):
-    """One batch: when it ended (CLOCK_MONOTONIC), how long it took, what was in it, how much would have fitted."""
+    """One batch: when it ended (CLOCK_MONOTONIC), how long it took, what was in it, how much would have fitted.
+
+    `tokens` are those that ran to their end, none of a batch that failed or that nobody waited for any more.
+    """
 
     at_ns: int
     seconds: float

@@ -58,9 +58,14 @@ def _characters(item: InputItem) -> int:
 
 
 def _within(value: Any) -> int:
-    """Characters of all texts in what options or a schema hold."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(len(name) + _within(held) for name, held in value.items())
-    return sum(map(_within, value)) if isinstance(value, list | tuple) else 0
+    """Characters of all texts in what options or a schema hold, however deep."""
+    count, rest = 0, [value]
+    while rest:
+        held = rest.pop()
+        if isinstance(held, str):
+            count += len(held)
+        elif isinstance(held, dict):
+            rest += [*held, *held.values()]
+        elif isinstance(held, list | tuple):
+            rest += held
+    return count

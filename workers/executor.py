@@ -27,7 +27,7 @@ import torch
 
 from ipc import logs
 from ipc.arena import Arena
-from ipc.errors import PenstockError
+from ipc.errors import DeadlineExceeded, PenstockError
 from ipc.messages import ItemError
 from ipc.metrics import WorkerMetrics
 from ipc.settings import Settings
@@ -78,6 +78,8 @@ class Executor:
         self._placer = Placer(book, settings.arena.inline_bytes)
         self.activity = Activity(settings.worker.hang_timeout_s)
         self._interlude = Interlude()
+        self._ran = 0
+        """Tokens of the batch that runs whose passes came to their end."""
         self._generations = Generations(
             book, self._placer, self._executions, self.activity, queue.rate, self._record_flight
         )
@@ -159,6 +161,7 @@ class Executor:
         jobs = list({id(piece.job): piece.job for piece in batch.pieces}.values())
         model, stream = jobs[0].model, jobs[0].stream
         self._touch(model)
+        self._ran = 0
         flight = [(job.tag, job.id) for job in jobs]
         self._record_flight(flight)
         for job in jobs:
@@ -175,13 +178,18 @@ class Executor:
                 self._generations.go_on(jobs[0], stream)
         seconds = (time.monotonic_ns() - began - self._interlude.total_ns + paused_ns) / 1e9
         self._queue.settle_time(jobs[0], seconds - batch.predicted_s)
-        self._rates[model].record(batch.tokens, seconds)
-        if stream is None:
-            self._queue.rate.record(batch.tokens, seconds)
+        self._record_rates(model, seconds, stream is None)
         budget = self.budgets.tokens_of(model)
-        self.batches.note(model, len(batch.pieces), batch.tokens, budget, seconds)
+        self.batches.note(model, len(batch.pieces), self._ran, budget, seconds)
         if stream is None or jobs[0].batches == 1:
             self._batch_metrics.note(model, batch, budget)
+
+    def _record_rates(self, model: str, seconds: float, whole: bool) -> None:
+        """What ended early or failed says nothing of the pace; `whole` is false of a stint of a stream."""
+        if self._ran:
+            self._rates[model].record(self._ran, seconds)
+            if whole:
+                self._queue.rate.record(self._ran, seconds)
 
     def _record_flight(self, flight: Flight) -> None:
         """These requests, and those of a long batch that pauses, are on the device."""
@@ -217,6 +225,7 @@ class Executor:
                 collated = collate(pieces)
             if job.stream is not None:
                 self._generations.stint(pieces[0], job.stream, collated, self._step_limit_s)
+                self._ran += tokens
                 return None
             collated_ns = time.monotonic_ns()
             between = partial(self._between_steps, pieces)
@@ -238,6 +247,7 @@ class Executor:
             )
             self._finish(pieces, failures, computed - began - paused_ns, copied - computed)
             self.budgets.grow(job.model)
+            self._ran += tokens - _left(pieces, failures)
         except Exception as error:
             return error
         return None
@@ -252,7 +262,7 @@ class Executor:
         batch = self._former.beside(pieces[0].job.adapter, LONGEST_S)
         if batch is None and not self._book.over:
             return
-        limit_s, recoveries = self.activity.limit_s, self._recoveries
+        limit_s, recoveries, ran = self.activity.limit_s, self._recoveries, self._ran
         flight = list(dict.fromkeys((piece.job.tag, piece.job.id) for piece in pieces))
         self._recoveries = recoveries.fresh()
         try:
@@ -261,7 +271,7 @@ class Executor:
                     self._run_batch(batch)
                 self._generations.close_ended(self._step_limit_s)
         finally:
-            self._recoveries = recoveries
+            self._recoveries, self._ran = recoveries, ran
             self.activity.begin(limit_s)
 
     def _make_room(self, pieces: list[Piece], error: Exception) -> Exception | None:
@@ -354,6 +364,12 @@ class Executor:
         )
         logs.flush()
         os._exit(code)
+
+
+def _left(pieces: list[Piece], failures: dict[int, ItemError]) -> int:
+    """Tokens of the items that the adapter left because nobody waited for them."""
+    ended = [at for at, failure in failures.items() if failure.code == DeadlineExceeded.code]
+    return sum(pieces[at].prepared.cost for at in ended)
 
 
 def _failures(

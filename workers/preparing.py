@@ -148,9 +148,10 @@ def _store(job: Job, start: int, found: Sequence[Prepared | ItemFailure]) -> lis
 
 
 def _named(job: Job, refusal: ItemRefused) -> InvalidInput:
-    """The error of an item that cannot be used."""
-    place = next(index for index, item in enumerate(job.call.items) if item is refusal.item)
-    return InvalidInput(f"{job.call.names.item.format(place)}: {refusal}")
+    """The error of an item, or of the query beside the items, that cannot be used."""
+    names = job.call.names
+    place = next((index for index, item in enumerate(job.call.items) if item is refusal.item), None)
+    return InvalidInput(f"{names.query if place is None else names.item.format(place)}: {refusal}")
 
 
 def _too_long(job: Job, index: int, excess: Excess | None) -> InputTooLong:

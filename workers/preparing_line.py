@@ -1,7 +1,7 @@
 """Jobs that wait to be prepared: queries before bulk work, which gets a turn now and then however many queries come.
 
 Jobs whose next text is long stand apart: they get every second turn of bulk work, and none on a thread that is kept for
-short ones.
+short ones: when their turn comes to that thread, the next other one makes up for it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ class PreparingLine:
         self._changed = threading.Condition()
         self._turns = 0
         self._long_next = False
+        self._owed = False
+        """Whether the turn of a long job came to a thread that takes none."""
         self._closed = False
 
     def put(self, job: Job, is_long: bool = False) -> None:
@@ -37,9 +39,13 @@ class PreparingLine:
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._waiting(quick))
             interactive, others = self._lanes["interactive"], self._others(quick)
-            self._turns = self._turns + 1 if interactive and others else 0
-            if others and (not interactive or self._turns % BULK_EVERY == 0):
-                self._long_next = others is not self._lanes["long"]
+            # NOTE: the turns of all threads count, and what this one may not take waits all the same.
+            bulk, long = self._lanes["bulk"], self._lanes["long"]
+            self._turns = self._turns + 1 if interactive and (bulk or long) else 0
+            if others and (not interactive or self._turns >= BULK_EVERY or (self._owed and others is long)):
+                self._turns = 0
+                self._owed = bool(interactive and long and self._long_next) and others is bulk
+                self._long_next = others is bulk
                 return others.popleft()
             return interactive.popleft() if interactive else None
 

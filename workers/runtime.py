@@ -109,6 +109,7 @@ class Runtime:
         self._reporter = Reporter(self, metrics, device)
         self._statistics = Statistics(self, self._reporter.monitor, self.executor.batches)
         self._metrics = metrics
+        self._uncopied: list[Job] = []
         self._parked: list[Job] = []
         self._slotless: list[Job] = []
         self._draining_until = 0.0
@@ -221,17 +222,20 @@ class Runtime:
 
     def _place(self, job: Job) -> None:
         """Reserve output space and send the job to the preparing threads, or park it until there is space."""
-        known = not operation_of(job.call).needs_prepared(job.call)
         try:
-            if known:
-                self._plan(job)
+            self._pass_on(job, known=not operation_of(job.call).needs_prepared(job.call))
         except Exception:
             self.book.cancel(job)
             raise
+
+    def _pass_on(self, job: Job, known: bool) -> None:
+        """`known`: the size of the result is, before anything is prepared."""
+        if known:
+            self._plan(job)
         if known and self._must_wait_for_slot(job):
             self._slotless.append(job)
-        elif known and not self._reserve(job, arena_allowed=not self._parked):
-            self._parked.append(job)
+        elif known and not self._reserve(job):
+            return
         elif operation_of(job.call).instant(job.call) or self._is_lone(job):
             # PERF: a lone short request gains a thread switch; nobody waits behind it in this thread.
             self.preparer.prepare_now(job)
@@ -264,42 +268,46 @@ class Runtime:
         except PenstockError as error:
             self.book.fail(job, error)
             return
-        if self._reserve(job, arena_allowed=not self._parked):
+        if self._reserve(job):
             self.queue.put(job, 0, len(job.prepared))
-        else:
-            self._parked.append(job)
 
-    def _reserve(self, job: Job, arena_allowed: bool) -> bool:
-        """Room for what a job reads and writes; `arena_allowed` is false while others wait, small ones need none."""
-        if (not arena_allowed and self._needs_room(job)) or not job.payload.reserve():
+    def _reserve(self, job: Job) -> bool:
+        """Room for what a job copies, then for what it writes; without, it waits behind others that lack the same."""
+        if job.payload.lacks_room and (self._uncopied or not job.payload.reserve()):
+            self._uncopied.append(job)
             return False
-        output = outputs.reserve(job, self.leases, self._settings.arena.inline_bytes)
-        if output is not None:
-            self.book.attach(job, output)
-        return output is not None
+        queued = self._parked and self._needs_room(job)
+        output = None if queued else outputs.reserve(job, self.leases, self._settings.arena.inline_bytes)
+        if output is None:
+            self._parked.append(job)
+            return False
+        self.book.attach(job, output)
+        return True
 
     def _unpark(self) -> None:
         """Place parked jobs in order, as far as there is room; forget ended ones, fail those that are out of time."""
         soon = time.monotonic_ns() + PARK_MARGIN_NS
-        for job in self._parked:
+        waiting = [*self._parked, *self._uncopied]
+        for job in waiting:
             if job.state == "open" and soon >= job.deadline_ns:
                 lacks_room = job.payload.lacks_room
                 self.book.fail(job, job.payload.exhausted() if lacks_room else outputs.exhausted(1.0))
-        self._parked = [job for job in self._parked if job.state == "open"]
-        self._admit_slotless()
-        while self._parked and self._reserve(self._parked[0], arena_allowed=True):
-            job = self._parked.pop(0)
+        self._parked, self._uncopied = [], []
+        for job in [*waiting, *self._admit_slotless()]:
+            if job.state != "open" or not self._reserve(job):
+                continue
             if job.prepared_items == len(job.prepared):
                 self.queue.put(job, 0, len(job.prepared))
             else:
                 self.preparer.put(job)
 
-    def _admit_slotless(self) -> None:
-        """Jobs whose sequence has a slot by now are parked behind those that are."""
-        waiting, self._slotless = self._slotless, []
+    def _admit_slotless(self) -> list[Job]:
+        """Jobs whose sequence has a slot by now."""
+        waiting, self._slotless = [job for job in self._slotless if job.state == "open"], []
+        admitted: list[Job] = []
         for job in waiting:
-            if job.state == "open":
-                (self._parked if self.queue.sequencer.has_slot(job) else self._slotless).append(job)
+            (admitted if self.queue.sequencer.has_slot(job) else self._slotless).append(job)
+        return admitted
 
     def cancel(self, session: Session, request: int) -> None:
         """The caller of a request has gone. Idempotent."""
@@ -334,7 +342,7 @@ class Runtime:
 
     def released(self) -> None:
         """A lease ended: there may be room for parked jobs, and for parts of streams."""
-        if self._parked or self._slotless:
+        if self._parked or self._uncopied or self._slotless:
             self._unpark()
         self.book.wake_roomless()
 

@@ -36,6 +36,10 @@ class Steps:
     def step(self, share: float = 1.0) -> None:
         """One more step is done, and the next, `share` of the batch, has not begun: the device is free for a moment."""
         self._between()
+        self.begin(share)
+
+    def begin(self, share: float) -> None:
+        """A step, `share` of the batch, begins."""
         if self._activity is not None:
             self._activity.renew(share)
 
@@ -81,8 +85,11 @@ def each(parts: Sequence[T], tokens: Sequence[int]) -> Iterator[T]:
     """
     steps, whole = current(), sum(tokens)
     for number, (part, count) in enumerate(zip(parts, tokens, strict=True)):
+        if not number and len(parts) > 1:
+            steps.begin(count / whole)
         if number:
-            if torch.cuda.is_available():
+            # NOTE: to ask for the stream would make a context on a device that this process does not use.
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 # NOTE: until then the part before is only enqueued, and what passes it now would wait for it.
                 torch.cuda.current_stream().synchronize()
             steps.step(count / whole)

@@ -1,8 +1,9 @@
 """What the device thread does now, and whether it takes far longer than predicted.
 
 The limit of a batch is the larger of `worker.hang_timeout_s` and five times the time predicted for its model; a model
-that has not run yet gets ten seconds as its prediction, and more for what is long. A step of a batch in several gets
-its share of that limit, but never less than ten seconds or `worker.hang_timeout_s`.
+that has not run yet gets ten seconds as its prediction, and more for what is long. A step of a batch in several, the
+first too where parts are known beforehand, gets its share of that limit, but never less than ten seconds or
+`worker.hang_timeout_s`.
 """
 
 from __future__ import annotations

@@ -13,6 +13,11 @@ HUGE = InputItem("a" * (CHUNK_CHARACTERS + 1))
 MUCH = "a" * LONE_CHARACTERS
 
 
+DEEP: dict[str, object] = {"a": MUCH}
+for _ in range(5000):
+    DEEP = {"a": [DEEP]}
+
+
 def ends(call: Call) -> list[int]:
     """Where the chunks of a call end."""
     found = [0]
@@ -42,6 +47,7 @@ def test_long_is_what_is_over_a_chunk_alone() -> None:
     assert [is_long(call, start) for start in range(3)] == [False, True, False]
     assert is_long(ScoreCall([TEXT], HUGE), 0) and not is_long(ScoreCall([TEXT], QUARTER), 0)
     assert is_long(ExtractCall([TEXT], ["a" * 499] * 1000), 0)
+    assert not is_long(EncodeCall([TEXT], [], options=DEEP), 0)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +59,7 @@ def test_long_is_what_is_over_a_chunk_alone() -> None:
         (EncodeCall([TEXT], [], MUCH), False),
         (EncodeCall([TEXT], [], options={"text_template": MUCH}), False),
         (EncodeCall([TEXT], [], options={"a": {"b": ["c", MUCH]}}), False),
+        (EncodeCall([TEXT], [], options=DEEP), False),
         (EncodeCall([TEXT], [], options={"threshold": 0.5, "flat": True, "none": None}), True),
         (EncodeCall([InputItem(images=[b"a"])], []), False),
         (ScoreCall([TEXT], TEXT), True),

@@ -30,6 +30,8 @@ from workers.regions import ClientMemory
 from workers.runtime import Runtime
 
 MIB = 1 << 20
+LARGE = 5 * MIB // 8
+"""A result of which the arena holds one."""
 _ids = count(1)
 
 
@@ -130,14 +132,14 @@ def runtime(tmp_path: Path) -> Iterator[Runtime]:
     preparer: Any = SimpleNamespace(put=lambda job: placed.append(job.id), placed=placed)
     made.preparer = preparer
     made.executor = SimpleNamespace(idle=False)  # type: ignore[assignment]
-    made._parked, made._slotless = [], []
+    made._parked, made._uncopied, made._slotless = [], [], []
     yield made
     arena.close()
 
 
-def ask(runtime: Runtime, of: ClientMemory, nbytes: int) -> int:
+def ask(runtime: Runtime, of: ClientMemory, nbytes: int, result_nbytes: int = 1) -> int:
     """A request that names so many bytes, taken in as `Runtime.submit` does; returns its id."""
-    sides = {"inputs": (tensor("A", "UINT8", -1),), "outputs": (tensor("O", "UINT8", 1),)}
+    sides = {"inputs": (tensor("A", "UINT8", -1),), "outputs": (tensor("O", "UINT8", result_nbytes),)}
     adapter = FakeProgram(ModelConfig("m", max_batch_size=1, **sides), "echo")
     payload = Payload(memoryview(b""), of)
     job = Job(b"s", 1, next(_ids), "m", call(nbytes), 2**62, "req", False, 16, payload)
@@ -165,6 +167,34 @@ def test_jobs_wait_for_room_in_order_and_small_ones_pass(runtime: Runtime, tmp_p
     end(runtime, first)
     runtime.released()
     assert placed == [first, small, second, third]
+
+
+def test_who_waits_for_copies_is_passed_by_who_only_needs_the_arena(runtime: Runtime, tmp_path: Path) -> None:
+    of, placed = memory(tmp_path), runtime.preparer.placed  # type: ignore[attr-defined]
+    copying = ask(runtime, of, MIB)
+    both, after = ask(runtime, of, 20, LARGE), ask(runtime, of, 5)
+    large = ask(runtime, of, 0, LARGE)
+    assert placed == [copying, large], "the copies have no room, the arena has"
+    larger = ask(runtime, of, 0, LARGE)
+    end(runtime, copying)
+    runtime.released()
+    assert placed == [copying, large, after], "the arena has no room, the copies have"
+    for ended, begun in ((large, larger), (larger, both)):
+        end(runtime, ended)
+        runtime.released()
+        assert placed[-1] == begun
+    assert not (runtime._parked or runtime._uncopied)
+    end(runtime, both)
+
+
+def test_a_job_that_cannot_be_sent_on_is_not_kept(runtime: Runtime, tmp_path: Path) -> None:
+    def failing(job: Job) -> None:
+        raise RuntimeError("strange options")
+
+    runtime.preparer.put = failing  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError):
+        ask(runtime, memory(tmp_path), 0, LARGE)
+    assert not runtime.book.jobs() and runtime.queue.admitted == 0 and runtime.leases.used_nbytes == 0
 
 
 def test_a_job_that_gets_no_room_in_time_says_what_was_short(runtime: Runtime, tmp_path: Path) -> None:

@@ -122,6 +122,15 @@ def test_a_load_tries_again_what_was_refused_before() -> None:
         renewal([channel], lambda: channel.now("loaded", 3, **REFUSED))
 
 
+def test_a_load_asks_again_who_is_still_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demand, "ASK_EVERY_S", 0.0)
+    waiting, serving = Asked("loaded"), Asked("loaded")
+    waiting.now("loaded", 2, **COMING)
+    serving.slot = 1
+    renewal([waiting, serving], lambda: waiting.now("loaded", 1))
+    assert waiting.loads == [True] and not serving.loads
+
+
 def test_a_load_does_not_wait_for_a_worker_that_is_gone() -> None:
     channel = Asked("loaded")
     channel.now("loaded", 2, **COMING)

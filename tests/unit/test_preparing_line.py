@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from functools import partial
 
+import pytest
+
 from tests.unit.test_batcher import job
 from workers.preparing_line import BULK_EVERY, PreparingLine
 
@@ -28,6 +30,38 @@ def test_bulk_work_gets_its_turn_while_queries_never_end() -> None:
             break
         assert turns < BULK_EVERY
     assert turns == BULK_EVERY
+
+
+@pytest.mark.parametrize(
+    ("quick", "bulk", "longest"),
+    [
+        ([True, False], False, BULK_EVERY + 1),
+        ([False, True], False, BULK_EVERY + 1),
+        ([False] + [True] * 7, True, 4 * BULK_EVERY),
+        ([True] * 7 + [False], True, 4 * BULK_EVERY),
+    ],
+)
+def test_a_long_text_gets_its_turn_on_several_threads(quick: list[bool], bulk: bool, longest: int) -> None:
+    """`quick` says in turn which thread asks; a busy one asks less often."""
+    line, long = PreparingLine(), job([1])
+    line.put(long, is_long=True)
+    for turn in range(longest):
+        line.put(job([1]))
+        if bulk:
+            line.put(job([1], lane="bulk"))
+        if line.get(quick=quick[turn % len(quick)]) is long:
+            return
+    pytest.fail("queries alone were served")
+
+
+def test_bulk_work_has_no_more_than_its_turns_on_several_threads() -> None:
+    line, taken = PreparingLine(), []
+    for _ in range(10 * BULK_EVERY):
+        line.put(job([1]))
+        line.put(job([1], lane="bulk"))
+    for turn in range(5 * BULK_EVERY):
+        taken.append(line.get(quick=turn % 2 == 0))
+    assert sum(one is not None and one.lane == "bulk" for one in taken) == 5
 
 
 def test_jobs_of_a_lane_keep_their_order() -> None:

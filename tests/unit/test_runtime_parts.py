@@ -40,7 +40,7 @@ def test_a_request_for_another_kind_of_answer_is_refused(streams: bool, words: s
 
 def test_streams_without_room_try_again_when_a_lease_ends() -> None:
     runtime: Any = Runtime.__new__(Runtime)
-    runtime._parked, runtime._slotless = [], []
+    runtime._parked, runtime._uncopied, runtime._slotless = [], [], []
     woken: list[int] = []
     runtime.book = SimpleNamespace(wake_roomless=lambda: woken.append(1))
     runtime.released()
@@ -73,6 +73,7 @@ def test_streams_that_ended_during_a_long_batch_are_closed_between_its_steps() -
     executor._interlude, executor.activity, executor._step_limit_s = Interlude(), Activity(), 10.0
     executor._former = SimpleNamespace(beside=lambda adapter, most_s: None)
     executor._recoveries = SimpleNamespace(fresh=lambda: None)
+    executor._ran = 7
     closed: list[tuple[bool, float]] = []
 
     def close_ended(limit_s: float) -> None:
@@ -89,3 +90,4 @@ def test_streams_that_ended_during_a_long_batch_are_closed_between_its_steps() -
     executor._between_steps([piece])
     assert closed == [(True, 10.0)]
     assert executor.activity.busy and executor.activity.limit_s == 60.0, "the long batch goes on"
+    assert executor._ran == 7

@@ -20,6 +20,7 @@ from workers.device import Device
 from workers.jobs import JobBook
 from workers.lifecycle import keeper as keeping
 from workers.lifecycle.instance import Instance
+from workers.lifecycle.memory import Budget
 from workers.lifecycle.shelf import Host
 from workers.loading.failure import LoadFailure
 from workers.models import ModelTable
@@ -235,6 +236,29 @@ def test_what_serves_goes_first_where_there_is_no_room_for_both(tmp_path: Path) 
     with models._shelf.lock:
         assert models._shelf.make_way(new) and not models._shelf.make_way(new)
     assert (old.state, told(models)) == ("unloading", ("loading", "new", "", ""))
+
+
+def test_a_changed_version_that_failed_for_a_while_is_tried_again(tmp_path: Path) -> None:
+    models, old, new = changed(tmp_path)
+    models._shelf._preloaded.clear()
+    away = LoadFailure(error_class="NETWORK", permanent=False, retry_after_s=30.0, message="the hub is away")
+    with models._shelf.lock:
+        models._shelf.end(new, partial(new.fail, away, 1.0))
+        models._keeper._try_again(30.0)
+        assert new.state == "failed"
+        models._keeper._try_again(31.0)
+    assert (old.state, new.state) == ("loaded", "loading")
+
+
+def test_nobody_gives_way_to_what_is_then_not_loaded(tmp_path: Path) -> None:
+    models, old, new = changed(tmp_path)
+    shelf = models._shelf
+    shelf.budget = Budget(150, 10**9)
+    assert not new.demanded
+    # The keeper waits here for what is unloaded.
+    shelf.lock.wait = lambda timeout=None: bool(end(models, old))  # type: ignore[method-assign,func-returns-value]
+    models._keeper._room(new, 1000)
+    assert old.state == "available" and host(models).instance is new
 
 
 def test_a_version_whose_place_was_taken_stays_until_no_request_for_it_is_on_its_way(

@@ -39,7 +39,7 @@ def runtime(tmp_path: Path) -> Iterator[Runtime]:
     placed: list[Job] = []
     made.preparer = SimpleNamespace(put=placed.append, prepare_now=placed.append, placed=placed)  # type: ignore[assignment]
     made.executor = SimpleNamespace(idle=False)  # type: ignore[assignment]
-    made._parked, made._slotless = [], []
+    made._parked, made._uncopied, made._slotless = [], [], []
     yield made
     made.leases.verify()
     arena.close()

@@ -44,6 +44,38 @@ def test_each_step_starts_the_limit_anew() -> None:
     assert not activity.busy, "a step does not begin anything"
 
 
+def test_the_first_of_several_parts_has_its_share_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1.0]
+    monkeypatch.setattr("workers.watchdog.time.monotonic", lambda: clock[0])
+    activity = Activity()
+    with stepping.running(activity, []):
+        for tokens, limit_s in (([100, 300], 100.0), ([400], 400.0)):
+            activity.begin(400.0)
+            next(stepping.each(tokens, tokens))
+            clock[0] += limit_s
+            assert not activity.overdue()
+            clock[0] += 0.01
+            assert activity.overdue()
+
+
+def test_parts_ask_nothing_of_a_device_that_the_process_does_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: False)
+    monkeypatch.setattr(
+        "torch.cuda.current_stream", lambda: pytest.fail("this makes a context on the device")
+    )
+    assert list(stepping.each("ab", [1, 1])) == ["a", "b"]
+
+
+def test_between_two_parts_the_work_on_the_device_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[int] = []
+    stream = SimpleNamespace(synchronize=lambda: waits.append(1))
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.current_stream", lambda: stream)
+    assert list(stepping.each("abc", [1, 1, 1])) == ["a", "b", "c"]
+    assert len(waits) == 2
+
+
 def test_what_may_run_between_steps_is_called_at_each_and_a_batch_inside_leaves_the_outer_one_as_it_was() -> (
     None
 ):

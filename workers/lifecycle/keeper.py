@@ -226,13 +226,18 @@ class Keeper:
         self._follow_catalog()
 
     def _try_again(self, now: float) -> None:
-        """Failures whose time has come: models of the start are loaded again, others when somebody asks."""
-        for instance in self._shelf.instances():
+        """Failures whose time has come: models of the start, and those for which others still serve, are loaded again.
+
+        All others are when somebody asks.
+        """
+        shelf = self._shelf
+        for instance in shelf.instances():
             if instance.state == "failed" and instance.retry_at is not None and now >= instance.retry_at:
-                if self._shelf.is_preloaded(instance) or self._shelf.is_pinned(instance):
-                    self._shelf.enqueue(instance, demanded=False)
+                awaited = shelf.is_preloaded(instance) or shelf.is_pinned(instance)
+                if awaited or shelf.replaced_by(instance):
+                    shelf.enqueue(instance, demanded=False)
                 else:
-                    self._shelf.end(instance, instance.rest)
+                    shelf.end(instance, instance.rest)
 
     def _unload_idle(self, now: float) -> None:
         limit_s = self._settings.worker.idle_unload_s

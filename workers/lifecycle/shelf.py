@@ -157,8 +157,12 @@ class Shelf:
         return list(dict.fromkeys(host.instance for host in hosts))
 
     def make_way(self, instance: Instance) -> bool:
-        """There is no room for this one beside those that it replaces: they go first. Whether there were any."""
+        """There is no room for this one beside those that it replaces: they go first. Whether there were any.
+
+        From then on nobody serves, and this one is loaded although others have to go for it.
+        """
         going = self.replaced_by(instance)
+        instance.demanded = instance.demanded or bool(going)
         for other in going:
             self.begin_unload(other, "memory")
         return bool(going)

@@ -1,0 +1,55 @@
+"""What the preparing threads say of an item that cannot be used: which one it is, in the words of the route."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ipc.errors import PenstockError
+from ipc.field_names import FieldNames
+from ipc.messages import Call, EncodeCall, InputItem, ScoreCall
+from tests.fakes.scorer import FakeScorer
+from workers.adapters.base import ItemFailure, ItemRefused, Prepared
+from workers.job import Job
+from workers.preparing import Preparer
+
+ITEMS = [InputItem("a"), InputItem(ids=[1 << 40])]
+QUERY = InputItem(ids=[1 << 41])
+NAMES = FieldNames("documents[{}]", "documents[{}].text", "query")
+
+
+class Refusing(FakeScorer):
+    """Refuses one item, or the query."""
+
+    def __init__(self, refused: InputItem) -> None:
+        super().__init__({}, 512)
+        self._refused = refused
+
+    def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
+        raise ItemRefused(self._refused, "token id 7 is outside this model's vocabulary of 5")
+
+
+@pytest.mark.parametrize(
+    ("call", "refused", "place"),
+    [
+        (ScoreCall(ITEMS, QUERY, names=NAMES), ITEMS[1], "documents[1]"),
+        (ScoreCall(ITEMS, QUERY, names=NAMES), QUERY, "query"),
+        (EncodeCall(ITEMS, ["dense"]), ITEMS[0], "items[0]"),
+    ],
+)
+def test_the_item_that_cannot_be_used_is_named(call: Call, refused: InputItem, place: str) -> None:
+    failures: list[PenstockError] = []
+    book: Any = SimpleNamespace(
+        claim=lambda job: True, unclaim=lambda job: None, fail=lambda job, error: failures.append(error)
+    )
+    arena: Any = SimpleNamespace(record_preparing=lambda *_: None)
+    work: Any = None
+    job = Job(b"a", 1, 1, "m", call, 1 << 62, "req", False, 1)
+    job.adapter, job.prepared = Refusing(refused), [Prepared(None, 0)] * len(ITEMS)
+    Preparer(work, book, arena, 0, 1 << 20, lambda job: None).prepare_now(job)
+    [error] = failures
+    assert error.code == "INVALID_INPUT"
+    assert error.message == f"{place}: token id 7 is outside this model's vocabulary of 5"
