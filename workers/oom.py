@@ -38,7 +38,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def context_is_broken() -> bool:
     """Whether the CUDA context is poisoned, so that nothing may run on it again. Never on CPU."""
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
     try:
         torch.cuda.synchronize()
@@ -65,7 +65,7 @@ def release_cached() -> None:
     """Give cached device memory back."""
     # PERF: what a failed pass left is young; a full collection takes 0.1 s, and a split batch needs many.
     gc.collect(1)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
 
 

@@ -110,7 +110,7 @@ class Meter:
 def give_back() -> None:
     """Return what a dropped model held to the device and to the system."""
     gc.collect()
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
     # NOTE: glibc keeps what small blocks were freed from; without this every load and unload leaves a little behind.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
