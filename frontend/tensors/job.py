@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.request import TensorRequest
 from frontend.tensors.result import OutputTensor
-from frontend.tensors.served import Served, find
+from frontend.tensors.served import Served, gone
 from ipc.channel import Payload
 from ipc.client import PartStream, Reply
 from ipc.errors import DependencyConflict, ModelLoadFailed, ModelNotFound
@@ -61,10 +61,8 @@ class Job:
             yield
         except (ModelLoadFailed, DependencyConflict) as error:
             raise UnavailableModel(*asked, "failed", error.message) from error
-        except ModelNotFound:
-            # It was taken away meanwhile, and why is known by now.
-            find(self.services, *asked)
-            raise
+        except ModelNotFound as error:
+            raise gone(self.services, *asked) from error
 
     @property
     def _lane(self) -> str:

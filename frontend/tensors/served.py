@@ -22,6 +22,7 @@ from ipc.errors import (
     InferenceFailed,
     ModelLoadFailed,
     ModelLoading,
+    ModelNotFound,
     ModelNotLoaded,
     NoReplica,
     PenstockError,
@@ -177,9 +178,22 @@ async def ready(services: Services, name: str, version: int | None, deadline_ns:
         await services.engine.ensure_loaded(entry, deadline_ns)
     except (ModelLoadFailed, DependencyConflict) as error:
         raise UnavailableModel(name, version, "failed", error.message) from error
+    except ModelNotFound as error:
+        raise gone(services, name, version) from error
     except ModelLoading as error:
         raise _with_progress(error, name, services.engine.status(entry)) from error
     return find(services, name, version)
+
+
+def gone(services: Services, name: str, version: int | None) -> UnavailableModel:
+    """Why a model that was found does not answer any more: it was taken away meanwhile, and may be coming back."""
+    try:
+        find(services, name, version)
+    except UnavailableModel as error:
+        return error
+    except _PASSING:
+        pass
+    return UnavailableModel(name, version, "unloaded")
 
 
 def states(services: Services, name: str) -> list[VersionState]:

@@ -55,12 +55,13 @@ def state_of(services: Services, version: int, entry: str) -> VersionState:
 def is_coming(services: Services, entry: str, status: ModelStatus) -> bool:
     """Whether a version that is not loaded will be without an operator's doing.
 
-    One that was unloaded by name stays so; memory that other models needed is no such unload. Where models are loaded
-    by name, one that no worker has tried is only coming while the server starts.
+    One that was unloaded by name stays so, also while a worker is still giving up its load of it; memory that other
+    models needed is no such unload. Where models are loaded by name, one that no worker has tried is only coming while
+    the server starts.
     """
-    if status.state not in ("available", "unloading"):
-        return status.state == "loading"
-    if is_unloaded(services, entry):
+    if status.state == "loading":
+        return may_be_loaded(services, entry)
+    if status.state not in ("available", "unloading") or is_unloaded(services, entry):
         return False
     if status.attempts or services.settings.repository.control == "none":
         return True

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from grpc import StatusCode
 
@@ -24,7 +25,6 @@ from frontend.tensors.running import run
 from frontend.tensors.streamed import results
 from ipc import deadline
 from ipc.errors import DependencyConflict, ModelLoadFailed, ModelNotFound, PenstockError
-from ipc.messages import ModelStatus
 from ipc.model_config import ModelConfig
 from ipc.protos import trtis_v1_pb2 as pb
 from tests.fakes.tensors import entry, loaded, services_of, tensor
@@ -89,18 +89,35 @@ def test_it_is_told_as_a_model_that_has_no_available_version(
     assert codes.http_status_of(found) == 400 and not codes.retry_after(found)
 
 
-def test_one_that_is_unloaded_by_name_meanwhile_is_told_as_that(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", ["unloading", "loading", "available"])
+def test_one_that_is_unloaded_by_name_meanwhile_is_told_as_that(tmp_path: Path, state: str) -> None:
+    """Whatever a worker still does with it, such as a load that nobody wants any more."""
     made = services(tmp_path, ModelNotFound("Model 'm@1' not found"), decoupled=False)
     made.extensions.control.unloaded = lambda model: True  # type: ignore[method-assign]
-    fail = made.client.answer  # type: ignore[attr-defined]
-
-    def unload(request: Any) -> Any:
-        made.client.channels[0].models = {"m@1": ModelStatus("m@1", "unloading", attempts=1)}
-        return fail(request)
-
-    made.client.answer = unload  # type: ignore[attr-defined]
-    found = refusal(made, run(made, *asked()))
+    found = refusal(made, run(made, *_asked_while(made, state)))
     assert (found.model, found.version, found.reason) == ("m", 1, "unloaded")
     assert not states.may_be_loaded(made, "m@1")
     made.extensions.control.unloaded = lambda model: False  # type: ignore[method-assign]
     assert states.may_be_loaded(made, "m@1") and not states.may_be_loaded(made, "m@2")
+
+
+@pytest.mark.parametrize("state", ["loading", "loaded"])
+def test_one_that_is_loaded_again_after_it_was_taken_away_is_told_as_taken_away(
+    tmp_path: Path, state: str
+) -> None:
+    made = services(tmp_path, ModelNotFound("Model 'm@1' not found"), decoupled=False)
+    found = refusal(made, run(made, *_asked_while(made, state)))
+    assert (found.model, found.version, found.reason) == ("m", 1, "unloaded")
+
+
+def _asked_while(made: Services, state: str) -> tuple[RequestContext, TensorRequest]:
+    """A request for the model, which is in this state once the request is on its way."""
+    fail = made.client.answer  # type: ignore[attr-defined]
+
+    def change(request: Any) -> Any:
+        status = msgspec.structs.replace(made.client.channels[0].models["m@1"], state=state)
+        made.client.channels[0].models = {"m@1": status}
+        return fail(request)
+
+    made.client.answer = change  # type: ignore[attr-defined]
+    return asked()

@@ -15,7 +15,7 @@ from frontend.tensors import served
 from frontend.tensors.refusals import UnavailableModel
 from ipc import deadline
 from ipc.catalog import Catalog, OutputSpec
-from ipc.errors import ModelLoadFailed, ModelLoading, NoReplica
+from ipc.errors import ModelLoadFailed, ModelLoading, ModelNotFound, NoReplica
 from ipc.messages import ModelStatus
 from ipc.model_config import ModelConfig
 from tests.fakes.tensors import entry, loaded, services_of, tensor
@@ -129,8 +129,12 @@ def test_where_models_are_loaded_by_name_an_unloaded_one_stays_away(tmp_path: Pa
     made = services(tmp_path, *gone, unloaded=["adder"], **EXPLICIT)
     assert refused(made, "adder") == ("unloaded", "")
     assert states_of(made, "adder") == [(version, "UNAVAILABLE", "unloaded") for version in (1, 3, 20)]
-    going = [ModelStatus(made.id, "unloading", attempts=1) for made in VERSIONS]
-    assert refused(services(tmp_path, *going, unloaded=["adder"], **EXPLICIT), "adder") == ("unloaded", "")
+    for state in ("unloading", "loading"):
+        going = [ModelStatus(made.id, state, attempts=1) for made in VERSIONS]
+        assert refused(services(tmp_path, *going, unloaded=["adder"], **EXPLICIT), "adder") == (
+            "unloaded",
+            "",
+        )
 
 
 def test_a_model_that_lost_its_memory_to_others_comes_back(tmp_path: Path) -> None:
@@ -185,9 +189,9 @@ class Loads:
         made.client.on_wait = self  # type: ignore[attr-defined]
 
     def __call__(self, model: str) -> None:
+        self.made.client.channels[0].models = {status.name: status for status in self.statuses}
         if self.error is not None:
             raise self.error
-        self.made.client.channels[0].models = {status.name: status for status in self.statuses}
 
 
 def waiting(made: Services, name: str, version: int | None = None) -> served.Served:
@@ -221,6 +225,17 @@ def test_a_load_that_fails_makes_the_model_unavailable(tmp_path: Path) -> None:
     with pytest.raises(UnavailableModel) as found:
         waiting(made, "adder", 1)
     assert (found.value.reason, found.value.why) == ("failed", "the file is broken")
+
+
+@pytest.mark.parametrize("state", ["available", "loading", "loaded"])
+def test_a_model_that_is_taken_away_while_a_request_waits_is_told_as_that(tmp_path: Path, state: str) -> None:
+    """Also where somebody has it loaded once more in that moment."""
+    made = services(tmp_path, ModelStatus("adder@1", "loading"))
+    found_then = ModelStatus("adder@1", state, config=CONFIG, attempts=1)
+    Loads(made, [found_then], ModelNotFound("Model 'adder@1' not found"))
+    with pytest.raises(UnavailableModel) as found:
+        waiting(made, "adder", 1)
+    assert found.value.reason == "unloaded"
 
 
 def test_two_workers_make_one_state(tmp_path: Path) -> None:
