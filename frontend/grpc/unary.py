@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -89,26 +89,13 @@ class Unary:
 
         `Several` answers are for `write_each`, which counts the request then.
         """
-        failure: PenstockError | None = None
-        answer: Answer | Several | None = None
-        try:
-            with self.services.bodies.holding(received.nbytes):
-                call.admit(self._need(received))
-                message, call.raw = received.message(), received.raw
-                answer = await self.method.answer(call, message)
-                return answer
-        except PenstockError as error:
-            failure = error
-            raise
-        except asyncio.CancelledError:
-            failure = call.ended_early()
-            raise
-        except Exception as error:
-            failure = self._bug(error)
-            raise failure from error
-        finally:
-            if not isinstance(answer, Several):
-                call.finish(failure)
+        with self._counting_failure(call), self.services.bodies.holding(received.nbytes):
+            call.admit(self._need(received))
+            message, call.raw = received.message(), received.raw
+            answer = await self.method.answer(call, message)
+        if not isinstance(answer, Several):
+            call.finish(None)
+        return answer
 
     def _need(self, received: Received) -> Need:
         """The scope that a request needs. Raises `InvalidInput` when it has to tell that itself, and cannot be read."""
@@ -122,26 +109,31 @@ class Unary:
         self, call: Call, received: Received, several: Several, write: Callable[[Answer], Awaitable[None]]
     ) -> None:
         """Write all answers to one request as they come, then count it. Raises as `answer`, and `Unwritten`."""
-        failure: PenstockError | None = None
+        with self._counting_failure(call), self.services.bodies.holding(received.nbytes):
+            async with aclosing(several.answers) as answers:
+                async for answer in answers:
+                    await self.written(call, write(answer), call.context.deadline_ns + WRITE_GRACE_NS)
+        call.finish(None)
+
+    @contextlib.contextmanager
+    def _counting_failure(self, call: Call) -> Iterator[None]:
+        """Count a request that does not succeed inside, and turn what is no error of ours into one."""
         try:
-            with self.services.bodies.holding(received.nbytes):
-                async with aclosing(several.answers) as answers:
-                    async for answer in answers:
-                        await self.written(call, write(answer), call.context.deadline_ns + WRITE_GRACE_NS)
+            yield
         except PenstockError as error:
-            failure = error
+            call.finish(error)
             raise
         except Unwritten as unwritten:
-            failure = unwritten.error
+            call.finish(unwritten.error)
             raise
         except asyncio.CancelledError:
-            failure = call.ended_early()
+            call.finish(call.ended_early())
             raise
         except Exception as error:
-            failure = self._bug(error)
-            raise failure from error
-        finally:
-            call.finish(failure)
+            log.error("%s failed", self.path, exc_info=error)
+            bug = PenstockError("internal error")
+            call.finish(bug)
+            raise bug from error
 
     @staticmethod
     async def written(call: Call, writing: Awaitable[None], until_ns: int) -> None:
@@ -172,10 +164,6 @@ class Unary:
         except (TimeoutError, aio.BaseError):
             # NOTE: gRPC takes no status beside a first message that has not left.
             return
-
-    def _bug(self, error: Exception) -> PenstockError:
-        log.error("%s failed", self.path, exc_info=error)
-        return PenstockError("internal error")
 
     async def fail(self, call: Call, received: Received, error: PenstockError) -> Answer:
         """The contract's own form of an error; without one the rpc ends with a status."""
