@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Collection, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -63,12 +63,12 @@ class Engine:
         told = self._told(model)
         return any(each.state == "loaded" and revision in ("", each.revision) for each in told)
 
-    async def ensure_loaded(self, model: str, deadline_ns: int) -> ModelStatus:
-        """Wait until some worker has the model, at most `limits.load_wait_s` or `limits.restart_wait_s`.
+    async def ensure_loaded(self, model: str, deadline_ns: int, others: Collection[str] = ()) -> ModelStatus:
+        """Wait until some worker has the model, at most `limits.load_wait_s` and `limits.restart_wait_s`.
 
-        Raises why the model cannot be had.
+        One of `others` will do as well. Raises why the model cannot be had.
         """
-        await self.client.ready(model, deadline_ns)
+        await self.client.ready(model, deadline_ns, others)
         return self.status(model)
 
     def cost_of(

@@ -55,6 +55,7 @@ from ipc.messages import (
 )
 from ipc.outstanding import Outstanding
 from ipc.paths import RunPaths
+from ipc.silence import Silence
 from ipc.stats import Stats
 from ipc.streams import Part, Taken
 
@@ -62,7 +63,6 @@ log = logging.getLogger(__name__)
 
 PING_EVERY_S = 0.5
 EXPIRE_GRACE_NS = 50_000_000
-SUSPECT_AFTER_S = 2.0
 FOREIGN_WEIGHT = 0.2
 
 Payload = bytes | memoryview | InputBlock | None
@@ -81,7 +81,8 @@ class Channel:
         changed: Callable[[], None],
     ) -> None:
         self.slot = slot
-        self.state = "absent"
+        self.state, self.joined = "absent", False
+        """Whether the worker was `ready` once."""
         self.models: dict[str, ModelStatus] = {}
         self.preloaded = False
         self.free_bytes = 0
@@ -95,11 +96,10 @@ class Channel:
         self._socket: zmq.Socket[bytes] | None = None
         self._pending: dict[int, tuple[asyncio.Future[Delivery], Submit]] = {}
         self._ids = itertools.count(1)
-        self._tag = 0
-        self._pidfd = -1
+        self._tag, self._pidfd = 0, -1
         self._arena: ArenaView | None = None
         self._look_scheduled = False
-        self._last_ping = self._last_pong = 0.0
+        self._last_ping, self._silence = 0.0, Silence()
         self._mapping: asyncio.Task[None] | None = None
         self._watching = False
         self._reading: dict[int, InputBlock] = {}
@@ -109,7 +109,7 @@ class Channel:
     @property
     def responsive(self) -> bool:
         """Whether the worker takes new requests and answered a ping lately."""
-        return self.state == "ready" and time.monotonic() - self._last_pong < SUSPECT_AFTER_S
+        return self.state == "ready" and not self._silence.is_long
 
     @property
     def cost(self) -> int:
@@ -127,6 +127,7 @@ class Channel:
     def tick(self) -> None:
         """Advance: connect, say hello, ping. Called every 100 ms or so."""
         self._expire()
+        self._silence.look()
         # PERF: smoothed, because the worker's word is up to a tick old: all frontends would run to one worker at once.
         self.foreign_cost += FOREIGN_WEIGHT * (max(0, self.credits.queued - self.cost) - self.foreign_cost)
         if self.state == "absent":
@@ -292,7 +293,7 @@ class Channel:
         elif isinstance(message, Stats):
             self.stats = message
         elif isinstance(message, Pong):
-            self._last_pong = time.monotonic()
+            self._silence.end()
         elif isinstance(message, Welcome):
             if self._mapping is None and self.state == "connecting":
                 # NOTE: taken in now, since newer credits and states may lie right behind.
@@ -356,8 +357,8 @@ class Channel:
             self._mapping = None
         if self.state != "connecting":
             return
-        self.state = "ready"
-        self._last_pong = time.monotonic()
+        self.state, self.joined = "ready", True
+        self._silence.end()
         log.info("joined worker %d (%s, epoch %s)", self.slot, message.device, message.epoch)
         self._changed()
 

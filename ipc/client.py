@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import TypeVar
 
 import msgspec
@@ -190,8 +190,9 @@ class Client:
                     await asyncio.sleep(FULL_WAIT_S)
             except SequenceUnknown as unknown:
                 first = attempts.unknown(unknown, channel.slot)
-                if {c.slot for c in routing.loaded(self.channels, request.model)} <= attempts.strangers:
-                    raise first from None
+                while {c.slot for c in routing.loaded(self.channels, request.model)} <= attempts.strangers:
+                    if not await self._heard_of_more(request, attempts):
+                        raise first from None
             except WorkerLost as lost:
                 if (name := request.sequence) is not None:
                     if lost.suspect:
@@ -209,11 +210,29 @@ class Client:
                     raise error from lost
                 self._on_retry("suspect" if lost.suspect else "bystander")
 
-    async def ready(self, model: str, deadline_ns: int) -> None:
-        """Wait until some worker has `model` loaded, and ask for it. Raises why it cannot be had, or not in time."""
+    async def _heard_of_more(self, request: Request, attempts: retry.Attempts) -> bool:
+        """Wait for workers that may know a sequence and do not answer (yet); whether there was one to wait for."""
 
-        def having() -> list[Channel]:
-            return routing.loaded(self.channels, model, on_demand=self._on_demand)
+        def silent() -> bool:
+            others = (c for c in self.channels if c.slot not in attempts.strangers)
+            return any(routing.is_unheard(c, request.model) for c in others)
+
+        attempts.patience_ns = attempts.patience_ns or deadline.after(self._limits.restart_wait_s)
+        left_s = deadline.remaining_s(min(attempts.patience_ns, request.waits_until_ns))
+        if left_s <= 0 or not silent():
+            return False
+        await self._wait(self._change, min(left_s, 0.25))
+        return True
+
+    async def ready(self, model: str, deadline_ns: int, others: Collection[str] = ()) -> None:
+        """Wait until some worker has `model` loaded, or one of `others`, and ask for `model`.
+
+        Raises why it cannot be had, or not in time.
+        """
+
+        def having() -> None:
+            if not any(routing.having(self.channels, other) for other in others):
+                routing.loaded(self.channels, model, on_demand=self._on_demand)
 
         await self._until(having, model, deadline_ns, patient=False)
 
@@ -268,7 +287,7 @@ class Client:
 
         A full queue is an answer at once, unless `patient`: a request that lost its worker waits for a credit.
         """
-        give_up = 0
+        give_up: dict[bool, int] = {}
         while True:
             deadline.check(deadline_ns, "before a worker could be found")
             change = self._change
@@ -277,14 +296,14 @@ class Client:
             except (NoReplica, ModelLoading, ModelNotLoaded, QueueFull) as error:
                 if isinstance(error, QueueFull) and not patient:
                     raise
-                if isinstance(error, ModelNotLoaded) and not self._on_demand:
-                    raise
                 loads = isinstance(error, ModelLoading | ModelNotLoaded)
                 if loads:
                     self.demand.want(model)
+                if isinstance(error, ModelNotLoaded) and not self._on_demand:
+                    raise
                 wait_s = self._limits.load_wait_s if loads else self._limits.restart_wait_s
-                give_up = give_up or deadline.after(wait_s)
-                left_s = deadline.remaining_s(min(give_up, deadline_ns))
+                until_ns = give_up.setdefault(loads, deadline.after(wait_s))
+                left_s = deadline.remaining_s(min(until_ns, deadline_ns))
                 if left_s <= 0:
                     raise
                 await self._wait(change, min(left_s, 0.25))

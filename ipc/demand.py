@@ -85,16 +85,17 @@ class Demand:
         `until(done)` waits for changes until `done()` is true. Raises what keeps the model from being loaded.
         """
         up = self._up()
-        having = [c for c in up if c.models.get(model, _NOTHING).state in placement.PRESENT]
-        views = [view._replace(state="available") for view in self._views(model)]
-        slot = having[0].slot if having else placement.cold(views)
+        views = self._views(model)
+        present = [view for state in placement.PRESENT for view in views if view.state == state]
+        anywhere = [view._replace(state="available") for view in views]
+        slot = present[0].slot if present else placement.cold(anywhere)
         channel = next((c for c in up if c.slot == slot), None)
         if channel is None:
             raise NoReplica("no worker is up that knows this model", retry_after_s=2)
         attempts = channel.models[model].attempts
         begun, asked = channel.models[model].state == "loading", time.monotonic()
-        if not having:
-            channel.load(model, explicit=True)
+        # NOTE: also to one that has it, or loads it: somebody may have given it up just now.
+        channel.load(model, explicit=True)
 
         def status() -> ModelStatus:
             if channel.state != "ready":
@@ -160,11 +161,15 @@ class Demand:
     async def unload(
         self, model: str, wait: bool, until: Callable[[Callable[[], bool]], Awaitable[None]]
     ) -> str:
-        """Unload a model from every worker; returns `available`, or `unloading` unless `wait`."""
+        """Unload a model from every worker; returns `available`, or `unloading` unless `wait`.
+
+        Workers that do not have it are told as well: they may be about to load it.
+        """
         having = [c for c in self._up() if c.models.get(model, _NOTHING).state in _HELD]
         attempts = {c.slot: c.models[model].attempts for c in having}
-        for channel in having:
-            channel.unload(model)
+        for channel in self._channels():
+            if model in channel.models:
+                channel.unload(model)
 
         def gone(channel: Channel) -> bool:
             found = channel.models.get(model, _NOTHING)

@@ -52,6 +52,8 @@ class Attempts:
         self.losses = 0
         self.avoid: set[int] = set()
         self.strangers: set[int] = set()
+        self.patience_ns = 0
+        """Until when workers that do not answer are waited for, if any."""
         self._unknown: SequenceUnknown | None = None
 
     @property

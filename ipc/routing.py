@@ -45,10 +45,22 @@ def has_credit(channel: Channel, lane: str, caller: str = "", share: float = 1.0
 
 def loaded(channels: Sequence[Channel], model: str, *, on_demand: bool = True) -> list[Channel]:
     """Channels whose worker answers and has the model; raises the error of `explain` when there is none."""
-    able = [c for c in channels if c.responsive and model in c.models and c.models[model].state == "loaded"]
+    able = having(channels, model)
     if not able:
         raise explain(channels, model, on_demand=on_demand)
     return able
+
+
+def having(channels: Sequence[Channel], model: str) -> list[Channel]:
+    """Channels whose worker answers and has the model."""
+    return [c for c in channels if c.responsive and model in c.models and c.models[model].state == "loaded"]
+
+
+def is_unheard(channel: Channel, model: str) -> bool:
+    """Whether the worker may have the model and does not answer: it is silent, or was never joined yet."""
+    if channel.state == "ready":
+        return not channel.responsive and model in channel.models and channel.models[model].state == "loaded"
+    return channel.state == "connecting" and not channel.joined
 
 
 def pick(
@@ -126,9 +138,10 @@ def explain(channels: Sequence[Channel], model: str, *, on_demand: bool = True) 
     available = [status for status in found if status.state == "available"]
     failed = [status for status in found if status.state == "failed"]
     lasting = [status for status in failed if status.permanent]
+    leaving = any(status.state == "unloading" for status in found)
     if loading:
         return _loading(model, loading)
-    if lasting or (failed and not available):
+    if lasting or (failed and not (available or leaving)):
         return why_failed((lasting or failed)[0])
     if available and on_demand:
         return _loading(model, available)

@@ -99,7 +99,7 @@ class ModelTable:
         shelf = self._shelf
         with shelf.lock:
             host = self.find(name)
-            if host is None:
+            if host is None or not (explicit or shelf.may_load(host.entry)):
                 return
             instance = (host.next if explicit and host.next is not None else host).instance
             if instance.state == "available" or (instance.state == "failed" and explicit):
@@ -132,6 +132,7 @@ class ModelTable:
         with shelf.lock:
             host = self.find(name)
             for instance in [each.instance for each in (host, host and host.next) if each is not None]:
+                shelf.forgo(instance)
                 if instance.state == "loaded":
                     shelf.begin_unload(instance, "admin")
                 elif instance.state == "loading":

@@ -143,9 +143,12 @@ class RepositoryControl:
         if self._explicit:
             self._agreement.tell()
 
-    def unloaded(self, model: str) -> bool:
-        """Whether the model was unloaded by name and must not be loaded for a request."""
-        return self._explicit and self._marks.get(model) is False
+    def mark(self, model: str) -> bool | None:
+        """Whether the model was loaded by name (true) or unloaded (false) last; None: neither.
+
+        One that was unloaded must not be loaded for a request.
+        """
+        return self._marks.get(model) if self._explicit else None
 
     def _check_allowed(self) -> None:
         if not self._explicit:

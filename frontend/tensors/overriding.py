@@ -157,7 +157,9 @@ class Overriding:
         """A load has failed: let everything be as before, or else as the repository has it."""
         log.info("model %a is served as before its load failed", model)
         try:
-            self._marks.restore(model, mark)
+            if self._marks.get(model):
+                # Unless somebody has unloaded it meanwhile.
+                self._marks.restore(model, mark)
             await self._serve(model, change.before)
         except (ModelLoadFailed, OSError) as error:
             log.error("model %a is not served as before its load failed: %s", model, error)

@@ -20,6 +20,7 @@ from ipc.catalog import Catalog, ModelEntry
 from ipc.errors import (
     DependencyConflict,
     InferenceFailed,
+    ModelError,
     ModelLoadFailed,
     ModelLoading,
     ModelNotFound,
@@ -165,24 +166,29 @@ def find(services: Services, name: str, version: int | None = None) -> Served:
 async def ready(services: Services, name: str, version: int | None, deadline_ns: int) -> Served:
     """`find`, after waiting for a load that runs or that this request starts, at most `limits.load_wait_s`.
 
-    What it returns is loaded. Raises as `find` does, and `DeadlineExceeded`.
+    Of several versions that may come, the first to be there answers. What it returns is loaded. Raises as `find` does,
+    and `DeadlineExceeded`.
     """
-    try:
-        served = find(services, name, version)
-        if served.status.state == "loaded":
-            return served
-        entry = served.id
-    except _PASSING:
-        entry = _awaited(services, name, version)
-    try:
-        await services.engine.ensure_loaded(entry, deadline_ns)
-    except (ModelLoadFailed, DependencyConflict) as error:
-        raise UnavailableModel(name, version, "failed", error.message) from error
-    except ModelNotFound as error:
-        raise gone(services, name, version) from error
-    except ModelLoading as error:
-        raise _with_progress(error, name, services.engine.status(entry)) from error
-    return find(services, name, version)
+    tried = set[str]()
+    while True:
+        try:
+            served = find(services, name, version)
+            if served.status.state == "loaded":
+                return served
+            coming = [served.id]
+        except _PASSING:
+            coming = _coming(services, name, version)
+        entry, *others = coming
+        try:
+            await services.engine.ensure_loaded(entry, deadline_ns, others)
+            return find(services, name, version)
+        except ModelLoading as error:
+            raise _with_progress(error, name, services.engine.status(entry)) from error
+        except (ModelLoadFailed, DependencyConflict, ModelNotFound) as error:
+            if entry in tried:
+                raise _refusal(error, name, version) from error
+            # Another version may serve, or come.
+            tried.add(entry)
 
 
 def gone(services: Services, name: str, version: int | None) -> UnavailableModel:
@@ -194,6 +200,13 @@ def gone(services: Services, name: str, version: int | None) -> UnavailableModel
     except _PASSING:
         pass
     return UnavailableModel(name, version, "unloaded")
+
+
+def _refusal(error: ModelError, name: str, version: int | None) -> UnavailableModel:
+    """The failure of a load, or the end of a model, in the words of this module."""
+    if isinstance(error, ModelNotFound):
+        return UnavailableModel(name, version, "unloaded")
+    return UnavailableModel(name, version, "failed", error.message)
 
 
 def states(services: Services, name: str) -> list[VersionState]:
@@ -256,6 +269,8 @@ def _missing(
         if is_coming(services, state.id, state.status):
             on_demand = services.settings.catalog.on_demand
             error = routing.explain(services.client.channels, state.id, on_demand=on_demand)
+            if isinstance(error, ModelLoadFailed | DependencyConflict):
+                return _refusal(error, name, version)
             return _with_progress(error, name, state.status) if isinstance(error, ModelLoading) else error
     for state in found:
         if state.status.state == "failed":
@@ -269,9 +284,9 @@ def _with_progress(error: ModelLoading, name: str, status: ModelStatus) -> Model
     return ModelLoading(text, retry_after_s=error.retry_after_s)
 
 
-def _awaited(services: Services, name: str, version: int | None) -> str:
-    """Catalog id of the greatest version of a model that a wait may bring."""
+def _coming(services: Services, name: str, version: int | None) -> list[str]:
+    """Catalog ids of the versions of a model that a wait may bring, the greatest first."""
     known = services.served.versions(services, name)
     chosen = [entry for number, entry in reversed(known) if version in (None, number)]
-    coming = (entry for entry in chosen if is_coming(services, entry, services.engine.status(entry)))
-    return next(coming, chosen[0])
+    coming = [entry for entry in chosen if is_coming(services, entry, services.engine.status(entry))]
+    return coming or chosen[:1]

@@ -56,14 +56,17 @@ def is_coming(services: Services, entry: str, status: ModelStatus) -> bool:
     """Whether a version that is not loaded will be without an operator's doing.
 
     One that was unloaded by name stays so, also while a worker is still giving up its load of it; memory that other
-    models needed is no such unload. Where models are loaded by name, one that no worker has tried is only coming while
-    the server starts.
+    models needed is no such unload. Where models are loaded by name, one that none of the present workers has tried is
+    coming if it was loaded, by name or at the start, by workers that are gone, and while the server starts.
     """
     if status.state == "loading":
         return may_be_loaded(services, entry)
-    if status.state not in ("available", "unloading") or is_unloaded(services, entry):
+    mark = services.extensions.control.mark(model_of(entry))
+    if status.state not in ("available", "unloading") or mark is False:
         return False
-    if status.attempts or services.settings.repository.control == "none":
+    if mark or status.attempts or services.settings.repository.control == "none":
+        return True
+    if services.catalog[entry].preload:
         return True
     up = [channel for channel in services.client.channels if channel.state == "ready"]
     return not up or not all(channel.preloaded for channel in up)
@@ -76,4 +79,4 @@ def may_be_loaded(services: Services, entry: str) -> bool:
 
 def is_unloaded(services: Services, entry: str) -> bool:
     """Whether an operator unloaded the model of a catalog id."""
-    return services.extensions.control.unloaded(model_of(entry))
+    return services.extensions.control.mark(model_of(entry)) is False

@@ -15,6 +15,8 @@ class FakeChannel:
     models: dict[str, ModelStatus] = field(default_factory=dict)
     state: str = "ready"
     responsive: bool = True
+    joined: bool = True
+    free_bytes: int = 0
     cost: int = 0
     foreign_cost: float = 0.0
     credits: Credits = field(default_factory=lambda: Credits(1000, 0, 100.0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,7 +134,7 @@ class FakeClient:
     channels: list[FakeChannelWithModels] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
-    waited: list[str] = field(default_factory=list)
+    waited: list[list[str]] = field(default_factory=list)
     on_wait: Callable[[str], None] = lambda model: None
 
     async def call(self, request: Request) -> Any:
@@ -150,9 +150,9 @@ class FakeClient:
             # So that the error does not keep this frame, and the request with it.
             del found
 
-    async def ready(self, model: str, deadline_ns: int) -> None:
+    async def ready(self, model: str, deadline_ns: int, others: Collection[str] = ()) -> None:
         """The wait for a model."""
-        self.waited.append(model)
+        self.waited.append([model, *others])
         self.on_wait(model)
 
     @property
@@ -210,7 +210,7 @@ def services_of(
     services.extensions = SimpleNamespace(  # type: ignore[assignment]
         recorder=FakeStatistics(),
         regions=FakeRegions(),
-        control=SimpleNamespace(unloaded=lambda model: model in unloaded),
+        control=SimpleNamespace(mark=lambda model: False if model in unloaded else None),
     )
     return services
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -12,16 +13,26 @@ import pytest
 from ipc import deadline
 from ipc.channel import Channel
 from ipc.client import Client, Request
-from ipc.errors import DeadlineExceeded, WorkerLost
-from ipc.messages import InferCall
+from ipc.errors import (
+    DeadlineExceeded,
+    ModelLoading,
+    ModelNotFound,
+    NoReplica,
+    PenstockError,
+    SequenceUnknown,
+    WorkerLost,
+)
+from ipc.messages import InferCall, ModelStatus, Step
 from ipc.retry import Attempts
 from ipc.settings import Settings, load
+from tests.fakes.channel import FakeChannel
 
 
-def settings(tmp_path: Path) -> Settings:
-    """Of a server whose workers may take an hour to come back."""
+def settings(tmp_path: Path, **more: str) -> Settings:
+    """Of a server whose workers may take an hour to come back; `more` as `section__field`."""
     (tmp_path / "run").mkdir()
-    return load(None, {"run.dir": str(tmp_path / "run"), "limits.restart_wait_s": "3600"}, {})
+    named = {"limits__restart_wait_s": "3600", **more, "run__dir": str(tmp_path / "run")}
+    return load(None, {name.replace("__", ".", 1): value for name, value in named.items()}, {})
 
 
 def request(start_by_s: float | None, deadline_s: float = 3600.0) -> Request:
@@ -32,13 +43,14 @@ def request(start_by_s: float | None, deadline_s: float = 3600.0) -> Request:
     return made
 
 
-async def with_client(tmp_path: Path, work: Callable[[Client], Awaitable[None]]) -> None:
-    """Do `work` with a client that has no workers."""
-    chosen = settings(tmp_path)
+async def with_client(tmp_path: Path, work: Callable[[Client], Awaitable[None]], **more: str) -> None:
+    """Do `work` with a client that looks for no workers."""
+    chosen = settings(tmp_path, **more)
     client = Client(chosen.paths, chosen, "frontend-0")
     try:
         await asyncio.wait_for(work(client), 60)
     finally:
+        client._channels.clear()
         await client.close()
 
 
@@ -77,3 +89,80 @@ def test_what_a_device_had_begun_may_wait_again_after_the_loss_of_its_worker(
 
     monkeypatch.setattr(Client, "_route", route)
     asyncio.run(with_client(tmp_path, work))
+
+
+@pytest.mark.parametrize("on_demand", ["true", "false"])
+def test_a_model_that_was_taken_away_is_not_waited_for(on_demand: str, tmp_path: Path) -> None:
+    async def work(client: Client) -> None:
+        client._channels[0] = channel(0, ModelStatus("m", "unloading"))
+        client.demand.known = lambda model: False
+        for waiting in (client.call(request(None)), client.ready("m", deadline.after(3600))):
+            with pytest.raises(ModelNotFound):
+                await waiting
+
+    asyncio.run(with_client(tmp_path, work, catalog__on_demand=on_demand))
+
+
+def test_a_load_has_its_own_time_after_the_wait_for_a_worker(tmp_path: Path) -> None:
+    """The worker was gone for nearly as long as may be waited for it; now it loads the model."""
+    errors: list[PenstockError] = [NoReplica("no worker is up"), *[ModelLoading("it is loading")] * 2]
+
+    def attempt() -> str:
+        if errors:
+            time.sleep(0.3)
+            raise errors.pop(0)
+        return "done"
+
+    async def work(client: Client) -> None:
+        assert await client._until(attempt, "m", deadline.after(3600), patient=False) == "done"
+
+    asyncio.run(with_client(tmp_path, work, limits__restart_wait_s="0.2", limits__load_wait_s="60"))
+
+
+def test_one_of_several_models_is_enough(tmp_path: Path) -> None:
+    async def work(client: Client) -> None:
+        loading, has = ModelStatus("m@2", "loading"), ModelStatus("m@1", "loaded")
+        client._channels[0] = channel(0, loading, has)
+        await client.ready("m@2", deadline.after(3600), ["m@1"])
+        with pytest.raises(ModelLoading):
+            await client.ready("m@2", deadline.after(3600))
+
+    asyncio.run(with_client(tmp_path, work, limits__load_wait_s="0"))
+
+
+def test_a_sequence_waits_for_a_silent_worker_that_may_know_it(tmp_path: Path) -> None:
+    """And not for one whose next life knows nothing of it."""
+    asked: list[int] = []
+
+    async def send(to: Any, made: Request, solo: bool) -> str:
+        asked.append(to.slot)
+        if to.slot == 0:
+            raise SequenceUnknown("sequence 5 is not known")
+        return "done"
+
+    async def work(client: Client) -> None:
+        silent = channel(1, LOADED, responsive=False)
+        client._channels |= {0: channel(0, LOADED), 1: silent}
+        answering = asyncio.ensure_future(client._run(step(), send))
+        await asyncio.sleep(0.3)
+        assert not answering.done() and asked == [0]
+        silent.responsive = True
+        assert await answering == "done" and asked == [0, 1]
+        client._channels[1] = channel(1, state="connecting")
+        with pytest.raises(SequenceUnknown):
+            await client._run(step(), send)
+
+    asyncio.run(with_client(tmp_path, work))
+
+
+LOADED = ModelStatus("m", "loaded")
+
+
+def channel(slot: int, *statuses: ModelStatus, **state: Any) -> Any:
+    """A channel whose worker has these models."""
+    return FakeChannel(slot, {status.name: status for status in statuses}, **state)
+
+
+def step() -> Request:
+    """A later request of a sequence."""
+    return Request("m", InferCall([], [], step=Step(5, False, False)), deadline.after(3600), 16, "req")

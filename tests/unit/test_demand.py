@@ -25,6 +25,7 @@ class Asked:
         self.credits = SimpleNamespace(rate=1.0, queued=0)
         self.models: dict[str, ModelStatus] = {}
         self.loads: list[bool] = []
+        self.unloads: list[str] = []
         self.now(state, attempts)
 
     def now(self, state: str, attempts: int, **more: str) -> None:
@@ -34,6 +35,11 @@ class Asked:
     def load(self, model: str, explicit: bool = False) -> bool:
         """Remember it."""
         self.loads.append(explicit)
+        return True
+
+    def unload(self, model: str) -> bool:
+        """Remember it."""
+        self.unloads.append(model)
         return True
 
     def cost_of(self, model: str) -> int:
@@ -75,6 +81,45 @@ def test_a_load_by_hand_that_somebody_gives_up_is_answered_at_once() -> None:
             explicit_load(Asked("available"), steps)
     with pytest.raises(ModelNotLoaded, match="given up"):
         explicit_load(Asked("loading"), [("available", 1)])
+
+
+def test_a_load_by_hand_is_told_to_a_worker_that_loads_the_model_or_has_it() -> None:
+    """Somebody may have given that up just now, which this frontend has not heard of yet."""
+    for state in ("loading", "loaded"):
+        channel = Asked(state)
+        assert explicit_load(channel, [("loaded", 1)]) == "loaded"
+        assert channel.loads == [True]
+
+
+def test_a_load_by_hand_of_a_model_that_some_worker_has_is_done() -> None:
+    first, second = Asked("loading"), Asked("loaded")
+    second.slot = 1
+
+    async def until(done: Callable[[], bool]) -> None:
+        first.now("failed", 1, error_class="UNKNOWN", error_message="no such program")
+        assert done()
+
+    channels: Any = [first, second]
+    assert asyncio.run(Demand(lambda: channels, True).load(MODEL, True, until)) == "loaded"
+    assert (first.loads, second.loads) == ([], [True])
+
+
+@pytest.mark.parametrize("state", ["available", "failed", "loaded"])
+def test_an_unload_is_told_to_all_workers_and_waits_for_those_that_have_the_model(state: str) -> None:
+    """One may be about to load it, for a request or because its last load failed, or be silent for a moment."""
+    having, other = Asked("loaded"), Asked(state)
+    other.slot, other.responsive = 1, False
+    waits: list[bool] = []
+
+    async def until(done: Callable[[], bool]) -> None:
+        waits.append(done())
+        having.now("unloading", 1)
+        waits.append(done())
+
+    channels: Any = [having, other]
+    asyncio.run(Demand(lambda: channels, True).unload(MODEL, False, until))
+    assert having.unloads == other.unloads == [MODEL]
+    assert waits == [False, True]
 
 
 COMING: dict[str, str] = {"next": "new files"}

@@ -137,6 +137,22 @@ def test_a_load_that_fails_leaves_what_was_before(
     asyncio.run(work())
 
 
+@pytest.mark.parametrize("unloaded", [True, False])
+def test_a_load_that_fails_does_not_undo_an_unload_of_meanwhile(services: Any, unloaded: bool) -> None:
+    async def work() -> None:
+        overriding = overriding_of(services)
+        marks = overriding._marks
+        with pytest.raises(ModelLoadFailed):
+            async with overriding.change("m", brought(), deadline.after(5)):
+                assert marks.get("m") is True
+                if unloaded:
+                    marks.put("m", loaded=False)
+                raise ModelLoadFailed("no")
+        assert marks.get("m") is (False if unloaded else None)
+
+    asyncio.run(work())
+
+
 def test_a_load_whose_mark_cannot_be_written_leaves_nothing(
     services: Any, overrides: Overrides, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,12 +38,12 @@ def test_where_it_is_not_explicit_everything_by_name_is_refused(tmp_path: Path) 
         with pytest.raises(ControlDisabled, match=r"^explicit model load / unload is not allowed") as caught:
             asyncio.run(asked)
         assert caught.value.status == 503 and not caught.value.retryable
-    assert not control.unloaded("add")
+    assert control.mark("add") is None
 
 
 def test_what_was_unloaded_by_name_is_known(tmp_path: Path) -> None:
     control = control_of(tmp_path, "explicit")
-    assert control.unloaded("add") and not control.unloaded("other")
+    assert control.mark("add") is False and control.mark("other") is None
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_parameters_of_a_load_are_refused_before_anything_is_loaded(
     control = control_of(tmp_path, "explicit")
     with pytest.raises(error, match="load parameter"):
         asyncio.run(control.load("add", parameters, deadline.after(1)))
-    assert control.unloaded("add")
+    assert control.mark("add") is False
 
 
 def test_frontends_agree_when_those_that_live_serve_the_same_files(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from ipc import routing
@@ -161,6 +163,27 @@ def test_a_model_that_is_not_loaded_on_demand_is_not_said_to_be_loading() -> Non
     error = routing.explain([channel(0, ModelStatus("m", "available"))], "m", on_demand=False)
     assert isinstance(error, ModelNotLoaded)
     assert error.retry_after_s
+
+
+def test_a_model_that_failed_on_one_worker_and_leaves_another_may_be_loaded_there_again() -> None:
+    passing = msgspec.structs.replace(FAILED, permanent=False)
+    error = routing.explain([channel(0, passing), channel(1, ModelStatus("m", "unloading"))], "m")
+    assert isinstance(error, ModelNotLoaded) and error.retryable
+    lasting = msgspec.structs.replace(FAILED, permanent=True)
+    error = routing.explain([channel(0, lasting), channel(1, ModelStatus("m", "unloading"))], "m")
+    assert isinstance(error, ModelLoadFailed)
+
+
+def test_who_may_have_a_model_and_does_not_answer() -> None:
+    has, lacks = ModelStatus("m", "loaded"), ModelStatus("m", "available")
+
+    def unheard(status: ModelStatus, **more: Any) -> bool:
+        return routing.is_unheard(replace(channel(0, status), **more), "m")
+
+    assert unheard(has, responsive=False) and unheard(lacks, state="connecting", joined=False)
+    assert not unheard(has) and not unheard(lacks, responsive=False)
+    assert not unheard(has, state="connecting", joined=True), "its next life knows nothing"
+    assert not unheard(has, state="absent", joined=False)
 
 
 def test_retry_after_of_a_model_that_was_loaded_before_is_what_its_last_load_took() -> None:

@@ -21,7 +21,7 @@ from ipc.model_config import ModelConfig
 from tests.fakes.tensors import entry, loaded, services_of, tensor
 
 CONFIG = ModelConfig(name="adder", inputs=(tensor("A", "FP32", 2),), outputs=(tensor("O", "FP32", 2),))
-VERSIONS = [entry("adder@1"), entry("adder@3"), entry("adder@20")]
+VERSIONS = [entry(f"adder@{version}", preload=False) for version in (1, 3, 20)]
 CATALOG = [
     entry("org/dense", dimensions=(8, 4)),
     entry("one/twin"),
@@ -154,6 +154,22 @@ def test_an_untried_model_is_coming_only_while_the_server_starts(tmp_path: Path)
         served.find(made, "adder")
 
 
+@pytest.mark.parametrize("started", [True, False])
+def test_what_was_loaded_is_coming_although_the_worker_that_had_it_is_gone(
+    tmp_path: Path, started: bool
+) -> None:
+    """By name, or at the start by a worker that alone offers it."""
+    untried = ModelStatus("adder@1", "available")
+    made = services_of(tmp_path, [entry("adder@1", preload=started)], [untried], **EXPLICIT)
+    if not started:
+        made.extensions.control.mark = lambda model: model == "adder" or None  # type: ignore[method-assign]
+    with pytest.raises(ModelLoading):
+        served.find(made, "adder")
+    assert states_of(made, "adder") == [(1, "LOADING", "")]
+    Loads(made, [loaded("adder@1", CONFIG)])
+    assert waiting(made, "adder").version == 1
+
+
 def test_without_workers_nobody_can_say(tmp_path: Path) -> None:
     made = services(tmp_path)
     made.client.channels.clear()
@@ -204,7 +220,35 @@ def test_a_request_waits_for_the_greatest_version_that_is_coming(tmp_path: Path)
     made = services(tmp_path, failed, ModelStatus("adder@3", "loading"), ModelStatus("adder@1", "loading"))
     Loads(made, [failed, loaded("adder@3", CONFIG)])
     assert waiting(made, "adder").version == 3
-    assert made.client.waited == ["adder@3"]  # type: ignore[attr-defined]
+    assert made.client.waited == [["adder@3", "adder@1"]]  # type: ignore[attr-defined]
+
+
+def two_coming(root: Path) -> Services:
+    """Services with a model of two versions, which are being loaded."""
+    return services_of(root, VERSIONS[:2], [ModelStatus(made.id, "loading") for made in VERSIONS[:2]])
+
+
+def test_a_request_takes_the_version_that_comes_when_the_greatest_cannot(tmp_path: Path) -> None:
+    made = two_coming(tmp_path)
+    failed = ModelStatus("adder@3", "failed", error_message="the file is broken", permanent=True)
+    steps = [[failed, ModelStatus("adder@1", "loading")], [failed, loaded("adder@1", CONFIG)]]
+
+    def step(model: str) -> None:
+        made.client.channels[0].models = {status.name: status for status in steps.pop(0)}
+        if steps:
+            raise ModelLoadFailed("the file is broken")
+
+    made.client.on_wait = step  # type: ignore[attr-defined]
+    assert waiting(made, "adder").version == 1
+    assert made.client.waited == [["adder@3", "adder@1"], ["adder@1"]]  # type: ignore[attr-defined]
+
+
+def test_a_version_that_comes_too_late_for_one_that_is_asked_for_is_no_help(tmp_path: Path) -> None:
+    made = two_coming(tmp_path)
+    Loads(made, [loaded("adder@1", CONFIG)], ModelLoadFailed("the file is broken"))
+    with pytest.raises(UnavailableModel):
+        waiting(made, "adder", 3)
+    assert made.client.waited[0] == ["adder@3"]  # type: ignore[attr-defined]
 
 
 def test_a_catalog_model_is_loaded_for_its_request(tmp_path: Path) -> None:
@@ -227,9 +271,9 @@ def test_a_load_that_fails_makes_the_model_unavailable(tmp_path: Path) -> None:
     assert (found.value.reason, found.value.why) == ("failed", "the file is broken")
 
 
-@pytest.mark.parametrize("state", ["available", "loading", "loaded"])
+@pytest.mark.parametrize("state", ["available", "loading"])
 def test_a_model_that_is_taken_away_while_a_request_waits_is_told_as_that(tmp_path: Path, state: str) -> None:
-    """Also where somebody has it loaded once more in that moment."""
+    """Also where somebody has just had it loaded once more, and taken away again."""
     made = services(tmp_path, ModelStatus("adder@1", "loading"))
     found_then = ModelStatus("adder@1", state, config=CONFIG, attempts=1)
     Loads(made, [found_then], ModelNotFound("Model 'adder@1' not found"))

@@ -12,8 +12,10 @@ import pytest
 from ipc import settings
 from ipc.catalog import Catalog, DirectorySource, ModelEntry
 from ipc.catalog_watch import CatalogWatch
+from ipc.marks import Marks
 from ipc.metrics import WorkerMetrics
 from ipc.model_config import ModelConfig
+from ipc.paths import prepare_run_dir
 from ipc.repository.entries import RepositoryEntry
 from tests.fakes.adapter import FakeAdapter
 from workers.device import Device
@@ -38,11 +40,13 @@ class _Metrics:
         return self
 
 
-def table(root: Path, *entries: ModelEntry) -> ModelTable:
-    """The models of a worker whose threads are not started."""
+def table(root: Path, *entries: ModelEntry, **flags: str) -> ModelTable:
+    """The models of a worker whose threads are not started; `flags` as `section__field`."""
     import torch
 
-    config = settings.load(flags={"run.dir": str(root), "worker.memory_budget_bytes": "1000"}, environ={})
+    named = {name.replace("__", "."): value for name, value in flags.items()}
+    flags = {"run.dir": str(root), "worker.memory_budget_bytes": "1000", **named}
+    config = settings.load(flags=flags, environ={})
     device = cast("Device", SimpleNamespace(torch=torch.device("cpu"), name="cpu"))
     book = cast("JobBook", SimpleNamespace(adapters=set))
     metrics = cast("WorkerMetrics", _Metrics())
@@ -105,6 +109,37 @@ def test_a_load_that_is_wanted_after_it_was_given_up_begins_anew(tmp_path: Path)
     models.load("org/m")
     end(models, instance)
     assert instance.state == "loading", "its thread had seen that nobody wanted it"
+
+
+def test_what_an_operator_unloaded_is_loaded_for_no_request(tmp_path: Path) -> None:
+    """The request's word may come after the unload, from a frontend that saw the model loaded by name before."""
+    models = table(tmp_path, version("old"), ENTRY, repository__control="explicit")
+    paths = settings.load(flags={"run.dir": str(tmp_path)}, environ={}).paths
+    prepare_run_dir(paths)
+    marks = Marks(paths)
+    marks.put("m", loaded=False)
+    models.load("m@1")
+    assert host(models).instance.state == "available"
+    models.load("m@1", explicit=True)
+    assert host(models).instance.state == "loading"
+    marks.put("org/m", loaded=False)
+    models.load("org/m")
+    found = models.find("org/m")
+    assert found is not None and found.instance.state == "loading", "SIE's requests load whatever they name"
+
+
+def test_a_failed_model_of_the_start_is_not_tried_again_once_somebody_unloads_it(tmp_path: Path) -> None:
+    models = table(tmp_path, ENTRY, catalog__preload="org/m")
+    found = models.find("org/m")
+    assert found is not None and models._shelf.is_preloaded(found.instance)
+    found.instance.begin(demanded=False)
+    away = LoadFailure(error_class="NETWORK", permanent=False, retry_after_s=30.0, message="the hub is away")
+    with models._shelf.lock:
+        models._shelf.end(found.instance, partial(found.instance.fail, away, 1.0))
+    models.unload("org/m")
+    with models._shelf.lock:
+        models._keeper._try_again(31.0)
+    assert found.instance.state == "available"
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), ValueError("strange"), RecursionError("deep")])
@@ -279,6 +314,16 @@ def test_a_version_whose_place_was_taken_stays_until_no_request_for_it_is_on_its
     monkeypatch.setattr(keeping, "RETIRE_AFTER_S", 0.0)
     keeper._retire_retained()
     assert list(models._shelf.hosts) == ["m@2"] and keeper._wanted is None
+
+
+def test_a_change_of_the_catalog_loads_what_is_new_and_nothing_else(tmp_path: Path) -> None:
+    """One that this worker has never tried is another worker's."""
+    models = table(tmp_path, version("old"))
+    assert models._shelf.is_preloaded(host(models).instance)
+    models._keeper.apply(Catalog([version("old"), version("old", 2)]))
+    newer = models.find("m@2")
+    assert newer is not None
+    assert (host(models).instance.state, newer.instance.state) == ("available", "loading")
 
 
 def test_a_model_of_the_catalog_that_changed_goes_at_once(tmp_path: Path) -> None:

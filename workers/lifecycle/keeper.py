@@ -315,9 +315,10 @@ class Keeper:
         one of a repository, and what is to replace one that still serves.
         """
         with self._shelf.lock:
+            known = set(self._shelf.instances())
             replaced = self._shelf.take(catalog)
             new = (
-                i for i in self._shelf.instances() if not i.attempts and isinstance(i.entry, RepositoryEntry)
+                i for i in self._shelf.instances() if i not in known and isinstance(i.entry, RepositoryEntry)
             )
             for instance in dict.fromkeys([*replaced, *new]):
                 wanted = self._shelf.is_preloaded(instance) or self._shelf.replaced_by(instance)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ipc.catalog import ALL, Catalog, ModelEntry, preloaded_names
+from ipc.infer_families import split_id
 from ipc.marks import Marks
 from ipc.messages import ModelStatus
 from ipc.metrics import WorkerMetrics
@@ -118,6 +119,16 @@ class Shelf:
         return ALL in pinned or any(name in pinned or name.partition(":")[0] in pinned for name in names)
 
     # What follows wants the lock.
+
+    def may_load(self, entry: ModelEntry) -> bool:
+        """Whether requests may have a model loaded: not one of a repository that an operator has unloaded meanwhile."""
+        if self._marks is None or not isinstance(entry, RepositoryEntry):
+            return True
+        return self._marks.get(split_id(entry.id)[0]) is not False
+
+    def forgo(self, instance: Instance) -> None:
+        """The settings want it no more, since somebody unloaded it."""
+        self._preloaded.discard(instance.serial)
 
     def take(self, catalog: Catalog) -> list[Instance]:
         """Serve this catalog from now on; returns the new instances of models that were served by others before.
