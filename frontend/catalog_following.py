@@ -79,7 +79,6 @@ class CatalogFollower:
         """Read the files now; whether they say something else than before. Raises `ConfigError` when they are wrong."""
         async with self._turn:
             found = await asyncio.to_thread(self._open)
-            self._watch.was_read(found.files)
             changed = found.sources != (self._wanted or self._catalog).sources
             if changed:
                 self._wanted = found
@@ -110,10 +109,10 @@ class CatalogFollower:
         """The new catalog when the files have changed. Raises `ConfigError` when they are wrong, once per change."""
         if not self._watch.changed():
             return None
-        found = self._open()
-        self._watch.was_read(found.files)
-        return found
+        return self._open()
 
     def _open(self) -> Catalog:
         chosen = self._settings
-        return open_catalog(chosen.catalog, chosen.repository, vanished_ok=True, overrides=self._overrides)
+        found = open_catalog(chosen.catalog, chosen.repository, vanished_ok=True, overrides=self._overrides)
+        self._watch.was_read(found.files)
+        return found

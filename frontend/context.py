@@ -29,8 +29,8 @@ class RequestContext:
     """Ids and instants of one request. `phases` (milliseconds) is filled by the engine and the protocol.
 
     `parent` is the caller's traceparent in the form of version 00; `traceparent` is that of our own span, empty unless
-    the request is traced. `counted_status` is the HTTP status that the request is counted under, where its contract
-    answers every failure with the same one; 0: that of the answer. `streams`: the answer is made while it is sent, and
+    the request is traced. `counted_status` is the HTTP status that the request is counted under, where that of
+    the answer does not tell how it ended; 0: that of the answer. `streams`: the answer is made while it is sent, and
     who makes it says when the request has ended. `start_by_ns` above 0 is when the request stops waiting for its turn
     on a device, before its deadline; what runs by then goes on.
     """

@@ -49,6 +49,7 @@ class Recorder:
         self._outcomes = lru_cache(maxsize=4096)(self._outcome)
         self._phases = lru_cache(maxsize=4096)(self._phase)
         self._gauges = lru_cache(maxsize=4096)(self._serving)
+        self._amounts = lru_cache(maxsize=4096)(self._amount)
 
     def _amount(self, family: str, *labels: str) -> Amount:
         return self._tally.amount(self._child(family, *labels))
@@ -97,11 +98,11 @@ class Recorder:
 
     def called(self, key: str, code: str) -> None:
         """A request with the API key of that name, or without one of the file, ended with HTTP status `code`."""
-        self._child("by_key", key, code).inc()
+        self._amounts("by_key", key, code).inc()
 
     def refused(self, reason: str) -> None:
         """A request was refused for what its key is or may: unauthenticated, forbidden or rate_limited."""
-        self._child("access_refused", reason).inc()
+        self._amounts("access_refused", reason).inc()
 
     def traced(self, outcome: str, requests: int) -> None:
         """The spans of that many requests were exported, could not be (failed), or found no room (dropped)."""

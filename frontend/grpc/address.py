@@ -13,18 +13,18 @@ from frontend import addresses
 from ipc.errors import ConfigError
 from ipc.settings import Grpc
 
-SETTING = "grpc.bind"
+_SETTING = "grpc.bind"
 
 
 def check(grpc: Grpc) -> None:
     """Raise `ConfigError` when the settings cannot be served."""
     if grpc.enabled:
-        addresses.parse(grpc.bind, SETTING)
+        addresses.parse(grpc.bind, _SETTING)
 
 
 def keep(grpc: Grpc) -> socket.socket:
     """A socket that keeps the address for processes of this server. Raises `ConfigError` when somebody else has it."""
-    host, port = addresses.parse(grpc.bind, SETTING)
+    host, port = addresses.parse(grpc.bind, _SETTING)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -14,8 +14,7 @@ from typing import Any
 
 from grpc_reflection.v1alpha import reflection
 
-from frontend import addresses
-from frontend.grpc import address, farewell
+from frontend.grpc import farewell
 from frontend.grpc.accepting import Server
 from frontend.grpc.health import SERVICE as HEALTH_SERVICE
 from frontend.grpc.health import Health
@@ -58,13 +57,13 @@ class GrpcServer:
         reflection.enable_server_reflection(listed, self._server)
         logging.getLogger(_CORE_LOGGER).addFilter(_without_clients_faults)
         self._stopping: asyncio.Task[None] | None = None
-        self._since_ns = 0
+        self._since_ns = self._port = 0
 
     async def start(self) -> None:
         """Listen. Raises `ConfigError` when the address cannot be had."""
         bind = self._services.settings.grpc.bind
         try:
-            self._server.add_insecure_port(bind)
+            self._port = self._server.add_insecure_port(bind)
         except RuntimeError:
             raise ConfigError(f"grpc.bind: {bind} cannot be had") from None
         await self._server.start()
@@ -90,9 +89,7 @@ class GrpcServer:
         self._health.drain()
         self._streams.drain()
         if replaced:
-            await farewell.say(
-                addresses.parse(self._services.settings.grpc.bind, address.SETTING)[1], FAREWELL_S
-            )
+            await farewell.say(self._port, FAREWELL_S)
         until = began + graceful_s - min(GRACE_S, graceful_s / 3)
         await self._streams.ended(max(until - time.monotonic(), 0.0))
         await self._server.stop(max(until - time.monotonic(), 0.0))

@@ -18,7 +18,7 @@ Buffer = bytes | memoryview
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_NBYTES = 10
 MAX_FIELDS = 8192
-"""Fields of one message and of the messages right below it; inputs and outputs have a few each."""
+"""Fields of one message and of those below it that are counted with it; inputs and outputs have a few each."""
 TOO_MANY = f"the request has more than {MAX_FIELDS} fields, which is the limit of a message"
 
 

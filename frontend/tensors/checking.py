@@ -21,6 +21,8 @@ from ipc.datatypes import BYTES, DATATYPES, MAX_ELEMENTS
 from ipc.errors import InvalidInput
 from ipc.model_config import ModelConfig, TensorConfig
 
+MOST_DIMS = 64
+"""Dimensions of one input; no model has as many."""
 _MOST_NAMED = 8
 """Names of unexpected inputs that an error shows."""
 
@@ -38,6 +40,12 @@ def check(served: Served, request: TensorRequest) -> int:
     if served.config.sequence_batching is not None:
         _check_sequence(served, request, rows)
     return rows
+
+
+def check_dimensions(count: int, where: str) -> None:
+    """Raise `InvalidInput` for a shape of more dimensions than any model has."""
+    if count > MOST_DIMS:
+        raise InvalidInput(f"{where}: shape has {count} dimensions, the limit is {MOST_DIMS}")
 
 
 def check_shapes(served: Served, request: TensorRequest) -> int:

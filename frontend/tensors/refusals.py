@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from ipc.errors import DeadlineExceeded, ModelNotFound, PenstockError
+from ipc.errors import DeadlineExceeded, ModelNotFound
 
 Reason = Literal["model", "version", "unloaded", "failed"]
 
@@ -23,10 +23,3 @@ class TimeoutExpired(DeadlineExceeded):
     """The `timeout` that the request itself states passed before it ran; unlike the client's deadline, that is 503."""
 
     status = 503
-
-    @classmethod
-    def instead_of(cls, error: PenstockError) -> PenstockError:
-        """What the `error` of a request with a timeout of its own is told as."""
-        if isinstance(error, DeadlineExceeded):
-            return cls("Request timeout expired", retry_after_s=1)
-        return error

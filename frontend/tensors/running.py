@@ -33,7 +33,7 @@ from frontend.tensors.refusals import TimeoutExpired
 from frontend.tensors.request import TensorRequest
 from frontend.tensors.result import TensorResult
 from frontend.tensors.served import Served, ready
-from ipc.errors import PenstockError, Unsupported
+from ipc.errors import DeadlineExceeded, PenstockError, Unsupported
 
 if TYPE_CHECKING:
     from frontend.context import RequestContext
@@ -98,7 +98,9 @@ def limit_waiting(context: RequestContext, timeout_us: int) -> None:
 def told_as(context: RequestContext, error: PenstockError) -> PenstockError:
     """What the error of a request is told as: what its own timeout ended was no deadline of its client."""
     timed_out = 0 < context.start_by_ns <= time.monotonic_ns() < context.deadline_ns
-    return TimeoutExpired.instead_of(error) if timed_out else error
+    if timed_out and isinstance(error, DeadlineExceeded):
+        return TimeoutExpired("Request timeout expired", retry_after_s=1)
+    return error
 
 
 def since_ns(context: RequestContext) -> int:

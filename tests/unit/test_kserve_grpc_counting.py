@@ -10,7 +10,7 @@ import pytest
 from frontend.grpc import wire
 from frontend.grpc.received import Form
 from frontend.protocols.kserve_v2.grpc import counting
-from frontend.protocols.kserve_v2.reading import MOST_DIMS
+from frontend.tensors.checking import MOST_DIMS
 from ipc.errors import InvalidInput
 from ipc.protos import kserve_v2_pb2 as pb
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
 
 import orjson
 from falcon.asgi import Request
@@ -54,7 +55,7 @@ class EventStream:
         except StopAsyncIteration:
             raise
         except Cancelled as error:
-            self._note(error)
+            self._noted(error)
             raise StopAsyncIteration from None
         except PenstockError as error:
             return self._told(error)
@@ -63,12 +64,14 @@ class EventStream:
             return self._told(PenstockError("internal error"))
 
     def _told(self, error: PenstockError) -> bytes:
-        self._note(error)
-        return _event(orjson.dumps(errors.render(error, self._req.path)[1]))
+        return _event(orjson.dumps(self._noted(error)))
 
-    def _note(self, error: PenstockError) -> None:
+    def _noted(self, error: PenstockError) -> dict[str, Any]:
+        """What is told of an error, which the request is counted under."""
         tracebacks.forget(error)
-        self._context.error, self._context.counted_status = error.code, error.status
+        status, told, _ = errors.render(error, self._req.path)
+        self._context.error, self._context.counted_status = error.code, status
+        return told
 
     async def close(self) -> None:
         """End the work if it still goes on, and count the request. Called by Falcon when the response is over."""

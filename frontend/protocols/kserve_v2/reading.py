@@ -14,12 +14,12 @@ from msgspec import UNSET
 
 from frontend.protocols.kserve_v2 import elements, parameters
 from frontend.protocols.kserve_v2.schemas import INFER, Infer, Input, Output
+from frontend.tensors.checking import check_dimensions
 from frontend.tensors.request import InputTensor, RegionUse, TensorRequest, WantedOutput
 from ipc import datatypes
 from ipc.datatypes import BYTES, DATATYPES
 from ipc.errors import InvalidInput, PenstockError
 
-MOST_DIMS = 64
 MOST_STRINGS = 1 << 20
 UNKNOWN_ID = "<id_unknown>"
 _PREFIX = "[request id: "
@@ -158,8 +158,7 @@ def _count(given: Input, where: str) -> int:
         raise InvalidInput(
             f"{where}: unknown datatype '{given.datatype[:64]}', expected one of {', '.join(DATATYPES)}"
         )
-    if len(given.shape) > MOST_DIMS:
-        raise InvalidInput(f"{where}: shape has {len(given.shape)} dimensions, the limit is {MOST_DIMS}")
+    check_dimensions(len(given.shape), where)
     try:
         return datatypes.elements(given.shape)
     except ValueError as error:

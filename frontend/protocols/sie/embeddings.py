@@ -14,7 +14,7 @@ from frontend.options import check_options, resolve
 from frontend.protocols.sie import render
 from frontend.protocols.sie.convert import check_dimensions
 from frontend.protocols.sie.flow import InferenceResource
-from frontend.protocols.sie.foreign import check_takes_texts, usage_of
+from frontend.protocols.sie.foreign import check_takes_texts, options_of, usage_of
 from frontend.protocols.sie.outputs import dense_of
 from frontend.protocols.sie.schemas import EmbeddingsRequest
 from frontend.sending import Part
@@ -84,7 +84,7 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
                 f"encoding_format: {request.encoding_format[:64]!r} is not one of float, base64"
             )
         check_input(request, self.services.settings.limits)
-        check_options(_options(request), _names(request))
+        check_options(options_of(request), _names(request))
 
     def check(self, request: EmbeddingsRequest, entry: ModelEntry) -> list[InputItem]:
         """The texts and token ids as workers take them."""
@@ -103,7 +103,7 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
             raise InvalidInput(f"model: '{entry.id}' has no dense output")
         check_dimensions(request.dimensions, entry, status.dims.get("dense", 0), "dimensions")
         limits, names = self.services.settings.limits, _names(request)
-        found = resolve(entry, _options(request), None, self.services.catalog, len(inputs), limits, names)
+        found = resolve(entry, options_of(request), None, self.services.catalog, len(inputs), limits, names)
         is_query = bool(found.options.get("is_query"))
         call = EncodeCall(
             inputs, ["dense"], found.instruction, is_query, found.options, found.overflow, found.lora, names
@@ -130,10 +130,6 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
         reply.check()
         reply.release()
         return parts
-
-
-def _options(request: EmbeddingsRequest) -> dict[str, Any]:
-    return {"overflow_policy": request.overflow_policy}
 
 
 def _names(request: EmbeddingsRequest) -> FieldNames:

@@ -10,7 +10,7 @@ import orjson
 
 from frontend.context import RequestContext
 from frontend.options import Resolved, check_options, resolve
-from frontend.protocols.sie.foreign import check_takes_texts, usage_of
+from frontend.protocols.sie.foreign import check_takes_texts, options_of, usage_of
 from frontend.protocols.sie.schemas import RerankRequest
 from frontend.protocols.sie.score import INLINE_NBYTES, Pairs, ScoringResource, ranking
 from frontend.texts import check_count, check_shared, check_texts
@@ -44,10 +44,6 @@ def _check_echo(documents: list[str | dict[str, Any]]) -> None:
             raise InvalidInput(f"documents[{index}]: cannot be returned ({error})") from error
 
 
-def _options(request: RerankRequest) -> dict[str, Any]:
-    return {"overflow_policy": request.overflow_policy}
-
-
 class RerankResource(ScoringResource[RerankRequest]):
     """Documents in the order in which they answer a query."""
 
@@ -63,7 +59,7 @@ class RerankResource(ScoringResource[RerankRequest]):
         check_count(len(request.documents), "documents", limits)
         check_texts(texts_of(request), "documents[{}]", limits)
         check_shared(request.query, "query", len(request.documents), limits)
-        check_options(_options(request), self.names)
+        check_options(options_of(request), self.names)
         if request.return_documents:
             _check_echo(request.documents)
 
@@ -75,7 +71,7 @@ class RerankResource(ScoringResource[RerankRequest]):
     def resolve(self, request: RerankRequest, entry: ModelEntry, items: int) -> Resolved:
         """The options of the model's profile, and what becomes of texts that are too long."""
         catalog, limits = self.services.catalog, self.services.settings.limits
-        return resolve(entry, _options(request), None, catalog, items, limits, self.names)
+        return resolve(entry, options_of(request), None, catalog, items, limits, self.names)
 
     def echoed_nbytes(self, request: RerankRequest) -> int:
         """Documents that are returned; one of more than a text may be of any size."""

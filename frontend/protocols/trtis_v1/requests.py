@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from frontend.tensors.checking import default_dims, expected_nbytes
+from frontend.tensors.checking import check_dimensions, default_dims, expected_nbytes
 from frontend.tensors.request import InputTensor, RegionUse, TensorRequest, WantedOutput
 from frontend.tensors.request import Sequence as SequencePlace
 from frontend.tensors.served import Served
@@ -13,8 +13,6 @@ from ipc.protos import trtis_v1_pb2 as pb
 
 _START = pb.InferRequestHeader.Flag.FLAG_SEQUENCE_START
 _END = pb.InferRequestHeader.Flag.FLAG_SEQUENCE_END
-MOST_DIMS = 64
-"""Dims of one input; no model has as many."""
 
 
 def version_of(number: int) -> int | None:
@@ -51,10 +49,7 @@ def _input(served: Served, sent: pb.InferRequestHeader.Input, rows: int) -> Inpu
     missing is said by `sizes_of`.
     """
     tensor = served.config.input(sent.name)
-    if len(sent.dims) > MOST_DIMS:
-        raise InvalidInput(
-            f"input '{sent.name[:200]}' for model '{served.name}' has {len(sent.dims)} dims, the limit is {MOST_DIMS}"
-        )
+    check_dimensions(len(sent.dims), f"input '{sent.name[:200]}' for model '{served.name}'")
     dims = list(sent.dims)
     if tensor is not None and not dims:
         dims = [max(dim, 0) for dim in tensor.dims]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from frontend.grpc import wire
-from frontend.protocols.kserve_v2.reading import MOST_DIMS
+from frontend.tensors.checking import check_dimensions
 from ipc.errors import InvalidInput
 from ipc.protos import kserve_v2_pb2 as pb
 
@@ -38,7 +38,7 @@ def check(data: bytes) -> None:
     for tag, _, began, end in wire.fields(data, 0, len(data)):
         for inner, _, start, stop in wire.fields(data, began, end) if tag == _INPUTS else ():
             if inner == _SHAPE:
-                check_dims(_varints(data, start, stop), "an input")
+                check_dimensions(_varints(data, start, stop), "an input")
             for field, _, first, last in wire.fields(data, start, stop) if inner == _CONTENTS else ():
                 count = _PACKED.get(field)
                 if count is None:
@@ -46,12 +46,6 @@ def check(data: bytes) -> None:
                 else:
                     numbers += count(data, first, last)
                 _check_counts(numbers, single)
-
-
-def check_dims(count: int, where: str) -> None:
-    """Raise `InvalidInput` for a shape of more dimensions than any model has."""
-    if count > MOST_DIMS:
-        raise InvalidInput(f"{where}: shape has {count} dimensions, the limit is {MOST_DIMS}")
 
 
 def nbytes(message: pb.ModelInferRequest) -> int:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from frontend.protocols.kserve_v2 import parameters as request_parameters
-from frontend.protocols.kserve_v2.grpc import counting
 from frontend.protocols.kserve_v2.grpc.contents import raw_of
 from frontend.protocols.kserve_v2.grpc.parameters import CLASSES, region_of, values_of, whole
+from frontend.tensors.checking import check_dimensions
 from frontend.tensors.request import InputTensor, RegionUse, TensorRequest, WantedOutput
 from ipc.errors import InvalidInput
 from ipc.protos import kserve_v2_pb2 as pb
@@ -43,7 +43,7 @@ def request_of(message: pb.ModelInferRequest, raw: Sequence[bytes | memoryview])
 
 def _inputs_of(message: pb.ModelInferRequest, raw: Sequence[bytes | memoryview]) -> list[InputTensor]:
     for tensor in message.inputs:
-        counting.check_dims(len(tensor.shape), f"input {tensor.name[:200]!a}")
+        check_dimensions(len(tensor.shape), f"input {tensor.name[:200]!a}")
     regions = [_region_of(tensor) for tensor in message.inputs]
     if raw:
         _check_raw(message, len(raw), sum(region is None for region in regions))
