@@ -63,7 +63,7 @@ class RepositoryControl:
         self._marks = Marks(services.settings.paths)
         self._overriding = Overriding(services, self._marks)
         self._agreement = Agreement(
-            services.settings.paths, f"frontend-{services.slot}", services.catalog, self._revisions
+            services.settings.paths, f"frontend-{services.slot}", services.catalog, self._loads
         )
 
     async def load(self, model: str, parameters: dict[str, Any], deadline_ns: int) -> None:
@@ -201,11 +201,18 @@ class RepositoryControl:
         except DeadlineExceeded:
             log.warning("another frontend does not serve the catalog of this one yet")
 
-    def _revisions(self) -> set[tuple[str, str]]:
-        """(id, revision) of what the workers have loaded from repositories, as this frontend knows it."""
+    def _loads(self) -> set[tuple[int, str, str, int]]:
+        """(slot, id, revision, attempts) of what workers have loaded from repositories, as this frontend knows it.
+
+        A load that another frontend has not heard of is told from the one before it by its number.
+        """
         up = [channel for channel in self._services.client.channels if channel.state == "ready"]
-        told = (status for channel in up for status in channel.models.values() if status.revision)
-        return {(status.name, status.revision) for status in told if status.state == "loaded"}
+        return {
+            (channel.slot, status.name, status.revision, status.attempts)
+            for channel in up
+            for status in channel.models.values()
+            if status.revision and status.state == "loaded"
+        }
 
     async def _end_override(self, model: str, deadline_ns: int) -> None:
         """Nobody is to find again what a load had brought for a model that is unloaded now."""

@@ -17,17 +17,23 @@ from ipc.catalog import Catalog, DirectorySource, ModelEntry
 from ipc.errors import ControlDisabled, InvalidInput, Unsupported
 from ipc.liveness import SlotLock
 from ipc.marks import Marks
+from ipc.messages import ModelStatus
 from ipc.paths import prepare_run_dir
 from ipc.settings import load
+from tests.fakes.channel import FakeChannel
 
 
-def control_of(tmp_path: Path, mode: str) -> RepositoryControl:
-    """That of a frontend of a server in `tmp_path` which refuses before it looks at any model."""
+def control_of(tmp_path: Path, mode: str, slot: int = 0, *statuses: ModelStatus) -> RepositoryControl:
+    """That of a frontend of a server in `tmp_path`, whose worker says this of its models."""
     settings = load(None, {"run.dir": str(tmp_path), "repository.control": mode}, {})
     prepare_run_dir(settings.paths)
     Marks(settings.paths).put("add", loaded=False)
     services: Any = SimpleNamespace(
-        settings=settings, slot=0, catalog=Catalog(()), bodies=BodyReader(settings.limits)
+        settings=settings,
+        slot=slot,
+        catalog=Catalog(()),
+        bodies=BodyReader(settings.limits),
+        client=SimpleNamespace(channels=[FakeChannel(0, {status.name: status for status in statuses})]),
     )
     return RepositoryControl(services)
 
@@ -100,3 +106,14 @@ def test_frontends_agree_entirely_when_none_serves_what_another_does_not(tmp_pat
         assert first.reached() and not first.reached(entirely=True), "the second has not heard of them"
         Agreement(paths, "frontend-1", new, lambda: {("m@2", "new files")}).tell()
         assert first.reached(entirely=True)
+
+
+def test_a_frontend_that_has_not_heard_of_a_load_does_not_agree_by_the_load_before(tmp_path: Path) -> None:
+    before, after = (ModelStatus("m@1", "loaded", revision="r", attempts=attempts) for attempts in (1, 2))
+    first, second = (control_of(tmp_path, "explicit", slot, after) for slot in (0, 1))
+    stale = control_of(tmp_path, "explicit", 1, before)
+    with SlotLock(load(None, {"run.dir": str(tmp_path)}, {}).paths.lock("frontend-1")):
+        stale.tell()
+        assert not first._agreement.reached(entirely=True)
+        second.tell()
+        assert first._agreement.reached(entirely=True)
