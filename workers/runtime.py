@@ -16,18 +16,7 @@ from ipc.endpoint import Endpoint
 from ipc.errors import Draining, ModelNotLoaded, PenstockError, Unsupported
 from ipc.leases import LeaseTable
 from ipc.liveness import start_ticks
-from ipc.messages import (
-    LANES,
-    VERSION,
-    Credits,
-    Forget,
-    InferCall,
-    Leaving,
-    Load,
-    Models,
-    Submit,
-    Welcome,
-)
+from ipc.messages import LANES, VERSION, Credits, Forget, InferCall, Leaving, Load, Models, Submit, Welcome
 from ipc.metrics import WorkerMetrics
 from ipc.notify import Notifier
 from ipc.sessions import Session
@@ -114,7 +103,7 @@ class Runtime:
         self._slotless: list[Job] = []
         self._draining_until = 0.0
         self._last_credits: tuple[int, int, int, int] | None = None
-        self._ready_sent = False
+        self._ready_sent = self._stopping_sent = False
 
     def run(self) -> None:
         """Serve until a drain has ended."""
@@ -132,7 +121,7 @@ class Runtime:
         if not self._draining_until:
             log.info("draining: %d requests open, %d leases", len(self.book), self.leases.leases)
             self._draining_until = time.monotonic() + self._settings.worker.drain_timeout_s
-            self.notifier.send(stopping=1, status="draining")
+            self._notify_stopping()
             self.endpoint.broadcast(Leaving())
 
     @property
@@ -284,14 +273,17 @@ class Runtime:
         self.book.attach(job, output)
         return True
 
-    def _unpark(self) -> None:
-        """Place parked jobs in order, as far as there is room; forget ended ones, fail those that are out of time."""
+    def _fail_parked(self) -> None:
+        """Fail the parked jobs that are out of time, with what they lack."""
         soon = time.monotonic_ns() + PARK_MARGIN_NS
-        waiting = [*self._parked, *self._uncopied]
-        for job in waiting:
+        for job in [*self._parked, *self._uncopied]:
             if job.state == "open" and soon >= job.deadline_ns:
                 lacks_room = job.payload.lacks_room
                 self.book.fail(job, job.payload.exhausted() if lacks_room else outputs.exhausted(1.0))
+
+    def _unpark(self) -> None:
+        """Place parked jobs in order, as far as there is room; forget ended ones."""
+        waiting = [*self._parked, *self._uncopied]
         self._parked, self._uncopied = [], []
         for job in [*waiting, *self._admit_slotless()]:
             if job.state != "open" or not self._reserve(job):
@@ -343,11 +335,14 @@ class Runtime:
     def released(self) -> None:
         """A lease ended: there may be room for parked jobs, and for parts of streams."""
         if self._parked or self._uncopied or self._slotless:
+            self._fail_parked()
             self._unpark()
         self.book.wake_roomless()
 
     def tick(self) -> None:
         """Ten times a second: deadlines, parked jobs, old leases, credits, watchdog, metrics, drain."""
+        # A parked job that is late is told what it lacked, and not only that it was late.
+        self._fail_parked()
         self.book.expire()
         self.book.wake_roomless()
         self._expire_sequences()
@@ -368,11 +363,16 @@ class Runtime:
             self._finish_drain()
 
     def _notify(self) -> None:
+        if self.draining and not self._stopping_sent:
+            self._notify_stopping()
         self.notifier.send(watchdog=1)
         if not self._ready_sent and self.models.preloaded:
             loaded = sum(1 for status in self.models.statuses() if status.state == "loaded")
             status = f"{loaded}/{len(self.models.statuses())} models ready"
             self._ready_sent = self.notifier.send(ready=1, status=status)
+
+    def _notify_stopping(self) -> None:
+        self._stopping_sent = self.notifier.send(stopping=1, status="draining")
 
     def _finish_drain(self) -> None:
         quiet = not len(self.book) and self.executor.idle and not self.leases.leases

@@ -91,7 +91,7 @@ class WorkerSlot:
         if fields.get("READY") == "1" and self.state == "starting":
             self.state, self.proven = "ready", True
             log.info("worker %d is ready: %s", self.slot, fields.get("STATUS", ""))
-        elif fields.get("STOPPING") == "1":
+        if fields.get("STOPPING") == "1":
             self.state, self._stopping_since = "stopping", time.monotonic()
 
     def check(self) -> None:
@@ -115,6 +115,8 @@ class WorkerSlot:
     def reap(self, others_healthy: bool) -> str:
         """The process has died: plan the next start. Returns the cause."""
         assert self._process is not None
+        # Its last words may not have been read yet.
+        self.heard()
         code = self._process.wait()
         now = time.monotonic()
         os.close(self.pidfd)

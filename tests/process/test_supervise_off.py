@@ -137,7 +137,10 @@ def test_a_worker_started_by_hand_is_served_and_both_units_report_to_systemd(tmp
             assert_silent_while_stopped(found, worker.pid)
             found.worker.listen()
             worker.send_signal(signal.SIGTERM)
-            assert worker.wait(20) == 0, found.log.read_text()
+            wait_until(
+                lambda: found.worker.listen() and worker.poll() is not None, 20, "the end of the worker"
+            )
+            assert worker.returncode == 0, found.log.read_text()
             assert found.worker.listen().get("STOPPING") == "1"
         wait_until(lambda: answers(server, "/readyz") == 503, what="readiness lost with the worker")
         with found.running_worker() as successor:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ipc.arena import BLOCKS_OFFSET, Arena
-from ipc.errors import InvalidInput
+from ipc.errors import InvalidInput, PenstockError
 from ipc.leases import LeaseTable
 from ipc.messages import InferCall, Region, TensorInput, TensorOutput
 from ipc.model_config import ModelConfig
@@ -204,9 +204,30 @@ def test_a_job_that_gets_no_room_in_time_says_what_was_short(runtime: Runtime, t
     assert late is not None
     late.deadline_ns = 1
     runtime.book.fail = lambda job, error: told.append((job, error.code, error.message))  # type: ignore[method-assign]
-    runtime._unpark()
+    runtime.released()
     text = "no room for copies of 7 bytes of shared memory regions (shared_memory.max_copy_bytes)"
     assert told == [(late, "SHM_EXHAUSTED", text)]
+
+
+def test_a_job_whose_time_ran_out_between_two_ticks_says_what_was_short(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    ask(runtime, memory(tmp_path), 0, LARGE)
+    late = runtime.book.find(b"s", ask(runtime, memory(tmp_path), 0, LARGE))
+    assert late is not None
+    late.deadline_ns, told, fail = 1, [], runtime.book.fail
+
+    def failing(job: Job, error: PenstockError) -> None:
+        told.append((job, error.code))
+        fail(job, error)
+
+    runtime.book.fail = failing  # type: ignore[method-assign]
+    idle: Any = SimpleNamespace(tick=lambda *of: None, overdue=lambda: False)
+    runtime._reporter = runtime._statistics = runtime._client_memory = runtime.executor.activity = idle
+    runtime._send_credits = runtime._notify = lambda: None  # type: ignore[method-assign]
+    runtime._draining_until = 0.0
+    runtime.tick()
+    assert told == [(late, "SHM_EXHAUSTED")]
 
 
 def test_a_job_whose_copies_never_fit_is_refused_at_once(runtime: Runtime, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from ipc.arena import BLOCKS_OFFSET, Arena
 from ipc.errors import Unsupported
 from ipc.leases import LeaseTable
 from ipc.messages import InferCall, Submit
+from ipc.notify import Listener, Notifier
 from ipc.settings import Settings
 from workers import named_outputs
 from workers.executor import Executor
@@ -45,6 +46,27 @@ def test_streams_without_room_try_again_when_a_lease_ends() -> None:
     runtime.book = SimpleNamespace(wake_roomless=lambda: woken.append(1))
     runtime.released()
     assert woken == [1]
+
+
+def test_a_drain_is_told_again_until_the_listener_has_room_for_it(tmp_path: Path) -> None:
+    listener, runtime = Listener(tmp_path / "notify.sock"), Runtime.__new__(Runtime)
+    runtime.notifier = Notifier(str(listener.path))
+    while runtime.notifier.send(watchdog=1):
+        pass
+    stubs: Any = SimpleNamespace(leases=0, preloaded=False, broadcast=lambda message: None)
+    runtime.leases = runtime.models = runtime.endpoint = stubs
+    runtime.book, runtime._settings = JobBook(WorkQueue(Settings()), lambda: stubs), Settings()
+    runtime._draining_until, runtime._ready_sent, runtime._stopping_sent = 0.0, True, False
+    try:
+        runtime.drain()
+        runtime._notify()
+        assert listener.receive() == {"WATCHDOG": "1"}
+        runtime._notify()
+        assert listener.receive() == {"STOPPING": "1", "STATUS": "draining", "WATCHDOG": "1"}
+        runtime._notify()
+        assert listener.receive() == {"WATCHDOG": "1"}
+    finally:
+        listener.close()
 
 
 def test_a_part_that_cannot_be_copied_leaves_no_block(
