@@ -35,7 +35,9 @@ def unharmed(warm_server: tuple[Server, int, int]) -> Iterator[Server]:
     assert server.encode("fake/echo", ["still here"]).status == 200
     assert server.frontend_pids() == [pid], "the frontend was replaced"
     wait_until(
-        lambda: private_bytes(pid) - before <= MAX_GROWTH_BYTES, 5, "the memory of the bad request given back"
+        lambda: private_bytes(pid) - before <= MAX_GROWTH_BYTES,
+        20,
+        "the memory of the bad request given back",
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 from tests.conformance.test_kserve_grpc import write_identities
 from tests.harness.apart import Apart, functions_of
 from tests.harness.server import Server, serving
+from tests.harness.status import wait_joined
 from tests.tiny.programs import write_repository
 
 CLIENTS = ("tests.conformance.triton_http", "tests.conformance.triton_http_aio")
@@ -31,6 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "server.frontends": 2,
     }
     with serving(place, ("fake/echo",), settings) as running:
+        wait_joined(running)
         yield running
 
 

@@ -26,12 +26,12 @@ from ipc.metrics import (
     UNLOADS,
 )
 from tests.harness.raw import RawClient
-from tests.harness.server import Server, alive, make_server, serving, wait_until
+from tests.harness.server import Server, alive, make_server, serving, stopped, wait_until
 
 MODELS = ("fake/echo", "fake/slow", "fake/large", "fake/late", "fake/small")
 SETTINGS = {
     "batch.max_items": 4,
-    "arena.lease_max_age_s": 1.0,
+    "arena.lease_max_age_s": 6.0,
     "arena.lease_copy_after_s": 20.0,
     "worker.count": 1,
 }
@@ -96,7 +96,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
     running = make_server(tmp_path_factory.mktemp("metrics"), MODELS, SETTINGS)
     running.start()
     try:
-        wait_until(lambda: says(running, "/readyz", b"loading"), 30, "a worker that loads")
+        wait_until(lambda: says(running, "/readyz", b"loading"), 60, "a worker that loads")
         early = scrape(running)
         running.wait_ready()
         yield running, early
@@ -144,13 +144,14 @@ def seen(server: Server, first: dict[Sample, float]) -> dict[str, set[float]]:
     return values
 
 
-def moved(look: Callable[[], dict[Sample, float]], name: str, **labels: str) -> bool:
-    """Whether a sample is above zero now; everything else that shows is noted on the way."""
-    wanted = set(labels.items())
-    return any(value > 0 for key, value in look().items() if key[0] == name and wanted <= set(key[1]))
-
-
 Look = Callable[[], dict[Sample, float]]
+
+
+def moved(look: Look, *names: str, **labels: str) -> bool:
+    """Whether a sample of each name is above zero now; everything else that shows is noted on the way."""
+    wanted = set(labels.items())
+    found = {key[0] for key, value in look().items() if value > 0 and wanted <= set(key[1])}
+    return found.issuperset(names)
 
 
 def plain(server: Server, look: Look) -> None:
@@ -183,15 +184,20 @@ def turned_away(server: Server, look: Look) -> None:
     wait_until(lambda: moved(look, "penstock_access_refused_total", reason="forbidden"), what="a refusal")
 
 
+QUEUE = (
+    "penstock_queue_depth",
+    "penstock_queue_tokens",
+    "penstock_queue_oldest_seconds",
+    "sie_queue_depth",
+)
+
+
 def queued_and_left(server: Server, look: Look) -> None:
     """A queue with an age, of which one client leaves."""
     text = "waiting " * 200
     with RawClient(server.port) as staying:
-        staying.encode("fake/slow", [f"{text} {number}" for number in range(100)])
-        for name in ("penstock_requests_in_flight", "penstock_queue_depth", "penstock_queue_tokens"):
-            wait_until(lambda name=name: moved(look, name), what=name)
-        wait_until(lambda: moved(look, "penstock_queue_oldest_seconds"), what="an age")
-        wait_until(lambda: moved(look, "sie_queue_depth"), what="sie_queue_depth")
+        staying.encode("fake/slow", [f"{text} {number}" for number in range(400)])
+        wait_until(lambda: moved(look, "penstock_requests_in_flight", *QUEUE), what="a queue")
     wait_until(lambda: moved(look, "penstock_cancelled_saved_seconds_total"), what="a cancellation")
 
 
@@ -214,14 +220,17 @@ def slow_reader(server: Server, look: Look) -> None:
     """A lease that gets too old."""
     with RawClient(server.port, receive_nbytes=4096) as client:
         client.encode("fake/large", [f"slow {number}" for number in range(10)])
-        wait_until(lambda: moved(look, "penstock_shm_bytes_used"), what="arena in use")
-        wait_until(lambda: moved(look, "penstock_shm_leases"), what="a lease")
-        wait_until(lambda: moved(look, "penstock_shm_leases_revoked_total", reason="age"), what="its end")
+        wait_until(lambda: moved(look, "penstock_shm_bytes_used", "penstock_shm_leases"), what="a lease")
+        wait_until(lambda: moved(look, "penstock_shm_leases_revoked_total", reason="age"), 30, "its end")
 
 
 def crash(server: Server, look: Look) -> None:
-    """An input that kills the worker twice."""
-    assert server.encode("fake/echo", ["#crash metrics"]).status == 500
+    """An input that kills the worker twice; nobody starts it again before its absence shows."""
+    with ThreadPoolExecutor(1) as pool:
+        with stopped(server.supervisor_pid()):
+            answer = pool.submit(server.encode, "fake/echo", ["#crash metrics"])
+            wait_until(lambda: not moved(look, "penstock_worker_up"), what="its absence")
+        assert answer.result().status == 500
     for name in ("penstock_retries_total", "penstock_poison_total", "penstock_worker_restarts_total"):
         wait_until(lambda name=name: moved(look, name), what=name)
     look()

@@ -189,8 +189,8 @@ def test_a_chunked_body_over_the_limit_is_refused_while_it_arrives(unharmed: Ser
 def test_half_a_body_and_then_silence_is_ended_with_408(unharmed: Server, path: str) -> None:
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
     began = time.monotonic()
-    answer = exchange(unharmed, head.encode() + b'{"items":[', timeout_s=10)
-    assert time.monotonic() - began < 5
+    answer = exchange(unharmed, head.encode() + b'{"items":[', timeout_s=30)
+    assert time.monotonic() - began < 15
     assert b" 408 " in answer.partition(b"\r\n")[0]
     detail = json.loads(answer.partition(b"\r\n\r\n")[2])["detail"]
     assert set(detail) >= {"code", "message"} and "1024" in detail["message"]

@@ -12,6 +12,7 @@ import pytest
 
 from tests.conformance.models import ENTRIES, LONGEST
 from tests.conformance.wire import JSON, MSGPACK, assert_refused, assert_refused_openai
+from tests.harness.lifecycle import Models
 from tests.harness.server import Answer, Server, make_server, sum_of, wait_until
 
 PATH = "/v1/encode/org/odd"
@@ -155,28 +156,32 @@ def test_a_failed_load_says_what_failed_and_whether_it_is_final(sie: Server) -> 
 
 
 def test_a_loading_model_is_waited_for_then_answered_503_and_served_once_it_is_loaded(tmp_path: Path) -> None:
-    server = make_server(tmp_path, models=("fake/echo", "fake/late"), settings={"limits.load_wait_s": 0.3})
+    hold, models = tmp_path / "hold", Models(tmp_path / "catalog")
+    hold.touch()
+    names = (models.write("early"), models.write("late", hold_file=str(hold)))
+    server = make_server(tmp_path, names, {"limits.load_wait_s": 0.3}, models.directory)
     server.start()
     try:
 
-        def state(model: str = "fake/late") -> str:
+        def state(model: str = "late") -> str:
             try:
                 return str(server.get(f"/v1/models/{model}").json()["state"])
             except OSError:
                 return ""
 
-        wait_until(lambda: state("fake/echo") == "loaded" and state() == "loading", 30, "the load")
+        wait_until(lambda: state("early") == "loaded" and state() == "loading", 60, "the load")
         assert server.get("/readyz").status == 503
-        assert server.encode("fake/echo", ["a"]).status == 200, "a loaded model does not wait for another one"
-        answer = server.encode("fake/late", ["a"])
+        assert server.encode("early", ["a"]).status == 200, "a loaded model does not wait for another one"
+        answer = server.encode("late", ["a"])
         assert_refused(answer, 503, "MODEL_NOT_LOADED", "loading")
         assert answer.headers["x-sie-error-code"] == "MODEL_LOADING"
         assert int(answer.headers["retry-after"]) >= 1
-        answer = server.post("/v1/embeddings", {"model": "fake/late", "input": "a"})
+        answer = server.post("/v1/embeddings", {"model": "late", "input": "a"})
         assert_refused_openai(answer, 503, "MODEL_NOT_LOADED", "model_not_available")
-        assert server.get("/v1/models/fake/late").json()["loaded"] is False
+        assert server.get("/v1/models/late").json()["loaded"] is False
+        hold.unlink()
         wait_until(lambda: state() == "loaded", 30, "the end of the load")
-        assert server.encode("fake/late", ["a"]).status == 200
+        assert server.encode("late", ["a"]).status == 200
         server.stop()
         server.assert_nothing_left()
     finally:

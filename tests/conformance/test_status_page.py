@@ -100,7 +100,7 @@ def test_the_numbers_move_under_load_and_every_look_fits_its_window(server: Serv
             page.look(width, height, scheme)
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
             keep_picture(page, f"status-{name}-{scheme}")
-    assert page.text("#readiness") == "Ready"
+    page.until("document.querySelector('#readiness').innerText === 'Ready'")
     assert set(page.requests) == {f"{server.url}/"}, "the page asked for something else"
 
 
@@ -121,7 +121,7 @@ def test_names_that_clients_send_are_shown_as_text(server: Server, page: Page) -
     )
     page.until("document.getElementById('errors').innerText.includes('onerror')")
     assert page.evaluate("document.querySelectorAll('img').length") == 0
-    assert page.evaluate("document.title") == "Ready · Penstock"
+    page.until("document.title === 'Ready · Penstock'")
 
 
 def test_the_example_works_as_it_is_shown(server: Server, page: Page) -> None:

@@ -15,8 +15,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from tests.harness.server import Server, serving, wait_until
-from tests.harness.status import Frame, frame_when, next_frame, only_frontend, watching
+from tests.harness.server import Server, serving, stopped, wait_until
+from tests.harness.status import Frame, frame_when, next_frame, only_frontend, wait_joined, watching
 
 MODEL = "fake/echo"
 NUMBER = (int, float)
@@ -111,10 +111,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "server.status_origins": "http://tool.example",
     }
     with serving(tmp_path_factory.mktemp("status"), (MODEL, "fake/broken"), settings) as started:
-        wait_until(lambda: len(started.frontend_pids()) == 2, what="both frontends")
-        for pid in started.frontend_pids():
-            with only_frontend(started, pid), watching(started) as viewer:
-                frame_when(viewer, _all_up, what="both workers at both frontends")
+        wait_joined(started)
         yield started
 
 
@@ -126,16 +123,12 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield started
 
 
-def _all_up(frame: Frame) -> bool:
-    return [device["state"] for device in frame["devices"]] == ["ready", "ready"]
-
-
 def test_the_first_frame_comes_at_once_and_has_every_field(server: Server) -> None:
     assert server.encode(MODEL, ["one"]).status == 200
     with watching(server) as viewer:
         began = time.monotonic()
         frame = next_frame(viewer)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
     assert misfits(frame, FIELDS) == []
     assert frame["loaded_models"] == [MODEL]
     states = {model["name"]: model["state"] for model in frame["models"]}
@@ -294,8 +287,9 @@ def test_a_worker_that_dies_is_shown_as_down_and_its_restart_is_counted(server: 
     assert pid is not None
     with watching(server) as viewer:
         before = next_frame(viewer)["devices"][1]["restarts"]
-        os.kill(pid, signal.SIGKILL)
-        frame_when(viewer, lambda frame: frame["devices"][1]["state"] != "ready", what="the death")
+        with stopped(server.supervisor_pid()):
+            os.kill(pid, signal.SIGKILL)
+            frame_when(viewer, lambda frame: frame["devices"][1]["state"] != "ready", what="the death")
         back = frame_when(
             viewer,
             lambda frame: frame["devices"][1]["state"] == "ready" and frame["devices"][1].get("batch"),

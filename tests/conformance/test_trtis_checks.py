@@ -16,6 +16,7 @@ from tests.conformance.trtis import status_of
 from tests.conformance.trtis_transports import TRANSPORTS, Asked, Stub, over_grpc, over_http
 from tests.harness.rpc import address_of, grpc_settings
 from tests.harness.server import Server, serving, wait_until
+from tests.harness.status import wait_joined
 from tests.tiny.program_sources import ACCUMULATOR
 from tests.tiny.programs import tensor, write_model, write_repository
 
@@ -79,6 +80,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         **{"repository.dirs": repository, "repository.allow_python": "true", "server.frontends": 2}
     )
     with serving(place, ("fake/echo",), settings) as running:
+        wait_joined(running)
         wait_until(lambda: running.metric("penstock_model_state", model=f"{KANA}@1", state="loaded"), 60)
         yield running
 

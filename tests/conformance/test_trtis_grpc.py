@@ -144,7 +144,7 @@ def test_the_repository_lists_its_models(stub: Stub) -> None:
 
 
 def test_answers_of_a_stream_may_overtake_and_are_paired_by_id(stub: Stub) -> None:
-    sent = [slow(1, 400), request(2), request(3, model="nobody"), request(4)]
+    sent = [slow(1, 3000), request(2), request(3, model="nobody"), request(4)]
     found = list(stub.stream(sent))
     assert sorted(answer.meta_data.id for answer in found) == [1, 2, 3, 4]
     order = [answer.meta_data.id for answer in found]

@@ -14,6 +14,7 @@ from ipc.protos import trtis_v1_pb2 as pb
 from penstock.cli import main
 from tests.conformance.trtis import infer, status_of, strings
 from tests.harness.server import Server, serving
+from tests.harness.status import wait_joined
 from tests.tiny.program_modules import LABELS, Classifier
 from tests.tiny.programs import write_repository
 
@@ -44,6 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = write_repository(place / "models", MODELS)
     settings = {"repository.dirs": repository, "repository.allow_python": "true", "server.frontends": 2}
     with serving(place, ("fake/echo",), settings) as running:
+        wait_joined(running)
         yield running
 
 

@@ -15,6 +15,7 @@ from tests.conformance.trtis_transports import TRANSPORTS, Asked, Stub
 from tests.harness.rpc import address_of, grpc_settings
 from tests.harness.server import Server, serving
 from tests.harness.shared import ClientObject, client_object
+from tests.harness.status import wait_joined
 from tests.tiny.programs import write_repository
 
 A = np.arange(16, dtype="<i4")
@@ -28,6 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = write_repository(place / "models", ("add_sub",))
     settings = {"repository.dirs": repository, "shared_memory.enabled": "true", "server.frontends": 2}
     with serving(place, ("fake/echo",), grpc_settings(**settings)) as running:
+        wait_joined(running)
         yield running
 
 

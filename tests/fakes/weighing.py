@@ -2,7 +2,8 @@
 
 Options beside those of `FakeAdapter`: `hold_bytes` (memory that the model really takes), `leak` (and never gives back),
 `crash_file` (the process dies in the load while that file exists), `oom_file` (the load runs out of memory while it
-exists, and removes it), `prefix` (read from each call: what stands before every text).
+exists, and removes it), `hold_file` (the load lasts as long as it exists), `prefix` (read from each call: what stands
+before every text).
 """
 
 from __future__ import annotations
@@ -31,7 +32,15 @@ class WeighingAdapter(FakeAdapter):
     spec: ClassVar[AdapterSpec] = replace(
         FakeAdapter.spec,
         family="weighing",
-        options=(*FakeAdapter.spec.options, "hold_bytes", "leak", "crash_file", "oom_file", "prefix"),
+        options=(
+            *FakeAdapter.spec.options,
+            "hold_bytes",
+            "leak",
+            "crash_file",
+            "oom_file",
+            "hold_file",
+            "prefix",
+        ),
         per_call=("prefix",),
         builds_alone=False,
     )
@@ -47,7 +56,8 @@ class WeighingAdapter(FakeAdapter):
         """Wait as long as the options say, listening to those who no longer want the model; then die or load."""
         options = dict(context.options)
         until = time.monotonic() + float(options.pop("load_s", 0))
-        while time.monotonic() < until:
+        hold = Path(str(options.get("hold_file", "")))
+        while time.monotonic() < until or hold.is_file():
             time.sleep(0.01)
             context.progress("weights", 0.0)
         if Path(str(options.get("crash_file", ""))).is_file():

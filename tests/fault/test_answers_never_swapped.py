@@ -16,6 +16,8 @@ from tests.harness.server import Server, wait_until
 CLIENTS = 16
 # A slot that fails five times in a minute is taken out of service.
 KILLS_PER_SLOT_AND_MINUTE = 3
+WRONG = (b"RESOURCE_EXHAUSTED", b"INTERNAL_ERROR", b"INFERENCE_ERROR", b"UNEXPECTED_OUTPUT")
+"""Codes of a live lease that was revoked, and those of status 500 that do not tell of the death of two workers."""
 
 
 class Killer:
@@ -71,8 +73,8 @@ def test_no_answer_is_wrong_under_random_kills(tmp_path: Path) -> None:
             outcome = load.stop()
         assert killer.killed["worker"] and killer.killed["frontend"]
         assert outcome.wrong == 0
-        assert set(outcome.statuses) <= {200, 503}
-        assert not any(b"RESOURCE_EXHAUSTED" in body for body in outcome.bodies), "a live lease was revoked"
+        assert set(outcome.statuses) <= {200, 500, 503}
+        assert not any(code in body for code in WRONG for body in outcome.bodies), outcome.bodies
         assert len(outcome.broken) <= killer.killed["frontend"] * CLIENTS
         wait_until(
             lambda: (

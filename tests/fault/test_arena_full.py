@@ -26,6 +26,7 @@ ARENA_NBYTES = 16 * MIB
 ITEMS = 7
 """Items of a request: 7 MiB, so that the arena holds two answers and not a third."""
 HOLD_S = 2.0
+TRIES = 3
 EXIT_CONFIG = 3
 
 
@@ -64,28 +65,32 @@ def assert_right(body: bytes, name: str) -> None:
 
 def test_a_request_without_room_waits_until_a_slow_reader_has_lost_its_lease(server: Server) -> None:
     with ExitStack() as stack:
-        holders = fill(server, stack)
         began = time.monotonic()
+        holders = fill(server, stack)
         status, _, body = stack.enter_context(ask(server, "third")).answer()
         assert status == 200
         assert_right(body, "third")
-        assert time.monotonic() - began > HOLD_S / 2, "the arena was not full"
+        assert time.monotonic() - began > HOLD_S * 0.9, "the arena was not full"
         for number, holder in enumerate(holders):
             assert_right(holder.read(holder.expected_nbytes), f"holder {number}")
     wait_quiet(server)
 
 
 def test_a_request_without_room_before_its_deadline_gets_503_with_retry_after(server: Server) -> None:
-    with ExitStack() as stack:
-        fill(server, stack)
-        impatient = stack.enter_context(ask(server, "impatient", **{"X-Request-Timeout": "0.6"}))
-        status, headers, body = impatient.answer()
-        assert status == 503, body
-        assert headers["x-sie-error-code"] == "RESOURCE_EXHAUSTED"
-        assert int(headers["retry-after"]) >= 1
-        small = server.encode("fake/large", ["x"], timeout_s=10)
-        assert small.status == 200, "a result for which there is room must not wait for ever"
-    wait_quiet(server)
+    # A frontend that has not heard of the worker in time answers 504 by itself.
+    for _ in range(TRIES):
+        with ExitStack() as stack:
+            fill(server, stack)
+            impatient = stack.enter_context(ask(server, "impatient", **{"X-Request-Timeout": "0.6"}))
+            status, headers, body = impatient.answer()
+            small = server.encode("fake/large", ["x"], timeout_s=10)
+            assert small.status == 200, "a result for which there is room must not wait for ever"
+        wait_quiet(server)
+        if status != 504:
+            break
+    assert status == 503, body
+    assert headers["x-sie-error-code"] == "RESOURCE_EXHAUSTED"
+    assert int(headers["retry-after"]) >= 1
 
 
 def test_many_large_answers_at_once_all_arrive_whole(server: Server) -> None:

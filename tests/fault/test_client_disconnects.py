@@ -19,8 +19,8 @@ MODEL = "fake/slow"
 ONE_AT_A_TIME = {"batch.max_items": 1, "batch.bulk_tokens": 1_000_000, "arena.inline_bytes": 0}
 LONG_TEXT = "device time " * 100
 """1200 characters: 301 tokens, 50 ms of the fake device."""
-STAYING = 40
-"""Texts of the request that keeps the device: two seconds."""
+STAYING = 100
+"""Texts of the request that keeps the device: five seconds."""
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_queued_work_of_clients_that_left_goes_at_once_and_never_runs(server: Se
         status, body = staying.json()
     assert status == 200
     assert len(body["items"]) == STAYING
-    assert took_s < 1.0, "the device was busy for two"
+    assert took_s < 2.5, "the device was busy for five"
     wait_until(lambda: batches(server) == ran + STAYING, what="the batches of the client that stayed")
     assert cancelled(server, "queued") == dropped + 8
     assert server.metric("penstock_cancelled_saved_seconds_total", model=MODEL) > saved
@@ -89,12 +89,12 @@ def test_queued_work_of_clients_that_left_goes_at_once_and_never_runs(server: Se
 def test_work_on_the_device_ends_with_its_batch_and_the_rest_is_dropped(server: Server) -> None:
     ran = batches(server)
     client = RawClient(server.port)
-    client.encode(MODEL, [f"{number} {LONG_TEXT}" for number in range(40)])
+    client.encode(MODEL, [f"{number} {LONG_TEXT}" for number in range(2 * STAYING)])
     wait_until(lambda: batches(server) > ran, what="the first batch")
     client.close()
     wait_until(lambda: cancelled(server, "running") > 0, 5, "a cancellation")
     wait_quiet(server)
-    assert batches(server) - ran < 20, "the device went on for a client that had left"
+    assert batches(server) - ran < STAYING, "the device went on for a client that had left"
 
 
 @pytest.mark.parametrize("framing", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
@@ -118,16 +118,21 @@ def client_is_read(server: Server, client: RawClient) -> bool:
     return False
 
 
+def is_lost(server: Server, pid: int) -> bool:
+    """Whether the death of a worker has been noticed, or another one is there already."""
+    return server.get("/readyz").status == 503 or server.worker_pid() not in (None, pid)
+
+
 def test_a_client_that_leaves_while_a_worker_starts_costs_no_work(server: Server) -> None:
     gone, pid = answered(server, "499"), server.worker_pid()
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: server.get("/readyz").status == 503, what="the loss of the worker")
+    wait_until(lambda: is_lost(server, pid), what="the loss of the worker")
     with RawClient(server.port) as client:
-        client.encode(MODEL, ["nobody waits for this"])
+        client.encode(MODEL, [f"nobody waits for {number} {LONG_TEXT}" for number in range(STAYING)])
         wait_until(lambda: client_is_read(server, client), what="the request at the frontend")
     wait_until(lambda: answered(server, "499") == gone + 1, 5, "the end of the request")
-    wait_until(lambda: server.get("/readyz").status == 200, what="the next worker")
+    wait_until(lambda: server.get("/readyz").status == 200, 40, "the next worker")
     wait_quiet(server)
 
 
@@ -163,5 +168,5 @@ def test_a_client_that_leaves_behind_a_large_body_is_noticed(server: Server, ite
     with RawClient(server.port) as client:
         client.encode(MODEL, [f"{number} {LONG_TEXT}" for number in range(items)])
         wait_until(lambda: in_flight(server, 1), what="the request in work")
-    wait_until(lambda: answered(server, "499") == before + 1, 3, "the end of the request")
+    wait_until(lambda: answered(server, "499") == before + 1, 15, "the end of the request")
     wait_quiet(server)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -41,8 +42,11 @@ def owner(server: Server, connection: socket.socket) -> int | None:
 
 def sessions(worker: int) -> int:
     """Frontends registered with the worker: it holds a pidfd of each."""
-    links = (str(entry.readlink()) for entry in Path(f"/proc/{worker}/fd").iterdir())
-    return sum(link == "anon_inode:[pidfd]" for link in links)
+    found = 0
+    for entry in Path(f"/proc/{worker}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found += str(entry.readlink()) == "anon_inode:[pidfd]"
+    return found
 
 
 def used(server: Server) -> tuple[float, float]:

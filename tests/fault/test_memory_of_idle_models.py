@@ -113,7 +113,7 @@ def test_an_idle_model_makes_room_for_an_item_that_fits_without_it(world: World)
 def test_a_model_with_work_is_not_taken_away(world: World) -> None:
     server = world.server
     with RawClient(server.port) as busy:
-        busy.encode(IDLE, [f"{number} " + "w" * 150 for number in range(8)])
+        busy.encode(IDLE, [f"{number} " + "w" * 150 for number in range(24)])
         wait_until(lambda: server.metric("penstock_requests_in_flight", model=IDLE) > 0, what="its work")
         answer = server.encode(NEEDY, [LONE])
         assert answer.status == 503, answer.body

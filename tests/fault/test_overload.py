@@ -19,8 +19,9 @@ TEXT = "overload " * 28
 """With its number 261 characters: 66 tokens, 27 ms of the fake device."""
 MAX_WAIT_S = 2.0
 CLOSED_S = 1.5
+AGAIN_S = 1.0
 OVERLOAD_S = 3.0 * rounds(short=1, long=15)
-LEAST_GOODPUT = 0.9 if OVERLOAD_S > 3.0 else 0.8
+LEAST_GOODPUT = 0.9 if OVERLOAD_S > 3.0 else 0.7
 """Of the peak. Three seconds beside other tests tell less than a long run."""
 BUSY = 2.0 if OVERLOAD_S <= 3.0 else 1.0
 """How many times slower than by itself a short run may be."""
@@ -36,23 +37,28 @@ class Measured:
     after: Replies
     drained_s: float
     peak_rate: float
+    """The smaller of what was reached before the overload and after it."""
     overload_rate: float
 
 
 async def measure(server: Server) -> Measured:
-    """Find the peak with a closed loop, send ten times that with an open one, then ask one by one."""
+    """Find the peak with a closed loop, send ten times that with an open one, ask one by one, find the peak again."""
     load = OpenLoad(server.port, MODEL, TEXT)
     await load.closed(4, 0.5)
     began = time.monotonic()
     peak = await load.closed(8, CLOSED_S)
-    peak_rate = peak.rate(began, began + CLOSED_S)
+    first_rate = peak.rate(began, began + CLOSED_S)
     began = time.monotonic()
-    overload = await load.open(FACTOR * peak_rate, OVERLOAD_S)
+    overload = await load.open(FACTOR * first_rate, OVERLOAD_S)
     last_sent = began + OVERLOAD_S
+    overload_rate = overload.rate(began, last_sent)
     drained_s = max(reply.ended for reply in overload.of(200)) - last_sent
     after = await load.closed(1, 0.5)
+    began = time.monotonic()
+    again = await load.closed(8, AGAIN_S)
+    peak_rate = min(first_rate, again.rate(began, began + AGAIN_S))
     await load.close()
-    return Measured(peak, overload, after, drained_s, peak_rate, overload.rate(began, last_sent))
+    return Measured(peak, overload, after, drained_s, peak_rate, overload_rate)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,8 @@ from tests.harness.load import Load
 from tests.harness.server import FAKE_CATALOG, Server, alive, wait_until
 
 CLIENTS = 16
+PATIENT = {"server.drain_s": 5}
+"""No client lets its connection rest for that long; a drain ends with the last connection."""
 
 
 def more_answers(load: Load, count: int = 100) -> None:
@@ -39,7 +41,7 @@ def assert_none_failed(load: Load) -> None:
 
 
 def test_reloads_under_load_fail_no_request_and_keep_the_models(tmp_path: Path) -> None:
-    with serving(tmp_path, settings={"server.frontends": 2}) as server:
+    with serving(tmp_path, settings={**PATIENT, "server.frontends": 2}) as server:
         worker = server.worker_pid()
         with Load(server.port, CLIENTS) as kept, Load(server.port, 4, keep_alive=False) as fresh:
             more_answers(kept)
@@ -52,7 +54,7 @@ def test_reloads_under_load_fail_no_request_and_keep_the_models(tmp_path: Path) 
 
 
 def test_a_stop_under_load_answers_every_request_that_was_sent(tmp_path: Path) -> None:
-    with serving(tmp_path, models=("fake/slow",)) as server:
+    with serving(tmp_path, models=("fake/slow",), settings=PATIENT) as server:
         with Load(server.port, CLIENTS, model="fake/slow") as load:
             more_answers(load, 50)
             assert server.stop() == 0
@@ -84,7 +86,7 @@ def test_a_reload_applies_good_settings_and_refuses_broken_ones_without_a_failed
 ) -> None:
     config = tmp_path / "server.yaml"
     config.write_text("limits: {max_items: 3}\n")
-    with serving(tmp_path, config=config) as server, Load(server.port, CLIENTS) as load:
+    with serving(tmp_path, config=config, settings=PATIENT) as server, Load(server.port, CLIENTS) as load:
         mistakes = ("limits: {max_itmes: 5}\n", "limits: [\n", "limits: {max_items: -1}\n")
         for number, broken in enumerate(mistakes):
             more_answers(load)
@@ -111,7 +113,7 @@ def test_a_broken_or_vanished_catalog_stops_no_frontend_and_no_worker_that_start
         (FAKE_CATALOG / "echo.yaml").read_text().replace("../weights", str(FAKE_CATALOG.parent / "weights"))
     )
     (catalog / "echo.yaml").write_text(entry)
-    with serving(tmp_path, catalog=catalog) as server, Load(server.port, CLIENTS) as load:
+    with serving(tmp_path, catalog=catalog, settings=PATIENT) as server, Load(server.port, CLIENTS) as load:
         (catalog / "echo.yaml").write_text("id: [\n")
         reload(server, load)
         assert_none_failed(load)

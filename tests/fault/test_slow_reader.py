@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import msgpack
 import numpy as np
@@ -22,22 +23,31 @@ ITEM_NBYTES = DIMS * 4
 ITEMS = 100
 BESIDE = 40
 """Items for whose answer there is room beside a copy of a large one."""
-COPY_AFTER_S = 0.3
+COPY_AFTER_S = 1.5
 STALL_S = 3.0
 MIB = 1 << 20
 RECEIVE_NBYTES = 64 << 10
+SETTINGS = {
+    "arena.bytes": 256 * MIB,
+    "arena.lease_copy_after_s": COPY_AFTER_S,
+    "arena.copy_out_bytes": 150 * MIB,
+}
+"""An arena that holds two answers of 100 MiB, and room for one private copy of one."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """An arena that holds two answers of 100 MiB, and room for one private copy of one."""
-    settings = {
-        "arena.bytes": 256 * MIB,
-        "arena.lease_copy_after_s": COPY_AFTER_S,
-        "arena.copy_out_bytes": 150 * MIB,
-        "server.write_stall_s": STALL_S,
-    }
+    """A server whose clients may stop reading for longer than a test takes."""
+    settings = {**SETTINGS, "server.write_stall_s": 30}
     with serving(tmp_path_factory.mktemp("slow"), models=("fake/large",), settings=settings) as running:
+        yield running
+
+
+@pytest.fixture
+def strict(tmp_path: Path) -> Iterator[Server]:
+    """A server that drops clients which have stopped reading for `STALL_S`."""
+    settings = {**SETTINGS, "server.write_stall_s": STALL_S}
+    with serving(tmp_path, models=("fake/large",), settings=settings) as running:
         yield running
 
 
@@ -91,7 +101,7 @@ def test_the_arena_is_free_while_a_slow_client_still_reads_and_the_body_arrives_
         with asked(server, f"slow {turn}") as client:
             wait_until(lambda: server.metric("penstock_shm_bytes_used") > ITEMS * ITEM_NBYTES, what="a lease")
             parts = [client.read(MIB)]
-            wait_until(lambda: arena_is_free(server), COPY_AFTER_S + 2.0, "a free arena")
+            wait_until(lambda: arena_is_free(server), COPY_AFTER_S + 15, "a free arena")
             held = resident_nbytes(server) - before
             assert held < ITEMS * ITEM_NBYTES + 48 * MIB, f"{held >> 20} MiB held for one slow reader"
             parts.append(client.read(client.expected_nbytes - MIB))
@@ -106,24 +116,24 @@ def test_a_fast_client_gets_the_same_body_while_others_do_not_read(server: Serve
         assert_right(body, "fast", BESIDE)
         began = time.monotonic()
         assert server.encode("fake/large", ["small"]).status == 200
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 10.0
     wait_quiet(server)
 
 
-def test_a_client_that_stops_reading_is_dropped_and_its_memory_comes_back(server: Server) -> None:
-    before = resident_nbytes(server)
+def test_a_client_that_stops_reading_is_dropped_and_its_memory_comes_back(strict: Server) -> None:
+    before = resident_nbytes(strict)
     for turn in range(rounds(short=1, long=20)):
-        with asked(server, f"stalled {turn}") as client:
-            began = time.monotonic()
-            assert connections(server) > 0
-            wait_until(lambda: server.metric("penstock_shm_bytes_used") > 0, what="a lease")
-            wait_until(lambda: arena_is_free(server), what="a free arena")
-            wait_until(lambda: connections(server) == 0, STALL_S * 4, "the end of the connection")
+        began = time.monotonic()
+        with asked(strict, f"stalled {turn}") as client:
+            assert connections(strict) > 0
+            wait_until(lambda: strict.metric("penstock_shm_bytes_used") > 0, what="a lease")
+            wait_until(lambda: arena_is_free(strict), what="a free arena")
+            wait_until(lambda: connections(strict) == 0, STALL_S * 4, "the end of the connection")
             assert time.monotonic() - began > STALL_S * 0.8, "dropped before the time allowed"
             with pytest.raises(OSError, match=r"reset|ended"):
                 client.read(client.expected_nbytes)
-        wait_until(lambda: resident_nbytes(server) - before < 48 * MIB, what="the private copy's end")
-    assert server.encode("fake/large", ["still here"]).status == 200
+        wait_until(lambda: resident_nbytes(strict) - before < 48 * MIB, what="the private copy's end")
+    assert strict.encode("fake/large", ["still here"]).status == 200
 
 
 def test_slow_readers_beyond_the_room_for_copies_are_cut_off_and_the_arena_is_free(server: Server) -> None:

@@ -20,11 +20,13 @@ from tests.harness.server import Server, wait_until
 
 MODEL = "fake/tokens"
 TOKEN_DIMS, TERMS, DIMS = 2048, 300, 16
-HOLD_S = 2.0
+HOLD_S = 4.0
+TRIES = 3
 SETTINGS = {
     "arena.bytes": 20 << 20,
     "arena.lease_copy_after_s": HOLD_S,
     "worker.healthy_after_s": 0.5,
+    "limits.restart_wait_s": 40,
 }
 """Room for two answers of 8 MiB, which slow readers keep for `HOLD_S`."""
 
@@ -76,11 +78,11 @@ def fill(server: Server, stack: ExitStack) -> list[tuple[RawClient, list[str]]]:
 
 def test_token_vectors_without_room_wait_until_a_slow_reader_has_lost_its_lease(server: Server) -> None:
     with ExitStack() as stack:
-        held = fill(server, stack)
         began = time.monotonic()
+        held = fill(server, stack)
         status, _, body = stack.enter_context(ask(server, long_texts("third"))).answer()
         assert status == 200
-        assert time.monotonic() - began > HOLD_S / 2, "the arena was not full"
+        assert time.monotonic() - began > HOLD_S * 0.9, "the arena was not full"
         assert_right(body, long_texts("third"))
         for client, texts in held:
             assert_right(client.read(client.expected_nbytes), texts)
@@ -88,16 +90,20 @@ def test_token_vectors_without_room_wait_until_a_slow_reader_has_lost_its_lease(
 
 
 def test_token_vectors_without_room_before_the_deadline_get_503_and_small_ones_pass(server: Server) -> None:
-    with ExitStack() as stack:
-        fill(server, stack)
-        late = stack.enter_context(ask(server, long_texts("late"), **{"X-Request-Timeout": "0.6"}))
-        status, headers, body = late.answer()
-        assert (status, headers["x-sie-error-code"]) == (503, "RESOURCE_EXHAUSTED"), body
-        assert int(headers["retry-after"]) >= 1
-        status, _, body = stack.enter_context(ask(server, ["small"])).answer()
+    # A frontend that has not heard of the worker in time answers 504 by itself.
+    for _ in range(TRIES):
+        with ExitStack() as stack:
+            fill(server, stack)
+            late = stack.enter_context(ask(server, long_texts("late"), **{"X-Request-Timeout": "0.6"}))
+            refused, headers, told = late.answer()
+            status, _, body = stack.enter_context(ask(server, ["small"])).answer()
         assert status == 200
         assert_right(body, ["small"])
-    wait_quiet(server)
+        wait_quiet(server)
+        if refused != 504:
+            break
+    assert (refused, headers["x-sie-error-code"]) == (503, "RESOURCE_EXHAUSTED"), told
+    assert int(headers["retry-after"]) >= 1
 
 
 def test_a_client_that_leaves_while_its_token_vectors_wait_for_room_leaves_nothing(server: Server) -> None:

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -16,17 +17,21 @@ from tests.harness.server import Server, alive, wait_until
 
 MODEL = "fake/slow"
 HANG_TIMEOUT_S = 2.0
+SETTINGS = {"worker.count": 2, "worker.hang_timeout_s": HANG_TIMEOUT_S, "limits.restart_wait_s": 40}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two workers that may hang for two seconds."""
-    settings = {
-        "worker.count": 2,
-        "worker.hang_timeout_s": HANG_TIMEOUT_S,
-        "limits.restart_wait_s": 40,
-    }
-    with serving(tmp_path_factory.mktemp("hang"), models=(MODEL,), settings=settings) as running:
+    with serving(tmp_path_factory.mktemp("hang"), models=(MODEL,), settings=SETTINGS) as running:
+        yield running
+
+
+@pytest.fixture
+def lenient(tmp_path: Path) -> Iterator[Server]:
+    """Two workers that may hang for ten seconds."""
+    settings = {**SETTINGS, "worker.hang_timeout_s": 5 * HANG_TIMEOUT_S}
+    with serving(tmp_path, models=(MODEL,), settings=settings) as running:
         yield running
 
 
@@ -52,18 +57,18 @@ def test_a_stopped_worker_is_killed_and_replaced_and_no_request_fails(server: Se
     assert server.metric("penstock_worker_restarts_total", worker="worker-0", reason="hang") == 1
 
 
-def test_a_worker_that_stops_only_briefly_stays(server: Server) -> None:
-    both_up(server)
-    worker = server.worker_pid(1)
+def test_a_worker_that_stops_only_briefly_stays(lenient: Server) -> None:
+    both_up(lenient)
+    worker = lenient.worker_pid(1)
     assert worker is not None
-    before = server.metric("penstock_worker_restarts_total")
+    before = lenient.metric("penstock_worker_restarts_total")
     os.kill(worker, signal.SIGSTOP)
-    time.sleep(0.4)  # the fault itself, not a wait for something
+    time.sleep(1.5)  # the fault itself, not a wait for something
     os.kill(worker, signal.SIGCONT)
-    both_up(server)
-    assert all(server.encode(MODEL, [f"after the pause {n}"]).status == 200 for n in range(10))
-    assert server.worker_pid(1) == worker
-    assert server.metric("penstock_worker_restarts_total") == before
+    both_up(lenient)
+    assert all(lenient.encode(MODEL, [f"after the pause {n}"]).status == 200 for n in range(10))
+    assert lenient.worker_pid(1) == worker
+    assert lenient.metric("penstock_worker_restarts_total") == before
 
 
 def test_an_input_that_hangs_the_device_is_refused_and_bystanders_survive(server: Server) -> None:

@@ -243,8 +243,7 @@ def _grpc(form: Form, data: bytes, understand: Callable[[Served, Message, Any], 
                 understand(served, message, received.raw)
     try:
         rest, contents = wire.split(data, form.raw_field, form.messages)
-        if form.check is not None:
-            form.check(rest)
+        form.check(rest)
         whole = form.request.FromString(data)
     except (ValueError, DecodeError, InvalidInput):
         return

@@ -103,6 +103,20 @@ def alive(pid: int) -> bool:
         return False
 
 
+@contextlib.contextmanager
+def stopped(*pids: int | None) -> Iterator[None]:
+    """These processes stand still meanwhile."""
+    found = [pid for pid in pids if pid is not None]
+    assert len(found) == len(pids), "a process is not there"
+    for pid in found:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in found:
+            os.kill(pid, signal.SIGCONT)
+
+
 def sum_of(scraped: str, *names: str, **labels: str) -> float:
     """Sum of the samples of `names` whose labels include `labels`, in an exposition of metrics."""
     total = 0.0
@@ -273,10 +287,11 @@ class Server:
             arena.unlink(missing_ok=True)
 
     def kill_all_processes(self) -> None:
-        """SIGKILL to every process of this server, which leaves its arenas to the next start."""
-        for pid in self.pids():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """SIGKILL to every process of this server before one sees another die: their arenas are left."""
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in self.pids():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(10)
 
@@ -309,6 +324,7 @@ def make_server(
         "worker.device": "cpu",
         "worker.torch_threads": 1,
         "worker.restart_backoff_s": 0.2,
+        "worker.hang_timeout_s": 20,
         "arena.bytes": 32 << 20,
         "catalog.dirs": catalog,
         "catalog.models": ",".join(models),

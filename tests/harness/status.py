@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
-from tests.harness.server import Server, wait_until
+from tests.harness.server import Server, stopped, wait_until
 
 Frame = dict[str, Any]
 
@@ -48,11 +46,18 @@ def frame_when(
 @contextlib.contextmanager
 def only_frontend(server: Server, pid: int) -> Iterator[None]:
     """Every other frontend is stopped meanwhile, so that `pid` answers."""
-    others = [other for other in server.frontend_pids() if other != pid]
-    for other in others:
-        os.kill(other, signal.SIGSTOP)
-    try:
+    with stopped(*(other for other in server.frontend_pids() if other != pid)):
         yield
-    finally:
-        for other in others:
-            os.kill(other, signal.SIGCONT)
+
+
+def wait_joined(server: Server) -> None:
+    """Wait until every frontend is ready and knows every worker; the server itself is ready with the first one."""
+    count = int(server.environment["PENSTOCK_SERVER__FRONTENDS"])
+    wait_until(lambda: len(server.frontend_pids()) == count, 60, "all frontends")
+    for pid in server.frontend_pids():
+        with only_frontend(server, pid), watching(server, open_timeout=60) as viewer:
+            frame_when(viewer, _joined, what="all workers at all frontends")
+
+
+def _joined(frame: Frame) -> bool:
+    return frame["ready"] and all(device["state"] == "ready" for device in frame["devices"])

@@ -135,7 +135,7 @@ class Workers:
             now = self._copied_now()
             if now != seen:
                 seen, since = now, time.monotonic()
-            return time.monotonic() - since > 2 * EVERY_S
+            return time.monotonic() - since > 6 * EVERY_S
 
         wait_until(rested, 20, "rest of the counters")
         return seen
@@ -180,6 +180,7 @@ def workers(
         "catalog__dirs": str(catalog),
         "worker__device": "cpu",
         "worker__torch_threads": "1",
+        "worker__hang_timeout_s": "20",
         "arena__bytes": str(32 << 20),
         "arena__input_bytes": str(32 << 20),
     } | {name: str(value) for name, value in settings.items()}

@@ -44,10 +44,10 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
-    """One worker with all of them; its batches are recorded."""
+    """One worker with all of them; its batches are recorded, and bulk work never passes queries."""
     directory = tmp_path_factory.mktemp("batching")
     models = {name: options | {"record": str(directory / name)} for name, options in MODELS.items()}
-    with workers(directory, models) as found:
+    with workers(directory, models, batch__starve_after_s=60) as found:
         yield found
 
 
@@ -122,7 +122,7 @@ def test_a_deadline_within_the_delay_ends_the_request_and_frees_its_place(runnin
 
 async def _while_busy(running: Workers, client: Client, *requests: Request) -> list[int]:
     """The requests are sent in this order while the device is busy; their values in the order of the answers."""
-    blocker = asyncio.create_task(send(client, asked("prompt", -1, sleep_ms=400)))
+    blocker = asyncio.create_task(send(client, asked("prompt", -1, sleep_ms=2000)))
     [path] = running.paths.arenas(0)
     view, until = ArenaView(path, path.name.rpartition(".")[2]), deadline.after(20)
     while not view.flight():

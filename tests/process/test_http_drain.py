@@ -17,7 +17,7 @@ from frontend.server.serving import accept_waiting
 from tests.process.gunicorn_server import Client, Server, request, serving, wait_until
 
 _CLIENTS = 16
-_LIMITS = {"drain_s": 0.5, "linger_s": 0.3}
+_LIMITS = {"drain_s": 5.0, "linger_s": 0.3}
 _PROMPT_S = 8.0
 _PAUSE_S = 0.01
 """What a client waits between two requests: the cores have time for the processes that start meanwhile."""
@@ -146,7 +146,7 @@ def test_idle_connections_live_for_the_drain_and_no_longer(tmp_path: Path) -> No
 
 def test_request_on_a_kept_connection_during_the_drain_is_answered_with_close(tmp_path: Path) -> None:
     with (
-        serving(tmp_path, {"drain_s": 3.0}) as server,
+        serving(tmp_path, {"drain_s": 15.0}) as server,
         Client(server.port) as used,
         Client(server.port) as fresh,
     ):
@@ -166,12 +166,12 @@ def test_request_on_a_kept_connection_during_the_drain_is_answered_with_close(tm
 
 
 def test_request_that_comes_as_its_connection_expires_is_answered(tmp_path: Path) -> None:
-    with serving(tmp_path, {"keepalive_s": 0.5}) as server, Client(server.port) as client:
-        client.ask()
+    with serving(tmp_path, {"keepalive_s": 2.0}) as server, Client(server.port) as client:
         (frontend,) = server.frontends()
+        client.ask()
         frontend.suspend()
         client.send(request())
-        expired_at = time.monotonic() + 1.0
+        expired_at = time.monotonic() + 3.0
         wait_until(lambda: time.monotonic() > expired_at)
         frontend.resume()
         assert client.reply().status == 200
@@ -179,7 +179,7 @@ def test_request_that_comes_as_its_connection_expires_is_answered(tmp_path: Path
 
 def test_request_in_work_is_finished_after_the_drain(tmp_path: Path) -> None:
     with serving(tmp_path, {"drain_s": 0.2}) as server, Client(server.port) as client:
-        client.send(request("/unread?s=1.5"))
+        client.send(request("/unread?s=4"))
         wait_until(lambda: server.ask().status == 200)
         server.signal(signal.SIGTERM)
         reply = client.reply()
@@ -189,13 +189,13 @@ def test_request_in_work_is_finished_after_the_drain(tmp_path: Path) -> None:
 
 
 def test_request_that_outlasts_the_graceful_timeout_gets_503(tmp_path: Path) -> None:
-    with serving(tmp_path, {"drain_s": 0.2}, graceful_timeout=3) as server, Client(server.port) as client:
+    with serving(tmp_path, {"drain_s": 0.2}, graceful_timeout=6) as server, Client(server.port) as client:
         client.send(request("/unread?s=60"))
         wait_until(lambda: server.ask().status == 200)
         server.signal(signal.SIGTERM)
         reply = client.reply()
         assert (reply.status, reply.error_code, reply.headers["retry-after"]) == (503, "QUEUE_FULL", "5")
-        assert server.seconds_to_exit() < 3.0
+        assert server.seconds_to_exit() < _PROMPT_S
         assert server.process.returncode == 0
         assert "SIGKILL" not in server.log.read_text()
         assert server.events() == ["drain", "shutdown"]
@@ -253,7 +253,7 @@ def test_fast_stop_cuts_requests_off_but_shuts_the_application_down(
 def test_second_sigterm_does_not_end_the_drain(tmp_path: Path) -> None:
     with serving(tmp_path, _LIMITS) as server, Client(server.port) as client:
         (frontend,) = server.frontends()
-        client.send(request("/unread?s=1"))
+        client.send(request("/unread?s=4"))
         wait_until(lambda: server.ask().status == 200)
         for _ in range(3):
             frontend.terminate()

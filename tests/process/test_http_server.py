@@ -24,7 +24,7 @@ _LIMITS = {
     "drain_s": 0.3,
     "linger_s": 0.5,
 }
-_TOLERANCE_S = 1.5
+_TOLERANCE_S = 6.0
 _POST = b"POST /echo HTTP/1.1\r\nHost: t\r\n"
 _POST_UNREAD = b"POST /unread?s=1.6 HTTP/1.1\r\nHost: t\r\n"
 
@@ -38,8 +38,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One frontend that reads for long what comes behind its last answer."""
-    with serving(tmp_path_factory.mktemp("patient"), {"linger_s": 30.0}) as running:
+    """One frontend that gives clients more time, and reads for long what comes behind its last answer."""
+    limits = {"linger_s": 30.0, "write_stall_s": 3.0, "body_floor_after_s": 2.0}
+    with serving(tmp_path_factory.mktemp("patient"), limits) as running:
         yield running
 
 
@@ -101,14 +102,14 @@ def test_slow_body_gets_408_that_names_floor_and_rate(server: Server) -> None:
     wait_until(lambda: server.state()["disconnects"] == disconnects + 1)
 
 
-def test_body_just_above_the_floor_is_served(server: Server) -> None:
-    with Client(server.port) as client:
-        client.send(b"POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 3750\r\n\r\n")
+def test_slow_body_above_the_floor_is_served(patient: Server) -> None:
+    with Client(patient.port) as client:
+        client.send(b"POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 15000\r\n\r\n")
         start = time.monotonic()
-        for i in range(15):
-            client.send(b"x" * 250)
+        for i in range(30):
+            client.send(b"x" * 500)
             threading.Event().wait(max(0.0, start + (i + 1) * 0.1 - time.monotonic()))
-        assert client.reply().json["nbytes"] == 3750
+        assert client.reply().json["nbytes"] == 15_000
 
 
 def test_body_that_the_server_does_not_read_is_not_called_slow(server: Server) -> None:
@@ -122,14 +123,14 @@ def test_unread_upload_stops_the_sender_and_costs_no_memory(server: Server) -> N
     (frontend,) = server.frontends()
     before, sent = frontend.memory_info().rss, 0
     with Client(server.port) as client:
-        client.send(b"POST /unread?s=2 HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n" % (200 * _MIB))
+        client.send(b"POST /unread?s=6 HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n" % (200 * _MIB))
         client.socket.settimeout(0.5)
         with pytest.raises(TimeoutError):
             while sent < 200 * _MIB:
                 sent += client.socket.send(b"x" * _MIB)
         assert sent < 20 * _MIB
         assert frontend.memory_info().rss - before < 8 * _MIB
-        client.socket.settimeout(5)
+        client.socket.settimeout(15)
         assert client.reply().json == {"unread": True}
 
 
@@ -163,47 +164,50 @@ def test_reader_that_takes_nothing_is_cut_off_and_the_application_learns_it(serv
     disconnects = server.state()["disconnects"]
     with Client(server.port, receive_buffer_nbytes=65536) as client:
         client.send(request("/stream"))
-        wait_until(lambda: server.state()["waiting_nbytes"] > 0)
         wait_until(lambda: server.state()["disconnects"] == disconnects + 1)
         assert server.state()["waiting_nbytes"] == 0
 
 
-def test_slow_reader_that_makes_progress_is_not_cut_off(server: Server) -> None:
-    with Client(server.port, receive_buffer_nbytes=65536) as client:
+def test_slow_reader_that_makes_progress_is_not_cut_off(patient: Server) -> None:
+    with Client(patient.port, receive_buffer_nbytes=65536) as client:
         client.send(request(f"/large?n={16 * _MIB}"))
         start = time.monotonic()
-        while time.monotonic() - start < 2.0:
+        while time.monotonic() - start < 4.0:
             client.socket.recv(200_000)
             threading.Event().wait(0.1)
-        assert server.state()["sending"] == 1
+        assert patient.state()["sending"] == 1
         client.socket.settimeout(5)
         while client.socket.recv(_MIB):
-            if server.state()["sending"] == 0:
+            if patient.state()["sending"] == 0:
                 break
 
 
-def test_large_response_waits_in_the_application_and_not_in_the_transport(server: Server) -> None:
+def test_large_response_waits_in_the_application_and_not_in_the_transport(patient: Server) -> None:
     nbytes = 64 * _MIB
-    with Client(server.port, receive_buffer_nbytes=65536) as client:
+    with Client(patient.port, receive_buffer_nbytes=65536) as client:
         client.send(request(f"/large?n={nbytes}"))
-        wait_until(lambda: server.state()["waiting_nbytes"] > 0)
-        state = server.state()
+        wait_until(lambda: patient.state()["waiting_nbytes"] > 0)
+        state = patient.state()
         assert state["sending"] == 1
         assert state["waiting_nbytes"] <= _MIB
         reply = client.reply()
         assert len(reply.body) == nbytes
         assert set(reply.body) == {ord("x")}
-    wait_until(lambda: server.state()["sending"] == 0)
+    wait_until(lambda: patient.state()["sending"] == 0)
 
 
 def test_response_in_several_writes_does_not_wait_for_acknowledgements(server: Server) -> None:
-    times = []
+    once_s, thrice_s = [], []
     with Client(server.port) as client:
         for _ in range(40):
             start = time.monotonic()
+            client.send(b"HEAD /two HTTP/1.1\r\nHost: t\r\n\r\n")
+            assert client.socket.recv(_MIB).endswith(b"\r\n\r\n")
+            once_s.append(time.monotonic() - start)
+            start = time.monotonic()
             assert client.ask("/two").body == b"halfhalf"
-            times.append(time.monotonic() - start)
-    assert statistics.median(times) < 0.035
+            thrice_s.append(time.monotonic() - start)
+    assert statistics.median(thrice_s) < statistics.median(once_s) + 0.03
 
 
 def _head(nbytes: int) -> bytes:
@@ -332,17 +336,23 @@ def _connections(frontend: psutil.Process) -> list[int]:
     return [one.fd for one in frontend.net_connections("tcp") if one.status != psutil.CONN_LISTEN]
 
 
+def _median_s(server: Server) -> float:
+    """What a request on a connection of its own takes."""
+    times = []
+    for _ in range(200):
+        start = time.monotonic()
+        assert server.ask().status == 200
+        times.append(time.monotonic() - start)
+    return statistics.median(times)
+
+
 def test_thousand_silent_connections_do_not_slow_others_down(tmp_path: Path) -> None:
     with serving(tmp_path, {"max_connections": 2000, "header_deadline_s": 30.0}) as server:
         (frontend,) = server.frontends()
+        alone_s = _median_s(server)
         before = frontend.memory_info().rss
         silent = [Client(server.port) for _ in range(1000)]
-        times = []
-        for _ in range(200):
-            start = time.monotonic()
-            assert server.ask().status == 200
-            times.append(time.monotonic() - start)
-        assert statistics.median(times) < 0.035
+        assert _median_s(server) < alone_s + 0.03
         assert frontend.memory_info().rss - before < 1000 * 30_000
         for client in silent:
             client.__exit__()

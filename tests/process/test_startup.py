@@ -49,8 +49,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def test_the_start_up_block_is_printed_once_with_url_models_and_devices(server: Server) -> None:
     wait_until(lambda: "run directory" in server.log, what="the block")
-    server.process.send_signal(signal.SIGHUP)
     before = set(server.frontend_pids())
+    server.process.send_signal(signal.SIGHUP)
     wait_until(lambda: not any(map(alive, before)), 20, "new frontends")
     wait_until(lambda: server.get("/readyz").status == 200, 20, "readiness")
     lines = server.log.splitlines()

@@ -228,7 +228,7 @@ def test_a_stream_ends_with_its_deadline_read_or_not(
     running: Workers, steps: Callable[[], list[str]], read_on: bool
 ) -> None:
     async def work(client: Client) -> None:
-        with await client.stream(asking("parts", 1_000_000, timeout_s=1.0, sleep_ms=5)) as stream:
+        with await client.stream(asking("parts", 1_000_000, timeout_s=3.0, sleep_ms=5)) as stream:
             if not read_on:
                 await until(lambda: "closed" in steps(), "the end of the generator")
             with pytest.raises(DeadlineExceeded):

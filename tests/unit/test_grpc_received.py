@@ -15,13 +15,18 @@ from frontend.grpc import wire
 from frontend.grpc.received import SPLIT_NBYTES, Form, Received
 from frontend.grpc.service import Method
 from frontend.grpc.unary import Unary
+from frontend.protocols.kserve_v2.grpc import counting
 from ipc.errors import InvalidInput, PenstockError, QueueFull, RateLimited, Unauthenticated
 from ipc.protos import kserve_v2_pb2 as kserve
 from ipc.protos import trtis_v1_pb2 as trtis
 from ipc.settings import Limits
 
 FORMS: dict[str, Form] = {
-    "kserve": Form(kserve.ModelInferRequest, kserve.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER),
+    "kserve": Form(
+        kserve.ModelInferRequest,
+        kserve.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER,
+        counting.check,
+    ),
     "trtis": Form(trtis.InferRequest, trtis.InferRequest.RAW_INPUT_FIELD_NUMBER),
 }
 MIB = 1 << 20

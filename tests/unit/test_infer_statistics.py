@@ -150,7 +150,7 @@ while not (paths.root / "stop").exists():
 def test_figures_never_go_back_while_they_are_counted(counting: RunPaths) -> None:
     async def scenario() -> None:
         readers = [Reader(counting), Reader(counting)]
-        until, seen, looks = time.monotonic() + 20, [0] * 6, 0
+        until, seen, looks = time.monotonic() + 60, [0] * 6, 0
         while (looks < 200 or not seen[0]) and time.monotonic() < until:
             for reader in readers:
                 model = (await reader.read()).of("add", 1)

@@ -24,7 +24,6 @@ from workers.lifecycle.crashes import LoadMarks
 from workers.lifecycle.instance import Instance
 from workers.lifecycle.loras import LoraLoader
 from workers.lifecycle.shelf import Shelf
-from workers.loading.failure import RETRY_AFTER_S
 
 ENTRY = ModelEntry("org/m", DirectorySource("/weights"))
 
@@ -167,7 +166,7 @@ def test_without_a_place_nothing_begins_until_one_is_free(tmp_path: Path) -> Non
 def test_under_load_on_all_of_them_turns_end_so_that_another_one_comes_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loras, "TURN_S", 0.05)
+    monkeypatch.setattr(loras, "TURN_S", 60.0)
     worker = Worker(tmp_path, 2, ten_bytes)
     for name in "abc":
         worker.add(name)
@@ -175,13 +174,16 @@ def test_under_load_on_all_of_them_turns_end_so_that_another_one_comes_in(
         assert worker.settled(name) is None
     worker.jobs = [SimpleNamespace(adapter=worker.adapter, call=SimpleNamespace(lora=name)) for name in "ab"]
 
-    def told_to_leave() -> bool:
+    def states_when_c_is_wanted() -> list[str]:
         with pytest.raises(LoraLoading):
             worker.require("c")
-        return worker.instance.loras["a"].state == "leaving"
+        return [worker.instance.loras[name].state for name in "ab"]
 
-    wait_until(told_to_leave, 10, "the end of the first one's turn")
-    assert worker.instance.loras["b"].state == "loaded", "one at a time"
+    assert states_when_c_is_wanted() == ["loaded", "loaded"]
+    for name in "ab":
+        worker.instance.loras[name].since -= 61
+    assert states_when_c_is_wanted() == ["leaving", "loaded"]
+    assert states_when_c_is_wanted() == ["leaving", "loaded"], "one at a time"
     with pytest.raises(LoraLoading):
         worker.require("a")
     worker.jobs = worker.jobs[1:]
@@ -190,13 +192,14 @@ def test_under_load_on_all_of_them_turns_end_so_that_another_one_comes_in(
 
 
 def test_a_place_that_nobody_comes_for_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loras, "TURN_S", 0.05)
+    monkeypatch.setattr(loras, "TURN_S", 60.0)
     worker = Worker(tmp_path, 1, ten_bytes)
     worker.add("a")
     assert worker.settled("a") is None
     worker.instance.loras["a"].move("leaving", time.monotonic())
     with pytest.raises(LoraLoading):
         worker.require("a")
+    worker.instance.loras["a"].since -= 61
     assert worker.settled("a") is None
     assert worker.instance.loras["a"].state == "loaded"
 
@@ -220,23 +223,23 @@ def test_a_failure_is_answered_at_once_until_the_files_change(tmp_path: Path) ->
     assert worker.settled("a") is None
 
 
-def test_lack_of_memory_is_tried_again_when_its_time_has_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(RETRY_AFTER_S, "OOM", 0.05)
+def test_lack_of_memory_is_tried_again_when_its_time_has_come(tmp_path: Path) -> None:
     tried = []
 
     def fit(name: str) -> FittedLora:
-        tried.append(time.monotonic())
+        tried.append(name)
         if len(tried) == 1:
             raise MemoryError
         return Ten({})
 
     worker = Worker(tmp_path, 1, fit)
     worker.add("a")
-    assert isinstance(worker.settled("a"), InferenceFailed)
-    wait_until(lambda: worker.settled("a") is None, 10, "the second attempt")
-    assert tried[1] - tried[0] >= 0.05
+    for _ in range(3):
+        assert isinstance(worker.settled("a"), InferenceFailed)
+    assert len(tried) == 1
+    worker.instance.loras["a"].retry_at = time.monotonic()
+    assert worker.settled("a") is None
+    assert len(tried) == 2
 
 
 def test_a_model_that_is_unloaded_meanwhile_forgets_its_adapters(tmp_path: Path) -> None:
