@@ -139,22 +139,24 @@ class Client:
 
     async def call(self, request: Request) -> Reply:
         """Run one call. Raises a `PenstockError`; cancelling the task cancels the work."""
-        try:
-            return await self._run(request, self._send)
-        except _UNSAYABLE as error:
-            raise InvalidInput(_BEYOND) from error
+        return await self._run(request, self._send)
 
     async def stream(self, request: Request) -> PartStream:
         """The answer in parts, once the first is there or there is none; closing it ends the work.
 
         Raises a `PenstockError` as `call` does. What fails from then on ends the iteration with one error.
         """
+        return await self._run(request, self._open)
+
+    async def _run(self, request: Request, send: Callable[[Channel, Request, bool], Awaitable[T]]) -> T:
         try:
-            return await self._run(request, self._open)
+            return await self._until_answered(request, send)
         except _UNSAYABLE as error:
             raise InvalidInput(_BEYOND) from error
 
-    async def _run(self, request: Request, send: Callable[[Channel, Request, bool], Awaitable[T]]) -> T:
+    async def _until_answered(
+        self, request: Request, send: Callable[[Channel, Request, bool], Awaitable[T]]
+    ) -> T:
         """Send a request until a worker has answered it, or begun to."""
         if self.poison.holds(request.model, request.call, input_arena.bytes_of(request.payload)):
             raise InputRefused("this input crashed worker processes before and is refused for a while")

@@ -1,7 +1,7 @@
-"""Every struct that crosses a process border (but `ipc.stats` and `ipc.streams`), and nothing else.
+"""The structs that cross a process border, and nothing else.
 
-Array-like tagged msgspec structs; `ipc.directions` says which of them go which way. Durations are nanoseconds, instants
-are CLOCK_MONOTONIC nanoseconds, costs are tokens.
+Array-like tagged msgspec structs; `ipc.directions` says which of them, and of `ipc.stats` and `ipc.streams`, go which
+way. Durations are nanoseconds, instants are CLOCK_MONOTONIC nanoseconds, costs are tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from ipc.model_config import ModelConfig
 
 VERSION = 5
 LANES = ("interactive", "bulk")
-OVERFLOWS = ("truncate", "truncate_left", "chunk", "error")
 
 
 class Wire(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -43,7 +42,8 @@ class EncodeCall(Wire, frozen=True, tag="encode"):
     """Encode `items` into `outputs` (`dense`, `sparse`, `multivector`).
 
     In every call `options` are the model's runtime options with the request's laid over them, `overflow` says what
-    happens to an item that is too long (`OVERFLOWS`), `lora` names an adapter ("": none), and `names` is for messages.
+    happens to an item that is too long (values of `ipc.option_names.OVERFLOW_POLICIES`), `lora` names an adapter ("":
+    none), and `names` is for messages.
     """
 
     items: list[InputItem]

@@ -38,4 +38,4 @@ OVERFLOW_POLICIES = {
     "chunk": "chunk",
     "error": "error",
 }
-"""Values of `overflow_policy`, and what calls have for them (`ipc.messages.OVERFLOWS`)."""
+"""Values of `overflow_policy`, and what calls have for them (`overflow`)."""

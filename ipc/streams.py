@@ -30,7 +30,7 @@ class Taken(Wire, frozen=True, tag="taken"):
 
 
 class PartFlow:
-    """The worker's account of one request: parts that were sent and not taken yet. Its owner locks."""
+    """What either side knows of one request: parts that were sent and not taken yet. Its owner locks, if need be."""
 
     __slots__ = ("_untaken", "_window")
 

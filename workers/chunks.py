@@ -16,7 +16,7 @@ LONE_CHARACTERS = 4096
 
 def chunk_end(call: Call, start: int) -> int:
     """Where the chunk of the items of `call` that begins at `start` ends; it has at least one item."""
-    beside = characters_beside(call)
+    beside = _characters_beside(call)
     stop, images, characters = start, 0, 0
     for item in call.items[start : start + CHUNK_ITEMS]:
         images += bool(item.images)
@@ -29,7 +29,7 @@ def chunk_end(call: Call, start: int) -> int:
 
 def is_long(call: Call, start: int) -> bool:
     """Whether the chunk that begins at `start` is more text than chunks usually are."""
-    characters = characters_beside(call) + _characters(call.items[start])
+    characters = _characters_beside(call) + _characters(call.items[start])
     if isinstance(call, ScoreCall):
         characters += _characters(call.query)
     return characters > CHUNK_CHARACTERS
@@ -39,13 +39,13 @@ def is_short(call: Call) -> bool:
     """Whether preparing all of it takes well under a millisecond."""
     if any(item.images for item in call.items) or (isinstance(call, ScoreCall) and call.query.images):
         return False
-    beside = characters_beside(call)
+    beside = _characters_beside(call)
     if isinstance(call, ScoreCall):
         beside += _characters(call.query)
     return sum(map(_characters, call.items)) + beside * len(call.items) <= LONE_CHARACTERS
 
 
-def characters_beside(call: Call) -> int:
+def _characters_beside(call: Call) -> int:
     """Characters that families tokenize with every single item: instruction, labels, fields, templates in options."""
     count = len(call.instruction or "") + _within(call.options)
     if isinstance(call, ExtractCall):

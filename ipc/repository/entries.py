@@ -34,9 +34,9 @@ EVERY_WORKER = 1024
 class RepositoryEntry(ModelEntry, frozen=True, kw_only=True):
     """One version of a repository model; its id is `<model>@<version>` and its source the version's directory.
 
-    `config` is what the configuration file says, without `stated` only the name: a program's signature adds what is
-    missing when it is loaded. `program` is the file in the source's directory, `directory` that of the model. `error`
-    says why it cannot be loaded. `default_batch` is the largest batch where the signature has to tell.
+    `config` is what the configuration file or a load says, without `stated` only the name: a program's signature adds
+    what is missing when it is loaded. `program` is the file in the source's directory, `directory` that of the model.
+    `error` says why it cannot be loaded. `default_batch` is the largest batch where the signature has to tell.
     """
 
     model: str

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import msgspec
 
 from ipc.catalog import ALL, Catalog, ModelEntry, preloaded_names
-from ipc.infer_families import split_id
 from ipc.marks import Marks
 from ipc.messages import ModelStatus
 from ipc.metrics import WorkerMetrics
@@ -124,7 +123,7 @@ class Shelf:
         """Whether requests may have a model loaded: not one of a repository that an operator has unloaded meanwhile."""
         if self._marks is None or not isinstance(entry, RepositoryEntry):
             return True
-        return self._marks.get(split_id(entry.id)[0]) is not False
+        return self._marks.get(entry.model) is not False
 
     def forgo(self, instance: Instance) -> None:
         """The settings want it no more, since somebody unloaded it."""

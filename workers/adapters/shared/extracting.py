@@ -27,7 +27,7 @@ class ExtractAdapter(Adapter):
 
     labels      "required": the caller names what to look for; "own": the model's own, which the caller's may narrow;
                 "unused": refused
-    overflows   what may be done with texts that are too long (`ipc.messages.OVERFLOWS`)
+    overflows   what may be done with texts that are too long (`ipc.option_names.OVERFLOW_POLICIES`)
     schema      whether `output_schema` is honoured
     """
 

@@ -119,7 +119,7 @@ class OptionReader:
                 raise InvalidInput(f"{self._before}{name}: not an option of this model, which has {offered}")
 
     def check_overflow(self, offered: Collection[str]) -> None:
-        """Refuse a policy for texts that are too long which is not one of `offered` (`ipc.messages.OVERFLOWS`)."""
+        """Refuse a policy for texts that are too long which is not one of `offered`."""
         if self._overflow not in offered:
             known = ", ".join(name for name, found in OVERFLOW_POLICIES.items() if found in offered)
             raise self.refused(

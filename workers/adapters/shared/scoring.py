@@ -19,7 +19,7 @@ class ScoreAdapter(Adapter):
     """A model without vectors.
 
     `request_options` are those of its options that a request may carry, `overflows` what may be done with pairs that
-    are too long (`ipc.messages.OVERFLOWS`).
+    are too long (`ipc.option_names.OVERFLOW_POLICIES`).
     """
 
     request_options: ClassVar[Collection[str]] = ()

@@ -14,7 +14,7 @@ from workers.adapters.shared.precision import parameter_bytes
 class VisualEncoder(Adapter):
     """Base of these families: an item with an image is an image, of which the first counts; any other is a text.
 
-    `overflows` is what may be done with texts that are too long (`ipc.messages.OVERFLOWS`).
+    `overflows` is what may be done with texts that are too long (`ipc.option_names.OVERFLOW_POLICIES`).
     """
 
     overflows: ClassVar[Collection[str]] = ("truncate", "error")
