@@ -79,6 +79,8 @@ class CatalogFollower:
         """Read the files now; whether they say something else than before. Raises `ConfigError` when they are wrong."""
         async with self._turn:
             found = await asyncio.to_thread(self._open)
+            # NOTE: not in the thread, which goes on when this task is cancelled: nobody would look at the files again.
+            self._watch.was_read(found.files)
             changed = found.sources != (self._wanted or self._catalog).sources
             if changed:
                 self._wanted = found
@@ -109,10 +111,10 @@ class CatalogFollower:
         """The new catalog when the files have changed. Raises `ConfigError` when they are wrong, once per change."""
         if not self._watch.changed():
             return None
-        return self._open()
+        found = self._open()
+        self._watch.was_read(found.files)
+        return found
 
     def _open(self) -> Catalog:
         chosen = self._settings
-        found = open_catalog(chosen.catalog, chosen.repository, vanished_ok=True, overrides=self._overrides)
-        self._watch.was_read(found.files)
-        return found
+        return open_catalog(chosen.catalog, chosen.repository, vanished_ok=True, overrides=self._overrides)

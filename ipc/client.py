@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import TypeVar
 
@@ -85,6 +86,7 @@ class Client:
         self.poison = PoisonList(paths.poison(), settings.limits.poison_ttl_s)
         self.inputs = InputArena(paths, int(name.rpartition("-")[2]), settings.arena.input_bytes)
         self._ticker: asyncio.Task[None] | None = None
+        self._joining_until_ns = 0
 
     @property
     def channels(self) -> list[Channel]:
@@ -93,6 +95,7 @@ class Client:
 
     def start(self) -> None:
         """Begin looking for workers."""
+        self._joining_until_ns = deadline.after(self._limits.restart_wait_s)
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
 
     async def close(self) -> None:
@@ -192,7 +195,7 @@ class Client:
                     await asyncio.sleep(FULL_WAIT_S)
             except SequenceUnknown as unknown:
                 first = attempts.unknown(unknown, channel.slot)
-                while {c.slot for c in routing.loaded(self.channels, request.model)} <= attempts.strangers:
+                while {c.slot for c in routing.having(self.channels, request.model)} <= attempts.strangers:
                     if not await self._heard_of_more(request, attempts):
                         raise first from None
             except WorkerLost as lost:
@@ -216,7 +219,8 @@ class Client:
         """Wait for workers that may know a sequence and do not answer (yet); whether there was one to wait for."""
 
         def silent() -> bool:
-            others = (c for c in self.channels if c.slot not in attempts.strangers)
+            joining = time.monotonic_ns() < self._joining_until_ns
+            others = (c for c in self.channels if c.slot not in attempts.strangers and (c.joined or joining))
             return any(routing.is_unheard(c, request.model) for c in others)
 
         attempts.patience_ns = attempts.patience_ns or deadline.after(self._limits.restart_wait_s)

@@ -93,7 +93,7 @@ class Demand:
         if channel is None:
             raise NoReplica("no worker is up that knows this model", retry_after_s=2)
         attempts = channel.models[model].attempts
-        begun, asked = channel.models[model].state == "loading", time.monotonic()
+        seen, asked = False, time.monotonic()
         # NOTE: also to one that has it, or loads it: somebody may have given it up just now.
         channel.load(model, explicit=True)
 
@@ -103,15 +103,20 @@ class Demand:
             return channel.models.get(model, _NOTHING)
 
         def done() -> bool:
-            nonlocal begun, asked
-            found = status()
-            begun = begun or found.state == "loading" or found.attempts > attempts
-            if found.state == "available" and not begun and time.monotonic() - asked >= ASK_EVERY_S:
-                asked = time.monotonic()
-                channel.load(model, explicit=True)
+            nonlocal seen, asked
+            found, late = status(), time.monotonic() - asked >= ASK_EVERY_S
+            seen = seen or found.state == "loading" or found.attempts > attempts
+            if found.state == "available":
+                # NOTE: a load that somebody gave up before ends at first; only then the one that is asked for begins.
+                if found.attempts > attempts or (seen and late):
+                    return True
+                if late:
+                    asked = time.monotonic()
+                    channel.load(model, explicit=True)
+                return False
             if found.state == "loading":
                 return not wait
-            return found.state == "loaded" or (begun and found.state in _ENDED)
+            return found.state == "loaded" or (seen and found.state == "failed")
 
         await until(done)
         found = status()
@@ -185,7 +190,6 @@ class Demand:
 
 _NOTHING = ModelStatus("", "available")
 _HELD = (*placement.PRESENT, "unloading")
-_ENDED = ("available", "failed")
 
 
 def _afterwards(views: Sequence[View]) -> list[View]:

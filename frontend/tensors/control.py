@@ -41,6 +41,8 @@ FOLLOW_S = 5.0
 """How long a load waits for a model that was put into the repository just now to be noticed by all."""
 LONG_NBYTES = 64 << 10
 """Parameters of a load above this size are read by a thread."""
+JOIN_S = 2.5
+"""How long an unload waits for workers that are being joined."""
 UNLOAD_S = 5.0
 """How long an unload waits for the workers to say that they have begun."""
 
@@ -237,6 +239,14 @@ class RepositoryControl:
 
     async def _unload_entry(self, entry: str, until_ns: int) -> None:
         client = self._services.client
+
+        def joined() -> bool:
+            channels = client.channels
+            return bool(channels) and not any(channel.state == "connecting" for channel in channels)
+
+        # NOTE: a worker that is only being joined is told nothing, and may have the model.
+        with contextlib.suppress(DeadlineExceeded):
+            await client.wait(joined, min(until_ns, deadline.after(JOIN_S)))
         try:
             await client.demand.unload(entry, False, lambda done: client.wait(done, until_ns))
         except DeadlineExceeded:

@@ -177,11 +177,10 @@ async def ready(services: Services, name: str, version: int | None, deadline_ns:
                 return served
             coming = [served.id]
         except _PASSING:
-            coming = _coming(services, name, version)
+            coming = _coming(services, name, version, tried)
         entry, *others = coming
         try:
             await services.engine.ensure_loaded(entry, deadline_ns, others)
-            return find(services, name, version)
         except ModelLoading as error:
             raise _with_progress(error, name, services.engine.status(entry)) from error
         except (ModelLoadFailed, DependencyConflict, ModelNotFound) as error:
@@ -189,6 +188,8 @@ async def ready(services: Services, name: str, version: int | None, deadline_ns:
                 raise _refusal(error, name, version) from error
             # Another version may serve, or come.
             tried.add(entry)
+        else:
+            return find(services, name, version)
 
 
 def gone(services: Services, name: str, version: int | None) -> UnavailableModel:
@@ -265,13 +266,16 @@ def _missing(
 ) -> PenstockError:
     """Why none of these versions of a repository model answers."""
     found = [state_of(services, number, entry) for number, entry in reversed(chosen)]
+    refusal: PenstockError | None = None
     for state in found:
         if is_coming(services, state.id, state.status):
             on_demand = services.settings.catalog.on_demand
             error = routing.explain(services.client.channels, state.id, on_demand=on_demand)
-            if isinstance(error, ModelLoadFailed | DependencyConflict):
-                return _refusal(error, name, version)
-            return _with_progress(error, name, state.status) if isinstance(error, ModelLoading) else error
+            if not isinstance(error, ModelLoadFailed | DependencyConflict):
+                return _with_progress(error, name, state.status) if isinstance(error, ModelLoading) else error
+            refusal = refusal or _refusal(error, name, version)
+    if refusal is not None:
+        return refusal
     for state in found:
         if state.status.state == "failed":
             return UnavailableModel(name, version, "failed", state.reason)
@@ -284,9 +288,9 @@ def _with_progress(error: ModelLoading, name: str, status: ModelStatus) -> Model
     return ModelLoading(text, retry_after_s=error.retry_after_s)
 
 
-def _coming(services: Services, name: str, version: int | None) -> list[str]:
-    """Catalog ids of the versions of a model that a wait may bring, the greatest first."""
+def _coming(services: Services, name: str, version: int | None, tried: set[str]) -> list[str]:
+    """Catalog ids of the versions of a model that a wait may bring, the greatest first and those `tried` last."""
     known = services.served.versions(services, name)
     chosen = [entry for number, entry in reversed(known) if version in (None, number)]
     coming = [entry for entry in chosen if is_coming(services, entry, services.engine.status(entry))]
-    return coming or chosen[:1]
+    return sorted(coming, key=tried.__contains__) or chosen[:1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,6 +55,36 @@ def test_after_any_exception_the_next_change_is_still_followed(
 
     asyncio.run(follow())
     assert list(catalog) == ["org/new"]
+
+
+def test_a_change_whose_reading_was_given_up_is_read_again(tmp_path: Path) -> None:
+    text = "id: org/{}\nsource: {{kind: directory, path: /w}}\n"
+    (tmp_path / "old.yaml").write_text(text.format("old"))
+    catalog = load_catalog([str(tmp_path)])
+    follower = CatalogFollower(settings.load(flags={"catalog.dirs": str(tmp_path)}, environ={}), catalog)
+    (tmp_path / "new.yaml").write_text(text.format("new"))
+    begun, ended, opening = threading.Event(), threading.Event(), follower._open
+
+    def slow() -> Catalog:
+        begun.set()
+        ended.wait(20)
+        return opening()
+
+    async def give_up() -> None:
+        follower._open = slow  # type: ignore[method-assign]
+        reading = asyncio.create_task(follower.reload())
+        await asyncio.to_thread(begun.wait, 20)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        ended.set()
+        await asyncio.get_running_loop().shutdown_default_executor()
+
+    asyncio.run(give_up())
+    assert "org/new" not in catalog
+    follower._open = opening  # type: ignore[method-assign]
+    looks = [follower.look() for _ in range(3)]
+    assert [sorted(found) for found in looks if found is not None] == [["org/new", "org/old"]]
 
 
 def test_a_change_that_was_read_by_itself_and_taken_back_before_a_look_does_not_stay(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -146,13 +147,43 @@ def test_a_sequence_waits_for_a_silent_worker_that_may_know_it(tmp_path: Path) -
         answering = asyncio.ensure_future(client._run(step(), send))
         await asyncio.sleep(0.3)
         assert not answering.done() and asked == [0]
-        silent.responsive = True
+        client._channels[0].state = "absent"
+        await asyncio.sleep(0.3)
+        assert not answering.done(), "the stranger has gone meanwhile"
+        client._channels[0].state, silent.responsive = "ready", True
         assert await answering == "done" and asked == [0, 1]
         client._channels[1] = channel(1, state="connecting")
         with pytest.raises(SequenceUnknown):
             await client._run(step(), send)
 
     asyncio.run(with_client(tmp_path, work))
+
+
+@pytest.mark.parametrize(("joining", "asked"), [("60", [0, 1]), ("0", [0])])
+def test_a_new_frontend_asks_workers_that_it_is_joining_for_a_sequence(
+    joining: str, asked: list[int], tmp_path: Path
+) -> None:
+    """And none that it could not join for long."""
+    found: list[int] = []
+
+    async def send(to: Any, made: Request, solo: bool) -> str:
+        found.append(to.slot)
+        if to.slot == 0:
+            raise SequenceUnknown("sequence 5 is not known")
+        return "done"
+
+    async def work(client: Client) -> None:
+        client.start()
+        joins = channel(1, state="connecting", joined=False)
+        client._channels |= {0: channel(0, LOADED), 1: joins}
+        answering = asyncio.ensure_future(client._run(step(), send))
+        await asyncio.sleep(0.1)
+        joins.state, joins.joined, joins.models = "ready", True, {"m": LOADED}
+        with contextlib.nullcontext() if len(asked) > 1 else pytest.raises(SequenceUnknown):
+            assert await answering == "done"
+        assert found == asked
+
+    asyncio.run(with_client(tmp_path, work, limits__restart_wait_s=joining))
 
 
 LOADED = ModelStatus("m", "loaded")

@@ -79,8 +79,21 @@ def test_a_load_by_hand_that_somebody_gives_up_is_answered_at_once() -> None:
     for steps in ([("loading", 2), ("available", 2)], [("available", 2)]):
         with pytest.raises(ModelNotLoaded, match="given up"):
             explicit_load(Asked("available"), steps)
+
+
+def test_a_load_by_hand_that_somebody_gives_up_later_is_answered_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(demand, "ASK_EVERY_S", 0.0)
     with pytest.raises(ModelNotLoaded, match="given up"):
         explicit_load(Asked("loading"), [("available", 1)])
+
+
+def test_a_load_by_hand_outlasts_one_that_was_given_up_before() -> None:
+    steps = [("available", 1), ("loading", 2), ("loaded", 2)]
+    assert explicit_load(Asked("loading"), steps) == "loaded"
+    with pytest.raises(ModelLoadFailed):
+        explicit_load(Asked("loading"), [("failed", 1)])
 
 
 def test_a_load_by_hand_is_told_to_a_worker_that_loads_the_model_or_has_it() -> None:

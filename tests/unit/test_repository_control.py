@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,10 @@ import pytest
 
 from frontend.bodies import BodyReader
 from frontend.tensors.agreement import Agreement
-from frontend.tensors.control import RepositoryControl
+from frontend.tensors.control import UNLOAD_S, RepositoryControl
 from ipc import deadline
 from ipc.catalog import Catalog, DirectorySource, ModelEntry
-from ipc.errors import ControlDisabled, InvalidInput, Unsupported
+from ipc.errors import ControlDisabled, DeadlineExceeded, InvalidInput, Unsupported
 from ipc.liveness import SlotLock
 from ipc.marks import Marks
 from ipc.messages import ModelStatus
@@ -106,6 +107,28 @@ def test_frontends_agree_entirely_when_none_serves_what_another_does_not(tmp_pat
         assert first.reached() and not first.reached(entirely=True), "the second has not heard of them"
         Agreement(paths, "frontend-1", new, lambda: {("m@2", "new files")}).tell()
         assert first.reached(entirely=True)
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_an_unload_waits_for_workers_that_are_being_joined(tmp_path: Path, joins: bool) -> None:
+    control = control_of(tmp_path, "explicit")
+    services: Any = control._services
+    worker, told = FakeChannel(0, state="connecting"), list[str]()
+
+    async def wait(done: Callable[[], bool], until_ns: int) -> None:
+        assert not done() and deadline.remaining_s(until_ns) < UNLOAD_S
+        if not joins:
+            raise DeadlineExceeded("not joined")
+        worker.state = "ready"
+        assert done()
+
+    async def unload(entry: str, waits: bool, until: Any) -> None:
+        told.append(worker.state)
+
+    services.client.channels = [worker]
+    services.client.wait, services.client.demand = wait, SimpleNamespace(unload=unload)
+    asyncio.run(control._unload_entry("m@1", deadline.after(UNLOAD_S)))
+    assert told == ["ready" if joins else "connecting"]
 
 
 def test_a_frontend_that_has_not_heard_of_a_load_does_not_agree_by_the_load_before(tmp_path: Path) -> None:

@@ -243,6 +243,28 @@ def test_a_request_takes_the_version_that_comes_when_the_greatest_cannot(tmp_pat
     assert made.client.waited == [["adder@3", "adder@1"], ["adder@1"]]  # type: ignore[attr-defined]
 
 
+def test_a_version_that_can_only_fail_keeps_nobody_from_waiting_for_another(tmp_path: Path) -> None:
+    """It failed for good on one worker while it leaves the other."""
+    made = two_coming(tmp_path)
+    status, first = made.client.channels[0].models, made.client.channels[0]
+    lasting = ModelStatus("adder@3", "failed", error_class="UNKNOWN", error_message="broken", permanent=True)
+    first.models = {**status, "adder@3": lasting}
+    made.client.channels.append(
+        replace(first, slot=1, models={"adder@3": ModelStatus("adder@3", "unloading")})
+    )  # type: ignore[type-var]
+    with pytest.raises(ModelLoading):
+        served.find(made, "adder")
+    assert refused(made, "adder", 3) == ("failed", "broken")
+
+    def step(model: str) -> None:
+        if model == "adder@3":
+            raise ModelLoadFailed("broken")
+        first.models = {"adder@3": lasting, "adder@1": loaded("adder@1", CONFIG)}
+
+    made.client.on_wait = step  # type: ignore[attr-defined]
+    assert waiting(made, "adder").version == 1
+
+
 def test_a_version_that_comes_too_late_for_one_that_is_asked_for_is_no_help(tmp_path: Path) -> None:
     made = two_coming(tmp_path)
     Loads(made, [loaded("adder@1", CONFIG)], ModelLoadFailed("the file is broken"))

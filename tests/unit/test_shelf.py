@@ -22,6 +22,7 @@ from workers.device import Device
 from workers.jobs import JobBook
 from workers.lifecycle import keeper as keeping
 from workers.lifecycle.instance import Instance
+from workers.lifecycle.loading import Loaded
 from workers.lifecycle.memory import Budget
 from workers.lifecycle.shelf import Host
 from workers.loading.failure import LoadFailure
@@ -126,6 +127,34 @@ def test_what_an_operator_unloaded_is_loaded_for_no_request(tmp_path: Path) -> N
     models.load("org/m")
     found = models.find("org/m")
     assert found is not None and found.instance.state == "loading", "SIE's requests load whatever they name"
+
+
+def test_a_request_is_not_answered_by_a_load_while_nobody_can_say_what_was_unloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def short(self: Marks, model: str) -> bool | None:
+        raise OSError(24, "Too many open files")
+
+    models = table(tmp_path, version("old"), repository__control="explicit")
+    monkeypatch.setattr(Marks, "get", short)
+    models.load("m@1")
+    assert host(models).instance.state == "available" and "Too many open files" in caplog.text
+
+
+@pytest.mark.parametrize("unloaded", [True, False])
+def test_a_load_of_the_start_does_not_outlast_an_unload_that_it_was_not_told_of(
+    tmp_path: Path, unloaded: bool
+) -> None:
+    models = table(tmp_path, version("old"), repository__control="explicit")
+    instance = host(models).instance
+    with models._shelf.lock:
+        models._shelf.enqueue(instance, demanded=False)
+    paths = settings.load(flags={"run.dir": str(tmp_path)}, environ={}).paths
+    prepare_run_dir(paths)
+    Marks(paths).put("m", loaded=not unloaded)
+    models._keeper._loading += 1
+    models._keeper._loaded(instance, Loaded(FakeAdapter({}, 512), 100), 1.0)
+    assert instance.state == ("unloading" if unloaded else "loaded")
 
 
 def test_a_failed_model_of_the_start_is_not_tried_again_once_somebody_unloads_it(tmp_path: Path) -> None:

@@ -144,7 +144,9 @@ class Keeper:
             self._settle(instance)
             how = partial(instance.succeed, loaded.adapter, loaded.memory_bytes, seconds, time.monotonic())
             self._shelf.end(instance, how)
-            if instance.abandoned and not self._closed:
+            # NOTE: a start reads which models were unloaded by name before it can be told of another unload.
+            unwanted = not (instance.demanded or self._shelf.may_load(instance.entry))
+            if (instance.abandoned or unwanted) and not self._closed:
                 self._shelf.begin_unload(instance, "admin")
 
     def _not_loaded(self, instance: Instance, failed: failure.LoadFailure | None) -> None:

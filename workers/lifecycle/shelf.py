@@ -120,10 +120,17 @@ class Shelf:
     # What follows wants the lock.
 
     def may_load(self, entry: ModelEntry) -> bool:
-        """Whether requests may have a model loaded: not one of a repository that an operator has unloaded meanwhile."""
+        """Whether requests may have a model loaded: not one of a repository that an operator has unloaded meanwhile.
+
+        Nor one of which that cannot be said now.
+        """
         if self._marks is None or not isinstance(entry, RepositoryEntry):
             return True
-        return self._marks.get(entry.model) is not False
+        try:
+            return self._marks.get(entry.model) is not False
+        except OSError as error:
+            log.error("whether model %s was unloaded by name cannot be read: %s", entry.id, error.strerror)
+            return False
 
     def forgo(self, instance: Instance) -> None:
         """The settings want it no more, since somebody unloaded it."""
