@@ -46,8 +46,8 @@ class BatchMetrics:
             histogram.observe(batch.tokens)
         for counter in series.token_counts:
             counter.inc(batch.tokens)
-        if series.padding is not None:
-            series.padding.observe(getattr(batch.collated, "padding_ratio", 0.0))
+        if series.padding is not None and batch.collated is not None:
+            series.padding.observe(batch.pieces[0].job.adapter.padding_ratio(batch.collated))
         if series.efficiency is not None:
             series.efficiency.observe(batch.tokens / budget)
         truncated = sum([piece.prepared.truncated for piece in batch.pieces])

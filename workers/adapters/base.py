@@ -188,6 +188,10 @@ class Adapter(ABC):
     def collate(self, prepared: Sequence[Prepared]) -> Any:
         """Lay prepared items into one batch of host tensors (pinned for CUDA).  Thread-safe."""
 
+    def padding_ratio(self, batch: Any) -> float:
+        """Share of the tokens of a collated batch, 0 to 1, that only fill it up; read off the host for each batch."""
+        return 0.0
+
     def encode(self, batch: Any, outputs: frozenset[str]) -> dict[str, torch.Tensor | SparseRows]:
         """Run one batch: the named outputs, all from one forward pass.  Device thread only.
 

@@ -105,6 +105,10 @@ class CrossEncoderAdapter(ScoreAdapter):
         """One packed batch of host tensors."""
         return self._classifier.pack([item.payload for item in prepared])
 
+    def padding_ratio(self, batch: PackedBatch) -> float:
+        """What the classifier pads."""
+        return self._classifier.padding_ratio([batch])
+
     @torch.inference_mode()
     def score(self, batch: PackedBatch) -> torch.Tensor:
         """fp32 [pairs] on the device."""

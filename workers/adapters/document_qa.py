@@ -30,6 +30,7 @@ from workers.adapters.shared.image_extracting import (
 )
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import divided
+from workers.adapters.shared.padding import padding_share
 from workers.adapters.shared.page_words import PageReader, Window, Words, words_of
 from workers.adapters.spec import AdapterSpec
 
@@ -148,12 +149,23 @@ class DocumentQaAdapter(ImageExtractAdapter):
         """The pages as they are; their windows are padded where they run together."""
         return [item.payload for item in prepared]
 
+    def padding_ratio(self, batch: list[_Page]) -> float:
+        """What fills up windows beside longer ones."""
+        pairs, tokens, parts = self._parts(batch)
+        lengths = [len(window.ids) for _, window in pairs]
+        filled = sum(len(lengths[part]) * max(lengths[part]) - sum(lengths[part]) for part in parts)
+        return padding_share(sum(tokens), sum(tokens) + filled)
+
+    def _parts(self, batch: list[_Page]) -> tuple[list[tuple[_Page, Window]], list[int], list[slice]]:
+        """All windows with their pages, the tokens of each, and which ones run together."""
+        pairs = [(page, window) for page in batch for window in page.windows]
+        tokens = [_cost(page, window) for page, window in pairs]
+        return pairs, tokens, divided(tokens, self._batch_tokens)
+
     @torch.inference_mode()
     def extract(self, batch: list[_Page]) -> list[Extraction | ItemFailure]:
         """The likeliest answers to each page's question, the best first."""
-        pairs = [(page, window) for page in batch for window in page.windows]
-        tokens = [_cost(page, window) for page, window in pairs]
-        parts = divided(tokens, self._batch_tokens)
+        pairs, tokens, parts = self._parts(batch)
         steps = stepping.each(parts, [sum(tokens[part]) for part in parts])
         logits = [one for part in steps for one in self._logits(pairs[part])]
         found: list[Extraction | ItemFailure] = []

@@ -22,7 +22,7 @@ from ipc.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.building import BUILDING
 from workers.adapters.shared.checkpoint import CheckpointError, position_limit
-from workers.adapters.shared.encoder import rectangles
+from workers.adapters.shared.encoder import rectangle_padding, rectangles
 from workers.adapters.shared.extracting import NOT_FINITE, ExtractAdapter, place_of, ranked, text_of
 from workers.adapters.shared.extras import require
 from workers.adapters.shared.options import OptionReader
@@ -152,6 +152,10 @@ class GliclassAdapter(ExtractAdapter):
         """What is wanted of each item, and the sequences sorted by length."""
         texts: list[_Text] = [item.payload for item in prepared]
         return [text.wanted for text in texts], pack([text.sequence for text in texts])
+
+    def padding_ratio(self, batch: tuple[list[_Wanted], PackedBatch]) -> float:
+        """What fills the rectangles up, where texts of several lengths share them."""
+        return rectangle_padding([batch[1]]) if self._ragged else 0.0
 
     def extract(self, batch: tuple[list[_Wanted], PackedBatch]) -> list[Extraction | ItemFailure]:
         """The labels of each item, the likeliest first."""

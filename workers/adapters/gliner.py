@@ -29,6 +29,7 @@ from workers.adapters.shared.checkpoint import CheckpointError
 from workers.adapters.shared.extracting import NOT_FINITE, ExtractAdapter, place_of, text_of
 from workers.adapters.shared.extras import require
 from workers.adapters.shared.options import OptionReader
+from workers.adapters.shared.padding import masked_share
 from workers.adapters.shared.precision import parameter_bytes
 from workers.adapters.shared.schemas import fields_of
 from workers.adapters.shared.word_spans import (
@@ -178,6 +179,10 @@ class GlinerAdapter(ExtractAdapter):
                 )
             batch.parts.append((places, collated))
         return batch
+
+    def padding_ratio(self, batch: Batch) -> float:
+        """What the collator filled the rectangles up with."""
+        return masked_share(collated["attention_mask"] for _, collated in batch.parts)
 
     def extract(self, batch: Batch) -> list[Extraction | ItemFailure]:
         """The entities (and relations) of each item, by place."""

@@ -126,6 +126,10 @@ class NerAdapter(ClassifierAdapter):
         sequences = [window.sequence for text in texts for window in text.windows]
         return _Batch(texts, self._classifier.rows(sequences))
 
+    def padding_ratio(self, batch: _Batch) -> float:
+        """What the classifier pads."""
+        return self._classifier.padding_ratio(batch.rows)
+
     def extract(self, batch: _Batch) -> list[Extraction | ItemFailure]:
         """The entities of each item, by place."""
         scores = (one for row in in_steps(batch.rows) for one in self._scores(row))

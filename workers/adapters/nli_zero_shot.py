@@ -124,6 +124,10 @@ class NliZeroShotAdapter(ClassifierAdapter):
         sequences = [sequence for text in texts for sequence in text.sequences]
         return _Batch(texts, self._classifier.rows(sequences))
 
+    def padding_ratio(self, batch: _Batch) -> float:
+        """What the classifier pads."""
+        return self._classifier.padding_ratio(batch.rows)
+
     def extract(self, batch: _Batch) -> list[Extraction | ItemFailure]:
         """The labels of each item, the likeliest first."""
         logits = torch.cat([self._classifier.logits(row) for row in in_steps(batch.rows)]).cpu()

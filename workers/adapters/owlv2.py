@@ -16,9 +16,11 @@ import torch
 
 from ipc.errors import InputTooLong
 from ipc.messages import ExtractCall
-from workers.adapters.shared.detecting import Detector, Found, Scene, corners_of
+from workers.adapters.shared.detecting import Detector, Found, Scene, Scenes, corners_of
 from workers.adapters.shared.extras import require
+from workers.adapters.shared.image_extracting import patches
 from workers.adapters.shared.options import OptionReader
+from workers.adapters.shared.padding import padding_share
 from workers.adapters.shared.tokenizing import TextTokenizer
 from workers.adapters.spec import AdapterSpec
 
@@ -82,12 +84,18 @@ class Owlv2Adapter(Detector):
         found = self._processor.image_processor(images=image, return_tensors="np")
         return {"pixel_values": np.asarray(found["pixel_values"][0], np.float32)}
 
+    def padding_ratio(self, batch: list[Scenes]) -> float:
+        """What fills up the texts of labels beside the patches of the pictures."""
+        texts = [text for group in batch for text in _texts_of(group.scenes)]
+        seen = sum(patches(one.inputs["pixel_values"]) for group in batch for one in group.scenes)
+        return padding_share(seen + sum(map(len, texts)), seen + len(texts) * self._longest)
+
     def forward(self, inputs: dict[str, torch.Tensor], scenes: Sequence[Scene]) -> Any:
         """Logits [boxes, labels] of each scene, and `pred_boxes` [n, boxes, 4]."""
         model = self._model
         grid = model.image_embedder(inputs["pixel_values"])[0]
         features = grid.flatten(1, 2)
-        distinct = list(dict.fromkeys(text for scene in scenes for text in scene.wanted.texts))
+        distinct = _texts_of(scenes)
         vectors, rows = self._text_vectors(distinct), {text: at for at, text in enumerate(distinct)}
         logits = []
         for at, scene in enumerate(scenes):
@@ -118,6 +126,11 @@ class Owlv2Adapter(Detector):
                 [Found(scene.wanted.labels[at], score, box) for at, score, box in zip(*columns, strict=True)]
             )
         return found
+
+
+def _texts_of(scenes: Sequence[Scene]) -> list[tuple[int, ...]]:
+    """The token ids of each distinct text of labels."""
+    return list(dict.fromkeys(text for scene in scenes for text in scene.wanted.texts))
 
 
 def _options(call: ExtractCall) -> tuple[float, str]:

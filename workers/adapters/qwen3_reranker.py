@@ -195,6 +195,10 @@ class Qwen3RerankerAdapter(ScoreAdapter):
         """One packed batch of host tensors."""
         return self._encoder.pack([item.payload for item in prepared])
 
+    def padding_ratio(self, batch: PackedBatch) -> float:
+        """What the encoder pads."""
+        return self._encoder.padding_ratio([batch])
+
     @torch.inference_mode()
     def score(self, batch: PackedBatch) -> torch.Tensor:
         """fp32 [pairs] on the device."""

@@ -89,6 +89,10 @@ class TextClassificationAdapter(ClassifierAdapter):
         texts: list[_Text] = [item.payload for item in prepared]
         return [text.wanted for text in texts], self._classifier.pack([text.sequence for text in texts])
 
+    def padding_ratio(self, batch: tuple[list[_Wanted], PackedBatch]) -> float:
+        """What the classifier pads."""
+        return self._classifier.padding_ratio([batch[1]])
+
     def extract(self, batch: tuple[list[_Wanted], PackedBatch]) -> list[Extraction | ItemFailure]:
         """The classes of each item, the likeliest first."""
         wanted, packed = batch

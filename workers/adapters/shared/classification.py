@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
@@ -23,7 +23,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from workers import stepping
 from workers.adapters.base import LoadContext
 from workers.adapters.shared.checkpoint import load_transformer
-from workers.adapters.shared.encoder import TextEncoder, rectangles
+from workers.adapters.shared.encoder import TextEncoder, rectangle_padding, rectangles
 from workers.adapters.shared.linears import lay_out_linears
 from workers.adapters.shared.packing import PackedBatch, TokenSequence, divided, pack
 from workers.adapters.shared.precision import parameter_bytes
@@ -109,6 +109,10 @@ class _Classifier(ABC):
         """The same in several rows where an item alone (many labels, many windows) is over the token budget."""
         tokens = [len(sequence.ids) for sequence in sequences]
         return [self.pack(sequences[part]) for part in divided(tokens, self.batch_tokens)]
+
+    def padding_ratio(self, rows: Iterable[PackedBatch]) -> float:
+        """Share of padding, 0 to 1, in what the transformer runs for these rows."""
+        return 0.0 if self.packed else rectangle_padding(rows)
 
     @torch.inference_mode()
     def _divide(self, special_ids: frozenset[int]) -> None:

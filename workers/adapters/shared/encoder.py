@@ -8,7 +8,7 @@ and only where the results agree is it used.  Models that bypass transformers' a
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from workers.adapters.shared.attention import PACKED
 from workers.adapters.shared.checkpoint import position_limit, position_offset
 from workers.adapters.shared.packing import PackedBatch, TokenSequence, pack
+from workers.adapters.shared.padding import padding_share
 from workers.adapters.shared.varlen import HALF, VarlenKernel, select_kernel
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,10 @@ class TextEncoder:
     def token_rows(self, batch: PackedBatch) -> torch.Tensor:
         """Token vectors [T, width] in the model's dtype; `batch` is on the model's device."""
         return self._packed_rows(batch) if self.packed else self._padded_rows(batch)
+
+    def padding_ratio(self, batches: Iterable[PackedBatch]) -> float:
+        """Share of padding, 0 to 1, in what `token_rows` runs for these batches."""
+        return 0.0 if self.packed else rectangle_padding(batches)
 
     def _packed_rows(self, batch: PackedBatch) -> torch.Tensor:
         """The whole row in one forward."""
@@ -149,3 +154,12 @@ def rectangles(batch: PackedBatch) -> Iterator[tuple[int, list[int]]]:
                 lens = []
             lens.append(run.length)
     yield start, lens
+
+
+def rectangle_padding(batches: Iterable[PackedBatch]) -> float:
+    """Share of padding, 0 to 1, in the rectangles of these batches."""
+    tokens = places = 0
+    for batch in batches:
+        tokens += batch.ids.numel()
+        places += sum(lens[0] * len(lens) for _, lens in rectangles(batch))
+    return padding_share(tokens, places)

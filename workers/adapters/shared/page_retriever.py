@@ -21,6 +21,7 @@ from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared, Sp
 from workers.adapters.shared.checkpoint import load_transformer
 from workers.adapters.shared.images import from_first_image, load_image_processor
 from workers.adapters.shared.late_interaction import LateInteraction
+from workers.adapters.shared.padding import masked_share
 from workers.adapters.shared.visual_encoder import VisualEncoder
 
 Inputs = Mapping[str, np.ndarray]
@@ -95,6 +96,10 @@ class PageInputs(VisualEncoder):
             if places:
                 parts.append((self._padded([prepared[at].payload for at in places]), places))
         return PagesBatch(parts)
+
+    def padding_ratio(self, batch: PagesBatch) -> float:
+        """What fills up pages beside longer ones, and queries beside longer ones."""
+        return masked_share(inputs["attention_mask"] for inputs, _ in batch.parts)
 
     def _padded(self, inputs: Sequence[Inputs]) -> dict[str, torch.Tensor]:
         names = [name for name in _TOKEN_KEYS if name in inputs[0]]

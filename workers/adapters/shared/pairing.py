@@ -121,6 +121,10 @@ class PairedAdapter(Adapter):
             restore,
         )
 
+    def padding_ratio(self, batch: Any) -> float:
+        """As the family's, of all that is encoded."""
+        return super().padding_ratio(batch.sides if isinstance(batch, PairBatch) else batch)
+
 
 def _side(call: ScoreCall, *, is_query: bool) -> EncodeCall:
     """One side of a score call, as a call to encode it."""

@@ -256,6 +256,10 @@ class TextAdapter(Adapter):
         """One packed batch of host tensors."""
         return self._text.collate([item.payload for item in prepared])
 
+    def padding_ratio(self, batch: TextBatch) -> float:
+        """What the encoder pads, where it does not run packed."""
+        return self._text.encoder.padding_ratio(row.packed for row in batch.rows)
+
 
 def sequence_of(part: Part, skip: int = 0) -> TokenSequence:
     """A window as arrays."""

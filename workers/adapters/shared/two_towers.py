@@ -20,6 +20,7 @@ from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared, Sp
 from workers.adapters.shared.checkpoint import load_transformer, position_limit
 from workers.adapters.shared.images import from_first_image, load_image_processor
 from workers.adapters.shared.options import OptionReader
+from workers.adapters.shared.padding import masked_share
 from workers.adapters.shared.tokenizing import TextTokenizer
 from workers.adapters.shared.visual_encoder import VisualEncoder
 
@@ -132,6 +133,10 @@ class TwoTowersAdapter(VisualEncoder):
         return TowersBatch(
             torch.from_numpy(input_ids), torch.from_numpy(mask), torch.from_numpy(pixels), texts, images
         )
+
+    def padding_ratio(self, batch: TowersBatch) -> float:
+        """What fills up the texts; images are all of one size."""
+        return masked_share([batch.attention_mask], len(batch.images) * self._image_cost)
 
     def encode(self, batch: TowersBatch, outputs: frozenset[str]) -> dict[str, torch.Tensor | SparseRows]:
         """{"dense": fp32 [n, dims]} on the device."""
