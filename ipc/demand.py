@@ -108,12 +108,10 @@ class Demand:
             seen = seen or found.state == "loading" or found.attempts > attempts
             if found.state == "available":
                 # NOTE: a load that somebody gave up before ends at first; only then the one that is asked for begins.
-                if found.attempts > attempts or (seen and late):
-                    return True
-                if late:
+                if late and not seen:
                     asked = time.monotonic()
                     channel.load(model, explicit=True)
-                return False
+                return late and seen
             if found.state == "loading":
                 return not wait
             return found.state == "loaded" or (seen and found.state == "failed")

@@ -7,12 +7,15 @@ worker that starts again loads what was loaded and leaves what was not.
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
 from ipc.infer_families import split_id
 from ipc.paths import RunPaths
+
+log = logging.getLogger(__name__)
 
 _LOADED, _UNLOADED = b"loaded", b"unloaded"
 
@@ -44,10 +47,17 @@ class Marks:
             return None
 
     def adjust(self, chosen: Iterable[str], served: Iterable[str]) -> list[str]:
-        """Catalog ids to load at the start: the `chosen` ones that were not unloaded, and those that were loaded."""
+        """Catalog ids to load at the start: the `chosen` ones that were not unloaded, and those that were loaded.
+
+        None of those of which that cannot be read.
+        """
         names, found = set(chosen), []
         for entry in served:
-            mark = self.get(split_id(entry)[0])
+            try:
+                mark = self.get(split_id(entry)[0])
+            except OSError as error:
+                log.error("whether model %s was loaded by name cannot be read: %s", entry, error.strerror)
+                continue
             if mark or (mark is None and entry in names):
                 found.append(entry)
         return found

@@ -5,9 +5,12 @@ Fields used: READY=1, STOPPING=1, STATUS=text, WATCHDOG=1.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from pathlib import Path
+
+_BEHIND = (errno.EAGAIN, errno.ENOBUFS)
 
 
 class Notifier:
@@ -24,15 +27,16 @@ class Notifier:
     def send(self, **fields: str | int) -> bool:
         """Send upper-cased fields, for example `send(ready=1, status="2 models loaded")`. Never raises or waits.
 
-        False when the listener is behind and the fields were lost: what must arrive is to be sent again.
+        False when the listener is behind and the fields were lost: what must arrive is to be sent again. One that is
+        gone loses nothing.
         """
         if self._socket is None:
             return True
         target = "\0" + self.address[1:] if self.address.startswith("@") else self.address
         try:
             self._socket.sendto("\n".join(f"{k.upper()}={v}" for k, v in fields.items()).encode(), target)
-        except OSError:
-            return False
+        except OSError as error:
+            return error.errno not in _BEHIND
         return True
 
 

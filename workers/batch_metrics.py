@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from ipc.metrics import WorkerMetrics
 from workers.forming import Batch
 from workers.operations import operation_of
+
+log = logging.getLogger(__name__)
 
 
 class _Series:
@@ -33,6 +36,7 @@ class BatchMetrics:
     def __init__(self, metrics: WorkerMetrics) -> None:
         self._metrics = metrics
         self._series: dict[str, _Series] = {}
+        self._unpadded = set[str]()
 
     def note(self, model: str, batch: Batch, budget: int) -> None:
         """A batch has run; `budget` is how many tokens would have fitted."""
@@ -47,9 +51,20 @@ class BatchMetrics:
         for counter in series.token_counts:
             counter.inc(batch.tokens)
         if series.padding is not None and batch.collated is not None:
-            series.padding.observe(batch.pieces[0].job.adapter.padding_ratio(batch.collated))
+            self._note_padding(model, series.padding, batch)
         if series.efficiency is not None:
             series.efficiency.observe(batch.tokens / budget)
         truncated = sum([piece.prepared.truncated for piece in batch.pieces])
         if truncated:
             series.truncated.inc(truncated)
+
+    def _note_padding(self, model: str, histogram: Any, batch: Batch) -> None:
+        """No figure may end the worker: an operator's own adapter may lay out what its base does not know."""
+        try:
+            histogram.observe(batch.pieces[0].job.adapter.padding_ratio(batch.collated))
+        except Exception as error:
+            if model not in self._unpadded:
+                log.warning(
+                    "the padding of model %s cannot be told: %s: %s", model, type(error).__name__, error
+                )
+                self._unpadded.add(model)

@@ -99,7 +99,7 @@ class ModelTable:
         shelf = self._shelf
         with shelf.lock:
             host = self.find(name)
-            if host is None or not (explicit or shelf.may_load(host.entry)):
+            if host is None or not (explicit or shelf.was_unloaded(host.entry) is False):
                 return
             instance = (host.next if explicit and host.next is not None else host).instance
             if instance.state == "available" or (instance.state == "failed" and explicit):

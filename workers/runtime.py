@@ -375,7 +375,7 @@ class Runtime:
         self._stopping_sent = self.notifier.send(stopping=1, status="draining")
 
     def _finish_drain(self) -> None:
-        quiet = not len(self.book) and self.executor.idle and not self.leases.leases
+        quiet = self._stopping_sent and not len(self.book) and self.executor.idle and not self.leases.leases
         if quiet or time.monotonic() > self._draining_until:
             self.endpoint.stop()
 

@@ -30,6 +30,7 @@ from ipc.errors import (
     ModelError,
     ModelLoadFailed,
 )
+from ipc.liveness import is_held
 from ipc.marks import Marks
 
 if TYPE_CHECKING:
@@ -238,11 +239,12 @@ class RepositoryControl:
             raise ModelLoadFailed(f"failed to load {shown(model)}, {error.message}") from error
 
     async def _unload_entry(self, entry: str, until_ns: int) -> None:
-        client = self._services.client
+        client, paths = self._services.client, self._services.settings.paths
 
         def joined() -> bool:
-            channels = client.channels
-            return bool(channels) and not any(channel.state == "connecting" for channel in channels)
+            joining = (channel for channel in client.channels if channel.state == "connecting")
+            lives = any(is_held(paths.lock(f"worker-{channel.slot}")) for channel in joining)
+            return bool(client.channels) and not lives
 
         # NOTE: a worker that is only being joined is told nothing, and may have the model.
         with contextlib.suppress(DeadlineExceeded):

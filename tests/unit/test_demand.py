@@ -75,16 +75,11 @@ def test_a_load_by_hand_outlasts_the_unloading(monkeypatch: pytest.MonkeyPatch) 
     assert channel.loads[:2] == [True, True], "asked again once the model is available"
 
 
-def test_a_load_by_hand_that_somebody_gives_up_is_answered_at_once() -> None:
+def test_a_load_by_hand_that_somebody_gives_up_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demand, "ASK_EVERY_S", 0.0)
     for steps in ([("loading", 2), ("available", 2)], [("available", 2)]):
         with pytest.raises(ModelNotLoaded, match="given up"):
             explicit_load(Asked("available"), steps)
-
-
-def test_a_load_by_hand_that_somebody_gives_up_later_is_answered_then(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(demand, "ASK_EVERY_S", 0.0)
     with pytest.raises(ModelNotLoaded, match="given up"):
         explicit_load(Asked("loading"), [("available", 1)])
 
@@ -92,6 +87,7 @@ def test_a_load_by_hand_that_somebody_gives_up_later_is_answered_then(
 def test_a_load_by_hand_outlasts_one_that_was_given_up_before() -> None:
     steps = [("available", 1), ("loading", 2), ("loaded", 2)]
     assert explicit_load(Asked("loading"), steps) == "loaded"
+    assert explicit_load(Asked("available", 0), steps) == "loaded", "it was not heard of yet"
     with pytest.raises(ModelLoadFailed):
         explicit_load(Asked("loading"), [("failed", 1)])
 

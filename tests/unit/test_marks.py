@@ -45,3 +45,18 @@ def test_a_worker_that_starts_again_has_what_was_loaded_and_not_what_was_unloade
     marks.put("b", loaded=True)
     marks.put("org/name", loaded=True)
     assert marks.adjust(["a@1", "c@1"], served) == ["b@1", "c@1", "org/name"]
+
+
+def test_what_cannot_be_read_is_not_loaded_at_the_start_and_the_others_are(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    marks, get = Marks(paths), Marks.get
+
+    def short(self: Marks, model: str) -> bool | None:
+        if model == "b":
+            raise OSError(24, "Too many open files")
+        return get(self, model)
+
+    monkeypatch.setattr(Marks, "get", short)
+    assert marks.adjust(["a@1", "b@1", "c@1"], ["a@1", "b@1", "c@1"]) == ["a@1", "c@1"]
+    assert "b@1" in caplog.text and "Too many open files" in caplog.text

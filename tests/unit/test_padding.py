@@ -14,6 +14,7 @@ from transformers import AutoModel
 from ipc.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
 from ipc.metrics import WorkerMetrics
 from tests.conformance.extractors import required_library
+from tests.fakes.adapter import FakeAdapter
 from tests.tiny.models import build
 from tests.tiny.pictures import encoded, picture
 from tests.tiny.towers import TEXT_TOKENS
@@ -198,3 +199,21 @@ def test_the_histogram_has_what_the_family_tells(load: Callable[[str, str], Adap
     expected = beside_longest([item.cost for item in items])
     assert samples["penstock_padding_ratio_sum"] == pytest.approx(expected)
     assert samples["penstock_padding_ratio_count"] == 1, "what was not collated as one has no share"
+
+
+def test_a_family_whose_share_cannot_be_told_ends_no_worker(caplog: pytest.LogCaptureFixture) -> None:
+    """An operator's own, which lays out what its base does not know."""
+
+    class Strange(FakeAdapter):
+        def padding_ratio(self, batch: Any) -> float:
+            return float(batch.rows)
+
+    one = job([5])
+    one.adapter = Strange({}, 512)
+    families = WorkerMetrics("worker-0")
+    metrics = BatchMetrics(families)
+    for _ in range(3):
+        metrics.note("m", Batch([Piece(one, 0, Prepared(None, 5))], {"other": 1}, one.cost, 0.0), 1000)
+    assert caplog.text.count("the padding of model m cannot be told: AttributeError") == 1
+    samples = {sample.name: sample.value for sample in families.batch_size.collect()[0].samples}
+    assert samples["penstock_batch_size_count"] == 3

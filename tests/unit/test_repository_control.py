@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -109,14 +110,17 @@ def test_frontends_agree_entirely_when_none_serves_what_another_does_not(tmp_pat
         assert first.reached(entirely=True)
 
 
-@pytest.mark.parametrize("joins", [True, False])
-def test_an_unload_waits_for_workers_that_are_being_joined(tmp_path: Path, joins: bool) -> None:
+@pytest.mark.parametrize(("lives", "joins"), [(True, True), (True, False), (False, False)])
+def test_an_unload_waits_for_workers_that_are_being_joined(tmp_path: Path, lives: bool, joins: bool) -> None:
+    """And not for one whose process is gone."""
     control = control_of(tmp_path, "explicit")
     services: Any = control._services
     worker, told = FakeChannel(0, state="connecting"), list[str]()
 
     async def wait(done: Callable[[], bool], until_ns: int) -> None:
-        assert not done() and deadline.remaining_s(until_ns) < UNLOAD_S
+        assert done() is not lives and deadline.remaining_s(until_ns) < UNLOAD_S
+        if not lives:
+            return
         if not joins:
             raise DeadlineExceeded("not joined")
         worker.state = "ready"
@@ -127,7 +131,9 @@ def test_an_unload_waits_for_workers_that_are_being_joined(tmp_path: Path, joins
 
     services.client.channels = [worker]
     services.client.wait, services.client.demand = wait, SimpleNamespace(unload=unload)
-    asyncio.run(control._unload_entry("m@1", deadline.after(UNLOAD_S)))
+    lock = services.settings.paths.lock("worker-0")
+    with SlotLock(lock) if lives else contextlib.nullcontext():
+        asyncio.run(control._unload_entry("m@1", deadline.after(UNLOAD_S)))
     assert told == ["ready" if joins else "connecting"]
 
 

@@ -145,7 +145,7 @@ class Keeper:
             how = partial(instance.succeed, loaded.adapter, loaded.memory_bytes, seconds, time.monotonic())
             self._shelf.end(instance, how)
             # NOTE: a start reads which models were unloaded by name before it can be told of another unload.
-            unwanted = not (instance.demanded or self._shelf.may_load(instance.entry))
+            unwanted = not instance.demanded and self._shelf.was_unloaded(instance.entry)
             if (instance.abandoned or unwanted) and not self._closed:
                 self._shelf.begin_unload(instance, "admin")
 

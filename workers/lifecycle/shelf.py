@@ -119,18 +119,18 @@ class Shelf:
 
     # What follows wants the lock.
 
-    def may_load(self, entry: ModelEntry) -> bool:
-        """Whether requests may have a model loaded: not one of a repository that an operator has unloaded meanwhile.
+    def was_unloaded(self, entry: ModelEntry) -> bool | None:
+        """Whether an operator has unloaded a repository's model, which no request may have loaded then.
 
-        Nor one of which that cannot be said now.
+        None when that cannot be read now.
         """
         if self._marks is None or not isinstance(entry, RepositoryEntry):
-            return True
+            return False
         try:
-            return self._marks.get(entry.model) is not False
+            return self._marks.get(entry.model) is False
         except OSError as error:
             log.error("whether model %s was unloaded by name cannot be read: %s", entry.id, error.strerror)
-            return False
+            return None
 
     def forgo(self, instance: Instance) -> None:
         """The settings want it no more, since somebody unloaded it."""
