@@ -133,13 +133,7 @@ def test_one_of_several_models_is_enough(tmp_path: Path) -> None:
 
 def test_a_sequence_waits_for_a_silent_worker_that_may_know_it(tmp_path: Path) -> None:
     """And not for one whose next life knows nothing of it."""
-    asked: list[int] = []
-
-    async def send(to: Any, made: Request, solo: bool) -> str:
-        asked.append(to.slot)
-        if to.slot == 0:
-            raise SequenceUnknown("sequence 5 is not known")
-        return "done"
+    asked, send = stranger()
 
     async def work(client: Client) -> None:
         silent = channel(1, LOADED, responsive=False)
@@ -159,21 +153,15 @@ def test_a_sequence_waits_for_a_silent_worker_that_may_know_it(tmp_path: Path) -
     asyncio.run(with_client(tmp_path, work))
 
 
-@pytest.mark.parametrize(("joining", "asked"), [("60", [0, 1]), ("0", [0])])
+@pytest.mark.parametrize(("joining_s", "asked"), [(3600, [0, 1]), (0, [0])])
 def test_a_new_frontend_asks_workers_that_it_is_joining_for_a_sequence(
-    joining: str, asked: list[int], tmp_path: Path
+    joining_s: int, asked: list[int], tmp_path: Path
 ) -> None:
     """And none that it could not join for long."""
-    found: list[int] = []
-
-    async def send(to: Any, made: Request, solo: bool) -> str:
-        found.append(to.slot)
-        if to.slot == 0:
-            raise SequenceUnknown("sequence 5 is not known")
-        return "done"
+    found, send = stranger()
 
     async def work(client: Client) -> None:
-        client.start()
+        client._joining_until_ns = deadline.after(joining_s)
         joins = channel(1, state="connecting", joined=False)
         client._channels |= {0: channel(0, LOADED), 1: joins}
         answering = asyncio.ensure_future(client._run(step(), send))
@@ -183,7 +171,7 @@ def test_a_new_frontend_asks_workers_that_it_is_joining_for_a_sequence(
             assert await answering == "done"
         assert found == asked
 
-    asyncio.run(with_client(tmp_path, work, limits__restart_wait_s=joining))
+    asyncio.run(with_client(tmp_path, work))
 
 
 LOADED = ModelStatus("m", "loaded")
@@ -192,6 +180,19 @@ LOADED = ModelStatus("m", "loaded")
 def channel(slot: int, *statuses: ModelStatus, **state: Any) -> Any:
     """A channel whose worker has these models."""
     return FakeChannel(slot, {status.name: status for status in statuses}, **state)
+
+
+def stranger() -> tuple[list[int], Callable[..., Awaitable[str]]]:
+    """What sends to workers of which the first does not know the sequence, and the slots that were asked."""
+    asked: list[int] = []
+
+    async def send(to: Any, made: Request, solo: bool) -> str:
+        asked.append(to.slot)
+        if to.slot == 0:
+            raise SequenceUnknown("sequence 5 is not known")
+        return "done"
+
+    return asked, send
 
 
 def step() -> Request:

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fakes.clock import Clock
 from workers import oom
-
-
-class Clock:
-    """Time that a test moves."""
-
-    now = 1000.0
-
-    def monotonic(self) -> float:
-        """The moment."""
-        return self.now
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the module."""
-    found = Clock()
-    monkeypatch.setattr(oom, "time", found)
-    return found
+    return Clock.of(oom, monkeypatch)
 
 
 def relief(asked: list[str], answer: bool = True) -> oom.Relief:

@@ -6,25 +6,13 @@ import pytest
 
 from ipc import silence
 from ipc.silence import LONG_S, Silence
-
-
-class Clock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        """Seconds."""
-        return self.now
+from tests.fakes.clock import Clock
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the module."""
-    made = Clock()
-    monkeypatch.setattr(silence, "time", made)
-    return made
+    return Clock.of(silence, monkeypatch)
 
 
 def after(watched: Silence, clock: Clock, seconds: float, step_s: float = 0.1) -> bool:

@@ -7,27 +7,15 @@ import weakref
 import pytest
 import torch
 
+from tests.fakes.clock import Clock
 from workers import oom
 from workers.oom import ModelBudgets, TokenBudget
 
 
-class Clock:
-    """Stands in for the `time` module of `workers.oom`."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        """Seconds."""
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """A clock that tests turn by hand."""
-    made = Clock()
-    monkeypatch.setattr(oom, "time", made)
-    return made
+    """The clock of the module."""
+    return Clock.of(oom, monkeypatch)
 
 
 def test_the_budget_halves_what_was_tried(clock: Clock) -> None:
