@@ -1,6 +1,7 @@
 """Who is alive: slot locks, process descriptors, start times, life pipes.
 
 - `SlotLock`: an flock that the kernel drops when its holder dies, SIGKILL included.
+- `lock_on`: an flock for one change of something shared, awaited without holding up the event loop.
 - `open_pidfd`: a descriptor that becomes readable when the process dies, checked against its start time so that a
   recycled pid is never taken for the old process.
 - `life_pipe`: EOF on the read end comes exactly when every holder of the write end is gone.
@@ -8,11 +9,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+from ipc import deadline
 from ipc.errors import PenstockError
+
+LOOK_EVERY_S = 0.02
+"""How often a lock that another process holds is tried."""
 
 
 class SlotTaken(PenstockError):
@@ -60,6 +68,31 @@ def is_held(path: Path) -> bool:
     finally:
         os.close(fd)
     return False
+
+
+@asynccontextmanager
+async def lock_on(path: Path, until_ns: int, where: str) -> AsyncIterator[None]:
+    """Hold the lock at `path` meanwhile; a holder that stands still keeps only those waiting who want the lock too.
+
+    Raises `DeadlineExceeded` that names the stage `where`, and `OSError`.
+    """
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while not _is_taken(lock):
+            deadline.check(until_ns, where)
+            await asyncio.sleep(LOOK_EVERY_S)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _is_taken(lock: int) -> bool:
+    """Whether the lock is ours now."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def lowest_free_slot(directory: Path, prefix: str, limit: int = 256) -> tuple[int, SlotLock]:

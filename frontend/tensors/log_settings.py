@@ -44,12 +44,13 @@ class LogSettings:
         """The present state, complete and in the order of the protocol."""
         return msgspec.structs.asdict(self._file.read())
 
-    def update(self, changes: Mapping[str, object]) -> dict[str, LogValue]:
+    async def update(self, changes: Mapping[str, object], until_ns: int) -> dict[str, LogValue]:
         """Change what is named and return the new state; unknown names are ignored.
 
-        Raises `InvalidInput` for a wrong type or value, `Unsupported` for a change of `log_file` or `log_format`.
+        Raises `DeadlineExceeded` as `StateFile.change` does, `InvalidInput` for a wrong type or value, `Unsupported`
+        for a change of `log_file` or `log_format`.
         """
-        state = self._file.change(lambda known: _changed(known, changes))
+        state = await self._file.change(lambda known: _changed(known, changes), until_ns)
         self.apply()
         return msgspec.structs.asdict(state)
 

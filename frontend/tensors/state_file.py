@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
+
+from ipc.liveness import lock_on
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -38,9 +37,13 @@ class StateFile(Generic[T]):
             self._known = (stamp, self._decode() if stamp else self._default)
         return self._known[1]
 
-    def change(self, how: Callable[[T], T]) -> T:
-        """Replace the state by `how(state)`, one frontend after the other; nothing changes when it raises."""
-        with self._locked():
+    async def change(self, how: Callable[[T], T], until_ns: int) -> T:
+        """Replace the state by `how(state)`, one frontend after the other; nothing changes when it raises.
+
+        Raises `DeadlineExceeded` when another frontend holds the lock until `until_ns`.
+        """
+        lock = self._path.with_suffix(".lock")
+        async with lock_on(lock, until_ns, "before another change of these settings had ended"):
             state = how(self._decode() if self.stamp else self._default)
             draft = self._path.with_name(f".{secrets.token_hex(8)}")
             draft.write_bytes(msgspec.json.encode(state))
@@ -49,13 +52,3 @@ class StateFile(Generic[T]):
 
     def _decode(self) -> T:
         return msgspec.json.decode(self._path.read_bytes(), type=type(self._default))
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """The lock is held for the moment of one change; the kernel drops it when its holder dies."""
-        fd = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)

@@ -56,14 +56,15 @@ class TraceSettings:
         """The state of the server, or of a model that exists: its own settings over those of the server."""
         return self._shown(self._file.read(), model)
 
-    def update(
-        self, changes: Mapping[str, str | Sequence[str] | None], model: str = ""
+    async def update(
+        self, changes: Mapping[str, str | Sequence[str] | None], until_ns: int, model: str = ""
     ) -> dict[str, TraceValue]:
         """Change what is named and return the new state; None resets to the default (of a model: to the server's).
 
-        Raises `InvalidInput` for an unknown name or a wrong value, `Unsupported` for what cannot be had here.
+        Raises `DeadlineExceeded` as `StateFile.change` does, `InvalidInput` for an unknown name or a wrong value,
+        `Unsupported` for what cannot be had here.
         """
-        state = self._file.change(lambda known: self._changed(known, changes, model))
+        state = await self._file.change(lambda known: self._changed(known, changes, model), until_ns)
         self.apply()
         return self._shown(state, model)
 

@@ -10,8 +10,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import fcntl
 import hashlib
 import logging
 import os
@@ -24,15 +22,13 @@ from pathlib import Path
 
 import msgspec
 
-from ipc import deadline
 from ipc.errors import InvalidInput
+from ipc.liveness import lock_on
 from ipc.repository import layout
 
 log = logging.getLogger(__name__)
 
 ENDING = ".json"
-LOOK_EVERY_S = 0.02
-"""How often a lock that somebody else holds is tried."""
 _LOCK = ".lock"
 _FILES = re.compile("(?:[0-9a-f]{16})?")
 
@@ -72,14 +68,9 @@ class Overrides:
     @asynccontextmanager
     async def locked(self, until_ns: int) -> AsyncIterator[None]:
         """Keep everybody else from changing overrides meanwhile. Raises `DeadlineExceeded` and `OSError`."""
-        lock = os.open(self.directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            while not _is_taken(lock):
-                deadline.check(until_ns, "before another load with parameters had ended")
-                await asyncio.sleep(LOOK_EVERY_S)
+        where = "before another load with parameters had ended"
+        async with lock_on(self.directory / _LOCK, until_ns, where):
             yield
-        finally:
-            os.close(lock)
 
     def sweep(self) -> None:
         """Delete what a process left that died in a change; the caller holds the lock.
@@ -183,15 +174,6 @@ class Overrides:
             log.error("an override in the run directory is passed over: %s is not that of a model", path.name)
             return None
         return found
-
-
-def _is_taken(lock: int) -> bool:
-    """Whether the lock is ours now."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _write_new(path: Path, data: bytes) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -181,6 +184,23 @@ def test_log_settings_are_those_of_every_frontend(server: Server) -> None:
     assert all(server.get("/v2/logging").json() == after for _ in range(LOOKS))
     assert server.post("/v2/logging", {"log_file": "/tmp/x"}).status == 501
     assert server.post("/v2/logging", before).json() == before
+
+
+def test_a_process_that_holds_the_locks_keeps_no_frontend_from_answering(server: Server) -> None:
+    control = server.run_dir / "control"
+    with contextlib.ExitStack() as locks:
+        for name in ("log.lock", "trace.lock", "request-number"):
+            held = locks.enter_context((control / name).open("a"))
+            fcntl.flock(held, fcntl.LOCK_EX)
+        with ThreadPoolExecutor(4) as threads:
+            asked = [
+                threads.submit(server.request, "POST", path, b"{}", {"X-Request-Timeout": "2"})
+                for path in ("/v2/logging", "/v2/trace/setting") * 2
+            ]
+            probes = [server.request("GET", "/api/health/live", timeout_s=20).status for _ in range(LOOKS)]
+            assert probes == [200] * LOOKS
+            assert [change.result().status for change in asked] == [504] * 4
+    assert server.post("/v2/logging", {}).status == 200
 
 
 def test_trace_settings_are_off_where_tracing_is(server: Server) -> None:

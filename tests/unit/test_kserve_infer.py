@@ -255,7 +255,7 @@ class Traces:
         self.models.append(model)
         return {}
 
-    def update(self, changes: Any, model: str = "") -> dict[str, str]:
+    async def update(self, changes: Any, until_ns: int, model: str = "") -> dict[str, str]:
         """Nothing."""
         return self.get(model)
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from frontend.tensors.log_settings import LogSettings
-from ipc import logs, sweep
+from ipc import deadline, logs, sweep
 from ipc.errors import InvalidInput, Unsupported
 from ipc.paths import prepare_run_dir
 from ipc.settings import Settings, load
@@ -24,6 +25,11 @@ def settings_of(tmp_path: Path, level: str = "info", form: str = "json") -> Sett
     found = load(None, {"run.dir": str(tmp_path), "log.level": level, "log.format": form}, {})
     prepare_run_dir(found.paths)
     return found
+
+
+def update(log: LogSettings, changes: Mapping[str, object]) -> dict[str, Any]:
+    """Change what is named."""
+    return asyncio.run(log.update(changes, deadline.after(5)))
 
 
 @pytest.fixture
@@ -70,7 +76,7 @@ def test_a_change_is_seen_by_every_frontend_and_forgotten_at_the_next_start(tmp_
     settings = settings_of(tmp_path)
     first, second = LogSettings(settings), LogSettings(settings)
     before = second.get()
-    answer = first.update({"log_info": False, "log_verbose_level": 3, "unheard_of": 1})
+    answer = update(first, {"log_info": False, "log_verbose_level": 3, "unheard_of": 1})
     assert answer == before | {"log_info": False, "log_verbose_level": 3} == second.get()
     sweep.forget(settings.paths)
     assert first.get() == second.get() == before
@@ -92,7 +98,7 @@ def test_levels_are_switched_one_by_one(
 ) -> None:
     settings = settings_of(tmp_path)
     log = LogSettings(settings)
-    LogSettings(settings).update(changes)
+    update(LogSettings(settings), changes)
     assert passed(settings, stream, log) == expected
 
 
@@ -118,7 +124,7 @@ def test_what_cannot_be_had_is_refused_and_changes_nothing(
     log = LogSettings(settings_of(tmp_path))
     before = log.get()
     with pytest.raises(error, match=next(reversed(changes))):
-        log.update(changes)
+        update(log, changes)
     assert log.get() == before
 
 
@@ -135,9 +141,9 @@ def test_what_cannot_be_had_is_refused_and_changes_nothing(
 )
 def test_a_wrong_value_is_shown_where_it_is_short(tmp_path: Path, value: object, told: str) -> None:
     with pytest.raises(InvalidInput, match=rf"log_verbose_level: expected .*, got {told}$"):
-        LogSettings(settings_of(tmp_path)).update({"log_verbose_level": value})
+        update(LogSettings(settings_of(tmp_path)), {"log_verbose_level": value})
 
 
 def test_what_is_said_again_is_no_change(tmp_path: Path) -> None:
     log = LogSettings(settings_of(tmp_path))
-    assert log.update(log.get()) == log.get()
+    assert update(log, log.get()) == log.get()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from frontend.tensors.trace_settings import TraceSettings
 from frontend.tracing.sampling import Sampling
 from frontend.tracing.tracer import Ended, Tracer
+from ipc import deadline
 from ipc.errors import InvalidInput, Unsupported
 from ipc.paths import prepare_run_dir
 from ipc.settings import Settings, load
@@ -35,6 +37,11 @@ def settings_of(tmp_path: Path, ratio: float = 1.0) -> Settings:
     found = load(None, {"run.dir": str(tmp_path), "tracing.sample_ratio": str(ratio)}, {})
     prepare_run_dir(found.paths)
     return found
+
+
+def update(traces: TraceSettings, changes: dict[str, Any], model: str = "") -> dict[str, Any]:
+    """Change what is named, of the server or of a model."""
+    return asyncio.run(traces.update(changes, deadline.after(5), model))
 
 
 def share(tracer: Tracer, model: str = "") -> float:
@@ -62,18 +69,18 @@ def test_all_values_are_texts_and_levels_a_list(tmp_path: Path, tracer: Tracer) 
 
 def test_the_rate_of_the_server_and_that_of_a_model_are_kept(tmp_path: Path, tracer: Tracer) -> None:
     traces = TraceSettings(settings_of(tmp_path), tracer)
-    traces.update({"trace_rate": "10"})
+    update(traces, {"trace_rate": "10"})
     assert share(tracer) == pytest.approx(0.1, abs=0.02)
-    traces.update({"trace_rate": "2"}, "add")
+    update(traces, {"trace_rate": "2"}, "add")
     assert (share(tracer, "add"), share(tracer, "other")) == pytest.approx((0.5, 0.1), abs=0.03)
     assert (traces.get("add")["trace_rate"], traces.get()["trace_rate"]) == ("2", "10")
-    traces.update({"trace_level": ["OFF"]})
+    update(traces, {"trace_level": ["OFF"]})
     assert (share(tracer, "add"), share(tracer, "other")) == (0, 0)
-    traces.update({"trace_level": ["TIMESTAMPS"]}, "add")
+    update(traces, {"trace_level": ["TIMESTAMPS"]}, "add")
     assert share(tracer, "add") == pytest.approx(0.5, abs=0.03) and share(tracer, "other") == 0
-    traces.update({"trace_level": None, "trace_rate": None}, "add")
+    update(traces, {"trace_level": None, "trace_rate": None}, "add")
     assert traces.get("add") == traces.get() and share(tracer, "add") == 0
-    traces.update({"trace_level": None, "trace_rate": None})
+    update(traces, {"trace_level": None, "trace_rate": None})
     assert share(tracer) == 1.0
 
 
@@ -81,7 +88,7 @@ def test_a_change_is_followed_by_every_frontend(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     tracers = [Tracer(Nowhere(), 1.0) for _ in range(2)]
     first, second = (TraceSettings(settings, tracer) for tracer in tracers)
-    first.update({"trace_level": "OFF"})
+    update(first, {"trace_level": "OFF"})
     second.apply()
     assert [share(tracer) for tracer in tracers] == [0, 0] and second.get() == first.get()
 
@@ -123,7 +130,7 @@ def test_what_cannot_be_had_is_refused_and_changes_nothing(
     traces = TraceSettings(settings_of(tmp_path), tracer)
     before = traces.get()
     with pytest.raises(error, match=next(reversed(changes))):
-        traces.update(changes)
+        update(traces, changes)
     assert traces.get() == before
 
 
@@ -131,5 +138,5 @@ def test_where_tracing_is_not_configured_it_stays_off(tmp_path: Path) -> None:
     traces = TraceSettings(settings_of(tmp_path), None)
     assert traces.get()["trace_level"] == ["OFF"]
     with pytest.raises(Unsupported, match=r"tracing\.endpoint"):
-        traces.update({"trace_level": ["TIMESTAMPS"]})
-    assert traces.update({"trace_level": ["OFF"], "trace_count": None})["trace_level"] == ["OFF"]
+        update(traces, {"trace_level": ["TIMESTAMPS"]})
+    assert update(traces, {"trace_level": ["OFF"], "trace_count": None})["trace_level"] == ["OFF"]

@@ -1,33 +1,47 @@
-"""Request numbers rise by one over all processes, and a killed holder of the lock blocks nobody."""
+"""Request numbers rise by one over all processes, and no process can keep another one from its number."""
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
-import os
-import signal
 from pathlib import Path
 
+import pytest
+
+from frontend.protocols.trtis_v1 import numbers
 from frontend.protocols.trtis_v1.numbers import FILE_NAME, RequestNumbers
+from ipc import sweep
+from ipc.paths import RunPaths, prepare_run_dir
+from ipc.settings import load
 
 
-def _take(root: Path, count: int, queue: multiprocessing.Queue[list[int]]) -> None:
-    numbers = RequestNumbers(root)
-    queue.put([numbers.next() for _ in range(count)])
+def paths_of(tmp_path: Path) -> RunPaths:
+    """The run directory of a server in `tmp_path`."""
+    paths = load(None, {"run.dir": str(tmp_path)}, {}).paths
+    prepare_run_dir(paths)
+    return paths
+
+
+def _take(paths: RunPaths, count: int, queue: multiprocessing.Queue[list[int]]) -> None:
+    given = RequestNumbers(paths)
+    queue.put([given.next() for _ in range(count)])
 
 
 def test_numbers_begin_at_one_and_rise_by_one(tmp_path: Path) -> None:
-    numbers = RequestNumbers(tmp_path)
-    assert [numbers.next() for _ in range(3)] == [1, 2, 3]
-    other = RequestNumbers(tmp_path)
-    assert other.next() == 4 and numbers.next() == 5
-    numbers.close()
+    paths = paths_of(tmp_path)
+    given = RequestNumbers(paths)
+    assert [given.next() for _ in range(3)] == [1, 2, 3]
+    other = RequestNumbers(paths)
+    assert other.next() == 4 and given.next() == 5
+    given.close()
     other.close()
 
 
 def test_no_number_is_lost_or_given_twice_when_processes_compete(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     queue: multiprocessing.Queue[list[int]] = context.Queue()
-    workers = [context.Process(target=_take, args=(tmp_path, 500, queue)) for _ in range(4)]
+    paths = paths_of(tmp_path)
+    workers = [context.Process(target=_take, args=(paths, 500, queue)) for _ in range(4)]
     for worker in workers:
         worker.start()
     taken = [number for _ in workers for number in queue.get(timeout=30)]
@@ -36,25 +50,41 @@ def test_no_number_is_lost_or_given_twice_when_processes_compete(tmp_path: Path)
     assert sorted(taken) == list(range(1, 2001))
 
 
-def test_the_lock_of_a_killed_process_is_dropped(tmp_path: Path) -> None:
-    import fcntl
-
-    RequestNumbers(tmp_path).next()
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        fd = os.open(tmp_path / FILE_NAME, os.O_RDWR)
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        os.write(write, b"x")
-        signal.pause()
-    os.read(read, 1)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    assert RequestNumbers(tmp_path).next() == 2
-    os.close(read)
-    os.close(write)
+def test_a_process_that_holds_every_lock_on_the_file_keeps_nobody_waiting(tmp_path: Path) -> None:
+    paths = paths_of(tmp_path)
+    RequestNumbers(paths).next()
+    queue = multiprocessing.get_context("fork").Queue()
+    with (paths.control() / FILE_NAME).open("r+b") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        fcntl.lockf(held, fcntl.LOCK_EX)
+        other = multiprocessing.get_context("fork").Process(target=_take, args=(paths, 2, queue))
+        other.start()
+        assert queue.get(timeout=20) == [2, 3]
+        other.join(timeout=20)
 
 
-def test_a_file_cut_short_starts_again(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).write_bytes(b"abc")
-    assert RequestNumbers(tmp_path).next() == 1
+def test_numbers_begin_at_one_when_the_server_starts_again(tmp_path: Path) -> None:
+    paths = paths_of(tmp_path)
+    before = RequestNumbers(paths)
+    assert [before.next(), before.next()] == [1, 2]
+    sweep.forget(paths)
+    assert RequestNumbers(paths).next() == 1
+
+
+def test_the_file_takes_no_room_for_numbers_that_were_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numbers, "KEPT_NBYTES", 64 << 10)
+    paths = paths_of(tmp_path)
+    path = paths.control() / FILE_NAME
+    path.write_bytes(bytes((64 << 10) - 1))
+    given = RequestNumbers(paths)
+    assert given.next() == 64 << 10
+    assert path.stat().st_blocks == 0
+    assert given.next() == (64 << 10) + 1
+
+
+def test_a_number_that_cannot_be_written_costs_no_request_its_answer(tmp_path: Path) -> None:
+    paths = paths_of(tmp_path)
+    (paths.control() / FILE_NAME).mkdir()
+    assert RequestNumbers(paths).next() == 0

@@ -26,7 +26,8 @@ class LoggingResource:
         """Change what the body names; the answer is the complete new state."""
         self._restrictions.check("logging", req.get_header)
         changes = await answers.body_of(self._services, req, LOGGING)
-        answers.send(resp, self._services.extensions.log_settings.update(changes))
+        until_ns = req.context.penstock.deadline_ns
+        answers.send(resp, await self._services.extensions.log_settings.update(changes, until_ns))
 
 
 class TraceResource:
@@ -44,7 +45,8 @@ class TraceResource:
         """Change what the body names; null resets. The answer is the complete new state."""
         model = self._model(req, target)
         changes = await answers.body_of(self._services, req, TRACE)
-        answers.send(resp, self._services.extensions.trace_settings.update(changes, model))
+        settings, until_ns = self._services.extensions.trace_settings, req.context.penstock.deadline_ns
+        answers.send(resp, await settings.update(changes, until_ns, model))
 
     def _model(self, req: Request, target: Target | None) -> str:
         """Full name of the model, "" for the server. Raises `InvalidInput` for an unknown one."""

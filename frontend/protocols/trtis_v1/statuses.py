@@ -17,7 +17,7 @@ class Statuses:
     """Makes the `RequestStatus` of every answer of one frontend."""
 
     def __init__(self, settings: Settings) -> None:
-        self.numbers = RequestNumbers(settings.paths.root)
+        self.numbers = RequestNumbers(settings.paths)
         self._server_id = settings.trtis.server_id
 
     @property

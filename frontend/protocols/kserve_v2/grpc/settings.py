@@ -14,7 +14,8 @@ async def trace_setting(call: Call, message: pb.TraceSettingRequest) -> pb.Trace
     model = describing.traced_model(call.services, message.model_name) if message.model_name else ""
     changes = {name: list(setting.value) or None for name, setting in message.settings.items()}
     if changes:
-        state = settings.update({name: _plain(values) for name, values in changes.items()}, model)
+        plain = {name: _plain(values) for name, values in changes.items()}
+        state = await settings.update(plain, call.context.deadline_ns, model)
     else:
         state = settings.get(model)
     answer = pb.TraceSettingResponse()
@@ -31,7 +32,7 @@ async def log_settings(call: Call, message: pb.LogSettingsRequest) -> pb.LogSett
     """Settings of the log."""
     settings = call.services.extensions.log_settings
     changes = {name: _value_of(name, value) for name, value in message.settings.items()}
-    state = settings.update(changes) if changes else settings.get()
+    state = await settings.update(changes, call.context.deadline_ns) if changes else settings.get()
     answer = pb.LogSettingsResponse()
     for name, value in state.items():
         setting = answer.settings[name]
