@@ -34,7 +34,7 @@ class TensorConfig(Part, frozen=True):
 
 
 class DynamicBatching(Part, frozen=True):
-    """Requests are joined; a batch below the largest preferred size waits for others up to the delay."""
+    """Requests are joined; a batch of no preferred size waits for others up to the delay."""
 
     preferred_batch_sizes: tuple[int, ...] = ()
     max_queue_delay_us: int = 0

@@ -7,7 +7,7 @@
    by the pace of its model.
 4. It fills the token budget: bulk items that have waited too long first (half of the budget at most), then
    interactive, then bulk. An item over the budget runs alone. What is there is taken, but of a group that gathers: that
-   is left alone until its oldest item has waited for the delay of its model, or a batch is full.
+   is left alone until its oldest item has waited for the delay of its model, or a batch of a preferred size is there.
 5. Who sends queries waits for at most one batch of others. While a group has had interactive work lately, other groups'
    batches, and its own bulk work, take a turn each: what the device does in `turn_s`. Bulk items never ride along
    with interactive ones in two batches one after the other. A batch taken ahead lets such work pass once.
@@ -15,10 +15,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from workers.adapters.base import Gathering
 from workers.job import Job, Piece
 
 MAX_AHEAD = 256
@@ -78,6 +80,22 @@ class Lane:
             return None
         job, indices = min(self._callers.values(), key=lambda caller: caller.used).jobs[0]
         return Piece(job, indices[0], job.prepared[indices[0]])
+
+    def costs(self) -> Iterator[int]:
+        """Tokens of each item, in the order in which `pop` gives them."""
+        used = {key: caller.used for key, caller in self._callers.items()}
+        waiting = {
+            key: ((job, index) for job, indices in caller.jobs for index in indices)
+            for key, caller in self._callers.items()
+        }
+        while used:
+            key = min(used, key=used.__getitem__)
+            job, index = next(waiting[key], (None, 0))
+            if job is None:
+                del used[key]
+                continue
+            used[key] += job.prepared[index].cost / job.share
+            yield job.prepared[index].cost
 
     def pop(self, room: int, force: bool) -> Piece | None:
         """The next item if it fits `room` tokens (or in any case when `force`), else None."""
@@ -143,8 +161,7 @@ class _Group:
         """`first` is a job of the group: what it says of batches holds for all of them."""
         self.model, self.used = first.model, used
         self._gathering = None if first.solo else first.gathering
-        full = self._gathering.full_tokens if self._gathering is not None else None
-        self._caps = [limit for limit in (first.batch_tokens, full) if limit is not None]
+        self._batch_tokens = first.batch_tokens
         self.lanes = {"interactive": Lane(), "bulk": Lane()}
 
     @property
@@ -160,13 +177,34 @@ class _Group:
         gathering = self._gathering
         if gathering is None or not gathering.delay_ns or self.tokens >= gathering.full_tokens:
             return 0
-        arrivals = [at for lane in self.lanes.values() if (at := lane.oldest_ns()) is not None]
-        return min(arrivals, default=0) + gathering.delay_ns
+        return 0 if self._preferred(gathering) else self._oldest_ns() + gathering.delay_ns
 
-    def most(self, max_tokens: int) -> int:
+    def most(self, max_tokens: int, now_ns: int) -> int:
         """Most tokens of a batch."""
-        # NOTE: `max_tokens` goes by the name of the model, which may be unloading or another one by now.
-        return min([max_tokens, *self._caps])
+        # NOTE: the limit is looked up by name. The model may have been replaced since.
+        most = max_tokens if self._batch_tokens is None else min(max_tokens, self._batch_tokens)
+        gathering = self._gathering
+        if gathering is None or (gathering.delay_ns and self._oldest_ns() + gathering.delay_ns <= now_ns):
+            return most
+        return min(most, self._preferred(gathering, most) or gathering.full_tokens)
+
+    def _oldest_ns(self) -> int:
+        arrivals = [at for lane in self.lanes.values() if (at := lane.oldest_ns()) is not None]
+        return min(arrivals, default=0)
+
+    def _preferred(self, gathering: Gathering, most: int | None = None) -> int:
+        """The largest preferred size, up to `most`, that the next items make up exactly; 0 when there is none."""
+        if not gathering.preferred or self.tokens < gathering.preferred[0]:
+            return 0
+        limit = gathering.full_tokens if most is None else min(most, gathering.full_tokens)
+        found = total = 0
+        for cost in itertools.chain(self.lanes["interactive"].costs(), self.lanes["bulk"].costs()):
+            total += cost
+            if total > limit:
+                break
+            if total in gathering.preferred:
+                found = total
+        return found
 
 
 class Batcher:
@@ -235,7 +273,7 @@ class Batcher:
         tokens_per_s = pace(group.model) or UNKNOWN_PACE
         if room is not None:
             max_tokens = room(group.model)
-        most, most_with_bulk = self._limits(key, group.most(max_tokens), tokens_per_s, now_ns)
+        most, most_with_bulk = self._limits(key, group.most(max_tokens, now_ns), tokens_per_s, now_ns)
         pieces = self._pieces(group, most, most_with_bulk, max_items, now_ns)
         self._bulk_ran = any(piece.job.lane == "bulk" for piece in pieces)
         self._taken(key, pieces, tokens_per_s)
@@ -262,7 +300,7 @@ class Batcher:
         group = self._groups[key]
         tokens_per_s = pace(group.model)
         pieces: list[Piece] = []
-        most = group.most(min(room(group.model), int(most_s * tokens_per_s)))
+        most = group.most(min(room(group.model), int(most_s * tokens_per_s)), now_ns)
         self._fill(pieces, group.lanes["interactive"], most, max_items)
         self._clock = max(self._clock, group.used)
         self._taken(key, pieces, tokens_per_s)

@@ -34,8 +34,8 @@ def echo(**batching: Any) -> Options:
 
 MODELS = {
     "full": echo(max_queue_delay_us=LONG_US),
-    "preferred": echo(max_queue_delay_us=LONG_US, preferred_batch_sizes=[2, 4]),
-    "bounded": echo(preferred_batch_sizes=[4]),
+    "preferred": echo(max_queue_delay_us=LONG_US, preferred_batch_sizes=[3, 5]),
+    "bounded": echo(preferred_batch_sizes=[2, 4]),
     "soon": echo(max_queue_delay_us=300_000),
     "prompt": echo(),
     "ordered": echo(preserve_ordering=True),
@@ -93,7 +93,7 @@ async def together(running: Workers, client: Client, model: str, count: int) -> 
     assert batches_of(running, model)[len(before) :] == [[1] * count]
 
 
-@pytest.mark.parametrize(("model", "count"), [("full", 8), ("preferred", 4)])
+@pytest.mark.parametrize(("model", "count"), [("full", 8), ("preferred", 3)])
 def test_requests_wait_until_a_batch_is_full_while_other_models_go_on(
     running: Workers, model: str, count: int
 ) -> None:
@@ -141,8 +141,8 @@ async def _while_busy(running: Workers, client: Client, *requests: Request) -> l
 def test_preferred_sizes_bound_batches_where_nothing_waits(running: Workers) -> None:
     async def work(client: Client) -> None:
         before = batches_of(running, "bounded")
-        await _while_busy(running, client, *(asked("bounded", at) for at in range(6)))
-        assert [len(batch) for batch in batches_of(running, "bounded")[len(before) :]] == [4, 2]
+        await _while_busy(running, client, *(asked("bounded", at) for at in range(7)))
+        assert [len(batch) for batch in batches_of(running, "bounded")[len(before) :]] == [4, 2, 1]
 
     use(running, work)
 

@@ -404,6 +404,40 @@ def test_preferred_sizes_without_a_delay_bound_batches_and_nothing_waits() -> No
     assert [tokens(batcher.take(256, 10, NOW_NS)) for _ in range(2)] == [64, 32]
 
 
+def preferring(delay_s: float, preferred: tuple[int, ...], *jobs: Job) -> Batcher:
+    """A batcher with these jobs, of a model with preferred sizes; a batch has at most 128 tokens."""
+    for one in jobs:
+        one.gathering = Gathering(int(delay_s * SECOND_NS), preferred[-1], preferred)
+        one.batch_tokens = 128
+    return filled(*jobs)
+
+
+def test_every_preferred_size_is_taken_as_soon_as_it_is_made_up() -> None:
+    for number, taken in ((1, 0), (2, 32), (3, 32), (4, 64), (5, 64)):
+        batcher = preferring(60.0, (32, 64), *[job([16]) for _ in range(number)])
+        assert tokens(batcher.take(256, 10, NOW_NS)) == taken, number
+        assert batcher.tokens == 16 * number - taken
+
+
+def test_a_preferred_size_that_no_whole_requests_make_up_waits_for_the_delay() -> None:
+    batcher = preferring(1.0, (32, 64), job([48]))
+    assert batcher.due_ns() == NOW_NS + SECOND_NS and not batcher.take(256, 10, NOW_NS)
+    batcher.add(batcher_job := job([16]), 0, 1)
+    assert batcher_job.gathering is None and tokens(batcher.take(256, 10, NOW_NS)) == 64
+
+
+def test_after_the_delay_everything_that_waits_is_taken_up_to_the_largest_batch() -> None:
+    jobs = [job([48], age_s=2.0) for _ in range(3)]
+    assert tokens(preferring(1.0, (32, 64), *jobs).take(256, 10, NOW_NS)) == 96
+    assert tokens(preferring(60.0, (32, 64), *jobs).take(256, 10, NOW_NS)) == 48
+
+
+def test_preferred_sizes_count_by_the_turns_of_callers() -> None:
+    jobs = [job([48], caller=b"a"), job([16], caller=b"b"), job([16], caller=b"b")]
+    batcher = preferring(60.0, (64,), *jobs)
+    assert [piece.prepared.cost for piece in batcher.take(256, 10, NOW_NS)] == [48, 16]
+
+
 def test_a_group_that_gathers_delays_no_other() -> None:
     patient = job([16], group="patient", age_s=0.5)
     patient.gathering = Gathering(SECOND_NS, 64)

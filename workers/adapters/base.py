@@ -66,11 +66,14 @@ class Prepared:
 class Gathering:
     """How long items of a model wait for others, and how many tokens make a batch that need not wait.
 
-    No batch has more than `full_tokens`, unless it is one item.
+    A batch with one of the `preferred` numbers of tokens (ascending; the last are `full_tokens`) need not wait; the
+    largest that the waiting items make up is taken. No batch has more than `full_tokens`, unless the batch is one item
+    or the delay has passed.
     """
 
     delay_ns: int
     full_tokens: int
+    preferred: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

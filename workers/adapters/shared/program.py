@@ -53,8 +53,9 @@ class ProgramAdapter(Adapter):
             or not (batching.max_queue_delay_us or batching.preferred_batch_sizes)
         ):
             return None
-        full = max(batching.preferred_batch_sizes, default=self.config.max_batch_size)
-        return Gathering(batching.max_queue_delay_us * 1000, ROW_COST * full)
+        preferred = tuple(ROW_COST * rows for rows in sorted(batching.preferred_batch_sizes))
+        full = preferred[-1] if preferred else ROW_COST * self.config.max_batch_size
+        return Gathering(batching.max_queue_delay_us * 1000, full, preferred)
 
     @functools.cached_property
     def batch_tokens(self) -> int | None:  # type: ignore[override]
