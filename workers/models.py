@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ipc import codec
 from ipc.catalog import Catalog
 from ipc.messages import ModelStatus
 from ipc.metrics import WorkerMetrics
@@ -68,6 +69,10 @@ class ModelTable:
         """States of all models."""
         name = str(self._device.torch)
         return [host.status(name) for host in list(self._shelf.hosts.values())]
+
+    def told(self) -> list[ModelStatus]:
+        """States of all models as frontends can read them: a state that breaks the schema is told as a failed one."""
+        return [codec.sayable(status) for status in self.statuses()]
 
     @property
     def preloaded(self) -> bool:

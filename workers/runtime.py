@@ -139,7 +139,7 @@ class Runtime:
             str(self._arena.path),
             self._device.name,
             self._device.threads,
-            self.models.statuses(),
+            self.models.told(),
             self._credits(),
             self.models.preloaded,
             self.models.free_bytes,
@@ -397,4 +397,4 @@ class Runtime:
 
     def _announce_models(self) -> None:
         self._reporter.models()
-        self.endpoint.broadcast(Models(self.models.statuses(), self.models.preloaded, self.models.free_bytes))
+        self.endpoint.broadcast(Models(self.models.told(), self.models.preloaded, self.models.free_bytes))

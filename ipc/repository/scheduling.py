@@ -80,7 +80,7 @@ def _control(message: schema.ModelSequenceBatching.ControlInput) -> Control:
     if len(given) != 1 or len(getattr(control, given[0])) != 2:
         raise ModelRefused(f"{where}: {kind} needs one of {', '.join(_PAIRS)}, with two values")
     off, on = getattr(control, given[0])
-    return Control(message.name, kind, _PAIRS[given[0]], (off, on))
+    return Control(message.name, kind, _PAIRS[given[0]], (float(off), float(on)))
 
 
 def check_decoupled(config: ModelConfig, backend: str) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +34,7 @@ from ipc.messages import (
     Timing,
     Welcome,
 )
+from ipc.model_config import Control, ModelConfig, SequenceBatching
 
 CALL = EncodeCall([InputItem("hé"), InputItem(ids=[1, 2])], ["dense"], "ask", True)
 STATUS = ModelStatus("m", "loaded", "cpu", 1, 512, {"dense": 4}, 1.0, 0.5)
@@ -162,3 +166,60 @@ def test_the_size_of_a_message_is_limited(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(codec, "MAX_MESSAGE_NBYTES", len(raw) - 1)
     with pytest.raises(ProtocolError, match="bytes"):
         codec.decode_to_worker([raw])
+
+
+UNSAYABLE = [
+    (msgspec.structs.replace(STATUS, dims={"dense": np.int64(4)}), "dims: "),
+    (msgspec.structs.replace(STATUS, attempts=1 << 70), "attempts: "),
+    (msgspec.structs.replace(STATUS, error_message="\udcff"), "error_message: "),
+    (msgspec.structs.replace(STATUS, config=ModelConfig("m", max_batch_size="8")), "config.max_batch_size: "),  # type: ignore[arg-type]
+    (
+        msgspec.structs.replace(
+            STATUS,
+            config=ModelConfig(
+                "m",
+                sequence_batching=SequenceBatching(controls=(Control("S", "START", "BOOL", (False, True)),)),
+            ),
+        ),
+        "config.sequence_batching.controls[0].off_on[0]: Expected `float`, got `bool`",
+    ),
+]
+
+
+@pytest.mark.parametrize(("status", "field"), UNSAYABLE)
+def test_a_state_that_breaks_the_schema_is_told_as_failed_with_the_name_of_the_field(
+    status: ModelStatus, field: str
+) -> None:
+    with pytest.raises(ProtocolError):
+        codec.check_status(status)
+    told = codec.sayable(status)
+    assert (told.name, told.state, told.permanent) == ("m", "failed", True)
+    assert f"cannot be told: {field}" in told.error_message
+    assert codec.decode_to_frontend([codec.encode(Models([STATUS, told]))]) == Models([STATUS, told])
+    assert codec.sayable(STATUS) is STATUS
+
+
+@pytest.mark.parametrize(
+    "wrap", [Models, lambda states: Welcome(1, "e", 1, 2, "/x", "cpu", 2, states, Credits(1, 2, 3.0))]
+)
+def test_a_frontend_that_cannot_read_one_state_keeps_the_others_and_names_the_state(
+    wrap: Callable[[list[ModelStatus]], Models | Welcome], caplog: pytest.LogCaptureFixture
+) -> None:
+    other = msgspec.structs.replace(STATUS, name="other")
+    told = codec.decode_to_frontend(
+        [codec.encode(wrap([STATUS, msgspec.structs.replace(UNSAYABLE[4][0], name="bad"), other]))]
+    )
+    assert isinstance(told, Models | Welcome)
+    first, bad, last = told.models
+    assert (first, last) == (STATUS, other)
+    assert (bad.name, bad.state) == ("bad", "failed")
+    assert "config.sequence_batching.controls[0].off_on[0]" in bad.error_message
+    assert "'bad'" in caplog.text
+
+
+def test_what_is_wrong_besides_states_is_refused() -> None:
+    parts = ["models", [["m", 5]], "yes", 0]
+    with pytest.raises(ProtocolError):
+        codec.decode_to_frontend([msgspec.msgpack.encode(parts)])
+    with pytest.raises(ProtocolError):
+        codec.decode_to_frontend([msgspec.msgpack.encode(["models", [[5]], True, 0])])

@@ -8,7 +8,9 @@ from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ipc import codec
 from ipc.datatypes import DATATYPES
+from ipc.messages import ModelStatus
 from ipc.protos import model_config_pb2 as schema
 from ipc.repository import conversion, document
 from ipc.repository.layout import ModelRefused
@@ -87,3 +89,57 @@ def test_what_was_written_is_read(batch: int, inputs: list[Any], outputs: list[A
         assert [each.dims for each in read_back] == [tuple(each.dims) for each in written]
         configs = [DATATYPES[each.datatype].config for each in read_back]
         assert configs == [schema.DataType.Name(each.data_type) for each in written]
+
+
+PAIRS = {
+    "int32_false_true": st.integers(-(2**31), 2**31 - 1),
+    "fp32_false_true": st.floats(width=32),
+    "bool_false_true": st.booleans(),
+}
+KINDS = [f"CONTROL_SEQUENCE_{kind}" for kind in ("START", "READY", "END", "CORRID")]
+
+
+def draw_sequences(data: st.DataObject, message: Any) -> None:
+    """Control tensors of any kinds with any values."""
+    batching = message.sequence_batching
+    batching.max_sequence_idle_microseconds = data.draw(st.integers(0, 10**9))
+    for kind in data.draw(st.lists(st.sampled_from(KINDS), unique=True, min_size=1)):
+        control = batching.control_input.add(name=f"the {kind}").control.add()
+        control.kind = schema.ModelSequenceBatching.Control.Kind.Value(kind)
+        if kind.endswith("CORRID"):
+            control.data_type = data.draw(st.sampled_from([schema.TYPE_UINT64, schema.TYPE_STRING]))
+        else:
+            pair = data.draw(st.sampled_from(list(PAIRS)))
+            getattr(control, pair).extend([data.draw(PAIRS[pair]), data.draw(PAIRS[pair])])
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_whatever_configuration_is_accepted_can_be_told_to_frontends(data: st.DataObject) -> None:
+    texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
+    message = document.parse_text("config.pbtxt", VALID)
+    message.max_batch_size = data.draw(st.sampled_from([8, 2**20]))
+    message.input.extend(data.draw(st.lists(tensors(schema.ModelInput), max_size=2, unique_by=str)))
+    message.output[0].label_filename = data.draw(texts)
+    message.default_model_filename = data.draw(texts)
+    message.version_policy.specific.versions.append(data.draw(st.integers(0, 2**63 - 1)))
+    message.dynamic_batching.max_queue_delay_microseconds = data.draw(st.integers(0, 60_000_000))
+    message.dynamic_batching.preserve_ordering = data.draw(st.booleans())
+    group = message.instance_group[0]
+    group.name, group.count = data.draw(texts), data.draw(st.integers(0, 2**31 - 1))
+    message.model_transaction_policy.decoupled = data.draw(st.booleans())
+    message.metric_tags[data.draw(texts)] = data.draw(texts)
+    message.parameters[data.draw(texts)].string_value = data.draw(texts)
+    message.model_warmup[0].name, message.model_warmup[0].count = (
+        data.draw(texts),
+        data.draw(st.integers(0, 1000)),
+    )
+    if data.draw(st.booleans()):
+        message.ClearField("dynamic_batching")
+        draw_sequences(data, message)
+    try:
+        config = conversion.convert(message, "m")
+    except ModelRefused as refused:
+        assert "input" in str(refused), "of what is drawn only names of inputs may clash"
+        return
+    codec.check_status(ModelStatus("m@1", "loaded", config=config))

@@ -7,11 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from ipc import settings
 from ipc.catalog import Catalog, DirectorySource, ModelEntry
 from ipc.catalog_watch import CatalogWatch
+from ipc.errors import ProtocolError
 from ipc.marks import Marks
 from ipc.metrics import WorkerMetrics
 from ipc.model_config import ModelConfig
@@ -21,6 +23,7 @@ from tests.fakes.adapter import FakeAdapter
 from workers.device import Device
 from workers.jobs import JobBook
 from workers.lifecycle import keeper as keeping
+from workers.lifecycle import loading
 from workers.lifecycle.instance import Instance
 from workers.lifecycle.loading import Loaded
 from workers.lifecycle.memory import Budget
@@ -364,3 +367,33 @@ def test_a_model_of_the_catalog_that_changed_goes_at_once(tmp_path: Path) -> Non
     after = models.find("org/m")
     assert found.instance.state == "unloading"
     assert after is not None and after.instance is not found.instance and after.next is None
+
+
+class _Unsayable(FakeAdapter):
+    """Its widths are numbers of numpy, which no message can say."""
+
+    dims = cast("Any", {"dense": np.int64(4)})
+
+
+def test_a_model_that_frontends_cannot_be_told_of_fails_its_load_with_the_field(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = table(tmp_path)
+    loader, instance = models._keeper._loader, Instance([ENTRY])
+    monkeypatch.setattr(loading, "fetch", lambda *of: tmp_path)
+    monkeypatch.setattr(loader, "_build", lambda *of: _Unsayable({}, 8))
+    with pytest.raises(ProtocolError, match=r"cannot be told: dims: .*int64"):
+        loader.load(instance, lambda *of: None, lambda: None)
+
+
+def test_a_loaded_model_that_cannot_be_told_any_more_is_told_as_failed_and_no_other_is(
+    tmp_path: Path,
+) -> None:
+    models = table(tmp_path, version("old"), ENTRY)
+    load(models, host(models).instance)
+    host(models).instance.load_s = cast("Any", b"1")
+    assert [(status.name, status.state) for status in models.told()] == [
+        ("m@1", "failed"),
+        ("org/m", "available"),
+    ]
+    assert "load_s: Expected `float`, got `bytes`" in models.told()[0].error_message

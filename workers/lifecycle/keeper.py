@@ -17,7 +17,7 @@ from typing import Any
 
 from ipc.catalog import Catalog
 from ipc.catalog_watch import EVERY_S, CatalogWatch, Files
-from ipc.errors import ConfigError, ModelNotLoaded
+from ipc.errors import ConfigError, ModelNotLoaded, ProtocolError
 from ipc.metrics import WorkerMetrics
 from ipc.repository.entries import RepositoryEntry
 from ipc.repository.layout import ModelRefused
@@ -128,7 +128,9 @@ class Keeper:
         except Exception as error:
             failed = failure.classify(error)
             text = "model %s failed to load: %s: %s"
-            unknown = failed.error_class == "UNKNOWN" and not isinstance(error, SourceError | ModelRefused)
+            unknown = failed.error_class == "UNKNOWN" and not isinstance(
+                error, SourceError | ModelRefused | ProtocolError
+            )
             log.warning(text, instance.name, failed.error_class, failed.message, exc_info=unknown)
         else:
             self._loaded(instance, loaded, time.monotonic() - began)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ipc import codec
 from ipc.catalog import AdapterSource, DirectorySource, HubSource, ModelEntry
 from ipc.repository.entries import RepositoryEntry
 from ipc.settings import Settings
@@ -95,6 +96,7 @@ class Loader:
         try:
             dtype = self._dtype(entry)
             adapter = self._build(entry, directory, dtype, progress)
+            codec.check_status(Instance([entry], state="loaded", adapter=adapter).status(entry, ""))
             values = self._run(lambda: prove(adapter, entry))
             path = fingerprint.path_of(self._settings.state_root, entry, directory, dtype, self._device.torch)
             fingerprint.check(entry, values, dtype, path)

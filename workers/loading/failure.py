@@ -71,6 +71,7 @@ def _message(error: BaseException) -> str:
     """The first line of an error, shortened, with directories cut off."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = _PATH.sub("", lines[0]) if lines else type(error).__name__
+    text = text.encode("utf-8", "replace").decode()  # the name of a file need not be text
     return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
 
 
