@@ -29,6 +29,7 @@ _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker
 _to_frontend: msgspec.msgpack.Decoder[ToFrontend] = msgspec.msgpack.Decoder(ToFrontend)
 _status: msgspec.msgpack.Decoder[ModelStatus] = msgspec.msgpack.Decoder(ModelStatus)
 _place = re.compile(r"`\$\[(\d+)\]([^`]*)`")
+_WITH_STATES: dict[str, type[Models] | type[Welcome]] = {"models": Models, "welcome": Welcome}
 # Text that is not UTF-8 is a ValueError, deep nesting a RecursionError; neither is a DecodeError.
 _UNDECODABLE = (msgspec.DecodeError, ValueError, RecursionError)
 
@@ -104,10 +105,10 @@ def _with_readable_states(frame: bytes) -> Models | Welcome | None:
     """A message with the states of models, where nothing but some of these is wrong with the message."""
     try:
         parts = msgspec.msgpack.decode(frame)
-        kind = {"models": Models, "welcome": Welcome}[parts[0]]
+        kind = _WITH_STATES[parts[0]]
         at = kind.__struct_fields__.index("models") + 1
         states, parts[at] = parts[at], []
-        message = msgspec.convert(parts, kind)
+        message: Models | Welcome = msgspec.convert(parts, kind)
         return msgspec.structs.replace(message, models=[_read_state(state) for state in states])
     except (*_UNDECODABLE, KeyError, IndexError, TypeError):
         return None

@@ -42,12 +42,16 @@ class DynamicBatching(Part, frozen=True):
 
 
 class Control(Part, frozen=True):
-    """A tensor that tells the model where sequences begin and end; `off_on` are its two values (not for CORRID)."""
+    """A tensor that tells the model where sequences begin and end; `off_on` are its two values (not for CORRID).
+
+    Its shape is [rows, 1]; `flat`: [rows], for a program that declares one dimension or does not batch.
+    """
 
     name: str
     kind: Literal["START", "READY", "END", "CORRID"]
     datatype: str
     off_on: tuple[float, float] = (0, 1)
+    flat: bool = False
 
 
 class SequenceBatching(Part, frozen=True):

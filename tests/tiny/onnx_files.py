@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-INT32, STRING = 6, 8
+FP32, INT32, STRING, BOOL = 1, 6, 8, 9
 """TensorProto.DataType of ONNX."""
 
 
@@ -27,8 +27,10 @@ def _node(operator: str, inputs: list[str], output: str) -> bytes:
     return b"".join(_bytes(1, name) for name in inputs) + _bytes(2, output) + _bytes(4, operator)
 
 
-def _value(name: str, datatype: int, dims: list[int | str]) -> bytes:
-    """A ValueInfoProto; a text among `dims` names a dimension of any size."""
+def _value(name: str, datatype: int, dims: list[int | str] | None) -> bytes:
+    """A ValueInfoProto; a text among `dims` names a dimension of any size, and None leaves the rank open."""
+    if dims is None:
+        return _bytes(1, name) + _bytes(2, _bytes(1, _number(1, datatype)))
     sizes = (_bytes(2, dim) if isinstance(dim, str) else _number(1, dim) for dim in dims)
     shape = b"".join(_bytes(1, size) for size in sizes)
     return _bytes(1, name) + _bytes(2, _bytes(1, _number(1, datatype) + _bytes(2, shape)))
@@ -49,6 +51,28 @@ def same_texts() -> bytes:
     graph = _bytes(1, _node("Identity", ["INPUT"], "OUTPUT")) + _bytes(2, "same_texts")
     graph += _bytes(11, _value("INPUT", STRING, ["batch", 1]))
     return _model(graph + _bytes(12, _value("OUTPUT", STRING, ["batch", 1])))
+
+
+def sequence(datatype: int, control: int, rows: list[int | str], dims: list[int | str]) -> bytes:
+    """(INPUT + START) * READY; INPUT and OUTPUT are [*rows, *dims], controls [*rows, 1], of BOOL or of `datatype`."""
+    names = ["START", "READY"]
+    nodes = b""
+    if control == BOOL:
+        to = _bytes(1, "to") + _number(3, datatype) + _number(20, 2)
+        nodes = b"".join(_bytes(1, _node("Cast", [name], f"_{name}") + _bytes(5, to)) for name in names)
+        names = ["_START", "_READY"]
+    nodes += _bytes(1, _node("Add", ["INPUT", names[0]], "sum"))
+    nodes += _bytes(1, _node("Mul", [names[1], "sum"], "OUTPUT"))
+    graph = nodes + _bytes(2, "sequence") + _bytes(11, _value("INPUT", datatype, [*rows, *dims]))
+    graph += b"".join(_bytes(11, _value(name, control, [*rows, 1])) for name in ("START", "READY"))
+    return _model(graph + _bytes(12, _value("OUTPUT", datatype, [*rows, *dims])))
+
+
+def same(datatype: int, dims: list[int | str] | None) -> bytes:
+    """INPUT to OUTPUT, the same; `dims` [] is a tensor of rank 0, None one of any rank."""
+    graph = _bytes(1, _node("Identity", ["INPUT"], "OUTPUT")) + _bytes(2, "same")
+    graph += _bytes(11, _value("INPUT", datatype, dims))
+    return _model(graph + _bytes(12, _value("OUTPUT", datatype, dims)))
 
 
 def _model(graph: bytes) -> bytes:

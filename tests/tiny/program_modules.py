@@ -95,7 +95,7 @@ class Counter(torch.nn.Module):
 
 
 class Accumulator(torch.nn.Module):
-    """Keeps the total of each sequence in the row of its slot."""
+    """Keeps the total of each sequence in the row of its slot; controls are [slots, 1] or [slots]."""
 
     totals: torch.Tensor
 
@@ -105,7 +105,7 @@ class Accumulator(torch.nn.Module):
 
     def forward(self, INPUT: torch.Tensor, START: torch.Tensor, READY: torch.Tensor) -> torch.Tensor:
         """Totals so far, INT32 [slots, 1]."""
-        before = torch.where(START.unsqueeze(1) > 0, torch.zeros_like(self.totals), self.totals)
-        found = torch.where(READY.unsqueeze(1) > 0, before + INPUT, self.totals)
+        before = torch.where(START.view(-1, 1) > 0, torch.zeros_like(self.totals), self.totals)
+        found = torch.where(READY.view(-1, 1) > 0, before + INPUT, self.totals)
         self.totals.copy_(found)
         return found.clone()

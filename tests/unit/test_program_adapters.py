@@ -25,6 +25,7 @@ from workers.adapters.base import LoadContext, Prepared
 from workers.adapters.registry import resolve
 from workers.adapters.shared.named_tensors import NamedBatch, NamedInputs
 from workers.adapters.shared.program import ProgramAdapter
+from workers.lifecycle.program_proof import call_of
 from workers.loading.source import SourceError
 from workers.operations import operation_of
 from workers.payload import Payload
@@ -477,3 +478,85 @@ def test_a_wrong_warm_up_is_told(
         return
     with pytest.raises(ModelRefused, match=said):
         adapter.samples()
+
+
+@pytest.mark.parametrize("rank", [[], None])
+@pytest.mark.parametrize(
+    ("dims", "datatype"), [([1], "FP32"), ([1, 1], "FP32"), ([], "FP32"), ([1], "BYTES"), (None, "FP32")]
+)
+def test_onnx_programs_of_rank_0_and_of_any_rank(
+    tmp_path: Path, rank: list[int | str] | None, dims: list[int] | None, datatype: str
+) -> None:
+    place = tmp_path / "m" / "1"
+    place.mkdir(parents=True)
+    number = {"FP32": onnx_files.FP32, "BYTES": onnx_files.STRING}[datatype]
+    (place / "model.onnx").write_bytes(onnx_files.same(number, rank))
+    if dims is not None:
+        sides = ("input", "INPUT"), ("output", "OUTPUT")
+        (place.parent / "config.pbtxt").write_text(
+            "".join(programs.tensor(kind, name, datatype, dims) for kind, name in sides)
+        )
+    adapter = load(tmp_path, "m")
+    assert adapter.config.inputs[0].dims == tuple(dims or ())
+    call, payload = call_of(adapter, adapter.samples()[0])
+    inputs = operation_of(call).prepare(adapter, call, 0, 1, Payload(memoryview(payload)))
+    found = (
+        operation_of(call).run(adapter, adapter.collate(cast("list[Prepared]", inputs)), call).named["OUTPUT"]
+    )
+    assert found.rest == list(dims or ())
+
+
+def test_an_onnx_program_that_makes_a_scalar_gives_the_configured_dims(tmp_path: Path) -> None:
+    place = tmp_path / "m" / "1"
+    place.mkdir(parents=True)
+    (place / "model.onnx").write_bytes(onnx_files.same(onnx_files.FP32, None))
+    sides = ("input", "[ 1 ] reshape { shape: [ ] }"), ("output", "[ 1, 1 ]")
+    (place.parent / "config.pbtxt").write_text(
+        "".join(
+            f'{kind} {{ name: "{kind.upper()}" data_type: TYPE_FP32 dims: {dims} }}\n' for kind, dims in sides
+        )
+    )
+    adapter = load(tmp_path, "m")
+    found = run(adapter, request(1, INPUT=np.array(3, np.float32)))
+    assert found["OUTPUT"].tolist() == [[3.0]]
+
+
+class Texts(torch.nn.Module):
+    """Takes and gives a list of texts."""
+
+    def forward(self, INPUT: list[str]) -> list[str]:
+        """The same."""
+        return INPUT
+
+
+class Numbers(torch.nn.Module):
+    """Gives a number, and no tensor."""
+
+    def forward(self, INPUT: torch.Tensor) -> int:
+        """How many elements there are."""
+        return INPUT.numel()
+
+
+@pytest.mark.parametrize(
+    ("module", "datatypes", "outputs", "message"),
+    [
+        (Texts(), ("FP32", "FP32"), 1, r"input 'INPUT' of the program is List\[str\], and no tensor"),
+        (Texts(), ("BYTES", "BYTES"), 1, "'INPUT' is BYTES, which no tensor of TorchScript holds"),
+        (Numbers(), ("FP32", "FP32"), 1, "the program gives int, and no tensor"),
+        (Plain(), ("FP32", "BYTES"), 1, "'OUTPUT' is BYTES"),
+        (Plain(), ("FP32", "FP32"), 2, "output: 2 are configured, the program gives 1"),
+    ],
+)
+def test_a_torchscript_program_whose_interface_cannot_answer_is_refused_at_load(
+    tmp_path: Path, module: torch.nn.Module, datatypes: tuple[str, str], outputs: int, message: str
+) -> None:
+    place = tmp_path / "m" / "1"
+    place.mkdir(parents=True)
+    torch.jit.save(torch.jit.script(module), place / "model.pt")
+    names = ["OUTPUT", "SECOND"][:outputs]
+    (place.parent / "config.pbtxt").write_text(
+        programs.tensor("input", "INPUT", datatypes[0], [-1])
+        + "".join(programs.tensor("output", name, datatypes[1], [-1]) for name in names)
+    )
+    with pytest.raises(ModelRefused, match=message):
+        load(tmp_path, "m")

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from ipc import codec
 from ipc.errors import InvalidInput
-from ipc.messages import InferCall, Step
+from ipc.messages import InferCall, ModelStatus, Step
 from ipc.model_config import Control, ModelConfig, SequenceBatching, TensorConfig
 from ipc.repository.layout import ModelRefused
-from tests.tiny import programs
+from tests.tiny import onnx_files, programs
 from tests.unit.test_program_adapters import load
 from workers.adapters.base import Prepared
 from workers.adapters.shared.named_tensors import NamedInputs, host_array
@@ -63,12 +64,12 @@ def test_rows_lie_in_their_slots_and_controls_tell_what_they_are() -> None:
     batch = SlotBatch(requests, [3, 1], config_of())
     assert batch.rows == 4 and batch.names == ["X", "FIRST", "IS_THERE", "LAST", "WHO"]
     assert batch.array("X").tolist() == [[0, 0], [3, 4], [0, 0], [1, 2]]
-    assert (
-        batch.array("FIRST").tolist() == [-1.5, -1.5, -1.5, 2.5] and batch.array("FIRST").dtype == np.float32
-    )
-    assert batch.array("IS_THERE").tolist() == [False, True, False, True]
-    assert batch.array("LAST").tolist() == [3, 4, 3, 3]
-    assert batch.array("WHO").tolist() == [0, 7, 0, 2**63 + 5] and batch.array("WHO").dtype == np.uint64
+    assert batch.array("FIRST").tolist() == [[-1.5], [-1.5], [-1.5], [2.5]]
+    assert batch.array("FIRST").dtype == np.float32
+    assert batch.array("IS_THERE").tolist() == [[False], [True], [False], [True]]
+    assert batch.array("LAST").tolist() == [[3], [4], [3], [3]]
+    assert batch.array("WHO").tolist() == [[0], [7], [0], [2**63 + 5]]
+    assert batch.array("WHO").dtype == np.uint64
     assert [dict(found) for found in batch.parameters] == [{}, {"p": 1}, {}, {"p": 1}]
     assert batch.steps == [None, requests[1].step, None, requests[0].step]
     assert batch.tensor("X").tolist() == batch.array("X").tolist()
@@ -81,7 +82,7 @@ def test_texts_are_empty_where_there_is_no_request_and_ids_may_be_texts() -> Non
     texts = np.array([[b"a", b"\xff"]], dtype=object)
     batch = SlotBatch([asked(Step("kä"), texts)], [1], config_of(2, "BYTES", "BYTES"))
     assert batch.array("X").tolist() == [[b"", b""], [b"a", b"\xff"]]
-    assert batch.array("WHO").tolist() == [b"", "kä".encode()]
+    assert batch.array("WHO").tolist() == [[b""], ["kä".encode()]]
     with pytest.raises(TypeError, match="BYTES"):
         batch.tensor("X")
 
@@ -154,6 +155,65 @@ def test_controls_that_a_program_does_not_take_are_refused(tmp_path: Path) -> No
     (directory / "config.pbtxt").write_text(text.replace("max_batch_size: 4", "max_batch_size: 5"))
     with pytest.raises(ModelRefused, match=r"shape is \[5"):
         load(tmp_path, "accumulator_exported")
+
+
+TYPES = {
+    "INT32": (onnx_files.INT32, np.int32, "int32"),
+    "FP32": (onnx_files.FP32, np.float32, "fp32"),
+    "BOOL": (onnx_files.INT32, np.int32, "bool"),
+}
+"""Of a Triton model `onnx_sequence_<type>`: type of its tensors in the program and here, and that of its controls."""
+
+
+@pytest.mark.parametrize("rows", [0, 8])
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("dims", [[1], [4], [-1]])
+def test_sequence_models_in_the_form_of_triton_answer_as_they_do_there(
+    tmp_path: Path, kind: str, rows: int, dims: list[int]
+) -> None:
+    number, dtype, pair = TYPES[kind]
+    place = tmp_path / "m" / "1"
+    place.mkdir(parents=True)
+    free: list[int | str] = [dim if dim > 0 else "any" for dim in dims]
+    control = onnx_files.BOOL if kind == "BOOL" else number
+    (place / "model.onnx").write_bytes(onnx_files.sequence(number, control, ["batch"] * bool(rows), free))
+    datatype = "INT32" if kind == "BOOL" else kind
+    controls = "".join(
+        f'{{ name: "{name}" control [ {{ kind: CONTROL_SEQUENCE_{name} {pair}_false_true: [ 0, 1 ] }} ] }}, '
+        for name in ("START", "READY")
+    )
+    (place.parent / "config.pbtxt").write_text(
+        f'name: "m" platform: "onnxruntime_onnx" max_batch_size: {rows}\n'
+        f"sequence_batching {{ max_sequence_idle_microseconds: 5000000 control_input [ {controls[:-2]} ] }}\n"
+        + programs.tensor("input", "INPUT", datatype, dims)
+        + programs.tensor("output", "OUTPUT", datatype, dims)
+    )
+    adapter = load(tmp_path, "m")
+    codec.check_status(ModelStatus("m@1", "loaded", config=adapter.config))
+    prove(adapter, "m")
+    row = np.array([10, 20, 30, 40] if dims != [1] else [10], dtype)
+    sent = {slot: (row + slot)[None] if rows else row for slot in ([1, 3] if rows else [0])}
+    prepared = [
+        Prepared(NamedInputs({"INPUT": value}, 1, ["OUTPUT"], {}, Step(7, start=slot != 3)), 16, slot=slot)
+        for slot, value in sent.items()
+    ]
+    found = host_array(adapter.infer(adapter.collate(prepared))["OUTPUT"])
+    if not rows:
+        assert found.tolist() == (row + 1).tolist()
+        return
+    assert found.shape == (8, len(row)) and found.dtype == dtype
+    assert found[1].tolist() == (row + 2).tolist(), "its START is on"
+    assert found[3].tolist() == (row + 3).tolist(), "its START is off"
+    assert not found[[0, 2, 4, 5, 6, 7]].any(), "READY is off"
+
+
+def test_a_program_that_declares_controls_of_one_dimension_gets_them_so(tmp_path: Path) -> None:
+    programs.write_model(tmp_path, "accumulator_exported")
+    config = load(tmp_path, "accumulator_exported").config
+    assert config.sequence_batching is not None
+    assert [control.flat for control in config.sequence_batching.controls] == [True, True]
+    batch = SlotBatch([asked(Step(1, start=True), np.int32([[1]]))], [2], config)
+    assert batch.array("START").tolist() == [0, 0, 1, 0]
 
 
 def test_bfloat16_goes_over_as_its_bits() -> None:

@@ -51,12 +51,17 @@ class OnnxAdapter(RepositoryProgram):
         """Raises `ModelRefused` for a program that the configuration does not fit."""
         entry = entry_of(context)
         inputs, outputs = session.get_inputs(), session.get_outputs()
-        fitted = fit(entry, Interface(tuple(map(_facts, inputs)), tuple(map(_facts, outputs))))
+        sides = ((inputs, entry.config.inputs), (outputs, entry.config.outputs))
+        known = [tuple(_facts(each, bool(stated)) for each in program) for program, stated in sides]
+        fitted = fit(entry, Interface(*known))
         super().__init__(entry, fitted.config, self.device_of(context))
         self._session, self._nbytes = session, nbytes
         self._inputs = {name: each.name for each, name in zip(inputs, fitted.inputs, strict=True) if name}
         self._outputs = {name: each.name for each, name in zip(outputs, fitted.outputs, strict=True) if name}
-        self._texts = {each.name for each in fitted.config.outputs if each.datatype == BYTES}
+        facts = self.signature.outputs.values()
+        self._single = {
+            each.name: each.program for each in facts if not each.batches and {*each.program} <= {1}
+        }
 
     @classmethod
     def load(cls, context: LoadContext) -> Self:
@@ -92,8 +97,13 @@ class OnnxAdapter(RepositoryProgram):
         """Run the session for the outputs that are wanted."""
         given = {self._inputs[name]: _fed(name, batch.array(name)) for name in batch.names}
         names = [name for name in self._outputs if name in batch.outputs]
-        found = self._session.run([self._outputs[name] for name in names], given)
-        return dict(zip(names, found, strict=True))
+        found = dict(
+            zip(names, self._session.run([self._outputs[name] for name in names], given), strict=True)
+        )
+        for name, shape in self._single.items():
+            if name in found and found[name].ndim == 0:
+                found[name] = found[name].reshape(shape)
+        return found
 
 
 def _providers(runtime: Any, device: torch.device) -> list[Any]:
@@ -103,11 +113,14 @@ def _providers(runtime: Any, device: torch.device) -> list[Any]:
     return ["CPUExecutionProvider"]
 
 
-def _facts(tensor: Any) -> ProgramTensor:
+def _facts(tensor: Any, stated: bool) -> ProgramTensor:
+    """A tensor of the program. onnxruntime shows [] for rank 0 and for any rank: where the configuration states dims,
+    these count.
+    """
     if tensor.type not in _DATATYPES:
         raise ModelRefused(f"{tensor.name[:200]!a} of the program is {tensor.type}, which no named tensor is")
     shape = tuple(dim if isinstance(dim, int) else -1 for dim in tensor.shape)
-    return ProgramTensor(tensor.name, _DATATYPES[tensor.type], shape)
+    return ProgramTensor(tensor.name, _DATATYPES[tensor.type], None if stated and not shape else shape)
 
 
 def _fed(name: str, array: np.ndarray) -> np.ndarray:

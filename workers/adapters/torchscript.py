@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Self
 
 import torch
 
+from ipc.datatypes import BYTES
+from ipc.model_config import ModelConfig
 from ipc.repository.layout import ModelRefused
 from workers.adapters.base import LoadContext
 from workers.adapters.shared.interface import Interface, ProgramTensor, fit
@@ -49,6 +51,7 @@ class TorchScriptAdapter(RepositoryProgram):
             )
         forward: Any = module.forward
         arguments = forward.schema.arguments[1:]
+        _check_types(entry.config, forward.schema)
         known = tuple(ProgramTensor(each.name, optional=each.has_default_value()) for each in arguments)
         outputs = tuple(ProgramTensor(each.name) for each in entry.config.outputs)
         fitted = fit(entry, Interface(known, outputs))
@@ -87,6 +90,41 @@ class TorchScriptAdapter(RepositoryProgram):
             return found
         results = found if isinstance(found, (tuple, list)) else (found,)
         return dict(zip(self._outputs, results, strict=False))
+
+
+def _check_types(config: ModelConfig, schema: Any) -> None:
+    """Raise `ModelRefused` for a module that takes or gives anything but tensors, or too few of them."""
+    for tensor in (*config.inputs, *config.outputs):
+        if tensor.datatype == BYTES:
+            raise ModelRefused(f"{tensor.name[:200]!a} is {BYTES}, which no tensor of TorchScript holds")
+    for argument in schema.arguments[1:]:
+        taken = argument.type
+        if taken.kind() == "OptionalType":
+            taken = taken.getElementType()
+        if taken.kind() != "TensorType" and not argument.has_default_value():
+            raise ModelRefused(f"input {argument.name[:200]!a} of the program is {taken}, and no tensor")
+    count = 0
+    for given in [each.type for each in schema.returns]:
+        elements = given.elements() if given.kind() == "TupleType" else [given]
+        for element in elements:
+            wrong = _wrong_output(element)
+            if wrong:
+                raise ModelRefused(f"the program gives {wrong}, and no tensor")
+        count += len(elements)
+        if given.kind() in ("ListType", "DictType"):
+            return
+    if count < len(config.outputs):
+        raise ModelRefused(f"output: {len(config.outputs)} are configured, the program gives {count}")
+
+
+def _wrong_output(given: Any) -> str:
+    """The type of an output where that is no tensor, and no list or dictionary of tensors."""
+    held = given
+    if given.kind() == "ListType":
+        held = given.getElementType()
+    elif given.kind() == "DictType":
+        held = given.getValueType()
+    return "" if held.kind() in ("TensorType", "AnyType") else str(given)
 
 
 def _nodes(block: Any) -> Iterator[Any]:

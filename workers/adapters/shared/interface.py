@@ -77,7 +77,7 @@ def fit(entry: RepositoryEntry, interface: Interface) -> Fitted:
     inputs = _match("input", names, interface.inputs)
     outputs = _match("output", [tensor.name for tensor in config.outputs], interface.outputs)
     _check("input", config, config.inputs, dict(zip(inputs, interface.inputs, strict=True)))
-    _check_controls(config, dict(zip(inputs, interface.inputs, strict=True)))
+    config = _with_controls(config, dict(zip(inputs, interface.inputs, strict=True)))
     _check("output", config, config.outputs, dict(zip(outputs, interface.outputs, strict=True)))
     if interface.most_rows is not None and batch > interface.most_rows:
         raise ModelRefused(
@@ -149,14 +149,28 @@ def _check(
             raise ModelRefused(f"{where}: shape is {list(shape)}, the program's is {list(other.shape)}")
 
 
-def _check_controls(config: ModelConfig, program: dict[str, ProgramTensor]) -> None:
-    """Controls have one dimension: a value for each row."""
-    for control in config.sequence_batching.controls if config.sequence_batching else ():
+def _with_controls(config: ModelConfig, program: dict[str, ProgramTensor]) -> ModelConfig:
+    """The configuration with its controls in the shape that the program declares: [rows, 1], or [rows]."""
+    sequence = config.sequence_batching
+    if sequence is None:
+        return config
+    controls = []
+    for control in sequence.controls:
         other, where = program[control.name], f"control_input {control.name[:200]!a}"
         if other.datatype and other.datatype != control.datatype:
             raise ModelRefused(
                 f"{where}: {control.datatype} is configured, the program's is {other.datatype}"
             )
         rows = max(1, config.max_batch_size)
-        if other.shape is not None and (len(other.shape) != 1 or other.shape[0] not in (-1, rows)):
-            raise ModelRefused(f"{where}: shape is {[rows]}, the program's is {list(other.shape)}")
+        shape = [rows, 1] if config.batches else [rows]
+        flat = other.shape is not None and len(other.shape) == 1
+        expected = shape[:1] if flat else shape
+        if other.shape is not None and (
+            len(other.shape) != len(expected)
+            or any(theirs not in (-1, ours) for ours, theirs in zip(expected, other.shape, strict=True))
+        ):
+            raise ModelRefused(f"{where}: shape is {shape}, the program's is {list(other.shape)}")
+        controls.append(msgspec.structs.replace(control, flat=flat))
+    return msgspec.structs.replace(
+        config, sequence_batching=msgspec.structs.replace(sequence, controls=tuple(controls))
+    )

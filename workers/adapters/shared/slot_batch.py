@@ -2,8 +2,8 @@
 
 The state of a sequence is the program's own, in the row of its slot; so every batch has `max_batch_size` rows (one, for
 a model that does not batch). A row without a request is zero, its texts are empty, and READY is off there. START, END
-and READY have the configured values for off and on, CORRID has the ids; each control is an array of one dimension, a
-value for each row.
+and READY have the configured values for off and on, CORRID has the ids; each control is [rows, 1], a value for each
+row, or [rows] where the program declares one dimension or does not batch.
 """
 
 from __future__ import annotations
@@ -139,11 +139,15 @@ class SlotBatch(NamedBatch):
 
     @functools.cached_property
     def _control_arrays(self) -> dict[str, np.ndarray]:
-        steps = self.steps
-        return {control.name: _control_array(control, steps) for control in _controls(self._config)}
+        steps, batches = self.steps, self._config.batches
+        return {
+            control.name: values if control.flat or not batches else values.reshape(-1, 1)
+            for control in _controls(self._config)
+            for values in [_control_values(control, steps)]
+        }
 
 
-def _control_array(control: Control, steps: Sequence[Step | None]) -> np.ndarray:
+def _control_values(control: Control, steps: Sequence[Step | None]) -> np.ndarray:
     if control.kind == "CORRID":
         if control.datatype == BYTES:
             found = np.empty(len(steps), dtype=object)
