@@ -51,9 +51,9 @@ class OnnxAdapter(RepositoryProgram):
         """Raises `ModelRefused` for a program that the configuration does not fit."""
         entry = entry_of(context)
         inputs, outputs = session.get_inputs(), session.get_outputs()
-        sides = ((inputs, entry.config.inputs), (outputs, entry.config.outputs))
-        known = [tuple(_facts(each, bool(stated)) for each in program) for program, stated in sides]
-        fitted = fit(entry, Interface(*known))
+        taken = tuple(_facts(each, bool(entry.config.inputs)) for each in inputs)
+        given = tuple(_facts(each, bool(entry.config.outputs)) for each in outputs)
+        fitted = fit(entry, Interface(taken, given))
         super().__init__(entry, fitted.config, self.device_of(context))
         self._session, self._nbytes = session, nbytes
         self._inputs = {name: each.name for each, name in zip(inputs, fitted.inputs, strict=True) if name}
