@@ -1,7 +1,7 @@
 """Keeps the catalog of a running frontend as its files say; workers do the same by themselves.
 
 A new model is known here a second or two after its file has settled, and a request for it waits until a worker knows it
-too. A broken file changes nothing and is told in the log, with file and field.
+too. The model of a bad file stays as it was, or answers with the mistake, and the log names file, line and field.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ipc import deadline
 from ipc.catalog import Catalog
 from ipc.catalog_watch import EVERY_S, CatalogWatch
 from ipc.errors import ConfigError, DeadlineExceeded
-from ipc.repository.opening import open_catalog
+from ipc.repository.opening import open_catalog, tell_bad
 from ipc.repository.overrides import Overrides
 from ipc.repository.retaining import with_retained
 from ipc.settings import Settings
@@ -117,4 +117,6 @@ class CatalogFollower:
 
     def _open(self) -> Catalog:
         chosen = self._settings
-        return open_catalog(chosen.catalog, chosen.repository, vanished_ok=True, overrides=self._overrides)
+        found = open_catalog(chosen.catalog, chosen.repository, vanished_ok=True, overrides=self._overrides)
+        tell_bad(found)
+        return found.keeping((self._wanted or self._catalog).sources)

@@ -39,6 +39,8 @@ def read(config: settings.Settings | None = None) -> Configuration:
     address.check(config.grpc)
     listeners.check(config.server)
     catalog = open_catalog(config.catalog, config.repository)
+    if _accepted is not None:
+        catalog = catalog.keeping(_accepted.catalog.sources)
     check_lists(catalog, config.catalog.preload, config.catalog.pinned)
     check_models(catalog, config.repository)
     check_lora_dirs(config.catalog.lora_dirs)

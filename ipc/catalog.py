@@ -12,13 +12,14 @@ import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
 from ipc import sie_layout, yaml_text
 from ipc.catalog_watch import Files, look, yaml_files
 from ipc.errors import ConfigError, ModelNotFound
+from ipc.option_names import FAMILY_OPTIONS, SHARED_OPTIONS
 from ipc.paths import asset
 
 ENCODE_OUTPUTS = ("dense", "sparse", "multivector")
@@ -27,6 +28,9 @@ AUTO = "auto"
 MOST_LEVELS = 32
 """Nesting of options in a catalog file."""
 LORA_PART = "[A-Za-z0-9._-]{1,64}"
+ID = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}(:[A-Za-z0-9._-]{1,64})?$"
+_ID_LINE = re.compile(rb"^(?:sie_)?id:[ \t]*['\"]?([^\s'\"#]+)", re.MULTILINE)
+_FIELD = re.compile(r"^[\w.-]+(?=: )")
 ADAPTER_FILE = ".py:"
 """What tells an adapter in a file, `adapter.py:Class`, from one in a module."""
 DEFAULT_SIMILARITY = {"dense": "cosine", "sparse": "dot", "multivector": "maxsim"}
@@ -106,10 +110,11 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first output. `replicas` is the number of workers that have the model once one of them has. `loras` are the LoRA
     adapters that requests may name, in PEFT's layout. `adapter` is a family, "package.module:Class", or
     "adapter.py:Class" of a file beside the entry's, whose content `code` stands for. No batch has more than
-    `max_batch_tokens`. `preload` false keeps the model out of what `catalog.preload: auto` loads.
+    `max_batch_tokens`. `preload` false keeps the model out of what `catalog.preload: auto` loads. `error` says for
+    clients why the model cannot be loaded, where its file is wrong.
     """
 
-    id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}(:[A-Za-z0-9._-]{1,64})?$")]
+    id: Annotated[str, msgspec.Meta(pattern=ID)]
     source: Source
     adapter: str = "dense"
     inputs: tuple[str, ...] = ("text",)
@@ -128,6 +133,7 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     served: bool = True
     preload: bool = True
     code: str = ""
+    error: str = ""
     description: str = ""
 
     @property
@@ -148,15 +154,47 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(dict.fromkeys((self.adapter, *(name for name in named if name))))
 
 
+class BadFile(ConfigError):
+    """What is wrong with one catalog file, with its place.
+
+    `text` is for clients too. `entry` stands for the model of the file and has `text` as its error; None where the file
+    names no model.
+    """
+
+    def __init__(self, path: Path, line: int, text: str, entry: ModelEntry | None) -> None:
+        super().__init__(f"{path}:{line}: {text}")
+        self.path, self.text = path, text
+        self.entry = msgspec.structs.replace(entry, error=text) if entry is not None else None
+
+
+class Reading(NamedTuple):
+    """What catalog directories hold: all entries by id, served or not, the files of each, and the bad files."""
+
+    entries: dict[str, ModelEntry]
+    places: dict[str, Path]
+    bad: list[BadFile]
+
+    def mistake(self, name: str, text: str) -> BadFile:
+        """A mistake of the entry `name` with its place; `text` begins with the field."""
+        return _bad(self.places[name], text, self.entries[name])
+
+
 class Catalog(Mapping[str, ModelEntry]):
     """All models that may be served, by id; variants of profiles included.
 
     `files` is what they were read from, `sources` the entries as they were read, without variants. `versions` are those
-    of each model of a repository, ascending; `<name>@<version>` is the id of one (`ipc.repository`).
+    of each model of a repository, ascending; `<name>@<version>` is the id of one (`ipc.repository`). `reading` is what
+    the catalog's directories hold, where it was read from some.
     """
 
-    def __init__(self, entries: Iterable[ModelEntry], files: Files = frozenset()) -> None:
+    def __init__(
+        self,
+        entries: Iterable[ModelEntry],
+        files: Files = frozenset(),
+        reading: Reading | None = None,
+    ) -> None:
         self.files, self.sources = files, tuple(entries)
+        self.reading = reading or Reading({}, {}, [])
         self._entries = {variant.id: variant for entry in self.sources for variant in _variants(entry)}
         self.versions = _versions(self._entries)
 
@@ -168,7 +206,23 @@ class Catalog(Mapping[str, ModelEntry]):
     def replace(self, other: Catalog) -> None:
         """Serve what `other` serves from now on; whoever holds this catalog sees it."""
         self._entries, self.files, self.sources = other._entries, other.files, other.sources
-        self.versions = other.versions
+        self.versions, self.reading = other.versions, other.reading
+
+    def keeping(self, before: Iterable[ModelEntry]) -> Catalog:
+        """This catalog where models of bad files go on as `before`, the sources served so far, has them.
+
+        A bad file that names no model may be that of any model which is missing now, so none of those goes.
+        """
+        bad_files = self.reading.bad
+        if not bad_files:
+            return self
+        good = {e.id: e for e in before if not e.error and "@" not in e.id}
+        bad = {file.entry.id for file in bad_files if file.entry is not None}
+        kept = [good.get(entry.id, entry) if entry.id in bad else entry for entry in self.sources]
+        if any(file.entry is None for file in bad_files):
+            there = {entry.id for entry in self.sources}
+            kept += [entry for name, entry in good.items() if name not in there]
+        return Catalog(kept, self.files, self.reading)
 
     def __getitem__(self, name: str) -> ModelEntry:
         return self._entries[name]
@@ -232,38 +286,110 @@ def _variants(entry: ModelEntry) -> Iterable[ModelEntry]:
         )
 
 
-def _check(entry: ModelEntry, path: Path) -> None:
+def _check(entry: ModelEntry, own_layout: bool) -> None:
+    """Raise `ValueError` that begins with the field, for what the types of the fields let pass."""
+    for name in ("code", "error"):
+        if getattr(entry, name):
+            raise ValueError(f"{name}: unknown field")
     for name, profile in entry.profiles.items():
         parent = entry.profiles.get(profile.extends) if profile.extends else None
         if profile.extends and (parent is None or parent.extends or profile.extends == name):
-            raise ConfigError(f"{path}: profile {name!r} must extend one existing profile that extends none")
+            raise ValueError(f"profiles: profile {name!r} must extend one existing profile that extends none")
         made = {"dense"} if profile.runtime.get("muvera") is not None else set()
         unknown = {*profile.output_types, *profile.similarity} - {*entry.outputs, *made}
         if unknown:
-            raise ConfigError(f"{path}: profile {name!r} names outputs the model lacks: {sorted(unknown)}")
+            raise ValueError(f"profiles: profile {name!r} names outputs the model lacks: {sorted(unknown)}")
     for name in entry.loras:
         if not is_lora_name(name):
-            raise ConfigError(f"{path}: loras: {name!r} is no name of one or two parts of {LORA_PART}")
+            raise ValueError(f"loras: {name!r} is no name of one or two parts of {LORA_PART}")
+    owners: dict[str, ModelEntry | Profile] = {"": entry}
+    owners |= {f"profiles.{name}.": profile for name, profile in entry.profiles.items()}
+    for place, owner in owners.items():
+        for field in ("runtime", "loadtime"):
+            options = getattr(owner, field)
+            check_plain(options, f"{place}{field}")
+            if set(entry.adapters) <= set(FAMILY_OPTIONS):
+                known = (FAMILY_OPTIONS[family] for family in entry.adapters)
+                check_names(options, f"{place}{field}", set().union(*known), own_layout)
+
+
+def check_names(options: Iterable[str], field: str, known: Collection[str], own_layout: bool = True) -> None:
+    """Raise `ValueError` for an option that is neither `known` nor shared by all families.
+
+    In SIE's layout options that only SIE's adapters have are passed over, but not nearly the name of one that is known.
+    """
+    names = {*known, *SHARED_OPTIONS}
+    elsewhere = set().union(*FAMILY_OPTIONS.values())
+    for name in options:
+        close = difflib.get_close_matches(name, names, n=1, cutoff=0.6 if own_layout else 0.85)
+        if name in names or not (own_layout or (close and name not in elsewhere)):
+            continue
+        hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(names))}"
+        raise ValueError(f"{field}.{name[:64]}: unknown option; {hint}")
 
 
 def read_entry(path: Path) -> ModelEntry:
-    """One catalog file. Raises `ConfigError` that names the file and the field."""
+    """One catalog file. Raises `BadFile`, which names the file, the line and the field."""
+    data, raw, entry = b"", None, None
     try:
-        raw = yaml_text.decode(path.read_bytes())
-        if isinstance(raw, dict) and sie_layout.KEY in raw:
-            raw = sie_layout.translate(raw)
-        entry = msgspec.convert(raw, ModelEntry)
-        owners: list[ModelEntry | Profile] = [entry, *entry.profiles.values()]
-        for owner in owners:
-            check_plain(owner.runtime, "runtime")
-            check_plain(owner.loadtime, "loadtime")
-    except (OSError, ValueError, OverflowError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{path}: nested too deeply") from error
-    _check(entry, path)
-    loras = {name: _beside(path, source) for name, source in entry.loras.items()}
-    return _with_code(path, msgspec.structs.replace(entry, source=_beside(path, entry.source), loras=loras))
+        data = path.read_bytes()
+        raw = yaml_text.decode(data)
+        own_layout = not (isinstance(raw, dict) and sie_layout.KEY in raw)
+        entry = msgspec.convert(raw if own_layout else sie_layout.translate(raw), ModelEntry)
+        _check(entry, own_layout)
+        loras = {name: _beside(path, source) for name, source in entry.loras.items()}
+        entry = msgspec.structs.replace(entry, source=_beside(path, entry.source), loras=loras)
+        return _with_code(path, entry)
+    except OSError as error:
+        text = f"the file cannot be read: {error.strerror}"
+    except RecursionError:
+        text = "nested too deeply"
+    except (ValueError, OverflowError) as error:
+        text = " ".join(str(error).replace(' in "<byte string>",', "").split())
+    raise _bad(path, text, entry or _stand_in(data, raw))
+
+
+def _bad(path: Path, text: str, entry: ModelEntry | None) -> BadFile:
+    """The mistake `text` with the line of its field."""
+    try:
+        deep = "nested too deeply" in text
+        line = 1 if deep else yaml_text.line_of(path.read_bytes(), _place_of(text))
+    except OSError:
+        line = 1
+    return BadFile(path, line, text, entry)
+
+
+def _place_of(text: str) -> list[str]:
+    """The field that the text of a mistake is about, as msgspec or this module names it."""
+    stated = re.search(r"`\$([^`]*)`", text)
+    unknown = re.search(r"unknown field `([^`]*)`", text)
+    if stated or unknown:
+        parts = re.findall(r"[\w-]+", re.sub(r"\[[^\]]*\]", ".", stated[1])) if stated else []
+        return [*parts, *([unknown[1]] if unknown else [])]
+    field = _FIELD.match(text)
+    return field[0].split(".") if field else []
+
+
+def _stand_in(data: bytes, raw: Any) -> ModelEntry | None:
+    """An entry with the name that a bad file gives, for requests of every kind; None where the file gives none."""
+    stated = raw if isinstance(raw, dict) else {}
+    found = _ID_LINE.search(data)
+    name = (
+        stated.get("id")
+        or stated.get(sie_layout.KEY)
+        or (found[1].decode("ascii", "replace") if found else "")
+    )
+    if not (isinstance(name, str) and re.fullmatch(ID, name)):
+        return None
+    served, outputs = stated.get("served") is not False, dict.fromkeys((*ENCODE_OUTPUTS, "score", "json"))
+    return ModelEntry(
+        name,
+        AdapterSource(),
+        inputs=("text", "image"),
+        outputs={output: OutputSpec() for output in outputs},
+        served=served,
+        preload=sie_layout.KEY not in stated,
+    )
 
 
 def _with_code(path: Path, entry: ModelEntry) -> ModelEntry:
@@ -273,11 +399,13 @@ def _with_code(path: Path, entry: ModelEntry) -> ModelEntry:
     content = hashlib.sha256()
     for file in files:
         if not Path(file).is_file():
-            raise ConfigError(f"{path}: adapter: the file {file} does not exist")
+            raise ValueError(f"adapter: the file {Path(file).name} does not exist")
         try:
             content.update(Path(file).read_bytes())
         except OSError as error:
-            raise ConfigError(f"{path}: adapter: {error}") from error
+            raise ValueError(
+                f"adapter: the file {Path(file).name} cannot be read: {error.strerror}"
+            ) from error
     profiles = {
         name: msgspec.structs.replace(profile, adapter=places[profile.adapter] if profile.adapter else None)
         for name, profile in entry.profiles.items()
@@ -320,22 +448,33 @@ def _beside(path: Path, source: Any) -> Any:
     return source
 
 
-def read_entries(dirs: Iterable[str]) -> dict[str, ModelEntry]:
-    """Every `*.yaml` below `dirs` (empty: the shipped catalog) by id, whether served or not.
+def read_entries(dirs: Iterable[str]) -> Reading:
+    """Every `*.yaml` below `dirs` (empty: the shipped catalog).
 
-    Raises `ConfigError` for an unreadable file, a duplicate id, or a missing directory.
+    The model of a bad file is there with its error, and so is one that two files define. Raises `ConfigError` for a
+    missing directory.
     """
     roots = [Path(d) for d in dirs] or [asset("config/models")]
-    entries: dict[str, ModelEntry] = {}
+    found = Reading({}, {}, [])
+    entries, places, bad = found
     for root in roots:
         if not root.is_dir():
             raise ConfigError(f"catalog directory {root} does not exist")
         for path in yaml_files(root):
-            entry = read_entry(path)
+            try:
+                entry = read_entry(path)
+            except BadFile as error:
+                bad.append(error)
+                if error.entry is None:
+                    continue
+                entry = error.entry
             if entry.id in entries:
-                raise ConfigError(f"{path}: model {entry.id!r} is defined twice")
+                for place in (places[entry.id], path):
+                    bad.append(_bad(place, f"id: {entry.id!r} is defined in two files", entry))
+                entry = bad[-1].entry or entry
+            places.setdefault(entry.id, path)
             entries[entry.id] = entry
-    return entries
+    return found
 
 
 def _check_known(names: Iterable[str], known: Collection[str], setting: str) -> None:
@@ -353,18 +492,19 @@ def load_catalog(
     """The models to serve: those named by `models`, else those not marked `served: false`; `serve_all` takes every one.
 
     Raises `ConfigError` as `read_entries` does, for a name that no model has (unless `vanished_ok`: a file may be taken
-    away while the server runs), and when nothing is left to serve.
+    away while the server runs; or a bad file may be that of the model), and when nothing is left to serve.
     """
     files = look(dirs)
-    entries = read_entries(dirs)
-    if not vanished_ok:
+    reading = read_entries(dirs)
+    entries, bad = reading.entries, reading.bad
+    if not vanished_ok and all(file.entry is not None for file in bad):
         _check_known(models, entries, "catalog.models")
     wanted = [name for name in models if name in entries]
     served = [entry for entry in entries.values() if entry.served or serve_all]
     chosen = [entries[name] for name in wanted] if any(models) and not serve_all else served
-    if not chosen:
+    if not (chosen or bad):
         raise ConfigError("the catalog serves no model")
-    return Catalog(chosen, files)
+    return Catalog(chosen, files, reading)
 
 
 def check_lora_dirs(dirs: Iterable[str]) -> None:

@@ -2,6 +2,72 @@
 
 from __future__ import annotations
 
+SHARED_OPTIONS = frozenset(
+    {
+        "dimensions",
+        "instruction",
+        "is_query",
+        "lora",
+        "lora_id",
+        "muvera",
+        "output_dtype",
+        "overflow_policy",
+    }
+)
+"""Options of a catalog entry that frontends resolve into each request, whatever the family."""
+
+_PROMPTS = ("query_template", "document_template", "default_instruction", "prompts")
+
+FAMILY_OPTIONS: dict[str, tuple[str, ...]] = {
+    "dense": ("pooling", "normalize", *_PROMPTS),
+    "bge_m3": ("score_mode", "score_weights", *_PROMPTS),
+    "splade": ("query_encoding", "activation_function", "pooling_strategy", "max_terms", *_PROMPTS),
+    "colbert": (
+        "query_prefix",
+        "document_prefix",
+        "query_length",
+        "document_length",
+        "query_expansion",
+        "attend_to_expansion",
+        "skip_punctuation",
+        *_PROMPTS,
+    ),
+    "clip": ("normalize", "text_template"),
+    "siglip": ("normalize", "text_template"),
+    "colpali": (),
+    "colqwen2": ("min_pixels", "max_pixels"),
+    "cross_encoder": ("activation",),
+    "qwen3_reranker": (
+        "positive_token",
+        "negative_token",
+        "pair_template",
+        "prefix",
+        "suffix",
+        "activation",
+        "default_instruction",
+    ),
+    "detection": ("score_threshold",),
+    "owlv2": ("score_threshold", "label_template"),
+    "grounding_dino": ("box_threshold", "text_threshold"),
+    "florence2": ("task", "max_new_tokens", "num_beams"),
+    "donut": ("task", "max_new_tokens", "num_beams"),
+    "document_qa": ("top_k", "max_answer_tokens", "threshold"),
+    "ner": ("aggregation_strategy", "threshold"),
+    "text_classification": ("function_to_apply", "threshold", "top_k"),
+    "nli_zero_shot": ("hypothesis_template", "multi_label", "threshold"),
+    "gliclass": ("classification_type", "threshold"),
+    "gliner": (
+        "threshold",
+        "flat_ner",
+        "multi_label",
+        "merge_adjacent_entities",
+        "relations",
+        "relation_threshold",
+        "adjacency_threshold",
+    ),
+}
+"""Options of each built-in family (`AdapterSpec.options`)."""
+
 EXTRACT_OPTIONS = frozenset(
     {
         "adjacency_threshold",

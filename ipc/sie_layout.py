@@ -174,14 +174,14 @@ def _whole(model: SieModel, name: str) -> SieProfile:
 
 
 def _source(model: SieModel) -> dict[str, Any]:
-    given = [name for name in ("hf_id", "weights_path", "package_backed") if getattr(model, name)]
-    if len(given) != 1:
-        named = " and ".join(given) or "none"
-        raise ValueError(f"expected one of hf_id, weights_path and package_backed, got {named}")
-    if model.hf_id:
-        return {"kind": "hub", "repo": model.hf_id, "revision": model.hf_revision}
+    given = [name for name in ("weights_path", "hf_id") if getattr(model, name)]
+    if bool(given) == model.package_backed:
+        named = " and ".join([*given, *["package_backed"] * model.package_backed]) or "none"
+        raise ValueError(f"expected weights_path, hf_id or package_backed, got {named}")
     if model.weights_path:
         return {"kind": "directory", "path": model.weights_path}
+    if model.hf_id:
+        return {"kind": "hub", "repo": model.hf_id, "revision": model.hf_revision}
     return {"kind": "adapter", "path": "."}
 
 

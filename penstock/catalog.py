@@ -1,32 +1,131 @@
-"""The catalog as the command line checks it: also that workers know every model's adapter."""
+"""The catalog as the command line checks it: beyond what a server reads, what loads would find out."""
 
 from __future__ import annotations
 
-from ipc.catalog import Catalog, check_lists, check_lora_dirs
-from ipc.errors import ConfigError
+import difflib
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ipc.catalog import (
+    AdapterSource,
+    Catalog,
+    DirectorySource,
+    HubSource,
+    ModelEntry,
+    PackageSource,
+    check_lists,
+    check_lora_dirs,
+)
 from ipc.repository.opening import check_models, open_catalog
 from ipc.settings import Settings
 from workers.adapters import registry
 
 MOST_NAMES = 8
 """Names in a summary; `penstock models list` has all of them."""
+_WIDTHS = {
+    ("dense", "dense"): ("hidden_size", "d_model", "n_embd", "dim"),
+    ("clip", "dense"): ("projection_dim",),
+    ("splade", "sparse"): ("vocab_size",),
+}
+"""Where config.json has the width of an output, by family and output."""
 
 
 def read(config: Settings) -> Catalog:
-    """The catalog that `config` names. Raises `ConfigError`.
-
-    An adapter that is a dotted path is not imported, since that may take the model libraries.
-    """
+    """The catalog that `config` names. Raises `ConfigError`, not for what is wrong with single files."""
     found = open_catalog(config.catalog, config.repository)
     check_lists(found, config.catalog.preload, config.catalog.pinned)
     check_models(found, config.repository)
     check_lora_dirs(config.catalog.lora_dirs)
-    for name, entry in found.items():
-        try:
-            registry.check(entry.adapter)
-        except registry.UnknownAdapterError as error:
-            raise ConfigError(f"model {name!r}: {error}") from error
     return found
+
+
+def mistakes(catalog: Catalog) -> list[str]:
+    """What is wrong with the catalog's files, and with served entries that a load would refuse; with file and line.
+
+    An adapter that is a dotted path is not imported, since that may take the model libraries.
+    """
+    found = [file.message for file in catalog.reading.bad]
+    for entry in catalog.sources:
+        if not entry.error and "@" not in entry.id:
+            found += [catalog.reading.mistake(entry.id, text).message for text in _of_entry(entry)]
+    return found
+
+
+def _of_entry(entry: ModelEntry) -> Iterator[str]:
+    for name in entry.adapters:
+        try:
+            registry.check(name)
+        except registry.UnknownAdapterError as error:
+            yield f"adapter: {error}"
+    for field, source in (("source", entry.source), *((f"loras.{n}", s) for n, s in entry.loras.items())):
+        if isinstance(source, DirectorySource | AdapterSource):
+            yield from _absent(f"{field}.path", Path(source.path))
+    if isinstance(entry.source, PackageSource) and not _package(entry.source):
+        yield f"source.package: {entry.source.package!r} is not installed"
+    directory = _directory(entry)
+    if directory is not None:
+        yield from _widths(entry, directory)
+
+
+def _absent(field: str, directory: Path) -> Iterator[str]:
+    if directory.is_dir():
+        return
+    try:
+        beside = [path.name for path in directory.parent.iterdir() if path.is_dir()]
+    except OSError:
+        beside = []
+    close = difflib.get_close_matches(directory.name, beside, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    yield f"{field}: the directory {directory} does not exist{hint}"
+
+
+def _widths(entry: ModelEntry, directory: Path) -> Iterator[str]:
+    """Widths that differ from what the configuration on the disk says, as far as that tells them."""
+    config, modules = _json(directory / "config.json"), _json(directory / "modules.json")
+    if not isinstance(config, dict) or "Dense" in json.dumps(modules):
+        return
+    for name, spec in entry.outputs.items():
+        keys = _WIDTHS.get((entry.adapter, name), ())
+        width = next((config[key] for key in keys if isinstance(config.get(key), int)), None)
+        if width is not None and spec.dims not in (None, width):
+            yield f"outputs.{name}.dims: {spec.dims} is stated, the model gives {width}"
+
+
+def _directory(entry: ModelEntry) -> Path | None:
+    """Where config.json of a model is on this machine; None where it is not, or nobody looks."""
+    source = entry.source
+    if isinstance(source, DirectorySource):
+        return Path(source.path)
+    if isinstance(source, HubSource):
+        try:
+            from huggingface_hub import try_to_load_from_cache
+        except ImportError:
+            return None
+        path = try_to_load_from_cache(source.repo, "config.json", revision=source.revision)
+        return Path(path).parent if isinstance(path, str) else None
+    if isinstance(source, PackageSource) and (root := _package(source)) is not None:
+        return root / source.path
+    return None
+
+
+def _package(source: PackageSource) -> Path | None:
+    """The directory of an installed package, which is not imported."""
+    try:
+        spec = importlib.util.find_spec(source.package)
+    except ModuleNotFoundError:
+        return None
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    return Path(places[0]) if places else None
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 def summary(models: Catalog) -> str:

@@ -147,6 +147,9 @@ def _check(config: settings.Settings) -> int:
         keyfile.read(Path(config.server.keys_file))
     otlp.check(config.tracing)
     listeners.check(config.server)
+    if wrong := catalog.mistakes(models):
+        print("\n".join(f"penstock: {each}" for each in wrong), file=sys.stderr)
+        return EXIT_CONFIG
     print(f"settings are valid; {catalog.summary(models)}")
     return 0
 

@@ -123,7 +123,11 @@ def _port(config: Settings) -> Iterator[Finding]:
 
 def _catalog(config: Settings) -> Iterator[Finding]:
     try:
-        yield True, f"catalog: {catalog.summary(catalog.read(config))}"
+        models = catalog.read(config)
+        wrong = catalog.mistakes(models)
+        yield from ((False, f"catalog: {each}") for each in wrong)
+        if not wrong:
+            yield True, f"catalog: {catalog.summary(models)}"
     except PenstockError as error:
         yield False, f"catalog: {error.message}"
 

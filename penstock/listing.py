@@ -34,7 +34,7 @@ def summary(entry: ModelEntry, served: bool) -> dict[str, Any]:
 
 def print_list(config: Settings, options: argparse.Namespace) -> int:
     """Print the models that `options` choose; 1 when there is no such family."""
-    entries = read_entries(config.catalog.dirs)
+    entries = read_entries(config.catalog.dirs).entries
     families = sorted({entry.adapter for entry in entries.values()})
     if options.family and options.family not in families:
         close = difflib.get_close_matches(options.family, families, n=1)

@@ -59,7 +59,10 @@ def _run(action: str, options: argparse.Namespace, config: Settings) -> int:
     # NOTE: imported here, since machines that only route have none of the packages that workers need.
     from penstock import listing, pulling
 
-    catalog = Catalog(read_entries(config.catalog.dirs).values())
+    reading = read_entries(config.catalog.dirs)
+    for file in reading.bad:
+        print(f"penstock: {file.message}", file=sys.stderr)
+    catalog = Catalog(reading.entries.values())
     if action == "list":
         return listing.print_list(config, options)
     if action == "show":

@@ -20,7 +20,15 @@ from pathlib import Path
 
 from tools.source_tree import Finding, report, tree_argument, walk_files
 
-IPC_MAY_IMPORT = sys.stdlib_module_names | {"google", "ipc", "msgspec", "numpy", "prometheus_client", "zmq"}
+IPC_MAY_IMPORT = sys.stdlib_module_names | {
+    "google",
+    "ipc",
+    "msgspec",
+    "numpy",
+    "prometheus_client",
+    "yaml",
+    "zmq",
+}
 
 _MODEL_LIBRARIES = {
     "accelerate",
@@ -97,7 +105,7 @@ def import_problems(path: Path, name: str) -> Iterator[str]:
     if banned:
         yield f"{banned} is banned everywhere"
     if package == "ipc" and top not in IPC_MAY_IMPORT:
-        allowed = "the standard library, google.protobuf, msgspec, numpy, prometheus_client, zmq"
+        allowed = "the standard library, google.protobuf, msgspec, numpy, prometheus_client, yaml, zmq"
         yield f"ipc imports {name}; allowed: {allowed}"
     if top in MUST_NOT_IMPORT.get(package, ()):
         yield f"{package} must not import {top}"

@@ -29,7 +29,7 @@ A profile is also a model of its own, `<model>:<profile>`. Length is in tokens.
 
 def render() -> str:
     """The whole page."""
-    entries = read_entries([str(CATALOG)]).values()
+    entries = read_entries([str(CATALOG)]).entries.values()
     used = {name: family for name, family in FAMILIES.items() if any(one.adapter == name for one in entries)}
     parts = [_HEAD.format(count=len(entries), families=len(used))]
     for name, family in used.items():

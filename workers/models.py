@@ -45,7 +45,7 @@ class ModelTable:
         """`run` executes a function on the device thread; `changed` is told of every new state."""
         self._device = device
         self._shelf = Shelf(settings, budget_of(settings, device), book, metrics, changed)
-        self._keeper = Keeper(self._shelf, settings, slot, catalog.files, device, run, book, metrics)
+        self._keeper = Keeper(self._shelf, settings, slot, catalog, device, run, book, metrics)
         workers = settings.worker_count
         self._shelf.takes = lambda entry: instance_groups.takes(entry, slot, device.torch, workers)
         self._shelf.take(catalog)
@@ -57,7 +57,7 @@ class ModelTable:
         """Begin to load what is loaded at the start."""
         with self._shelf.lock:
             for instance in self._shelf.instances():
-                if self._shelf.is_preloaded(instance):
+                if self._shelf.is_preloaded(instance) or instance.entry.error:
                     self._shelf.enqueue(instance, demanded=False)
         self._keeper.start()
 

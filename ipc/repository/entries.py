@@ -36,7 +36,7 @@ class RepositoryEntry(ModelEntry, frozen=True, kw_only=True):
 
     `config` is what the configuration file or a load says, without `stated` only the name: a program's signature adds
     what is missing when it is loaded. `program` is the file in the source's directory, `directory` that of the model.
-    `error` says why it cannot be loaded. `default_batch` is the largest batch where the signature has to tell.
+    `default_batch` is the largest batch where the signature has to tell.
     """
 
     model: str
@@ -45,7 +45,6 @@ class RepositoryEntry(ModelEntry, frozen=True, kw_only=True):
     directory: str
     program: str = ""
     stated: bool = True
-    error: str = ""
     default_batch: int = 0
 
 

@@ -6,15 +6,18 @@ With a repository the shipped catalog is left out unless the section `catalog` a
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Iterable
 
-from ipc.catalog import Catalog, ModelEntry, load_catalog
+from ipc.catalog import Catalog, ModelEntry, Reading, load_catalog
 from ipc.catalog_watch import Files, look
 from ipc.errors import ConfigError
 from ipc.repository import entries
 from ipc.repository.overrides import Overrides
 from ipc.settings import Catalog as CatalogSettings
 from ipc.settings import Repository
+
+log = logging.getLogger(__name__)
 
 
 def open_catalog(
@@ -27,8 +30,17 @@ def open_catalog(
     files = look(chosen.dirs, repository.dirs, overrides)
     if repository.dirs and not (chosen.dirs or any(chosen.models) or chosen.serve_all):
         return add_repositories((), repository, files, overrides)
-    served = load_catalog(chosen.dirs, chosen.models, chosen.serve_all, vanished_ok).sources
-    return add_repositories(served, repository, files, overrides)
+    served = load_catalog(chosen.dirs, chosen.models, chosen.serve_all, vanished_ok)
+    return add_repositories(served.sources, repository, files, overrides, served.reading)
+
+
+def tell_bad(catalog: Catalog) -> None:
+    """Name the bad files of a catalog that is about to be served in the log."""
+    for file in catalog.reading.bad:
+        without = (
+            "" if file.entry is None else f": model {file.entry.id} cannot be loaded, or stays as it was"
+        )
+        log.error("bad catalog file%s: %s", without, file.message)
 
 
 def check_models(catalog: Catalog, repository: Repository) -> None:
@@ -43,7 +55,11 @@ def check_models(catalog: Catalog, repository: Repository) -> None:
 
 
 def add_repositories(
-    served: Iterable[ModelEntry], repository: Repository, files: Files, overrides: Overrides | None = None
+    served: Iterable[ModelEntry],
+    repository: Repository,
+    files: Files,
+    overrides: Overrides | None = None,
+    reading: Reading | None = None,
 ) -> Catalog:
     """A catalog of these entries and of all models of the repositories.
 
@@ -58,4 +74,4 @@ def add_repositories(
         raise ConfigError(
             f"repository.dirs: model {clash!r} has a name of the catalog model {taken[clash]!r}"
         )
-    return Catalog([*served, *found], files)
+    return Catalog([*served, *found], files, reading)

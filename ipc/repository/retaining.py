@@ -34,4 +34,4 @@ def with_retained(
         and entry.model in new.versions
         and not any(is_there(id_of(entry.model, version)) for version in new.versions[entry.model])
     ]
-    return Catalog([*new.sources, *kept], new.files) if kept else new
+    return Catalog([*new.sources, *kept], new.files, new.reading) if kept else new

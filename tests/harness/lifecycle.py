@@ -23,6 +23,11 @@ class Models:
 
     def write(self, name: str, profiles: Mapping[str, Any] | None = None, **loadtime: Any) -> str:
         """Write one model's file in one step, with weights of the size that the model will take; returns its id."""
+        self.write_text(name, self.text(name, profiles, **loadtime))
+        return name
+
+    def text(self, name: str, profiles: Mapping[str, Any] | None = None, **loadtime: Any) -> str:
+        """The file that `write` writes."""
         entry = {
             "id": name,
             "source": {"kind": "directory", "path": str(self.weights(name, loadtime.get("hold_bytes", MIB)))},
@@ -32,8 +37,7 @@ class Models:
             "loadtime": {"dims": 16, **loadtime},
             "profiles": dict(profiles or {}),
         }
-        self.write_text(name, json.dumps(entry))  # JSON is YAML
-        return name
+        return json.dumps(entry)  # JSON is YAML
 
     def weights(self, name: str, nbytes: int) -> Path:
         """A directory with a safetensors file of one tensor of zeros, which takes no room on the disk."""

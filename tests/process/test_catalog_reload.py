@@ -65,9 +65,11 @@ def test_a_removed_model_is_unloaded_and_unknown(world: tuple[Server, Models]) -
 def test_a_broken_file_changes_nothing_and_is_told_with_file_and_field(world: tuple[Server, Models]) -> None:
     server, models = world
     models.write_text("org/breaks", "id: org/breaks\nsource: {kind: directory, path: /x}\nadaptor: dense\n")
-    wait_until(lambda: server.log.count("the old one stays") >= 2, 30, "the refusal in worker and frontend")
-    assert "org-breaks.yaml" in server.log and "adaptor" in server.log
-    assert state(server, "org/breaks") == "available"
+    models.write("org/beside")
+    place = "org-breaks.yaml:3: Object contains unknown field `adaptor`"
+    wait_until(lambda: server.log.count(place) >= 2, 30, "the refusal in worker and frontend")
+    wait_until(lambda: state(server, "org/beside") != "MODEL_NOT_FOUND", 30, "what else has changed")
+    assert server.encode("org/breaks", ["x"]).status == 200
     assert server.encode("org/stays", ["x"]).status == 200
     models.write("org/breaks")
     models.write("org/mended")

@@ -150,17 +150,53 @@ def test_a_mistake_in_the_file_or_the_environment_names_its_place(
     )
 
 
-def test_a_misspelt_adapter_is_named_with_its_model_and_a_dotted_one_is_not_imported(
-    environment: dict[str, str], tmp_path: Path
+MISTAKES = {
+    "adapter: dens": "3: adapter: unknown adapter 'dens': did you mean dense",
+    "source: {kind: directory, path: wights}": "3: source.path: the directory {}/wights does not exist; "
+    "did you mean 'weights'?",
+    "source: {kind: package, package: no_such}": "3: source.package: 'no_such' is not installed",
+    "outputs: {dense: {dims: 512}}": "3: outputs.dense.dims: 512 is stated, the model gives 384",
+    "loadtime: {poling: mean}": "3: loadtime.poling: unknown option; did you mean 'pooling'?",
+    "loras: {x: {kind: directory, path: wights}}": "3: loras.x.path: the directory {}/wights does not exist",
+}
+
+
+def test_check_and_doctor_name_every_bad_file_and_serve_starts_with_the_others(
+    here: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = tmp_path / "model.yaml"
-    model.write_text("id: my/model\nsource: {kind: directory, path: .}\nadapter: dens\n")
-    for command in ("check", "serve"):
-        done = penstock(environment, command, "--catalog", tmp_path)
-        assert done.returncode == EXIT_CONFIG
-        assert "model 'my/model': unknown adapter 'dens': did you mean dense" in done.stderr
-    model.write_text(model.read_text().replace("dens\n", "no_such_package:Adapter\n"))
-    assert penstock(environment, "check", "--catalog", tmp_path).returncode == 0
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").write_text('{"hidden_size": 384}')
+    expected = []
+    for number, (field, text) in enumerate(MISTAKES.items()):
+        source = "" if field.startswith("source") else "\nsource: {kind: directory, path: weights}"
+        (tmp_path / f"m{number}.yaml").write_text(f"id: m{number}\n\n{field}{source}\n")
+        expected.append(f"{tmp_path}/m{number}.yaml:{text.format(tmp_path)}")
+    (tmp_path / "torn.yaml").write_text("id: torn\nsource: {\n")
+    (tmp_path / "good.yaml").write_text(
+        "id: good\nsource: {kind: directory, path: weights}\noutputs: {dense: {dims: 384}}\n"
+    )
+    assert main(["check", "--catalog", str(tmp_path)]) == EXIT_CONFIG
+    told = here.readouterr().err
+    assert [line for line in expected if line not in told] == []
+    assert f"{tmp_path}/torn.yaml:3: " in told and "good.yaml" not in told
+    main(["doctor", "--catalog", str(tmp_path)])
+    told = here.readouterr().out
+    assert [line for line in expected if f"BAD  catalog: {line}" not in told] == []
+
+    def started(*_: object) -> None:
+        raise SystemExit("it would serve")
+
+    monkeypatch.setattr(os, "execve", started)
+    with pytest.raises(SystemExit, match="it would serve"):
+        main(["serve", "--catalog", str(tmp_path)])
+
+
+def test_an_adapter_with_a_dotted_path_is_not_imported(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "model.yaml").write_text(
+        "id: my/model\nsource: {kind: directory, path: .}\nadapter: no_such_package:Adapter\n"
+    )
+    done = penstock(environment, "check", "--catalog", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_gunicorn_itself_refuses_a_mistake_with_exit_code_3(environment: dict[str, str]) -> None:

@@ -32,7 +32,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     models.write("org/long", load_s=60)
     models.write("org/broken", fail_load="UNKNOWN")
     models.write("org/profiled", PROFILES)
-    models.write("org/apart", {"default": {}, "wide": {"loadtime": {"dims": 24}}})
+    models.write("org/apart", {"default": {}, "wide": {"loadtime": {"batch_ms": 1}}})
+    models.write("org/misspelt", bach_ms=1)
+    models.write_text("org/wider", models.text("org/wider").replace('"dims": 16}}', '"dims": 24}}', 1))
+    models.write_text("org/torn", "id: org/torn\nsource: {kind: directory\nadapter: dense\n")
     models.write("org/gone"), shutil.rmtree(models.weights("org/gone", 1))
     models.write("org/half"), os.truncate(models.weights("org/half", 1 << 20) / "model.safetensors", 1000)
     models.write("org/full", oom_file=str(root / "full"))
@@ -92,6 +95,40 @@ def test_a_recorded_failure_is_answered_at_once_until_somebody_loads_the_model_b
 
 
 @pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ("org/misspelt", "loadtime.bach_ms: unknown option; did you mean 'batch_ms'?"),
+        ("org/wider", "outputs.dense.dims: 24 is stated, the model gives 16"),
+        ("org/torn", "while parsing a flow mapping"),
+    ],
+)
+def test_a_wrong_catalog_file_costs_its_own_model_only(server: Server, model: str, text: str) -> None:
+    names = {"model": model, "input": "x"}
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}
+    detail = server.encode(model, ["x"]).json()["detail"]
+    assert (detail["code"], detail["error_class"], detail["permanent"]) == (
+        "MODEL_LOAD_FAILED",
+        "UNKNOWN",
+        True,
+    )
+    assert text in detail["message"] and "/" not in detail["message"]
+    assert info(server, model)["last_error"]["message"] == detail["message"]
+    embedded = server.post("/v1/embeddings", names)
+    assert embedded.status == 502 and text in embedded.json()["error"]["message"]
+    inferred = server.post(f"/v2/models/{model.rpartition('/')[2]}/infer", {"inputs": [tensor]})
+    assert inferred.status == 404 and text in inferred.json()["error"]
+
+
+def test_a_file_of_which_nothing_can_be_read_answers_every_operation(server: Server) -> None:
+    assert state(server, "org/torn") == "failed", "nobody has to ask first"
+    texts = {"query": {"text": "x"}, "items": [{"text": "y"}]}
+    for operation in ("score", "extract"):
+        answer = server.post(f"/v1/{operation}/org/torn", texts)
+        assert (answer.status, answer.json()["detail"]["code"]) == (502, "MODEL_LOAD_FAILED")
+    assert "org-torn.yaml:3: while parsing" in server.log
+
+
+@pytest.mark.parametrize(
     ("model", "error_class", "text"),
     [("org/gone", "NOT_FOUND", "does not exist"), ("org/half", "UNKNOWN", "model.safetensors is damaged")],
 )
@@ -128,7 +165,7 @@ def test_profiles_that_differ_in_options_of_a_call_share_one_load(server: Server
 
 def test_a_profile_named_in_the_options_loads_its_own_entry_and_no_other(server: Server) -> None:
     answer = server.encode("org/apart", ["hello"], options={"profile": "wide"})
-    assert np.allclose(vector(answer), vector_of("hello", 24), atol=1e-6)
+    assert np.allclose(vector(answer), vector_of("hello", 16), atol=1e-6)
     assert (state(server, "org/apart:wide"), state(server, "org/apart")) == ("loaded", "available")
     assert server.metric("penstock_model_loads_total", model="org/apart") == 0
 

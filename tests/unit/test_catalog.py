@@ -17,11 +17,11 @@ outputs:
   sparse: {}
 max_sequence_length: 128
 runtime: {instruction: none}
-loadtime: {batch: 1}
+loadtime: {pooling: mean}
 profiles:
   default: {output_types: [dense, sparse]}
   query: {runtime: {instruction: ask}}
-  fast: {extends: query, precision: bfloat16, loadtime: {batch: 2}}
+  fast: {extends: query, precision: bfloat16, loadtime: {pooling: cls}}
 """
 
 
@@ -45,7 +45,7 @@ def test_a_model_and_its_profiles_are_served_by_name(tmp_path: Path) -> None:
         {"instruction": "ask"},
         {"instruction": "ask"},
     )
-    assert (query.loadtime, fast.loadtime) == ({"batch": 1}, {"batch": 2})
+    assert (query.loadtime, fast.loadtime) == ({"pooling": "mean"}, {"pooling": "cls"})
     assert (base.precision, fast.precision) == (None, "bfloat16")
 
 
@@ -81,8 +81,22 @@ def test_an_unknown_model_is_answered_with_the_nearest_name(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("id: a\nsource: {kind: hub, repo: x}\noutptus: {}\n", "outptus"),
-        ("id: a\nsource: {kind: hub}\n", "repo"),
+        ("id: a\nsource: {kind: hub, repo: x}\noutptus: {}\n", ":3: Object contains unknown field `outptus`"),
+        ("id: a\nsource: {kind: hub, repo: x}\nerror: mine\n", ":3: error: unknown field"),
+        ("id: a\nsource: {kind: hub, repo: x}\ncode: mine\n", ":3: code: unknown field"),
+        (
+            "id: a\nsource: {kind: hub, repo: x}\nloadtime:\n  poling: cls\n",
+            ":4: loadtime.poling: unknown option; did you mean 'pooling'?",
+        ),
+        (
+            "id: a\nsource: {kind: hub, repo: x}\nprofiles:\n  p:\n    runtime: {instructoin: x}\n",
+            ":5: profiles.p.runtime.instructoin: unknown option; did you mean 'instruction'?",
+        ),
+        (
+            "id: a\nsource: {kind: hub, repo: x}\nadapter: ner\nruntime: {zzz: 1}\n",
+            ":4: runtime.zzz: unknown option; known are aggregation_strategy, ",
+        ),
+        ("id: a\nsource: {kind: hub}\n", ":2: Object missing required field `repo`"),
         ("id: a\nsource: {kind: web, url: x}\n", "web"),
         ("source: {kind: hub, repo: x}\n", "id"),
         ("id: ../../etc\nsource: {kind: hub, repo: x}\n", "id"),
@@ -92,6 +106,7 @@ def test_an_unknown_model_is_answered_with_the_nearest_name(tmp_path: Path) -> N
         ("id: a\nsource: {kind: hub, repo: x}\nprofiles: {p: {extends: p}}\n", "'p' must extend"),
         ("id: a\nsource: {kind: hub, repo: x}\nprofiles: {p: {output_types: [sparse]}}\n", "sparse"),
         ("id: [", "model.yaml"),
+        ("id: a\nsource: {kind: hub,\nadapter: dense\n", "model.yaml:4: while parsing"),
     ],
 )
 def test_a_mistake_is_refused_with_file_and_field(tmp_path: Path, text: str, named: str) -> None:
@@ -119,10 +134,55 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:
     write(tmp_path, MODEL)
     with pytest.raises(ConfigError, match=r"unknown model 'org/modl'; did you mean 'org/model'\?"):
         load_catalog([str(tmp_path)], ["org/modl"])
-    write(tmp_path, MODEL, "twice.yaml")
-    with pytest.raises(ConfigError, match="defined twice"):
-        load_catalog([str(tmp_path)])
 
 
 def test_the_shipped_catalog_is_valid() -> None:
     assert len(load_catalog([])) > 0
+
+
+GOOD = "id: {}\nsource: {{kind: directory, path: /w}}\n"
+
+
+def test_a_bad_file_costs_its_own_model_only(tmp_path: Path) -> None:
+    write(tmp_path, GOOD.format("good"), "good.yaml")
+    write(tmp_path, GOOD.format("typo") + "loadtime: {poling: cls}\n", "typo.yaml")
+    write(tmp_path, "sie_id: torn\nprofiles: {default: [\n", "torn.yaml")
+    write(tmp_path, GOOD.format("two"), "two.yaml")
+    write(tmp_path, GOOD.format("two"), "deeper/other.yaml")
+    write(tmp_path, "nonsense", "nameless.yaml")
+    catalog = load_catalog([str(tmp_path)])
+    assert {name for name, entry in catalog.items() if not entry.error} == {"good"}
+    assert catalog["typo"].error == "loadtime.poling: unknown option; did you mean 'pooling'?"
+    assert "line 3" in catalog["torn"].error and str(tmp_path) not in catalog["torn"].error
+    assert catalog["two"].error == "id: 'two' is defined in two files"
+    assert {"score", "json", "dense"} <= set(catalog["torn"].outputs), "requests of all kinds meet the error"
+    places = sorted(bad.message.partition(": ")[0] for bad in catalog.reading.bad)
+    names = ("deeper/other.yaml:1", "nameless.yaml:1", "torn.yaml:3", "two.yaml:1", "typo.yaml:3")
+    assert places == [f"{tmp_path}/{name}" for name in names]
+
+
+def test_models_of_files_that_became_bad_go_on_as_they_were(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        write(tmp_path, GOOD.format(name), f"{name}.yaml")
+    before = load_catalog([str(tmp_path)])
+    write(tmp_path, GOOD.format("a") + "runtime: {x: 1}\n", "a.yaml")
+    write(tmp_path, GOOD.format("new") + "runtime: {x: 1}\n", "new.yaml")
+    (tmp_path / "c.yaml").unlink()
+    found = load_catalog([str(tmp_path)], vanished_ok=True).keeping(before.sources)
+    assert {name: bool(entry.error) for name, entry in found.items()} == {"a": False, "b": False, "new": True}
+    write(tmp_path, "", "b.yaml")
+    found = load_catalog([str(tmp_path)], vanished_ok=True).keeping(found.sources)
+    assert {"a", "b"} <= {name for name, entry in found.items() if not entry.error}, (
+        "b.yaml names no model now"
+    )
+    write(tmp_path, GOOD.format("a"), "a.yaml")
+    write(tmp_path, GOOD.format("b").replace("/w", "/v"), "b.yaml")
+    (tmp_path / "new.yaml").unlink()
+    found = load_catalog([str(tmp_path)], vanished_ok=True).keeping(found.sources)
+    assert found["b"].source == DirectorySource("/v") and list(found) == ["a", "b"]
+
+
+def test_a_model_that_is_to_be_served_and_whose_file_names_none_stops_nothing(tmp_path: Path) -> None:
+    write(tmp_path, GOOD.format("a"), "a.yaml")
+    write(tmp_path, "{", "b.yaml")
+    assert list(load_catalog([str(tmp_path)], ["a", "b"])) == ["a"]

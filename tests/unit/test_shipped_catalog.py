@@ -29,7 +29,7 @@ def options_of(entry: ModelEntry) -> dict[str, Any]:
 
 
 def test_there_are_models_enough_and_all_are_their_own() -> None:
-    entries = read_entries([])
+    entries = read_entries([]).entries
     assert len(entries) == len(FILES) >= 60
     repositories = [entry.source.repo for entry in entries.values() if isinstance(entry.source, HubSource)]
     renamed = [name for name in entries if name.startswith("microsoft/Florence-2-")]
@@ -38,7 +38,7 @@ def test_there_are_models_enough_and_all_are_their_own() -> None:
 
 @pytest.mark.parametrize("size", ["base", "base-ft", "large", "large-ft"])
 def test_florence_has_the_name_that_clients_know_and_that_of_its_converted_weights(size: str) -> None:
-    entries = read_entries([])
+    entries = read_entries([]).entries
     known, converted = (
         entries[f"{owner}/Florence-2-{size}"] for owner in ("microsoft", "florence-community")
     )

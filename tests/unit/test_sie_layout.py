@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from frontend.protocols.sie.models import model_info
-from ipc.catalog import AdapterSource, Catalog, DirectorySource, HubSource, load_catalog, preloaded_names
+from ipc.catalog import (
+    AdapterSource,
+    Catalog,
+    DirectorySource,
+    HubSource,
+    load_catalog,
+    preloaded_names,
+    read_entry,
+)
 from ipc.errors import ConfigError
 from ipc.messages import ModelStatus
 from ipc.sie_layout import FAMILIES
@@ -72,8 +80,9 @@ profiles:
 
 
 def catalog_of(root: Path, text: str, name: str = "whatever.yaml") -> Catalog:
-    """The catalog of one file."""
+    """The catalog of one file, which has no mistake."""
     (root / name).write_text(text)
+    read_entry(root / name)
     return load_catalog([str(root)])
 
 
@@ -93,6 +102,16 @@ def test_a_model_with_profiles_is_read(tmp_path: Path) -> None:
     }
     assert (base.inputs, base.runtime) == (("text",), {"pooling": "cls", "normalize": True})
     assert base.default_outputs == ("dense",)
+
+
+def test_weights_path_wins_over_hf_id(tmp_path: Path) -> None:
+    catalog = catalog_of(tmp_path, M3.replace("hf_id: upstream/m3", "hf_id: upstream/m3\nweights_path: here"))
+    assert catalog["org/m3"].source == DirectorySource(str(tmp_path / "here"))
+
+
+def test_options_that_only_adapters_of_sie_have_are_passed_over(tmp_path: Path) -> None:
+    catalog = catalog_of(tmp_path, M3.replace("loadtime: {}", "loadtime: {attn_implementation: sdpa}"))
+    assert catalog["org/m3"].loadtime == {"attn_implementation": "sdpa"}
 
 
 def test_profiles_take_over_what_they_leave_out_and_nothing_else(tmp_path: Path) -> None:
@@ -178,8 +197,12 @@ def test_an_adapter_that_no_family_stands_for_keeps_its_path(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("hf_id: upstream/m3\n", ""), "one of hf_id, weights_path and package_backed, got none"),
-        (("hf_id: upstream/m3\n", "hf_id: a\nweights_path: b\n"), "got hf_id and weights_path"),
+        (("hf_id: upstream/m3\n", ""), "weights_path, hf_id or package_backed, got none"),
+        (("hf_id: upstream/m3\n", "hf_id: a\npackage_backed: true\n"), "got hf_id and package_backed"),
+        (
+            ("{pooling: cls, normalize", "{poling: cls, default_instructio: x, normalize"),
+            "default_instructio: unknown option",
+        ),
         (("hf_revision", "hf_revison"), "hf_revison"),
         (("image: false", "imag: false"), "imag"),
         (("  default:\n", "  standard:\n"), "no profile named default"),

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ipc.messages import Call, EncodeCall, InputItem, ScoreCall
+from ipc.option_names import FAMILY_OPTIONS
 from workers.adapters.base import ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import CheckpointError
 from workers.adapters.shared.late_interaction import max_sim
@@ -55,7 +56,7 @@ class BgeM3Adapter(PairedAdapter, TextAdapter):
         operations=("encode", "score"),
         inputs=("text",),
         outputs=("dense", "sparse", "multivector", "score"),
-        options=("score_mode", "score_weights"),
+        options=FAMILY_OPTIONS["bge_m3"],
         lora=True,
     )
     score_options = ("score_mode", "score_weights")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ipc.option_names import FAMILY_OPTIONS
 from workers.adapters.shared.two_towers import TwoTowersAdapter
 from workers.adapters.spec import AdapterSpec
 
@@ -17,5 +18,5 @@ class ClipAdapter(TwoTowersAdapter):
         operations=("encode",),
         inputs=("text", "image"),
         outputs=("dense",),
-        options=("normalize", "text_template"),
+        options=FAMILY_OPTIONS["clip"],
     )

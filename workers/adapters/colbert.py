@@ -19,6 +19,7 @@ from torch import nn
 
 from ipc.errors import InvalidInput
 from ipc.messages import Call, EncodeCall, InputItem
+from ipc.option_names import FAMILY_OPTIONS
 from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.heads import load_head
 from workers.adapters.shared.late_interaction import LateInteraction
@@ -44,15 +45,7 @@ class ColbertAdapter(LateInteraction, TextAdapter):
         operations=("encode", "score"),
         inputs=("text",),
         outputs=("multivector", "score"),
-        options=(
-            "query_prefix",
-            "document_prefix",
-            "query_length",
-            "document_length",
-            "query_expansion",
-            "attend_to_expansion",
-            "skip_punctuation",
-        ),
+        options=FAMILY_OPTIONS["colbert"],
         lora=True,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ipc.option_names import FAMILY_OPTIONS
 from workers.adapters.shared.page_retriever import PageRetriever
 from workers.adapters.spec import AdapterSpec
 
@@ -18,5 +19,5 @@ class ColQwen2Adapter(PageRetriever):
         operations=("encode", "score"),
         inputs=("text", "image"),
         outputs=("multivector", "score"),
-        options=("min_pixels", "max_pixels"),
+        options=FAMILY_OPTIONS["colqwen2"],
     )

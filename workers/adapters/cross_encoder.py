@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ipc.messages import Call, InputItem, ScoreCall
+from ipc.option_names import FAMILY_OPTIONS
 from workers.adapters.base import ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.classification import SequenceClassifier, load_classifier
 from workers.adapters.shared.heads import stored_activation
@@ -38,7 +39,7 @@ class CrossEncoderAdapter(ScoreAdapter):
         operations=("score",),
         inputs=("text",),
         outputs=("score",),
-        options=("activation",),
+        options=FAMILY_OPTIONS["cross_encoder"],
     )
     overflows = ("truncate", "truncate_left", "error")
 

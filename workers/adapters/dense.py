@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ipc.messages import Call, EncodeCall, InputItem
+from ipc.option_names import FAMILY_OPTIONS
 from workers.adapters.base import ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import attends_causally
 from workers.adapters.shared.heads import Normalize, load_head
@@ -43,14 +44,7 @@ class DenseAdapter(TextAdapter):
         operations=("encode",),
         inputs=("text",),
         outputs=("dense",),
-        options=(
-            "query_template",
-            "document_template",
-            "default_instruction",
-            "pooling",
-            "normalize",
-            "prompts",
-        ),
+        options=FAMILY_OPTIONS["dense"],
         lora=True,
     )
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ipc.messages import ExtractCall
+from ipc.option_names import FAMILY_OPTIONS
 from workers.adapters.shared.detecting import Detector, Found, Scene
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.spec import AdapterSpec
@@ -30,7 +31,7 @@ class DetectionAdapter(Detector):
         operations=("extract",),
         inputs=("image",),
         outputs=("json",),
-        options=("score_threshold",),
+        options=FAMILY_OPTIONS["detection"],
     )
     labels = "own"
     model_class = "AutoModelForObjectDetection"

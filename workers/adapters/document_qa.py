@@ -17,6 +17,7 @@ import torch
 from ipc.errors import InputTooLong, InvalidInput
 from ipc.extraction import Entity, Extraction
 from ipc.messages import Call, ExtractCall, InputItem
+from ipc.option_names import FAMILY_OPTIONS
 from workers import stepping
 from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.extracting import NOT_FINITE, place_of
@@ -69,7 +70,7 @@ class DocumentQaAdapter(ImageExtractAdapter):
         operations=("extract",),
         inputs=("image",),
         outputs=("json",),
-        options=("top_k", "max_answer_tokens", "threshold"),
+        options=FAMILY_OPTIONS["document_qa"],
     )
     overflows = ("truncate", "chunk", "error")
     model_class = "AutoModelForDocumentQuestionAnswering"

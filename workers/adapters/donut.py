@@ -16,6 +16,7 @@ import torch
 from ipc.errors import InvalidInput
 from ipc.extraction import Entity, Extraction
 from ipc.messages import ExtractCall
+from ipc.option_names import FAMILY_OPTIONS
 from workers.adapters.shared.image_extracting import refuse_endless
 from workers.adapters.shared.image_writing import ImageWriter, Page
 from workers.adapters.spec import AdapterSpec
@@ -33,7 +34,7 @@ class DonutAdapter(ImageWriter):
         operations=("extract",),
         inputs=("image",),
         outputs=("json",),
-        options=("task", "max_new_tokens", "num_beams"),
+        options=FAMILY_OPTIONS["donut"],
     )
     model_class = "VisionEncoderDecoderModel"
     default_task = "<s_cord-v2>"

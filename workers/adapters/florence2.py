@@ -15,6 +15,7 @@ import torch
 from ipc.errors import InvalidInput
 from ipc.extraction import DetectedObject, Entity, Extraction
 from ipc.messages import ExtractCall
+from ipc.option_names import FAMILY_OPTIONS
 from workers.adapters.shared.image_extracting import Size, around, refuse_endless
 from workers.adapters.shared.image_writing import ImageWriter, Page
 from workers.adapters.spec import AdapterSpec
@@ -40,7 +41,7 @@ class Florence2Adapter(ImageWriter):
         operations=("extract",),
         inputs=("image",),
         outputs=("json",),
-        options=("task", "max_new_tokens", "num_beams"),
+        options=FAMILY_OPTIONS["florence2"],
     )
     model_class = "Florence2ForConditionalGeneration"
     default_task = "<OCR_WITH_REGION>"

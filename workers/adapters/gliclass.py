@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from ipc.errors import InputTooLong, InvalidInput
 from ipc.extraction import Extraction
 from ipc.messages import Call, ExtractCall, InputItem
+from ipc.option_names import FAMILY_OPTIONS
 from workers.adapters.base import ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.building import BUILDING
 from workers.adapters.shared.checkpoint import CheckpointError, position_limit
@@ -61,7 +62,7 @@ class GliclassAdapter(ExtractAdapter):
         operations=("extract",),
         inputs=("text",),
         outputs=("json",),
-        options=("classification_type", "threshold"),
+        options=FAMILY_OPTIONS["gliclass"],
     )
     labels = "required"
 

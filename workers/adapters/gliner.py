@@ -23,6 +23,7 @@ import torch
 from ipc.errors import InputTooLong, InvalidInput
 from ipc.extraction import Extraction
 from ipc.messages import Call, ExtractCall, InputItem
+from ipc.option_names import FAMILY_OPTIONS
 from workers.adapters.base import ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.building import BUILDING
 from workers.adapters.shared.checkpoint import CheckpointError
@@ -58,15 +59,7 @@ class GlinerAdapter(ExtractAdapter):
         operations=("extract",),
         inputs=("text",),
         outputs=("json",),
-        options=(
-            "threshold",
-            "flat_ner",
-            "multi_label",
-            "merge_adjacent_entities",
-            "relations",
-            "relation_threshold",
-            "adjacency_threshold",
-        ),
+        options=FAMILY_OPTIONS["gliner"],
     )
     labels = "required"
     overflows = ("truncate", "truncate_left", "error")

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from ipc.errors import InputTooLong, InvalidInput
 from ipc.messages import ExtractCall
+from ipc.option_names import FAMILY_OPTIONS
 from workers.adapters.shared.detecting import Detector, Found, Scene, corners_of
 from workers.adapters.shared.image_extracting import CHARACTERS_PER_TOKEN
 from workers.adapters.shared.options import OptionReader
@@ -42,7 +43,7 @@ class GroundingDinoAdapter(Detector):
         operations=("extract",),
         inputs=("image",),
         outputs=("json",),
-        options=("box_threshold", "text_threshold"),
+        options=FAMILY_OPTIONS["grounding_dino"],
     )
     labels = "required"
     model_class = "GroundingDinoForObjectDetection"

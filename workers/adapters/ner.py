@@ -18,6 +18,7 @@ import torch
 from ipc.errors import InvalidInput
 from ipc.extraction import Entity, Extraction
 from ipc.messages import Call, ExtractCall, InputItem
+from ipc.option_names import FAMILY_OPTIONS
 from workers.adapters.base import ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.classification import TokenClassifier, in_steps, load_classifier
 from workers.adapters.shared.extracting import NOT_FINITE, ClassifierAdapter, text_of
@@ -74,7 +75,7 @@ class NerAdapter(ClassifierAdapter):
         operations=("extract",),
         inputs=("text",),
         outputs=("json",),
-        options=("aggregation_strategy", "threshold"),
+        options=FAMILY_OPTIONS["ner"],
     )
     labels = "own"
     overflows = ("truncate", "truncate_left", "chunk", "error")

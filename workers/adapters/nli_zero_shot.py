@@ -16,6 +16,7 @@ import torch
 from ipc.errors import InputTooLong
 from ipc.extraction import Extraction
 from ipc.messages import Call, ExtractCall, InputItem
+from ipc.option_names import FAMILY_OPTIONS
 from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.classification import SequenceClassifier, in_steps, load_classifier
 from workers.adapters.shared.extracting import NOT_FINITE, ClassifierAdapter, ranked, text_of
@@ -62,7 +63,7 @@ class NliZeroShotAdapter(ClassifierAdapter):
         operations=("extract",),
         inputs=("text",),
         outputs=("json",),
-        options=("hypothesis_template", "multi_label", "threshold"),
+        options=FAMILY_OPTIONS["nli_zero_shot"],
     )
     labels = "required"
     overflows = ("truncate", "truncate_left", "error")

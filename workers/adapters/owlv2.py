@@ -16,6 +16,7 @@ import torch
 
 from ipc.errors import InputTooLong
 from ipc.messages import ExtractCall
+from ipc.option_names import FAMILY_OPTIONS
 from workers.adapters.shared.detecting import Detector, Found, Scene, Scenes, corners_of
 from workers.adapters.shared.extras import require
 from workers.adapters.shared.image_extracting import patches
@@ -46,7 +47,7 @@ class Owlv2Adapter(Detector):
         operations=("extract",),
         inputs=("image",),
         outputs=("json",),
-        options=("score_threshold", "label_template"),
+        options=FAMILY_OPTIONS["owlv2"],
     )
     labels = "required"
     model_class = "Owlv2ForObjectDetection"

@@ -22,6 +22,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ipc.messages import Call, InputItem, ScoreCall
+from ipc.option_names import FAMILY_OPTIONS
 from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.checkpoint import load_transformer
 from workers.adapters.shared.encoder import TextEncoder
@@ -71,15 +72,7 @@ class Qwen3RerankerAdapter(ScoreAdapter):
         operations=("score",),
         inputs=("text",),
         outputs=("score",),
-        options=(
-            "positive_token",
-            "negative_token",
-            "pair_template",
-            "prefix",
-            "suffix",
-            "activation",
-            "default_instruction",
-        ),
+        options=FAMILY_OPTIONS["qwen3_reranker"],
     )
 
     def __init__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Self
 
+from ipc.option_names import FAMILY_OPTIONS
 from workers.adapters.base import LoadContext
 from workers.adapters.shared.extras import require
 from workers.adapters.shared.two_towers import TwoTowersAdapter
@@ -19,7 +20,7 @@ class SiglipAdapter(TwoTowersAdapter):
         operations=("encode",),
         inputs=("text", "image"),
         outputs=("dense",),
-        options=("normalize", "text_template"),
+        options=FAMILY_OPTIONS["siglip"],
     )
 
     @classmethod

@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForMaskedLM
 
 from ipc.messages import Call, EncodeCall, InputItem
+from ipc.option_names import FAMILY_OPTIONS
 from workers.adapters.base import ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import CheckpointError, load_transformer
 from workers.adapters.shared.masked_lm import Head, head_of, largest_logits
@@ -51,7 +52,7 @@ class SpladeAdapter(TextAdapter):
         operations=("encode",),
         inputs=("text",),
         outputs=("sparse",),
-        options=("query_encoding", "activation_function", "pooling_strategy", "max_terms"),
+        options=FAMILY_OPTIONS["splade"],
         lora=True,
     )
 

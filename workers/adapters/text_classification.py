@@ -10,6 +10,7 @@ import torch
 
 from ipc.extraction import Classification, Extraction
 from ipc.messages import Call, ExtractCall, InputItem
+from ipc.option_names import FAMILY_OPTIONS
 from workers.adapters.base import ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.classification import SequenceClassifier, load_classifier
 from workers.adapters.shared.extracting import NOT_FINITE, ClassifierAdapter, ranked, text_of
@@ -48,7 +49,7 @@ class TextClassificationAdapter(ClassifierAdapter):
         operations=("extract",),
         inputs=("text",),
         outputs=("json",),
-        options=("function_to_apply", "threshold", "top_k"),
+        options=FAMILY_OPTIONS["text_classification"],
     )
     labels = "own"
     overflows = ("truncate", "truncate_left", "error")

@@ -45,6 +45,7 @@ def open_catalog(
     kept = _read(root, chosen)
     if kept is None:
         catalog = opening.open_catalog(chosen, repository, overrides=overrides)
+        opening.tell_bad(catalog)
         _check(catalog, chosen)
     else:
         catalog = _reopen(kept, chosen, repository, overrides)
@@ -60,6 +61,8 @@ def _reopen(
     except (ConfigError, OSError) as error:
         log.error("the catalog is refused, the one accepted last stays: %s", error)
         return _with_repositories(kept, repository, overrides)
+    opening.tell_bad(catalog)
+    catalog = catalog.keeping(kept.sources)
     try:
         _check(catalog, chosen)
     except ConfigError as error:

@@ -16,12 +16,12 @@ from functools import partial
 from typing import Any
 
 from ipc.catalog import Catalog
-from ipc.catalog_watch import EVERY_S, CatalogWatch, Files
+from ipc.catalog_watch import EVERY_S, CatalogWatch
 from ipc.errors import ConfigError, ModelNotLoaded, ProtocolError
 from ipc.metrics import WorkerMetrics
 from ipc.repository.entries import RepositoryEntry
 from ipc.repository.layout import ModelRefused
-from ipc.repository.opening import open_catalog
+from ipc.repository.opening import open_catalog, tell_bad
 from ipc.repository.overrides import Overrides
 from ipc.repository.retaining import with_retained
 from ipc.settings import Settings
@@ -52,20 +52,21 @@ class Keeper:
         shelf: Shelf,
         settings: Settings,
         slot: int,
-        files: Files,
+        catalog: Catalog,
         device: Device,
         run: Callable[[Callable[[], Any]], Any],
         book: JobBook,
         metrics: WorkerMetrics,
     ) -> None:
-        """`files` are those of the catalog; `run` executes a function on the device thread."""
+        """`catalog` is what the shelf serves; `run` executes a function on the device thread."""
         self._shelf, self._settings, self._device = shelf, settings, device
         self._book, self._metrics = book, metrics
         self._loader = Loader(settings, device, run)
         self.loras = LoraLoader(shelf, settings, slot, run, book)
         self._marks = LoadMarks(settings.paths.root / "loading", slot)
         self._overrides = Overrides(settings.paths.overrides())
-        places = (settings.catalog.dirs, files, settings.repository.dirs, self._overrides)
+        places = (settings.catalog.dirs, catalog.files, settings.repository.dirs, self._overrides)
+        self._sources = catalog.sources
         self._watch = CatalogWatch(*places) if settings.catalog.watch else None
         self._wanted: Catalog | None = None
         """The catalog of the files, while more than that is served."""
@@ -275,6 +276,8 @@ class Keeper:
             catalog = open_catalog(
                 chosen, self._settings.repository, vanished_ok=True, overrides=self._overrides
             )
+            tell_bad(catalog)
+            catalog = catalog.keeping(self._sources)
             sharing.groups(catalog)
         except ConfigError as error:
             log.error("the changed catalog is refused, the old one stays: %s", error.message)
@@ -283,6 +286,7 @@ class Keeper:
             log.error("the catalog's files cannot be followed, the old catalog stays: %s", error)
             return
         self._watch.was_read(catalog.files)
+        self._sources = catalog.sources
         log.info("the catalog changed: it has %d models now", len(catalog))
         accepted.keep(self._settings.paths.root, chosen, catalog)
         self._wanted, self._replaced_at = catalog, math.inf
@@ -322,10 +326,16 @@ class Keeper:
             known = set(self._shelf.instances())
             replaced = self._shelf.take(catalog)
             new = (
-                i for i in self._shelf.instances() if i not in known and isinstance(i.entry, RepositoryEntry)
+                i
+                for i in self._shelf.instances()
+                if i not in known and (isinstance(i.entry, RepositoryEntry) or i.entry.error)
             )
             for instance in dict.fromkeys([*replaced, *new]):
-                wanted = self._shelf.is_preloaded(instance) or self._shelf.replaced_by(instance)
+                wanted = (
+                    self._shelf.is_preloaded(instance)
+                    or self._shelf.replaced_by(instance)
+                    or instance.entry.error
+                )
                 if instance.state == "available" and wanted:
                     self._shelf.enqueue(instance, demanded=False)
             self._shelf.announce()

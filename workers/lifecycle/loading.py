@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from ipc import codec
-from ipc.catalog import AdapterSource, DirectorySource, HubSource, ModelEntry
+from ipc.catalog import AdapterSource, DirectorySource, HubSource, ModelEntry, check_names
+from ipc.option_names import FAMILY_OPTIONS
 from ipc.repository.entries import RepositoryEntry
 from ipc.settings import Settings
 from workers.adapters.base import Adapter, LoadContext
@@ -97,6 +98,7 @@ class Loader:
             dtype = self._dtype(entry)
             adapter = self._build(entry, directory, dtype, progress)
             codec.check_status(Instance([entry], state="loaded", adapter=adapter).status(entry, ""))
+            check_widths(entry, adapter.dims)
             values = self._run(lambda: prove(adapter, entry))
             path = fingerprint.path_of(self._settings.state_root, entry, directory, dtype, self._device.torch)
             fingerprint.check(entry, values, dtype, path)
@@ -124,19 +126,40 @@ class Loader:
         )
         with BUILDING:
             family = resolve(entry.adapter, files=context.trust_remote_code)
+        _check_names(entry, family.spec.options)
         with BUILDING if family.spec.builds_alone else nullcontext():
             return family.load(context)
+
+
+def _check_names(entry: ModelEntry, known: tuple[str, ...]) -> None:
+    """Raise `SourceError` for options that an adapter which is no family does not list, where it lists any."""
+    if not known or entry.adapter in FAMILY_OPTIONS:
+        return
+    try:
+        check_names(entry.runtime, "runtime", known)
+        check_names(entry.loadtime, "loadtime", known)
+    except ValueError as error:
+        raise source.SourceError(str(error), "UNKNOWN") from error
+
+
+def check_widths(entry: ModelEntry, dims: Mapping[str, int]) -> None:
+    """Raise `SourceError` where the entry states another width than `dims`, those that the model gives by output."""
+    for name, spec in entry.outputs.items():
+        if name in dims and spec.dims not in (None, dims[name]):
+            raise source.SourceError(
+                f"outputs.{name}.dims: {spec.dims} is stated, the model gives {dims[name]}", "UNKNOWN"
+            )
 
 
 def fetch(entry: ModelEntry, progress: Callable[[str, float], None]) -> Path:
     """Local directory of a model's files, whatever its source; its weights have been read once.
 
-    Raises `SourceError`, also for what is wrong with a repository model.
+    Raises `SourceError`, also for what is wrong with a repository model or with a catalog file.
     """
     where = entry.source
+    if entry.error:
+        raise source.SourceError(entry.error, "UNKNOWN")
     if isinstance(entry, RepositoryEntry):
-        if entry.error:
-            raise source.SourceError(entry.error, "UNKNOWN")
         return Path(entry.directory) / str(entry.version)
     if isinstance(where, HubSource):
         directory = source.from_hub(

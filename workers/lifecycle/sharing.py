@@ -28,6 +28,7 @@ def _load_facts(entry: ModelEntry, runtime: dict[str, Any]) -> bytes:
         entry.precision,
         entry.max_sequence_length,
         entry.code,
+        entry.error,
         entry.loadtime,
         runtime,
     )
