@@ -53,6 +53,7 @@ def worker_class(config: Settings) -> Any:
         body_floor_bytes_per_s=server.body_floor_bytes_per_s,
         body_floor_after_s=server.body_floor_after_s,
         max_connections=server.max_connections,
+        max_grpc_connections=config.grpc.max_connections if config.grpc.enabled else 0,
         write_stall_s=server.write_stall_s,
         max_header_bytes=server.max_header_bytes,
         version_header=server.version_header,

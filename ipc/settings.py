@@ -230,6 +230,7 @@ class Grpc(Section, frozen=True):
     enabled: bool = True
     bind: str = "127.0.0.1:8001"
     max_message_bytes: Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)] = 0
+    max_connections: Positive = 2048
     max_rpcs: Positive = 10000
     max_stream_requests: Annotated[int, msgspec.Meta(gt=0, le=4096)] = 64
     max_connection_age_s: Duration = 0.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
 import socket
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -13,6 +12,7 @@ from pathlib import Path
 from frontend import listeners
 from frontend.access import keyfile
 from frontend.grpc import address
+from frontend.server import descriptors
 from ipc.errors import ConfigError, PenstockError
 from ipc.paths import prepare_run_dir
 from ipc.settings import Settings, count_gpus
@@ -83,11 +83,13 @@ def _shared_memory(config: Settings) -> Iterator[Finding]:
 
 
 def _limits(config: Settings) -> Iterator[Finding]:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    enough = hard == resource.RLIM_INFINITY or hard >= config.server.max_connections + 512
+    hard = descriptors.hard_limit()
+    grpc = config.grpc.max_connections if config.grpc.enabled else 0
+    need = descriptors.wanted((config.server.max_connections, grpc))
+    shown = "no limit" if hard < 0 else f"at most {hard}"
     yield (
-        enough,
-        f"open files: at most {hard}, {config.server.max_connections + 512} wanted (server.max_connections)",
+        hard < 0 or hard >= need,
+        f"open files: {shown}, {need} wanted (server.max_connections, grpc.max_connections)",
     )
 
 

@@ -80,6 +80,13 @@ class Gate:
             raise outcome.refusal
         return outcome.grant
 
+    def caller(self, scope: dict[str, Any]) -> Grant:
+        """Whose key the head carries, whatever its scopes and rate. Raises `Unauthenticated` where keys are needed."""
+        if not self.closed:
+            return ANONYMOUS
+        entry = self._find(credentials.presented(scope))[1]
+        return Grant(entry.name, entry.id, entry.share)
+
     def admit(self, scope: dict[str, Any]) -> bool:
         """Check a scope once and keep the outcome in it for `outcome_of`; returns whether it was let in."""
         need = rules.need_of(scope["path"], self.open_metrics)

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote
 
 from grpc import aio
 
@@ -19,6 +18,7 @@ from frontend import context, finishing
 from frontend.access.gate import ANONYMOUS, Grant
 from frontend.access.rules import Need
 from frontend.context import RequestContext
+from frontend.grpc.peers import Peer
 from frontend.services import Services
 from ipc import deadline, logs
 from ipc.errors import AccessRefused, PenstockError
@@ -76,7 +76,8 @@ class Call:
         """Let the caller in, who may need a key with the scope `need`, and count it. Raises an `AccessRefused`."""
         services = self.services
         try:
-            self.grant = self.context.grant = services.access.check_need(self._scope(), need, spend)
+            scope = head_of(self.path, self.metadata, self.rpc.peer())
+            self.grant = self.context.grant = services.access.check_need(scope, need, spend)
         except AccessRefused as error:
             services.recorder.refused(error.code.lower())
             raise
@@ -87,14 +88,11 @@ class Call:
         value = self.metadata.get(name.lower())
         return value if isinstance(value, str) else None
 
-    def _scope(self) -> dict[str, Any]:
-        metadata = self.metadata
-        headers = []
-        for name in _ACCESS_HEADERS:
-            if name in metadata:
-                value = metadata[name]
-                headers.append((name.encode(), value if isinstance(value, bytes) else value.encode("utf-8")))
-        return {"type": "http", "path": self.path, "headers": headers, "client": _client_of(self.rpc.peer())}
+    def refuse(self, error: PenstockError) -> None:
+        """The request is refused by its head alone: count it."""
+        if isinstance(error, AccessRefused):
+            self.services.recorder.refused(error.code.lower())
+        self.finish(error)
 
     def finish(self, error: PenstockError | None = None) -> None:
         """The request has been answered, or has failed with `error`."""
@@ -121,9 +119,12 @@ class Call:
         return (*ids, ("traceparent", made.parent)) if made.parent else ids
 
 
-def _client_of(peer: str) -> tuple[str, int] | None:
-    """Host of gRPC's `ipv4:127.0.0.1:5000` or `ipv6:[::1]:5000`; None for a Unix socket."""
-    kind, _, rest = unquote(peer).partition(":")
-    if kind not in ("ipv4", "ipv6"):
-        return None
-    return rest.rpartition(":")[0].strip("[]"), 0
+def head_of(path: str, metadata: Metadata, peer: str) -> dict[str, Any]:
+    """An rpc as the gate, which knows HTTP, reads the head of a request."""
+    headers = []
+    for name in _ACCESS_HEADERS:
+        if name in metadata:
+            value = metadata[name]
+            headers.append((name.encode(), value if isinstance(value, bytes) else value.encode("utf-8")))
+    client = Peer.named(peer)
+    return {"type": "http", "path": path, "headers": headers, "client": client if client.address else None}

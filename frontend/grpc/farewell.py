@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import os
 import socket
 import struct
 import termios
-from collections.abc import Iterator
-from pathlib import Path
+
+from frontend.grpc.connections import of_port
+from frontend.grpc.peers import Peer
 
 LOOK_EVERY_S = 0.05
 SETTLED_LOOKS = 4
@@ -30,12 +30,10 @@ GOAWAY = struct.pack(">I", 8 << 8 | 7) + struct.pack(">BIII", 0, 0, _LAST_STREAM
 _BYTES_ACKED = 120
 """Offset of `tcpi_bytes_acked` in Linux's `struct tcp_info`."""
 
-Address = tuple[str, int]
-
 
 async def say(port: int, timeout_s: float) -> None:
     """Ask all clients that are connected to `port` of this process, and those that come meanwhile, at most so long."""
-    asked: set[Address] = set()
+    asked: set[Peer] = set()
     settled = 0
     for _ in range(round(timeout_s / LOOK_EVERY_S)):
         fresh = await asyncio.to_thread(_ask, port, asked)
@@ -45,10 +43,10 @@ async def say(port: int, timeout_s: float) -> None:
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-def _ask(port: int, asked: set[Address]) -> bool:
+def _ask(port: int, asked: set[Peer]) -> bool:
     """Ask every client that was not asked yet; whether there was one."""
     fresh = False
-    for connection, peer in _connections(port):
+    for connection, peer in of_port(port):
         if peer not in asked:
             fresh = True
             if _is_between_frames(connection):
@@ -56,22 +54,6 @@ def _ask(port: int, asked: set[Address]) -> bool:
                     connection.send(GOAWAY, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
                 asked.add(peer)
     return fresh
-
-
-def _connections(port: int) -> Iterator[tuple[socket.socket, Address]]:
-    """Connections of this process that were made to its `port`, and who made them."""
-    for link in Path("/proc/self/fd").iterdir():
-        # What was closed meanwhile, is no connection, or has lost its peer.
-        with contextlib.suppress(OSError):
-            if not str(link.readlink()).startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(link.name))) as connection:
-                if _is_connection(connection) and connection.getsockname()[1] == port:
-                    yield connection, connection.getpeername()[:2]
-
-
-def _is_connection(connection: socket.socket) -> bool:
-    return connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM
 
 
 def _is_between_frames(connection: socket.socket) -> bool:

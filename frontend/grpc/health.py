@@ -10,9 +10,12 @@ from collections.abc import Collection
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
+from frontend.grpc.accepting import caller
+from frontend.grpc.places import Places
 from frontend.services import Services
 
 WATCH_EVERY_S = 0.5
@@ -28,20 +31,21 @@ SERVING, NOT_SERVING, UNKNOWN = (
 
 
 class Health:
-    """Answers for the services of the given names; open to all, like the probes over HTTP."""
+    """Answers for services by name. `Check` is open to all, like the probes over HTTP; `Watch` needs a key."""
 
     def __init__(self, services: Services, names: Collection[str]) -> None:
         self._services, self._names = services, {"", *names}
-        self._watchers = 0
+        self._watchers = Places(_MAX_WATCHERS)
         self._draining = asyncio.Event()
+
+    OPEN = f"/{SERVICE.full_name}/Check"
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """What gRPC calls, by method."""
-        request = health_pb2.HealthCheckRequest.FromString
         answer = health_pb2.HealthCheckResponse.SerializeToString
         return {
-            "Check": grpc.unary_unary_rpc_method_handler(self._check, request, answer),
-            "Watch": grpc.unary_stream_rpc_method_handler(self._watch, request, answer),
+            "Check": grpc.unary_unary_rpc_method_handler(self._check, None, answer),
+            "Watch": grpc.unary_stream_rpc_method_handler(self._watch, None, answer),
         }
 
     def drain(self) -> None:
@@ -54,23 +58,24 @@ class Health:
         ready, _ = self._services.engine.ready()
         return SERVING if ready else NOT_SERVING
 
-    async def _check(
-        self, request: health_pb2.HealthCheckRequest, rpc: Rpc
-    ) -> health_pb2.HealthCheckResponse:
-        status = self._status(request.service)
+    async def _check(self, request: bytes, rpc: Rpc) -> health_pb2.HealthCheckResponse:
+        status = self._status(await _service_of(request, rpc))
         if status == UNKNOWN:
             await rpc.abort(grpc.StatusCode.NOT_FOUND, "no service of that name is served here")
         return health_pb2.HealthCheckResponse(status=status)
 
-    async def _watch(self, request: health_pb2.HealthCheckRequest, rpc: Rpc) -> None:
-        if self._watchers >= _MAX_WATCHERS:
-            message = f"more than {_MAX_WATCHERS} clients watch the health of this process"
+    async def _watch(self, request: bytes, rpc: Rpc) -> None:
+        name, watcher = await _service_of(request, rpc), caller()
+        if not self._watchers.take(watcher):
+            message = (
+                f"{_MAX_WATCHERS} clients may watch the health of this process, and of one caller no more than others "
+                "leave free"
+            )
             await rpc.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
-        self._watchers += 1
         try:
-            await self._tell(request.service, rpc)
+            await self._tell(name, rpc)
         finally:
-            self._watchers -= 1
+            self._watchers.give(watcher)
 
     async def _tell(self, name: str, rpc: Rpc) -> None:
         told = None
@@ -87,3 +92,12 @@ class Health:
                     await self._draining.wait()
             except TimeoutError:
                 continue
+
+
+async def _service_of(request: bytes, rpc: Rpc) -> str:
+    """The name of the service that a request asks for."""
+    try:
+        return str(health_pb2.HealthCheckRequest.FromString(request).service)
+    except DecodeError:
+        await rpc.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request is not a message of this method")
+        raise

@@ -12,21 +12,26 @@ import logging
 import time
 from typing import Any
 
-from grpc_reflection.v1alpha import reflection
+from google.protobuf.message import DecodeError
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from frontend.grpc import farewell
 from frontend.grpc.accepting import Server
+from frontend.grpc.connections import Keeper
+from frontend.grpc.door import Door
 from frontend.grpc.health import SERVICE as HEALTH_SERVICE
 from frontend.grpc.health import Health
-from frontend.grpc.methods import handlers
+from frontend.grpc.methods import mount
 from frontend.grpc.service import GrpcService
 from frontend.grpc.streaming import Streams
 from frontend.grpc.succession import SUCCESSION
+from frontend.server import descriptors
 from frontend.services import Services
 from ipc.errors import ConfigError
 from ipc.settings import Settings
 
 log = logging.getLogger(__name__)
+_REFLECTION = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
 _CORE_LOGGER = "grpc._cython.cygrpc"
 
 MAX_STREAMS = 1024
@@ -48,13 +53,18 @@ class GrpcServer:
         self._streams = Streams(services.settings.grpc.max_stream_requests)
         names = [service.descriptor.full_name for service in offered]
         self._health = Health(services, names)
-        self._server = Server(options(services.settings), services.settings.grpc.max_rpcs)
+        self._max_connections = _max_connections(services.settings)
+        self._server = Server(
+            options(services.settings, self._max_connections), Door(services.access, services.settings)
+        )
         for service in offered:
-            found = handlers(services, service, self._streams)
-            self._server.add_registered_method_handlers(service.descriptor.full_name, found)
+            mount(self._server, services, service, self._streams)
         self._server.add_registered_method_handlers(HEALTH_SERVICE.full_name, self._health.handlers())
+        self._server.door.needs[Health.OPEN] = ""
         listed = [*names, HEALTH_SERVICE.full_name, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(listed, self._server)
+        self._server.read_by(_REFLECTION, _reflection_request)
+        self._keeper: asyncio.Task[None] | None = None
         logging.getLogger(_CORE_LOGGER).addFilter(_without_clients_faults)
         self._stopping: asyncio.Task[None] | None = None
         self._since_ns = self._port = 0
@@ -67,6 +77,8 @@ class GrpcServer:
         except RuntimeError:
             raise ConfigError(f"grpc.bind: {bind} cannot be had") from None
         await self._server.start()
+        keeper = Keeper(self._port, self._max_connections, self._server.door.busy)
+        self._keeper = asyncio.get_running_loop().create_task(keeper.run())
         self._since_ns = time.monotonic_ns()
         SUCCESSION.listens(self._services.slot)
         self._services.drain.on_begin(self.drain)
@@ -92,7 +104,17 @@ class GrpcServer:
             await farewell.say(self._port, FAREWELL_S)
         until = began + graceful_s - min(GRACE_S, graceful_s / 3)
         await self._streams.ended(max(until - time.monotonic(), 0.0))
+        if self._keeper is not None:
+            self._keeper.cancel()
         await self._server.stop(max(until - time.monotonic(), 0.0))
+
+
+def _reflection_request(data: bytes) -> reflection_pb2.ServerReflectionRequest:
+    """The request, or an empty one for what is none: the library answers that with an error, this with a stack."""
+    try:
+        return reflection_pb2.ServerReflectionRequest.FromString(data)
+    except DecodeError:
+        return reflection_pb2.ServerReflectionRequest()
 
 
 def _without_clients_faults(record: logging.LogRecord) -> bool:
@@ -106,7 +128,16 @@ def _without_clients_faults(record: logging.LogRecord) -> bool:
     return not message.startswith("Invalid encoding on")
 
 
-def options(settings: Settings) -> list[tuple[str, Any]]:
+def _max_connections(settings: Settings) -> int:
+    """As many as the settings allow and the limit of open files leaves."""
+    wanted = (settings.server.max_connections, settings.grpc.max_connections)
+    allowed = descriptors.shares(wanted, descriptors.hard_limit())[1]
+    if allowed < settings.grpc.max_connections:
+        log.warning("grpc.max_connections: the limit of open files leaves room for %d", allowed)
+    return allowed
+
+
+def options(settings: Settings, max_connections: int) -> list[tuple[str, Any]]:
     """Options of gRPC's core."""
     age_s = settings.grpc.max_connection_age_s
     found: list[tuple[str, Any]] = [
@@ -114,6 +145,8 @@ def options(settings: Settings) -> list[tuple[str, Any]]:
         ("grpc.max_receive_message_length", settings.max_rpc_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.max_connection_idle_ms", round(settings.server.keepalive_s * 1000)),
         ("grpc.server_handshake_timeout_ms", round(settings.server.header_deadline_s * 1000)),
         # Clients may send keepalive pings as often as they like, also without an rpc.
         ("grpc.keepalive_permit_without_calls", 1),

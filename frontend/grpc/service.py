@@ -18,6 +18,11 @@ Answer = Message | bytes
 Failed = Callable[[Call, Any, PenstockError], Answer | None]
 
 
+def serialized(answer: Answer) -> bytes:
+    """The bytes of a response."""
+    return answer if isinstance(answer, bytes) else answer.SerializeToString()
+
+
 @dataclass(frozen=True, slots=True)
 class Several:
     """The answers to one message of a stream, any number of them, made while the stream goes on with other messages."""

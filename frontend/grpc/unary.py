@@ -24,10 +24,10 @@ from grpc import StatusCode, aio
 from frontend import tracebacks
 from frontend.access.rules import Need
 from frontend.grpc import statuses
-from frontend.grpc.accepting import cut_off
+from frontend.grpc.accepting import LAST_WORD_S, cut_off
 from frontend.grpc.call import Call
-from frontend.grpc.received import SPLIT_NBYTES, Received
-from frontend.grpc.service import Answer, GrpcService, Method, Several
+from frontend.grpc.received import SPLIT_NBYTES, Form, Received
+from frontend.grpc.service import Answer, GrpcService, Method, Several, serialized
 from frontend.grpc.waiting import Waiting
 from frontend.services import Services
 from ipc import deadline
@@ -39,8 +39,6 @@ Rpc = aio.ServicerContext[Any, Any]
 
 WRITE_GRACE_NS = 2_000_000_000
 """What was made before the deadline of its request may be written for so much longer."""
-_LAST_WORD_S = 1.0
-"""gRPC sends a status behind the messages, so a client that reads none of them never sees it: then it is cut off."""
 
 
 class Unwritten(Exception):
@@ -79,6 +77,20 @@ class Unary:
         # NOTE: gRPC keeps the bytes of the request too until then.
         waiting = Waiting(self.services, self.path, nbytes + received_nbytes, cut_off())
         handling.add_done_callback(waiting.end)
+
+    async def refuse(self, form: Form, error: PenstockError, rpc: Rpc) -> None:
+        """End an rpc that may not come in, nothing of which but its head was read."""
+        call, nothing = self.begin(rpc), form.receive(b"")
+        nothing.forget()
+        call.refuse(error)
+        answer = await self.fail(call, nothing, error)
+        await rpc.write(serialized(answer))
+
+    async def refuse_stream(self, error: PenstockError, rpc: Rpc) -> None:
+        """The same of a stream, which ends with a status."""
+        call = self.begin(rpc)
+        call.refuse(error)
+        await self.abort(call, error)
 
     def begin(self, rpc: Rpc, number: int = 0) -> Call:
         """A request that has just arrived."""
@@ -151,13 +163,16 @@ class Unary:
         raise Unwritten(call, error, gone)
 
     async def give_up(self, unwritten: Unwritten) -> None:
-        """End the rpc of a client that takes no more answers."""
+        """End the rpc of a client that takes no more answers.
+
+        gRPC sends a status behind the messages, so a client that reads none of them never sees it: then it is cut off.
+        """
         if unwritten.gone:
             # NOTE: the way gRPC itself ends an rpc whose client has gone; a status could not be sent.
             raise asyncio.CancelledError from unwritten
-        asyncio.get_running_loop().call_later(_LAST_WORD_S, cut_off())
+        asyncio.get_running_loop().call_later(LAST_WORD_S, cut_off())
         try:
-            async with asyncio.timeout(_LAST_WORD_S):
+            async with asyncio.timeout(LAST_WORD_S):
                 await self.abort(unwritten.call, unwritten.error)
         except aio.AbortError:
             raise

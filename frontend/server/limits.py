@@ -26,6 +26,8 @@ class ServerLimits:
     """Reading time before the floor applies."""
     max_connections: int = 10_000
     """Open connections per process; one more is answered 503."""
+    max_grpc_connections: int = 0
+    """Connections of the gRPC server in the same process, whose descriptors are not HTTP's."""
     write_stall_s: float = 60.0
     """How long a client may take nothing of a response that waits for it."""
     max_header_bytes: int = 65_536

@@ -18,20 +18,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import resource
 import sys
 from typing import Any, ClassVar
 
 from gunicorn.arbiter import Arbiter
 from uvicorn_worker import UvicornWorker
 
+from frontend.server import descriptors
 from frontend.server.drain import DRAIN
 from frontend.server.limits import ServerLimits
 from frontend.server.protocol import PenstockProtocol
 from frontend.server.serving import DrainingServer
 from frontend.server.websocket import PenstockWebSocket
-
-_OTHER_DESCRIPTORS = 512
 
 
 class PenstockWorker(UvicornWorker):  # type: ignore[misc]
@@ -53,7 +51,13 @@ class PenstockWorker(UvicornWorker):  # type: ignore[misc]
 
     def init_process(self) -> None:
         """Make room for the connections that the limits allow, then boot and serve."""
-        _raise_descriptor_limit(self.limits.max_connections + _OTHER_DESCRIPTORS)
+        limits = self.limits
+        connections = (limits.max_connections, limits.max_grpc_connections)
+        descriptors.make_room(descriptors.wanted(connections))
+        allowed, _ = descriptors.shares(connections, descriptors.hard_limit())
+        if allowed < limits.max_connections:
+            self.log.warning("server.max_connections: the limit of open files leaves room for %d", allowed)
+            type(self).limits = dataclasses.replace(limits, max_connections=allowed)
         super().init_process()
 
     async def _serve(self) -> None:
@@ -70,11 +74,3 @@ class PenstockWorker(UvicornWorker):  # type: ignore[misc]
         if os.getppid() != self.ppid and not server.should_exit:
             self.log.critical("The arbiter is gone; this frontend drains.")
             server.should_exit = True
-
-
-def _raise_descriptor_limit(wanted: int) -> None:
-    """Raise the soft limit of open descriptors to `wanted`, or as near as the hard limit allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    reachable = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < reachable:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (reachable, hard))

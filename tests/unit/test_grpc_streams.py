@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from grpc import StatusCode, aio
 
-from frontend.grpc import unary
+from frontend.grpc import accepting, unary
 from frontend.grpc.received import Form
 from frontend.grpc.service import Answer, Method, Several
 from frontend.grpc.streaming import Streams
@@ -115,7 +115,9 @@ def serve(root: Path, rpc: FakeRpc, during: Callable[[Contract, Services], Any] 
         try:
             async with asyncio.timeout(10):
                 runner = Unary(services, contract, method, "/s/m")
-                serving = asyncio.ensure_future(Streams(8).serve(runner, any_rpc))
+                served = accepting.Served("")
+                accepting._serving.set(served)
+                serving = asyncio.ensure_future(served.run(Streams(8).serve(runner, any_rpc)))
                 if during is not None:
                     await during(contract, services)
                 await asyncio.gather(serving, return_exceptions=True)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from frontend.grpc.accepting import Server
-from frontend.grpc.methods import handlers
+from frontend.grpc.door import Door
+from frontend.grpc.methods import mount
 from frontend.grpc.service import Method
 from frontend.grpc.streaming import Streams
 from frontend.grpc.waiting import Waiting
@@ -71,9 +72,8 @@ def test_answers_that_nobody_takes_are_dropped_and_freed(
     dropped, ended = RPCS - 1 if budget < 2 * NBYTES else RPCS, set[int]()
 
     async def test() -> None:
-        server, contract = Server([], 100), Contract()
-        found = handlers(made, contract, Streams(8))
-        server.add_registered_method_handlers(contract.descriptor.full_name, found)
+        server, contract = Server([], Door(made.access, made.settings)), Contract()
+        mount(server, made, contract, Streams(8))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -18,7 +18,8 @@ from grpc import aio
 
 from frontend import tracebacks
 from frontend.grpc.accepting import Server
-from frontend.grpc.methods import handlers
+from frontend.grpc.door import Door
+from frontend.grpc.methods import mount
 from frontend.grpc.streaming import Streams
 from frontend.middleware import ErrorRenderer, RequestMiddleware
 from frontend.protocols.kserve_v2 import KserveProtocol
@@ -141,11 +142,9 @@ def test_a_refused_message_is_freed_at_once(
     made = services(tmp_path)
 
     async def test() -> None:
-        server, streams = Server([], 100), Streams(8)
+        server, streams = Server([], Door(made.access, made.settings)), Streams(8)
         for service in (KserveService(made.settings.kserve), TrtisService(made)):
-            server.add_registered_method_handlers(
-                service.descriptor.full_name, handlers(made, service, streams)
-            )
+            mount(server, made, service, streams)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         unlimited = [("grpc.max_send_message_length", -1)]

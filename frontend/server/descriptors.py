@@ -1,0 +1,42 @@
+"""Open files of a frontend, set apart: those of HTTP's connections, of gRPC's, and of all else.
+
+All else is what a frontend cannot do without: sockets to workers, arenas, metric files, health checks. Where the hard
+limit of the process is too low for everything that the settings allow, HTTP and gRPC get less, in proportion.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Sequence
+
+OTHERS = 512
+_LEAST_SHARE = 2
+"""Of a hard limit that is very low, all else gets at most one part in so many."""
+
+
+def wanted(connections: Sequence[int]) -> int:
+    """Open files for these numbers of connections, and all else."""
+    return sum(connections) + OTHERS
+
+
+def shares(connections: Sequence[int], limit: int) -> list[int]:
+    """How many connections each may have under a limit of open files (negative: none), one at least."""
+    if limit < 0 or wanted(connections) <= limit:
+        return list(connections)
+    free = limit - min(OTHERS, limit // _LEAST_SHARE)
+    total = sum(connections)
+    return [max(1, number * free // total) for number in connections]
+
+
+def hard_limit() -> int:
+    """The hard limit of open files; negative without one."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return -1 if hard == resource.RLIM_INFINITY else hard
+
+
+def make_room(number: int) -> None:
+    """Raise the soft limit to so many, or as near as the hard limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    reachable = number if hard == resource.RLIM_INFINITY else min(number, hard)
+    if soft != resource.RLIM_INFINITY and soft < reachable:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (reachable, hard))
