@@ -75,9 +75,14 @@ class CatalogFollower:
         except OSError as error:
             log.error("what ended loads left in the run directory cannot be deleted: %s", error)
 
-    async def reload(self) -> bool:
-        """Read the files now; whether they say something else than before. Raises `ConfigError` when they are wrong."""
+    async def reload(self, changed_only: bool = False) -> bool:
+        """Read the files now; whether they say something else than before. Raises `ConfigError` when they are wrong.
+
+        `changed_only`: not if they are as they were when they were read last.
+        """
         async with self._turn:
+            if changed_only and not await asyncio.to_thread(self._watch.differs):
+                return False
             found = await asyncio.to_thread(self._open)
             # NOTE: not in the thread, which goes on when this task is cancelled: nobody would look at the files again.
             self._watch.was_read(found.files)

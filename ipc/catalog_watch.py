@@ -82,6 +82,10 @@ class CatalogWatch:
         self._read = now
         return True
 
+    def differs(self) -> bool:
+        """Whether the files differ from those read last, settled or not."""
+        return look(*self._places) != self._read
+
     def was_read(self, files: Files) -> None:
         """The catalog has been read since, from these files, which may have been others than at the last look.
 

@@ -1,7 +1,8 @@
 """Models in and out of memory by name, and the index of all of them, as both tensor protocols offer it.
 
-1. `load` waits until every version that the policy chooses is loaded, and known to all frontends (`agreement`);
-   `unload` returns once the workers were told. A load may bring a configuration and files (`overriding`).
+1. `load` reads the repository anew, and waits until every version that the policy chooses is loaded as its files are
+   now, and known to all frontends (`agreement`); `unload` returns once the workers were told. A load may bring a
+   configuration and files (`overriding`), which hold until an unload or until another load brings something.
 2. What was loaded or unloaded by name is marked in the run directory (`ipc.marks`), so that no frontend loads again for
    a request what somebody unloaded. The mark goes with the next `load`, and with the next start of the server.
 3. Only with `repository.control: explicit`.
@@ -24,6 +25,7 @@ from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.states import State, model_of
 from ipc import deadline
 from ipc.errors import (
+    ConfigError,
     ControlDisabled,
     DeadlineExceeded,
     InvalidInput,
@@ -79,6 +81,10 @@ class RepositoryControl:
         self._check_allowed()
         brought = await self._brought(parameters)
         try:
+            if brought is None:
+                await self._read_anew(model)
+                await self._load(model, None, deadline_ns)
+                return
             async with self._overriding.change(model, brought, deadline_ns) as change:
                 await self._load(model, change, deadline_ns)
         finally:
@@ -95,6 +101,18 @@ class RepositoryControl:
             finally:
                 parameters.clear()
 
+    async def _read_anew(self, model: str) -> None:
+        """What was copied into the repository just now is served by the load."""
+        if not self._services.settings.catalog.watch:
+            return
+        try:
+            await self._services.follower.reload(changed_only=True)
+        except ConfigError as error:
+            log.error("the changed catalog is refused, the old one stays: %s", error.message)
+            raise ModelLoadFailed(
+                f"failed to load {shown(model)}, model files have mistakes; the server's log names them"
+            ) from error
+
     async def _load(self, model: str, change: Change | None, deadline_ns: int) -> None:
         until_ns = min(deadline_ns, deadline.after(FOLLOW_S))
         entries = await self._entries(model, until_ns)
@@ -103,6 +121,10 @@ class RepositoryControl:
             await self._overriding.followed(model, change, until_ns)
         else:
             await self._overriding.settled(model, until_ns)
+            if self._overriding.is_behind(model):
+                raise ModelLoadFailed(
+                    f"failed to load {shown(model)}, the workers have not read its files yet; try again"
+                )
         self._marks.put(model_of(entries[0]), loaded=True)
         log.info("model %a is loaded by name", model[:200])
         loads = [self._load_entry(model, entry, deadline_ns) for entry in entries]
@@ -161,27 +183,26 @@ class RepositoryControl:
             )
 
     async def _entries(self, model: str, until_ns: int) -> list[str]:
-        """Catalog ids of all versions that the files choose, once some worker knows each of them."""
+        """Catalog ids of all versions that the files choose, once some worker knows each of them.
+
+        Raises `ModelLoadFailed` for a model that the files do not have.
+        """
         services, entries = self._services, list[str]()
 
         def known() -> bool:
             nonlocal entries
             try:
                 versions, chosen = services.served.versions(services, model), services.follower.chosen(model)
-                entries = [entry for number, entry in versions if not chosen or number in chosen]
             except UnavailableModel:
-                entries = []
-                return False
-            channels = services.client.channels
-            return all(any(entry in channel.models for channel in channels) for entry in entries)
-
-        try:
-            await services.client.wait(known, until_ns)
-        except DeadlineExceeded:
-            if not entries:
                 raise ModelLoadFailed(
                     f"failed to load {shown(model)}, the repository has no such model"
                 ) from None
+            entries = [entry for number, entry in versions if not chosen or number in chosen]
+            channels = services.client.channels
+            return all(any(entry in channel.models for channel in channels) for entry in entries)
+
+        with contextlib.suppress(DeadlineExceeded):
+            await services.client.wait(known, until_ns)
         return entries
 
     async def _agree(self, until_ns: int, loaded: str = "") -> None:

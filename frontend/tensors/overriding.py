@@ -2,7 +2,7 @@
 
 1. What is wrong with a configuration or with files is found before anything changes, as far as the files tell it.
 2. The pointer is replaced in one step; this frontend follows at once, other processes within about a second.
-3. A load that fails puts the former override back, or none. One that brings nothing ends the model's override.
+3. A load that fails puts the former override back, or none. One that brings nothing keeps the model's override.
 4. One load or unload at a time changes overrides, of all models and frontends: the others wait up to their deadlines.
 """
 
@@ -32,10 +32,10 @@ log = logging.getLogger(__name__)
 
 
 class Change(NamedTuple):
-    """What was in force for a model, and what is to be; None: the repository's own."""
+    """What was in force for a model (None: the repository's own), and what is to be."""
 
     before: Override | None
-    after: Override | None
+    after: Override
 
 
 class Overriding:
@@ -46,10 +46,8 @@ class Overriding:
         self._overrides = Overrides(services.settings.paths.overrides())
 
     @asynccontextmanager
-    async def change(
-        self, model: str, brought: Brought | None, until_ns: int
-    ) -> AsyncIterator[Change | None]:
-        """Let the model be as a load wants it; None when it is that already. An error inside undoes it.
+    async def change(self, model: str, brought: Brought, until_ns: int) -> AsyncIterator[Change]:
+        """Let the model be as a load wants it. An error inside undoes it.
 
         `brought` is emptied once its files are written.
 
@@ -59,11 +57,8 @@ class Overriding:
             DeadlineExceeded: another load went on for too long.
             ModelLoadFailed: the files cannot be kept.
         """
-        if brought is None and self._overrides.get(model) is None:
-            yield None
-            return
         async with contextlib.AsyncExitStack() as changing:
-            with self._services.bodies.holding(brought.nbytes if brought is not None else 0):
+            with self._services.bodies.holding(brought.nbytes):
                 await changing.enter_async_context(self._overrides.locked(until_ns))
                 change = await self._begin(model, brought)
             mark = self._marks.get(model)
@@ -135,6 +130,14 @@ class Overriding:
             for name, status in told
         )
 
+    def is_behind(self, model: str) -> bool:
+        """Whether a worker that answers knows a version of the model in older files than this frontend."""
+        catalog = self._services.catalog
+        up = [channel.models for channel in self._services.client.channels if channel.responsive]
+        names = [id_of(model, version) for version in catalog.versions.get(model, ())]
+        told = [(catalog[name].code, each[name]) for each in up for name in names if name in each]
+        return any((status.next or status.revision) != code for code, status in told)
+
     async def _serve(self, model: str, override: Override | None) -> None:
         try:
             if override is None:
@@ -167,10 +170,8 @@ class Overriding:
             self._overrides.remove(model)
         self._overrides.discard(change.after)
 
-    async def _begin(self, model: str, brought: Brought | None) -> Change:
+    async def _begin(self, model: str, brought: Brought) -> Change:
         """What a load changes; its files are written in a thread, and away again if the client goes meanwhile."""
-        if brought is None:
-            return Change(self._overrides.get(model), None)
         drafting = asyncio.ensure_future(asyncio.to_thread(self._draft, model, brought))
         try:
             after = await asyncio.shield(drafting)

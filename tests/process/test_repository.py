@@ -145,9 +145,11 @@ def test_a_new_latest_version_takes_over_without_a_gap_and_a_broken_one_not_at_a
     assert not [each for each in answers if isinstance(each, int)]
 
 
-@pytest.mark.long
-def test_explicit_control_loads_what_is_named_and_follows_what_is_loaded(tmp_path: Path) -> None:
-    models = tmp_path / "models"
+@pytest.fixture(scope="module")
+def by_name(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
+    """A server of two frontends and two workers that loads models by name, and its repository."""
+    root = tmp_path_factory.mktemp("by_name")
+    models = root / "models"
     for name in ("first", "later"):
         programs.write_version(models / name, 1, LATEST)
     settings = {
@@ -155,21 +157,53 @@ def test_explicit_control_loads_what_is_named_and_follows_what_is_loaded(tmp_pat
         "repository.dirs": models,
         "repository.control": "explicit",
         "repository.models": "first",
+        "server.frontends": 2,
+        "worker.count": 2,
     }
-    with serving(tmp_path, models=(), settings=settings) as server:
-        assert infer(server, "first") == [1] * 4
-        assert infer(server, "later") == 404 and state(server, "later@1") == "UNAVAILABLE"
-        assert server.post("/v2/repository/models/later/load", {}).status == 200
-        assert infer(server, "later") == [1] * 4
-        programs.write_version(models / "later", 3, LATEST)
-        wait_until(lambda: infer(server, "later") == [3] * 4, 30, "the new version of a loaded model")
-        programs.write_version(models / "unasked", 1, LATEST)
+    with serving(root, models=(), settings=settings) as server:
+        both = {"model": "first@1", "state": "loaded"}
         wait_until(
-            lambda: state(server, "unasked@1") == "UNAVAILABLE", 30, "a model that nobody has asked for"
+            lambda: server.metric("penstock_model_state", **both) == 2, 60, "the model on both workers"
         )
-        assert server.post("/v2/repository/models/first/unload", {}).status == 200
-        wait_until(lambda: infer(server, "first") == 404, 30, "the unloading")
-        assert infer(server, "unasked") == 404
+        yield server, models
+
+
+def load(server: Server, model: str) -> Any:
+    """The answer to a load by name."""
+    return server.post(f"/v2/repository/models/{model}/load", {})
+
+
+def test_explicit_control_loads_what_is_named_and_follows_what_is_loaded(
+    by_name: tuple[Server, Path],
+) -> None:
+    server, models = by_name
+    assert infer(server, "first") == [1] * 4
+    assert infer(server, "later") == 404 and state(server, "later@1") == "UNAVAILABLE"
+    assert load(server, "later").status == 200
+    assert infer(server, "later") == [1] * 4
+    programs.write_version(models / "later", 3, LATEST)
+    wait_until(lambda: infer(server, "later") == [3] * 4, 30, "the new version of a loaded model")
+    programs.write_version(models / "unasked", 1, LATEST)
+    wait_until(lambda: state(server, "unasked@1") == "UNAVAILABLE", 30, "a model that nobody has asked for")
+    assert server.post("/v2/repository/models/first/unload", {}).status == 200
+    wait_until(lambda: infer(server, "first") == 404, 30, "the unloading")
+    assert infer(server, "unasked") == 404
+
+
+def test_a_load_by_name_serves_what_was_copied_just_before_on_every_frontend(
+    by_name: tuple[Server, Path],
+) -> None:
+    server, models = by_name
+    programs.write_version(models / "copied", 1, LATEST)
+    assert load(server, "copied").status == 200
+    assert [infer(server, "copied") for _ in range(8)] == [[1] * 4] * 8, "a new model"
+    programs.write_version(models / "copied", 2, LATEST)
+    assert load(server, "copied").status == 200
+    assert [infer(server, "copied") for _ in range(8)] == [[2] * 4] * 8, "a new version"
+    programs.write_version(models / "other", 5, LATEST)
+    (models / "other" / "5" / "model.pt2").replace(models / "copied" / "2" / "model.pt2")
+    assert load(server, "copied").status == 200
+    assert [infer(server, "copied") for _ in range(8)] == [[5] * 4] * 8, "a replaced version"
 
 
 def test_a_wrong_section_is_refused_at_the_start_by_name(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ import pytest
 from frontend.bodies import BodyReader
 from frontend.tensors.agreement import Agreement
 from frontend.tensors.control import UNLOAD_S, RepositoryControl
+from frontend.tensors.served import ServedModels
 from ipc import deadline
 from ipc.catalog import Catalog, DirectorySource, ModelEntry
-from ipc.errors import ControlDisabled, DeadlineExceeded, InvalidInput, Unsupported
+from ipc.errors import ControlDisabled, DeadlineExceeded, InvalidInput, ModelLoadFailed, Unsupported
 from ipc.liveness import SlotLock
 from ipc.marks import Marks
 from ipc.messages import ModelStatus
@@ -146,3 +147,21 @@ def test_a_frontend_that_has_not_heard_of_a_load_does_not_agree_by_the_load_befo
         assert not first._agreement.reached(entirely=True)
         second.tell()
         assert first._agreement.reached(entirely=True)
+
+
+def test_a_load_of_an_unknown_name_reads_the_files_and_is_refused_without_a_wait(tmp_path: Path) -> None:
+    control = control_of(tmp_path, "explicit")
+    services: Any = control._services
+    read = []
+
+    async def reload(changed_only: bool) -> None:
+        read.append(changed_only)
+
+    async def wait(done: Callable[[], bool], until_ns: int) -> None:
+        assert done(), "nothing is waited for"
+
+    services.follower, services.served = SimpleNamespace(reload=reload), ServedModels()
+    services.client.wait = wait
+    with pytest.raises(ModelLoadFailed, match="failed to load 'nope', the repository has no such model"):
+        asyncio.run(control.load("nope", {}, deadline.after(60)))
+    assert read == [True]
