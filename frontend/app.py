@@ -7,7 +7,7 @@ from typing import Any
 import falcon
 import falcon.asgi
 
-from frontend import configuration, health
+from frontend import configuration, health, paths
 from frontend.access.gate import Gate
 from frontend.access.middleware import AccessMiddleware
 from frontend.denial import SEND_KEY
@@ -29,7 +29,8 @@ class Application:
 
     Falcon waits for the first piece of a body before it does anything. A body whose declared length is over the limit
     is not waited for, so that its refusal comes before a client that asks first (`Expect: 100-continue`) sends it. The
-    same goes for a request whose key does not let it in, and for one on a port that does not answer its path.
+    same goes for a request whose key does not let it in, for one with a path that is refused, and for one on a port
+    that does not answer its path.
     """
 
     def __init__(
@@ -39,13 +40,17 @@ class Application:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """One ASGI scope."""
-        if scope["type"] != "lifespan" and not self._listeners.serves(scope):
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        readable = paths.normalize(scope)
+        if not self._listeners.serves(scope):
             await refuse(scope, send, self._settings)
             return
-        admitted = scope["type"] == "lifespan" or self._access.admit(scope)
+        admitted = self._access.admit(scope) and readable
         if scope["type"] == "websocket":
             scope[SEND_KEY] = send
-        elif scope["type"] == "http":
+        else:
             if CALLBACK_KEY not in scope:
                 receive = noting(scope, receive)
             if not admitted or _declared_nbytes(scope) > self._settings.limits.max_body_bytes:

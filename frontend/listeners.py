@@ -58,8 +58,7 @@ class Listeners:
         """Whether the path of an ASGI scope is answered on the port that it came in on."""
         if not self._alone:
             return True
-        # NOTE: the router ignores further slashes at the start.
-        path = "/" + scope["path"].lstrip("/")
+        path: str = scope["path"]
         port = (scope.get("server") or ("", 0))[1]
         if port not in self._alone:
             return self._metrics_on_bind or path != _METRICS

@@ -9,7 +9,7 @@ import falcon
 import orjson
 from falcon.asgi import Request, Response, WebSocket
 
-from frontend import context, tracebacks
+from frontend import context, paths, tracebacks
 from frontend.denial import deny
 from frontend.finishing import Outcome, finish
 from frontend.protocols.registry import WireProtocol, protocol_of
@@ -27,18 +27,23 @@ class RequestMiddleware:
         self._services, self._known = services, known
 
     async def process_request(self, req: Request, resp: Response) -> None:
-        """Ids and deadline; while draining, inference is still answered, since the connection was accepted before."""
+        """Ids and deadline; while draining, inference is still answered, since the connection was accepted before.
+
+        Raises `InvalidInput` for a path that is refused.
+        """
         made = context.make(req, self._services.settings.limits)
         req.context.penstock = made
         logs.request_id.set(made.request_id)
         if self._services.tracer is not None:
             self._services.tracer.begin(made, req.path)
+        paths.check(req.scope)
 
     async def process_request_ws(self, req: Request, ws: WebSocket) -> None:
-        """Ids of a handshake; the common headers go into its answer, whatever it is."""
+        """Ids of a handshake; the common headers go into its answer, whatever it is. Raises `InvalidInput`."""
         made = context.make(req, self._services.settings.limits)
         req.context.penstock, req.context.common = made, self._common(made)
         logs.request_id.set(made.request_id)
+        paths.check(req.scope)
 
     def _common(self, made: context.RequestContext) -> dict[str, str]:
         return context.common_headers(made, self._services.settings.server)

@@ -6,27 +6,24 @@
 | admin paths | 401 | 403 | 403 | 429 |
 | all others | 401 | 401 | 403 | 429 |
 
-Without a keys file everybody is let in, but admin paths answer only to callers on this machine that did not come
-through a proxy or a web page.
+Without a keys file `keyless` decides.
 """
 
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from frontend.access import credentials, keyfile, keys, rules
+from frontend.access.keyless import Keyless
 from frontend.access.rates import RateMeter
 from ipc.errors import AccessRefused, Forbidden, RateLimited, Unauthenticated
 from ipc.settings import Server
 
 SCOPE_KEY = "penstock.access"
 _NOBODY_DIGEST = keys.digest("")
-_ONLY_LOCAL = "without API keys this path answers only to callers on the server's own machine"
-_FROM_ELSEWHERE = frozenset((b"forwarded", b"x-forwarded-for", b"x-real-ip", b"origin"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +50,21 @@ class Outcome:
 class Gate:
     """The keys of a server and the rules for its paths."""
 
-    def __init__(self, entries: tuple[keyfile.KeyEntry, ...] = (), open_metrics: bool = True) -> None:
-        self.entries, self.open_metrics = entries, open_metrics
+    def __init__(
+        self,
+        entries: tuple[keyfile.KeyEntry, ...] = (),
+        open_metrics: bool = True,
+        keyless: Keyless | None = None,
+    ) -> None:
+        self.entries, self.open_metrics, self._keyless = entries, open_metrics, keyless or Keyless()
         self.meter = RateMeter(len(entries))
         self._by_id = {entry.id: (number, entry) for number, entry in enumerate(entries)}
 
     @classmethod
     def of(cls, server: Server) -> Gate:
-        """The gate that the settings name. Raises `ConfigError` when the keys file is wrong."""
+        """The gate that the settings name. Raises `ConfigError` for a wrong keys file or a wrong name of a host."""
         entries = keyfile.read(Path(server.keys_file)) if server.keys_file else ()
-        return cls(entries, server.open_metrics)
+        return cls(entries, server.open_metrics, Keyless.of(server))
 
     @property
     def closed(self) -> bool:
@@ -95,9 +97,7 @@ class Gate:
 
     def _decide(self, scope: dict[str, Any], need: rules.Need, spend: bool = True) -> Outcome:
         if not self.closed:
-            if need == "admin" and not _is_local(scope):
-                return Outcome(refusal=Forbidden(_ONLY_LOCAL))
-            return Outcome()
+            return Outcome(refusal=self._keyless.refusal(scope, need))
         if not need:
             return Outcome()
         try:
@@ -132,16 +132,3 @@ class Gate:
 def outcome_of(scope: dict[str, Any]) -> Outcome:
     """What `Gate.admit` found; a scope that it never saw is refused."""
     return scope.get(SCOPE_KEY) or Outcome(refusal=Unauthenticated("the request was not checked"))
-
-
-def _is_local(scope: dict[str, Any]) -> bool:
-    """Whether the client is on this machine itself: a loopback address or a Unix socket, and no trace of a relay."""
-    if any(name in _FROM_ELSEWHERE for name, _ in scope["headers"]):
-        return False
-    client = scope.get("client")
-    if not client or not client[0]:
-        return True
-    try:
-        return ipaddress.ip_address(client[0]).is_loopback
-    except ValueError:
-        return False

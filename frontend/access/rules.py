@@ -29,7 +29,7 @@ ADMIN_FOLDERS = (
     "/api/modelcontrol/",
     "/api/sharedmemorycontrol/register/",
     "/api/sharedmemorycontrol/cudaregister/",
-    "/api/sharedmemorycontrol/unregister/",
+    "/api/sharedmemorycontrol/unregister",
 )
 ADMIN_V2 = re.compile(
     r"/v2/(repository/(.+/)?(load|unload)"
@@ -41,9 +41,7 @@ ADMIN_V2 = re.compile(
 
 
 def need_of(path: str, open_metrics: bool) -> Need:
-    """Scope that `path` (decoded) needs; empty when it is open to all."""
-    # NOTE: the router ignores further slashes at the start; a path must not get another scope by them.
-    path = "/" + path.lstrip("/")
+    """Scope that a normalized path (`frontend.paths`) needs; empty when it is open to all."""
     if path.startswith(ADMIN_FOLDERS) or ADMIN_V2.fullmatch(path):
         return "admin"
     if path in OPEN or (open_metrics and path == "/metrics"):

@@ -27,7 +27,6 @@ from ipc.metrics import NO_KEY
 log = logging.getLogger(__name__)
 
 Metadata = dict[str, str | bytes]
-_ACCESS_HEADERS = ("authorization", "x-api-key", "forwarded", "x-forwarded-for", "x-real-ip", "origin")
 
 
 @dataclass(slots=True)
@@ -121,10 +120,11 @@ class Call:
 
 def head_of(path: str, metadata: Metadata, peer: str) -> dict[str, Any]:
     """An rpc as the gate, which knows HTTP, reads the head of a request."""
-    headers = []
-    for name in _ACCESS_HEADERS:
-        if name in metadata:
-            value = metadata[name]
-            headers.append((name.encode(), value if isinstance(value, bytes) else value.encode("utf-8")))
-    client = Peer.named(peer)
-    return {"type": "http", "path": path, "headers": headers, "client": client if client.address else None}
+    # NOTE: gRPC keeps the fields of HTTP to itself, `:authority` too.
+    headers = [(b"content-type", b"application/grpc")]
+    for name, value in metadata.items():
+        headers.append((name.encode(), value if isinstance(value, bytes) else value.encode("utf-8")))
+    named = Peer.named(peer)
+    unnamed = None if peer.startswith("unix:") else ("unknown", 0)
+    client = named if named.address else unnamed
+    return {"type": "http", "method": "POST", "path": path, "headers": headers, "client": client}

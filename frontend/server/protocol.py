@@ -287,12 +287,23 @@ class PenstockProtocol(HttpToolsProtocol):
 
 
 def _set_path(scope: HTTPScope, url: bytes, root_path: str) -> None:
-    """Fill in path and query of an origin-form, absolute-form or asterisk-form target (RFC 9112, section 3.2)."""
+    """Fill in path and query of an origin-form, absolute-form or asterisk-form target (RFC 9112, section 3.2).
+
+    The host of an absolute-form target takes the place of the field `Host` (section 3.2.2). Raises `RefusedRequest` for
+    a target with a fragment, which proxies count as a part of the path.
+    """
+    if b"#" in url:
+        raise RefusedRequest(malformed("A request target must not have a fragment."))
     if url == b"*":
         raw_path, query = url, b""
     else:
         parsed = httptools.parse_url(url)
         raw_path, query = parsed.path or b"/", parsed.query or b""
+        if parsed.host:
+            host = b"[%b]" % parsed.host if b":" in parsed.host else parsed.host
+            authority = b"%b:%d" % (host, parsed.port) if parsed.port else host
+            fields = [field for field in scope["headers"] if field[0] != b"host"]
+            scope["headers"] = [(b"host", authority), *fields]
     path = raw_path.decode("ascii")
     scope["path"] = root_path + (urllib.parse.unquote(path) if "%" in path else path)
     scope["raw_path"] = root_path.encode("ascii") + raw_path

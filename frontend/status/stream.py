@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from urllib.parse import urlsplit
 
 import falcon
 from falcon.asgi import Request, Response, WebSocket
 
+from frontend.access.keyless import same_origin
 from frontend.services import Services
 from frontend.status.feed import Feed
 from ipc.errors import Draining, Forbidden, NoReplica
@@ -22,7 +22,6 @@ PROTOCOL = "penstock.status"
 """Subprotocol of the page, which offers an API key beside it; clients need not offer any."""
 GOING_AWAY = 1001
 BROKEN = 1011
-_DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
 class StreamResource:
@@ -90,14 +89,4 @@ def origin_allowed(origin: str | None, host: str, allowed: str) -> bool:
     names = [name.strip().rstrip("/").lower() for name in allowed.split(",") if name.strip()]
     if "*" in names or origin.lower() in names:
         return True
-    try:
-        page = urlsplit(origin)
-        # The scheme is the page's: behind a proxy that ends TLS the server does not know its own.
-        own = urlsplit(f"{page.scheme}://{host}")
-        default = _DEFAULT_PORTS.get(page.scheme)
-        return bool(page.hostname) and (page.hostname, page.port or default) == (
-            own.hostname,
-            own.port or default,
-        )
-    except ValueError:
-        return False
+    return same_origin(origin, host)

@@ -59,7 +59,8 @@ async def _echo(scope: Any, receive: Any, send: Any, query: dict[str, str]) -> N
             return
         nbytes, more = nbytes + len(message["body"]), message["more_body"]
     names = [name.decode() for name, _ in scope["headers"]]
-    await _answer(send, {"nbytes": nbytes, "names": names, "path": scope["path"]})
+    hosts = [value.decode() for name, value in scope["headers"] if name == b"host"]
+    await _answer(send, {"nbytes": nbytes, "names": names, "path": scope["path"], "hosts": hosts})
 
 
 async def _unread(scope: Any, receive: Any, send: Any, query: dict[str, str]) -> None:

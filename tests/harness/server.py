@@ -30,6 +30,8 @@ MAX_PAUSE_S = 0.1
 PORTS_EACH = 797
 """More than one test process takes."""
 RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+RAW_HOSTS = "a,b,example.org,fuzz,h,other,server.example,t,test,x"
+"""What clients of tests that write their own heads call the server; without keys it answers to listed names only."""
 LEAST_ROOM = 20_000
 """Where the ports of outgoing connections begin below this, too few are left below them."""
 
@@ -317,6 +319,7 @@ def make_server(
         "server.bind": f"127.0.0.1:{port}",
         "server.frontends": 1,
         "server.drain_s": 0.5,
+        "server.allowed_hosts": RAW_HOSTS,
         "run.dir": run_dir,
         "run.instance": f"t{port}",
         "run.shm_dir": "/dev/shm",

@@ -236,7 +236,8 @@ def test_trailers_are_limited_and_do_not_reach_the_application(patient: Server) 
     chunked = b"POST /echo HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
     with Client(patient.port) as client:
         client.send(chunked + b"X-Late: 1\r\n\r\n")
-        assert client.reply().json == {"nbytes": 3, "names": ["host", "transfer-encoding"], "path": "/echo"}
+        reply = client.reply().json
+        assert (reply["nbytes"], reply["names"]) == (3, ["host", "transfer-encoding"])
         client.send(chunked)
         client.send(b"X-Late: " + b"x" * 600_000)
         assert client.reply().status == 431
@@ -263,6 +264,7 @@ _MALFORMED = {
     "zero byte": b"GET /echo HTTP/1.1\r\nHost: t\r\nX: a\x00b\r\n\r\n",
     "version 0.9": b"GET /echo HTTP/0.9\r\nHost: t\r\n\r\n",
     "version 2.0": b"GET /echo HTTP/2.0\r\nHost: t\r\n\r\n",
+    "fragment": b"GET /echo#x HTTP/1.1\r\nHost: t\r\n\r\n",
     "connect": b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org\r\n\r\n",
 }
 
@@ -319,10 +321,19 @@ def test_offer_of_another_protocol_is_served_as_http_1(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "path"), [("http://test/echo/a%20b?x=1", "/echo/a b"), ("http://test", "/"), ("*", "*")]
+    ("target", "path", "host"),
+    [
+        ("http://other/echo/a%20b?x=1", "/echo/a b", "other"),
+        ("http://[::1]:80", "/", "[::1]:80"),
+        ("/echo", "/echo", "test"),
+        ("*", "*", "test"),
+    ],
 )
-def test_forms_of_the_target(server: Server, target: str, path: str) -> None:
-    assert server.ask(target).json["path"] == path
+def test_forms_of_the_target_of_which_an_absolute_one_names_the_host(
+    server: Server, target: str, path: str, host: str
+) -> None:
+    reply = server.ask(target)
+    assert (reply.json["path"], reply.json["hosts"]) == (path, [host])
 
 
 def test_no_access_log_no_server_field_and_no_descriptor_left(server: Server) -> None:

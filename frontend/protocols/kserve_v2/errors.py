@@ -8,11 +8,10 @@ from typing import Any
 
 import falcon
 
-from frontend.protocols.kserve_v2 import paths
 from frontend.protocols.kserve_v2.compression import OFFERED, UnsupportedEncoding
 from frontend.tensors.refusals import UnavailableModel
 from ipc import logs
-from ipc.errors import InvalidInput, PenstockError, QueueFull
+from ipc.errors import PenstockError, QueueFull
 
 _STATUSES = {
     "INPUT_TOO_LONG": 400,
@@ -59,11 +58,7 @@ def text_of(error: PenstockError) -> str:
 
 
 def render_http(error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """The same for an error of the framework. A path with a `..` segment is refused for that, wherever it leads."""
-    try:
-        paths.check(path)
-    except InvalidInput as refusal:
-        return render(refusal, path)
+    """The same for an error of the framework."""
     text, code = _HTTP.get(error.status_code, (error.description or error.title or "", "INVALID_INPUT"))
     return error.status_code, _body(text, code, False, {}), {}
 

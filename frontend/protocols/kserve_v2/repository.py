@@ -10,7 +10,7 @@ from falcon.asgi import Request, Response
 
 from frontend.access.restricted import Restrictions
 from frontend.disconnect import until_disconnect
-from frontend.protocols.kserve_v2 import answers, paths
+from frontend.protocols.kserve_v2 import answers
 from frontend.protocols.kserve_v2.schemas import CONTROL, INDEX
 from frontend.services import Services
 from ipc.errors import Unsupported
@@ -31,14 +31,12 @@ class RepositoryResource:
 
     async def on_get(self, req: Request, resp: Response, tail: str) -> None:
         """None of the paths has a GET."""
-        paths.check(tail)
         if _INDEX.fullmatch(tail) or _CONTROL.fullmatch(tail):
             raise falcon.HTTPMethodNotAllowed(["POST"])
         raise falcon.HTTPNotFound
 
     async def on_post(self, req: Request, resp: Response, tail: str) -> None:
         """By what the path ends with."""
-        paths.check(tail)
         self._restrictions.check("model-repository", req.get_header)
         if _INDEX.fullmatch(tail):
             await self._index(req, resp)

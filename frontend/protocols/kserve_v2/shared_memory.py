@@ -9,7 +9,7 @@ import falcon
 from falcon.asgi import Request, Response
 
 from frontend.access.restricted import Restrictions
-from frontend.protocols.kserve_v2 import answers, paths
+from frontend.protocols.kserve_v2 import answers
 from frontend.protocols.kserve_v2.schemas import REGISTER_CUDA, REGISTER_SYSTEM
 from frontend.services import Services
 from ipc.errors import InvalidInput
@@ -61,7 +61,6 @@ class SharedMemoryResource:
 
     def _parse(self, req: Request, tail: str) -> tuple[str, str]:
         """Name of the region, "" for none, and what is asked."""
-        paths.check(tail)
         self._restrictions.check("shared-memory", req.get_header)
         found = _TAIL.fullmatch(tail)
         if found is None:

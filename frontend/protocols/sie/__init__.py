@@ -48,7 +48,7 @@ class SieProtocol:
 
     def inference_at(self, path: str) -> tuple[str, str]:
         """The operation of an inference route, and the model where the path has it."""
-        version, _, rest = path.lstrip("/").partition("/")
+        version, _, rest = path.removeprefix("/").partition("/")
         operation, _, model = rest.partition("/")
         return (operation, model) if version == "v1" and operation in OPERATIONS else ("", "")
 
