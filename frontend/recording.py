@@ -69,9 +69,11 @@ class Recorder:
             found.append(self._amount("rejected", model, _REJECTIONS[code]))
         return tuple(found)
 
-    def _phase(self, protocol: str, operation: str, model: str, phase: str) -> tuple[Observations, ...]:
+    def _phase(
+        self, protocol: str, operation: str, model: str, phase: str, outcome: str
+    ) -> tuple[Observations, ...]:
         """What the time of a phase is observed in."""
-        children = [self._child("duration", operation, model, phase)]
+        children = [self._child("duration", operation, model, phase, outcome)]
         if protocol == "sie" and phase in _SIE_PHASES:
             children.append(self._child("sie_duration", model, operation, _SIE_PHASES[phase]))
         return tuple(map(self._tally.observations, children))
@@ -90,10 +92,11 @@ class Recorder:
         model = self.model_label(model)
         for counter in self._outcomes(protocol, operation, model, status, code):
             counter.inc()
+        outcome = "error" if code or status >= "400" else "ok"
         for phase, milliseconds in phases.items():
             if milliseconds <= 0:
                 continue
-            for histogram in self._phases(protocol, operation, model, phase):
+            for histogram in self._phases(protocol, operation, model, phase, outcome):
                 histogram.observe(milliseconds / 1000)
 
     def called(self, key: str, code: str) -> None:

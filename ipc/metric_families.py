@@ -26,8 +26,8 @@ FRONTEND = (
         "duration",
         "histogram",
         "penstock_request_duration_seconds",
-        "Time per phase.",
-        ("operation", "model", "phase"),
+        "Time per phase, of requests that were answered (ok) or not (error).",
+        ("operation", "model", "phase", "outcome"),
         buckets=LATENCY_BUCKETS,
     ),
     Family("in_flight", "gauge", "penstock_requests_in_flight", "Requests being served.", ("model", "lane")),
@@ -197,9 +197,7 @@ WORKER = (
         ("worker",),
         mode="livemostrecent",
     ),
-    Family(
-        "shm_total", "gauge", "penstock_shm_bytes_total", "Arena size.", ("worker",), mode="livemostrecent"
-    ),
+    Family("shm_total", "gauge", "penstock_shm_bytes", "Arena size.", ("worker",), mode="livemostrecent"),
     Family(
         "shm_leases",
         "gauge",

@@ -111,7 +111,7 @@ class FrontendMetrics(_Families):
             for lane in LANES:
                 self.in_flight.labels(model, lane).set(0)
             for phase in PHASES:
-                self.duration.labels("encode", model, phase)
+                self.duration.labels("encode", model, phase, "ok")
             for phase in ("total", "queue", "tokenize", "inference"):
                 self.sie_duration.labels(model, "encode", phase)
 

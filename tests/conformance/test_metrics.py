@@ -49,7 +49,7 @@ CONSTANT = {
     "penstock_sequences",
     "penstock_sequences_expired_total",
     "penstock_stream_parts_total",
-    "penstock_shm_bytes_total",
+    "penstock_shm_bytes",
     "penstock_tensor_copied_bytes_total",
     "penstock_traced_requests_total",
     "sie_adaptive_batch_wait_ms",

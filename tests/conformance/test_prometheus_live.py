@@ -104,9 +104,8 @@ def test_the_shipped_configuration_scrapes_a_server_evaluates_its_rules_and_sees
         assert (target["health"], target["lastError"]) == ("up", "")
         assert found.value("penstock_ready") == 1
         assert found.value("penstock_worker_up") == 1
-        quantile = (
-            "histogram_quantile(0.5, sum by (le) (penstock_request_duration_seconds_bucket{phase='total'}))"
-        )
+        answered = "penstock_request_duration_seconds_bucket{phase='total',outcome='ok'}"
+        quantile = f"histogram_quantile(0.5, sum by (le) ({answered}))"
         assert 0 < found.value(quantile) < 10
         wait_until(lambda: rules_evaluated(found), 20, "the evaluation of all rules")
         unwell = {rule["name"]: rule["lastError"] for rule in rules(found) if rule["health"] != "ok"}

@@ -7,7 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
+from ipc import metric_families
 from tests.conformance.required_tool import required_tool
 from tools.source_tree import ROOT
 
@@ -44,3 +46,20 @@ def test_an_alert_that_does_not_fire_is_noticed(directory: Path) -> None:
     rules = directory / "penstock.rules.yml"
     rules.write_text(rules.read_text().replace("penstock_worker_up == 0", "penstock_worker_up == 2"))
     assert promtool("test", "rules", directory / SERIES.name).returncode != 0
+
+
+def test_every_alert_is_seen_to_fire_and_to_stay_quiet() -> None:
+    groups = yaml.safe_load((SHIPPED / "penstock.rules.yml").read_text())["groups"]
+    alerts = {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
+    cases = [case for test in yaml.safe_load(SERIES.read_text())["tests"] for case in test["alert_rule_test"]]
+    for expected in (True, False):
+        tested = {case["alertname"] for case in cases if bool(case["exp_alerts"]) is expected}
+        assert alerts - tested == set(), "fires" if expected else "is quiet"
+
+
+def test_no_gauge_has_the_name_of_a_counter_or_of_a_part_of_a_histogram() -> None:
+    tables = (metric_families.FRONTEND, metric_families.WORKER, metric_families.SUPERVISOR)
+    families = [family for table in tables for family in table]
+    reserved = ("_total", "_created", "_count", "_sum", "_bucket", "_info")
+    wrong = {f.name for f in families if f.name.endswith(reserved)} - {"penstock_build_info"}
+    assert len(families) > 60 and wrong == set()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, cast
 
+from prometheus_client import CollectorRegistry, Histogram
+
 from frontend.recording import Recorder
 from ipc.metrics import UNKNOWN, FrontendMetrics
 from ipc.tally import Tally
@@ -30,6 +32,16 @@ class _Family:
         return Child()
 
 
+class _Ended:
+    """The families that the end of a request is written to."""
+
+    def __init__(self) -> None:
+        labels = ("operation", "model", "phase", "outcome")
+        self.registry = CollectorRegistry()
+        self.duration = Histogram("duration", "", labels, registry=self.registry)
+        self.requests, self.rejected, self.tally = _Family(), _Family(), Tally()
+
+
 class _Families:
     """The two gauges, written at once."""
 
@@ -47,3 +59,14 @@ def test_a_request_ends_under_the_label_it_began_with_though_its_model_has_left_
             assert families.in_flight.values[UNKNOWN, "interactive"] == 1
     assert families.in_flight.values == {("org/m", "interactive"): 0, (UNKNOWN, "interactive"): 0}
     assert families.sie_active.values == {("org/m",): 0, (UNKNOWN,): 0}
+
+
+def test_phases_of_answers_and_of_refusals_are_apart() -> None:
+    families = _Ended()
+    recorder = Recorder(cast("FrontendMetrics", families), {"m"})
+    for status, code in (("200", ""), ("400", "INVALID_INPUT"), ("404", ""), ("504", "DEADLINE_EXCEEDED")):
+        recorder.finished("kserve", "infer", "m", status, code, {"total": 20})
+    families.tally.flush()
+    name, labels = "duration_count", {"operation": "infer", "model": "m", "phase": "total"}
+    counted = [families.registry.get_sample_value(name, {**labels, "outcome": o}) for o in ("ok", "error")]
+    assert counted == [1, 3]
