@@ -52,6 +52,7 @@ _OPTION_NAMES = {
     "doc_prefix": "document_prefix",
     "doc_punctuation_skiplist": "skip_punctuation",
     "query_max_length": "query_length",
+    "doc_max_length": "document_length",
     "yes_token": "positive_token",
     "no_token": "negative_token",
 }

@@ -6,14 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
+import yaml
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
-from ipc.messages import EncodeCall
+from ipc.catalog import load_catalog
+from ipc.messages import EncodeCall, InputItem
 from tests.harness.calls import asked
 from tests.tiny.models import build, write_json
-from workers.adapters.base import LoadContext
+from workers.adapters.base import LoadContext, Prepared
+from workers.adapters.colbert import ColbertAdapter
 from workers.adapters.dense import DenseAdapter
 from workers.adapters.shared.checkpoint import CheckpointError, load_transformer
 from workers.adapters.shared.heads import load_head
@@ -117,6 +121,39 @@ def test_load_reports_its_phases(model: Path) -> None:
         )
     )
     assert seen == [("tokenizer", 1.0), ("weights", 1.0), ("proof", 1.0)]
+
+
+@pytest.mark.parametrize("tiny", ["colbert_stanford", "colbert_pylate"])
+@pytest.mark.parametrize("prefixes", [("[Q] ", "[D] "), ("[Q]", "[D]"), (None, None)])
+@pytest.mark.parametrize("is_query", [True, False])
+def test_markers_under_their_names_in_a_file_of_sie_are_the_tokens_of_the_checkpoint(
+    tmp_path: Path, tiny: str, prefixes: tuple[str | None, str | None], is_query: bool
+) -> None:
+    directory = build(tiny, tmp_path / "weights")
+    loadtime = {"query_max_length": 32, "doc_max_length": 180, "query_prefix": prefixes[0]}
+    written = {
+        "sie_id": "org/late",
+        "weights_path": "weights",
+        "tasks": {"encode": {"multivector": {"dim": 128}}},
+        "profiles": {
+            "default": {
+                "adapter_path": "sie_server.adapters.colbert:ColBERTAdapter",
+                "adapter_options": {"loadtime": {**loadtime, "doc_prefix": prefixes[1]}},
+            }
+        },
+    }
+    (tmp_path / "late.yaml").write_text(yaml.safe_dump(written))
+    entry = load_catalog([str(tmp_path)])["org/late"]
+    adapter = ColbertAdapter.load(
+        LoadContext(directory, "m", CPU, torch.float32, None, entry.loadtime, lambda *_: None)
+    )
+    texts = ["The river turns the wheel.", "Paris"]
+    call = EncodeCall([InputItem(text) for text in texts], ["multivector"], is_query=is_query)
+    batch = adapter.collate([p for p in adapter.prepare(call.items, call) if isinstance(p, Prepared)])
+    found = adapter.token_vectors(batch).numpy()
+    reference = MultiVectorEncoder(str(directory), device="cpu")
+    expected = (reference.encode_query if is_query else reference.encode_document)(texts)
+    np.testing.assert_allclose(found, np.concatenate([np.asarray(rows) for rows in expected]), atol=2e-5)
 
 
 NAMED = {"query": "Q: ", "passage": "P: ", "other": "O: "}

@@ -173,7 +173,7 @@ class ColbertAdapter(LateInteraction, TextAdapter):
 
 def _marker(text: TextModel, prefix: str) -> tuple[int | None, str]:
     """(marker token, text after it): a prefix is one token where the vocabulary has it, else plain text."""
-    for token in (prefix, prefix.strip(), prefix.split(" ", 1)[0]):
+    for token in (prefix, prefix.strip(), f"{prefix.strip()} ", prefix.split(" ", 1)[0]):
         number = text.tokenizer.id_of(token) if token else None
         if number is not None:
             return number, prefix[len(token) :].lstrip() if len(prefix.strip()) > len(token) else ""

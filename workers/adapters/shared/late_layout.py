@@ -57,6 +57,7 @@ def read_late_layout(directory: Path, options: Mapping[str, Any]) -> LateLayout:
     config = read_json(directory / "config.json")
     if "HF_ColBERT" in (config.get("architectures") or []):
         layout = _read_stanford(directory)
+        options = {**options, **_named_markers(directory, options)}
     else:
         layout = _read_modules(directory)
     names = ("query_prefix", "document_prefix", "query_length", "document_length")
@@ -71,6 +72,24 @@ def read_late_layout(directory: Path, options: Mapping[str, Any]) -> LateLayout:
     if layout.expansion and layout.query_length is None:
         layout = replace(layout, query_length=_DEFAULT_QUERY_LENGTH)
     return layout
+
+
+def _named_markers(directory: Path, options: Mapping[str, Any]) -> dict[str, str]:
+    """Prefixes among `options` that begin with the name of a marker, with the marker's token in place of the name.
+
+    Stanford's checkpoints write `[Q]` and `[D]` for tokens that the vocabulary has under other names.
+    """
+    stored = read_json(directory / "artifact.metadata")
+    changed = {}
+    for prefix, side, name, token in (
+        ("query_prefix", "query", "[Q]", "[unused0]"),
+        ("document_prefix", "doc", "[D]", "[unused1]"),
+    ):
+        given = str(options.get(prefix) or "").lstrip()
+        name = stored.get(f"{side}_token") or name
+        if given.startswith(name):
+            changed[prefix] = (stored.get(f"{side}_token_id") or token) + given.removeprefix(name)
+    return changed
 
 
 def _read_stanford(directory: Path) -> LateLayout:
