@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,27 +14,24 @@ LONGEST_LABEL = 500
 """Characters of one label."""
 LARGEST_SCHEMA = 64 << 10
 """Bytes of an output schema as msgpack."""
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufffe\uffff]")
 
 
 def check_labels(labels: Sequence[str] | None, limits: Limits, field: str = "params.labels") -> list[str]:
-    """The labels in the caller's order. Raises `InvalidInput` that names the label of `field` which cannot be used."""
+    """The labels in the caller's order, each once. Raises `InvalidInput` for one of `field` that cannot be used."""
     given = list(labels or ())
     check_label_count(len(given), limits, field)
-    places: dict[str, int] = {}
     for index, label in enumerate(given):
         where = f"{field}[{index}]"
         if not label.strip():
             raise InvalidInput(f"{where}: may not be empty")
         if len(label) > LONGEST_LABEL:
             raise InvalidInput(f"{where}: {len(label)} characters, the limit is {LONGEST_LABEL}")
-        control = _CONTROL.search(label)
-        if control is not None:
-            raise InvalidInput(f"{where}: control character at offset {control.start()}")
-        if label in places:
-            raise InvalidInput(f"{where}: the same label as {field}[{places[label]}]")
-        places[label] = index
-    return given
+    return distinct(given)
+
+
+def distinct(labels: Sequence[str]) -> list[str]:
+    """Each label once, where it stands first."""
+    return list(dict.fromkeys(labels))
 
 
 def check_label_count(count: int, limits: Limits, field: str) -> None:

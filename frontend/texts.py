@@ -9,7 +9,7 @@ from ipc.settings import Limits
 
 
 def check_texts(texts: Sequence[str], where: str, limits: Limits) -> None:
-    """Raise `InvalidInput` that names the item for a text that is too long or holds a NUL."""
+    """Raise `InvalidInput` that names the item for a text that is too long."""
     for index, text in enumerate(texts):
         if len(text) * 4 > limits.max_text_bytes:
             nbytes = len(text.encode())
@@ -18,8 +18,6 @@ def check_texts(texts: Sequence[str], where: str, limits: Limits) -> None:
                 raise InvalidInput(
                     f"{place}: {nbytes} bytes, the limit is {limits.max_text_bytes} (limits.max_text_bytes)"
                 )
-        if "\0" in text:
-            raise InvalidInput(f"{where.format(index)}: NUL character at offset {text.index(chr(0))}")
 
 
 def check_shared(text: str, where: str, items: int, limits: Limits) -> None:

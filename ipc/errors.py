@@ -46,7 +46,11 @@ stack.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
+
+_NAMED = 20
+"""Failed items that a message names beside the first."""
 
 
 class PenstockError(Exception):
@@ -294,6 +298,31 @@ class ProtocolError(PenstockError):
 
 def _tree(cls: type[PenstockError]) -> list[type[PenstockError]]:
     return [cls, *(found for child in cls.__subclasses__() for found in _tree(child))]
+
+
+class FailedItem(Protocol):
+    """An item of a request that failed alone."""
+
+    @property
+    def index(self) -> int:
+        """Its place in the request."""
+
+    @property
+    def code(self) -> str:
+        """Of the class of the error."""
+
+    @property
+    def message(self) -> str:
+        """The text, which names the item."""
+
+
+def of_items(failed: Sequence[FailedItem]) -> PenstockError:
+    """The error of a request that fails with some of its items: the first one's, which names the others."""
+    first, *others = sorted(failed, key=lambda item: item.index)
+    named = ", ".join(str(item.index) for item in others[:_NAMED])
+    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    text = f"; items {named}{more} failed too" if len(others) > 1 else f"; item {named} failed too"
+    return from_code(first.code, first.message + (text if others else ""))
 
 
 def from_code(

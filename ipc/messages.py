@@ -236,6 +236,7 @@ class ModelStatus(Wire, frozen=True):
     `load_s`: what its last load took or this one may take. `attempts`: all loads. Error: the last load's, until one
     succeeds. `image_tokens`: about an image's cost. `loras`: loading or loaded. `revision`: of the files of its entry;
     `next`: of those that replace them once they are loaded; an error is theirs then, which keeps them from it.
+    `uses`: names of options and fields that the loaded model reads; what else a request carries changes nothing.
     """
 
     name: str
@@ -255,6 +256,7 @@ class ModelStatus(Wire, frozen=True):
     config: ModelConfig | None = None
     revision: str = ""
     next: str = ""
+    uses: list[str] = []
 
 
 class Credits(Wire, frozen=True, tag="credits"):

@@ -41,8 +41,8 @@ print(answer.status_code, answer.json()["detail"]["code"], answer.headers["X-Req
   expect; the columns on the right are `error.code` and `error.type`.
 - An unknown path is 404 `{"detail": "Not Found"}`, a wrong method 405 `{"detail": "Method Not Allowed"}`: only there
   `detail` is a text.
-- A single item that fails has `error` {`code`, `message`} in the answer, see [sie.md](sie.md). The request fails only
-  when all its items do, with the first one's code.
+- An item that fails fails its request, with the first such item's code and a message that names all of them. Where the
+  request asks for `item_errors`, the item has `error` {`code`, `message`} in the answer instead: [sie.md](sie.md).
 
 ## From the routes
 

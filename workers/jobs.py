@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ipc.endpoint import Endpoint, block_ref
-from ipc.errors import DeadlineExceeded, PenstockError, QueueFull, from_code
+from ipc.errors import DeadlineExceeded, PenstockError, QueueFull, of_items
 from ipc.messages import InferCall, ItemError, Result, TensorRef, Timing
 from ipc.streams import Part
 from workers import outputs
@@ -78,8 +78,7 @@ class JobBook:
             if job.open_items > 0 or not self._end(job, "failed" if failed else "done"):
                 return
         if failed:
-            first = job.errors[min(job.errors)]
-            self._post_failure(job, from_code(first.code, first.message))
+            self._post_failure(job, of_items(list(job.errors.values())))
         else:
             self._post_result(job)
             self._end_turn(job)

@@ -33,7 +33,7 @@ from ipc import bytes_elements, extraction
 from ipc.catalog import Catalog
 from ipc.client import Reply
 from ipc.datatypes import BYTES
-from ipc.errors import InvalidInput, from_code
+from ipc.errors import InvalidInput, of_items
 from ipc.field_names import FieldNames
 from ipc.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
 from ipc.settings import Limits
@@ -246,7 +246,7 @@ _PLANS: dict[str, Callable[[_Asked], CatalogPlan]] = {
 def outputs(plan: CatalogPlan, reply: Reply) -> list[OutputTensor]:
     """The wanted outputs, in order; float32 vectors are views of the reply. Raises the error of an item that failed."""
     if reply.errors:
-        raise from_code(reply.errors[0].code, reply.errors[0].message)
+        raise of_items(reply.errors)
     tensors = reply.tensors()
     return [_MADE[name](plan, reply, tensors) for name in plan.outputs]
 

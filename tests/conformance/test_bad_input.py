@@ -6,10 +6,12 @@ import gzip
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 
 from tests.conformance.hostile import PATH, exchange, send, with_field
 from tests.conformance.wire import FORMS, JSON, MSGPACK, Form, assert_refused, assert_refused_openai
+from tests.fakes.adapter import vector_of
 from tests.harness.server import Server
 
 MALFORMED = {
@@ -229,10 +231,8 @@ def test_embeddings_refuse_a_wrong_type_or_value_by_name(unharmed: Server, field
         assert_refused_openai(answer, 400, "INVALID_INPUT", "invalid_input", field)
 
 
-@pytest.mark.parametrize(
-    "given", [[], [[]], [[1], []], ["a", 1], ["a", [1]], [1, [1]], "\0", ["a\0b"]], ids=str
-)
-def test_embeddings_refuse_empty_mixed_and_nul_input(unharmed: Server, given: Any) -> None:
+@pytest.mark.parametrize("given", [[], [[]], [[1], []], ["a", 1], ["a", [1]], [1, [1]]], ids=str)
+def test_embeddings_refuse_empty_and_mixed_input(unharmed: Server, given: Any) -> None:
     answer = send(unharmed, JSON, JSON.dump({"model": "fake/echo", "input": given}), "/v1/embeddings")
     assert_refused_openai(answer, 400, "INVALID_INPUT", "invalid_input", "input")
 
@@ -283,12 +283,11 @@ def test_names_of_fields_inside_texts_and_other_maps_are_no_duplicates(unharmed:
 
 @pytest.mark.parametrize("text", ["a\0b", "\0", "text\0"])
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_nul_characters_are_refused_with_their_place(unharmed: Server, form: Form, text: str) -> None:
-    body = form.dump({"items": [{"text": "a"}, {"text": text}]})
-    message = assert_refused(send(unharmed, form, body), 400, "INVALID_INPUT", "items[1].text", "NUL")
-    assert str(text.index("\0")) in message
-    body = form.dump({"items": [{"text": "a"}], "params": {"instruction": text}})
-    assert_refused(send(unharmed, form, body), 400, "INVALID_INPUT", "instruction", "NUL")
+def test_nul_characters_are_characters(unharmed: Server, form: Form, text: str) -> None:
+    body = {"items": [{"text": "a"}, {"text": text}], "params": {"instruction": text}}
+    answer = send(unharmed, form, form.dump(body))
+    found = form.load(answer.body)["items"][1]["dense"]["values"]
+    assert np.array_equal(np.asarray(found, np.float32), vector_of(f"{text} {text}", len(found)))
 
 
 TRICKS = (

@@ -17,8 +17,8 @@ WRONG_TEXT: tuple[Any, ...] = (5, 1.5, True, [], {}, ["a"])
 WRONG_MAP: tuple[Any, ...] = (5, True, "x", [], [{}])
 WRONG_ITEM = {
     "id": WRONG_TEXT,
-    "text": (*WRONG_TEXT, None, "a\0b"),
-    "images": (5, "x", {}, [5], [{"data": 5}], [{}]),
+    "text": (*WRONG_TEXT, None),
+    "images": (5, "x", {}, [5], [{"data": 5}]),
     "audio": WRONG_MAP,
     "video": WRONG_MAP,
     "document": WRONG_MAP,
@@ -34,7 +34,7 @@ WRONG_OPTIONS = {
 FIELDS = [
     *(("query", {**GOOD, "query": value}) for value in (*WRONG_MAP, None)),
     *(("items", {**GOOD, "items": value}) for value in (5, True, "x", {}, None, [], [5], ["x"], [[]], [None])),
-    *(("instruction", {**GOOD, "instruction": value}) for value in (5, [], {}, True, "a\0")),
+    *(("instruction", {**GOOD, "instruction": value}) for value in (5, [], {}, True)),
     *(("options", {**GOOD, "options": value}) for value in WRONG_MAP),
     *((f"query.{name}", {**GOOD, "query": {"text": "q", name: value}})
       for name, values in WRONG_ITEM.items() for value in values),
@@ -112,12 +112,11 @@ def test_more_items_than_a_request_may_hold_are_refused_with_the_limit(unharmed:
     assert_refused(answer, 400, "INVALID_INPUT", "items", "10001", "10000")
 
 
-def test_media_that_the_model_does_not_take_are_refused_in_query_and_items(unharmed: Server) -> None:
+def test_a_query_or_item_of_media_alone_that_the_model_does_not_take_is_refused(unharmed: Server) -> None:
     media = {"data": b"\x89PNG", "format": "png"}
     for body in (
         {**GOOD, "query": {"images": [media]}},
-        {**GOOD, "query": {"text": "q", "audio": media}},
-        {**GOOD, "items": [{"text": "1"}, {"text": "2", "document": media}]},
+        {**GOOD, "items": [{"text": "1"}, {"document": media}]},
     ):
         answer = send(unharmed, MSGPACK, MSGPACK.dump(body), PATH)
         assert_refused(answer, 400, "INVALID_INPUT", "takes text only")

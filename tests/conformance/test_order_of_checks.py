@@ -19,18 +19,17 @@ def params(**fields: Any) -> dict[str, Any]:
 
 
 BAD: dict[str, tuple[str, dict[str, Any], str]] = {
-    "NUL": ("encode", {"items": [{"text": "\0"}]}, "items[0].text"),
     "long text": ("encode", {"items": [*TEXTS, {"text": LONG}]}, "items[1].text"),
     "policy": ("encode", params(options={"overflow_policy": 5}), "params.options.overflow_policy"),
     "instruction": ("encode", params(options={"instruction": 5}), "params.options.instruction"),
     "lora": ("extract", params(options={"lora_id": 5}), "params.options.lora_id"),
-    "label": ("extract", params(labels=["a\n"]), "params.labels[0]"),
+    "label": ("extract", params(labels=["\n"]), "params.labels[0]"),
     "schema": ("extract", params(output_schema={"a": "b" * 70_000}), "params.output_schema"),
-    "query": ("score", {"query": {"text": "\0"}, "items": TEXTS}, "query.text"),
+    "query": ("score", {"query": {"text": LONG}, "items": TEXTS}, "query.text"),
     "profile": ("score", {"query": TEXTS[0], "items": TEXTS, "options": {"profile": 5}}, "options.profile"),
 }
 BAD_ELSEWHERE: dict[str, tuple[str, dict[str, Any], str]] = {
-    "query": ("rerank", {"query": "\0", "documents": ["a"]}, "query: "),
+    "query": ("rerank", {"query": LONG, "documents": ["a"]}, "query: "),
     "document": ("rerank", {"query": "a", "documents": ["a", {}]}, "documents[1].text: "),
     "long document": ("rerank", {"query": "a", "documents": ["a", LONG]}, "documents[1]: "),
     "policy": ("rerank", {"query": "a", "documents": ["a"], "overflow_policy": "no"}, "overflow_policy: "),

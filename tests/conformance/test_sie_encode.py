@@ -14,7 +14,7 @@ from tests.conformance.models import BROAD, DIMS
 from tests.conformance.rounding import ARRAY_TYPES, reference
 from tests.conformance.wire import FORMS, JSON, MSGPACK, Form, assert_refused, unpack
 from tests.fakes.adapter import vector_of
-from tests.harness.server import Answer, Server
+from tests.harness.server import Server
 
 PATH = "/v1/encode/org/odd"
 TEXTS = [f"text number {n}" for n in range(40)]
@@ -328,7 +328,8 @@ def test_an_item_that_fails_alone_leaves_the_others_whole(
     sie: Server, model: str, bad: str, code: str, form: Form
 ) -> None:
     items = [{"text": "first"}, {"id": "bad", "text": bad}, {"text": "last"}, {"text": bad}]
-    answer = form.post(sie, f"/v1/encode/{model}", {"items": items})
+    body = {"items": items, "params": {"item_errors": True}}
+    answer = form.post(sie, f"/v1/encode/{model}", body)
     assert answer.status == 200
     found = form.load(answer.body)["items"]
     dims = found[0]["dense"]["dims"]
@@ -339,6 +340,52 @@ def test_an_item_that_fails_alone_leaves_the_others_whole(
     for failed in (found[1], found[3]):
         assert failed["error"]["code"] == code
         assert failed["error"]["message"] and "fake model failure" not in failed["error"]["message"]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_an_item_that_fails_alone_fails_its_request_unless_it_asks_for_errors_of_items(
+    sie: Server, form: Form
+) -> None:
+    items = [{"text": "first"}, {"text": "#raise"}, {"text": "last"}, {"text": "#nan"}]
+    refused = {"items": items, "params": {"item_errors": False}}
+    for body in ({"items": items}, refused):
+        assert_refused(form.post(sie, PATH, body), 500, "INFERENCE_ERROR", "item 1", "item 3 failed too")
+    for value, status in (("1", 200), ("true", 200), ("0", 500)):
+        headers = {**form.headers, "X-Penstock-Item-Errors": value}
+        answer = sie.request("POST", PATH, form.dump({"items": items}), headers)
+        assert answer.status == status
+        assert sie.request("POST", PATH, form.dump(refused), headers).status == 500
+    at_fault = form.post(sie, PATH, {"items": [{"text": "first"}, {"text": "#lost"}]})
+    assert_refused(at_fault, 400, "INVALID_INPUT", "items[1]")
+    neighbours = [form.post(sie, PATH, {"items": [{"text": f"fine {n}"}]}) for n in range(3)]
+    assert [answer.status for answer in neighbours] == [200] * 3
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_what_changes_nothing_is_taken_and_named_on_demand(sie: Server, form: Form) -> None:
+    media = {"data": "AAAA" if form is JSON else b"\0\0\0"}
+    items = [{"text": "first"}, {"text": "second", "images": [media]}, {"text": "third", "images": [media]}]
+    options = {"threshold": 0.5, "dimensions": None, "output_dtype": "float32"}
+    params = {"options": options, "is_query": False}
+    plain = form.load(form.post(sie, PATH, {"items": [{"text": item["text"]} for item in items]}).body)
+    for asked, headers in ((True, {}), (None, {"X-Penstock-Warnings": "1"}), (None, {})):
+        body = form.dump({"items": items, "params": {**params, "warnings": asked}})
+        answer = sie.request("POST", PATH, body, {**form.headers, **headers})
+        assert answer.status == 200, answer.body
+        found = form.load(answer.body)
+        for mine, other in zip(found["items"], plain["items"], strict=True):
+            assert np.array_equal(dense_of(mine), dense_of(other))
+        if not (asked or headers):
+            assert "warnings" not in found
+            continue
+        assert found["warnings"] == [
+            "params.options.threshold: not read by this model",
+            "items[1].images and 1 other items: left out, this model takes text",
+        ]
+    assert (
+        form.load(form.post(sie, PATH, {"items": items[:1], "params": {"warnings": True}}).body)["warnings"]
+        == []
+    )
 
 
 def test_the_timing_block_has_all_phases_as_numbers(sie: Server) -> None:
@@ -360,8 +407,7 @@ def test_the_json_form_has_no_numbers_that_json_lacks(sie: Server) -> None:
     def refuse(name: str) -> float:
         raise AssertionError(name)
 
-    answer: Answer = sie.encode("org/odd", ["fine", "#nan"])
+    body = {"items": [{"text": "fine"}, {"text": "#nan"}], "params": {"item_errors": True}}
+    answer = JSON.post(sie, PATH, body)
     assert json.loads(answer.body, parse_constant=refuse)["items"][1]["error"]["code"] == "INFERENCE_ERROR"
-    assert unpack(MSGPACK.post(sie, PATH, {"items": [{"text": "#nan"}, {"text": "a"}]}).body)["items"][0][
-        "error"
-    ]
+    assert unpack(MSGPACK.post(sie, PATH, body).body)["items"][1]["error"]

@@ -158,7 +158,8 @@ def test_colbert_equals_sentence_transformers_alone_and_in_a_batch(
     expected = (reference.encode_query if is_query else reference.encode_document)(texts)
     options = {"is_query": is_query}
     together = items_of(server, model, texts, options=options)
-    alone = [items_of(server, model, [text], JSON, options=options)[0] for text in texts[:4]]
+    params = {"is_query": is_query, "options": {"is_query": not is_query}}
+    alone = [items_of(server, model, [text], JSON, **params)[0] for text in texts[:4]]
     for rows, item in zip([*expected, *expected[:4]], [*together, *alone], strict=True):
         assert item["multivector"]["num_tokens"] == len(rows)
         assert item["multivector"]["token_dims"] == 128

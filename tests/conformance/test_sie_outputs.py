@@ -103,7 +103,7 @@ def test_a_text_without_terms_has_empty_arrays(sie: Server) -> None:
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_an_item_that_fails_alone_leaves_the_outputs_of_the_others_in_place(sie: Server, form: Form) -> None:
     texts = ["first", "#nan", "second, longer", "#lost", "#raise", "the third and longest"]
-    answer = encode(sie, form, texts, output_types=ALL)
+    answer = encode(sie, form, texts, output_types=ALL, item_errors=True)
     for text, item in zip(texts, answer["items"], strict=True):
         if text.startswith("#"):
             assert set(item) == {"error"}, text

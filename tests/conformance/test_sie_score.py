@@ -162,3 +162,16 @@ def test_requests_are_counted_under_their_endpoint(server: Server) -> None:
 def test_the_model_is_listed_with_its_capability(server: Server) -> None:
     info = server.get(f"/v1/models/{MODEL}").json()
     assert info["outputs"] == ["score"] and info["dims"] == {} and info["loaded"] is True
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_what_changes_nothing_is_taken_and_named_on_demand(server: Server, form: Form) -> None:
+    body = body_of("1", "2", options={"score_mode": "hybrid", "task": None}, warnings=True)
+    body["query"]["audio"] = {"format": "wav"}
+    found = form.load(form.post(server, PATH, body).body)
+    assert found["warnings"] == [
+        "options.score_mode: not read by this model",
+        "query.audio: left out, this model takes text",
+    ]
+    plain = form.load(form.post(server, PATH, body_of("1", "2")).body)
+    assert found["scores"] == plain["scores"] and "warnings" not in plain

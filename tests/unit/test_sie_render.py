@@ -59,7 +59,7 @@ def body_of(render: Callable[..., Any], outputs: list[Output], count: int) -> tu
     ids: list[str | None] = [str(number) for number in range(count)]
     errors = {FAILED: {"code": "INFERENCE_ERROR", "message": "failed"}}
     usage = {"tokens": [7] * count, "truncated": [0]}
-    parts, turns = turns_during(render(Answer("m", ids, outputs, errors, usage), lambda: TIMING))
+    parts, turns = turns_during(render(Answer("m", ids, outputs, errors, {"usage": usage}), lambda: TIMING))
     return b"".join(parts), turns
 
 

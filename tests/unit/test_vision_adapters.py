@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -148,3 +149,43 @@ def test_labels_that_never_fit_are_refused_before_they_are_tokenized(
     monkeypatch.setattr(adapter, "_tokenizer", None)
     with pytest.raises(InputTooLong, match=r"params.labels: \d+ characters"):
         adapter.check(ExtractCall([InputItem(images=[b""])], ["cat" * 1000] * 5))
+
+
+def test_donut_without_a_task_has_the_task_of_its_checkpoint(place: Path) -> None:
+    adapter: Any = load("donut", build("donut", place / "own-task"))
+    tokenizer, configs = (
+        adapter._processor.tokenizer,
+        (adapter._model.config, adapter._model.generation_config),
+    )
+
+    def task(start: str | None, added: dict[str, int]) -> str:
+        for config in configs:
+            config.decoder_start_token_id = tokenizer.convert_tokens_to_ids(start) if start else None
+        processor = SimpleNamespace(
+            tokenizer=SimpleNamespace(get_added_vocab=lambda: added), image_processor=None
+        )
+        return str(type(adapter)(adapter._model, processor).default_task)
+
+    tags: dict[str, int] = tokenizer.get_added_vocab()
+    alone = {tag: number for tag, number in tags.items() if tag != "<s_docvqa>"} | {"<s_synthdog>": 999}
+    assert task("<s_cord-v2>", tags) == "<s_cord-v2>" and task("<s_docvqa>", tags) == "<s_docvqa>"
+    assert [task(start, alone) for start in (None, "<s>")] == ["<s_cord-v2>"] * 2
+    assert task(None, tags) == ""
+
+
+def test_a_picture_model_takes_options_of_others_and_thresholds_of_any_size(place: Path) -> None:
+    adapter = load("detection", build("rtdetr", place / "lenient"))
+    image = picture(1)
+
+    def found(**call: Any) -> list[Any]:
+        asked = ExtractCall([InputItem(images=[encoded(image)])], **call)
+        adapter.check(asked)
+        [result] = adapter.extract(adapter.collate([one(adapter, image, **call)]))
+        assert isinstance(result, Extraction)
+        return result.objects
+
+    everything = found(options={"score_threshold": 0.0})
+    assert everything and found(options={"score_threshold": -3}) == everything
+    assert found(options={"score_threshold": 2}) == []
+    options = {"score_threshold": 0.0, "box_threshold": 0.9, "task": "<OD>"}
+    assert found(options=options, output_schema={"a": 1}) == everything

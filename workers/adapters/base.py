@@ -162,6 +162,12 @@ class Adapter(ABC):
         return 1024
 
     @property
+    def uses(self) -> frozenset[str]:
+        """What this model reads of a request beside items, query and what protocols resolve: names of options, and
+        "labels", "output_schema" and "instruction" in extract."""
+        return frozenset()
+
+    @property
     def config(self) -> ModelConfig | None:
         """Inputs and outputs of a model of named tensors, None for any other; the same object as long as it lives."""
         return None

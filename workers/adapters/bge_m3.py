@@ -59,7 +59,7 @@ class BgeM3Adapter(PairedAdapter, TextAdapter):
         options=FAMILY_OPTIONS["bge_m3"],
         lora=True,
     )
-    score_options = ("score_mode", "score_weights")
+    uses = frozenset(("score_mode", "score_weights"))
 
     def __init__(self, text: TextModel, sparse: nn.Linear, tokens: nn.Linear) -> None:
         """Put the parts together; `sparse` is in fp32, `tokens` in the transformer's dtype."""

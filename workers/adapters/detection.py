@@ -44,7 +44,7 @@ class DetectionAdapter(Detector):
 
     def wanted_of(self, call: ExtractCall) -> _Wanted:
         """Threshold and labels of a call."""
-        return _Wanted(OptionReader(call).number("score_threshold", 0.5), frozenset(call.labels))
+        return _Wanted(OptionReader(call).threshold("score_threshold", 0.5), frozenset(call.labels))
 
     def inputs_of(self, image: Any, wanted: Any) -> Mapping[str, np.ndarray]:
         """Pixel values float32 [3, h, w], and the mask of real pixels where the model has one."""

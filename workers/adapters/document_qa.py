@@ -73,6 +73,7 @@ class DocumentQaAdapter(ImageExtractAdapter):
         options=FAMILY_OPTIONS["document_qa"],
     )
     overflows = ("truncate", "chunk", "error")
+    asks = True
     model_class = "AutoModelForDocumentQuestionAnswering"
 
     def __init__(
@@ -120,8 +121,8 @@ class DocumentQaAdapter(ImageExtractAdapter):
         return _Question(
             question,
             options.whole("top_k", 1, 1, 50),
-            options.whole("max_answer_tokens", 15, 1, self._limit),
-            options.number("threshold", 0.0),
+            min(self._limit, options.whole("max_answer_tokens", 15, 1)),
+            options.threshold("threshold", 0.0),
             call.overflow == "chunk",
         )
 

@@ -23,6 +23,7 @@ from workers.adapters.spec import AdapterSpec
 
 _QUESTION = "<s_docvqa>"
 _ASKED = "<s_question>{instruction}</s_question><s_answer>"
+_PRETRAINING = ("<s_iitcdip>", "<s_synthdog>")
 _FIRST_TAG = re.compile(r"<.*?>")
 
 
@@ -37,15 +38,30 @@ class DonutAdapter(ImageWriter):
         options=FAMILY_OPTIONS["donut"],
     )
     model_class = "VisionEncoderDecoderModel"
-    default_task = "<s_cord-v2>"
     default_tokens = 512
 
     def __init__(self, model: Any, processor: Any) -> None:
         """Take over a loaded model and its processor."""
         super().__init__(model, processor)
         self._added = processor.tokenizer.get_added_vocab()
+        self.default_task = self._own_task()
         encoder = model.config.encoder
         self._patch = int(encoder.patch_size) * 2 ** (len(encoder.depths) - 1)
+
+    def _own_task(self) -> str:
+        """The task that the model was trained for, "" where several could be.
+
+        The token that the checkpoint begins with; else the one tag that begins no field, since only fields are closed.
+        """
+        generation = getattr(self._model, "generation_config", None)
+        for config in (generation, self._model.config, self._model.config.decoder):
+            start = getattr(config, "decoder_start_token_id", None)
+            own = next((tag for tag, number in self._added.items() if number == start), "")
+            if own.startswith("<s_"):
+                return own
+        tags = [tag for tag in self._added if tag.startswith("<s_") and tag not in _PRETRAINING]
+        tasks = [tag for tag in tags if f"</{tag[1:]}" not in self._added]
+        return tasks[0] if len(tasks) == 1 else ""
 
     @property
     def max_sequence_length(self) -> int:

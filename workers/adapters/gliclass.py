@@ -216,5 +216,5 @@ class GliclassAdapter(ExtractAdapter):
         return _Wanted(
             call.labels if isinstance(call, ExtractCall) else [],
             options.choice("classification_type", self._kind, KINDS),
-            options.number("threshold", 0.0),
+            options.threshold("threshold", 0.0),
         )

@@ -213,14 +213,14 @@ class GlinerAdapter(ExtractAdapter):
     def _wanted(self, call: ExtractCall) -> Wanted:
         """What the call asks for; raises `InvalidInput` for an option that cannot be used."""
         options = OptionReader(call)
-        threshold = options.number("threshold", 0.5)
+        threshold = options.threshold("threshold", 0.5)
         return Wanted(
             labels=self.labels_of(call),
             relations=options.texts("relations", MOST_RELATIONS, LONGEST_RELATION),
             fields=fields_of(call),
             threshold=threshold,
-            relation_threshold=options.number("relation_threshold", threshold),
-            adjacency_threshold=options.number("adjacency_threshold", threshold),
+            relation_threshold=options.threshold("relation_threshold", threshold),
+            adjacency_threshold=options.threshold("adjacency_threshold", threshold),
             flat=options.flag("flat_ner", True),
             multi_label=options.flag("multi_label", False),
             merge=options.flag("merge_adjacent_entities", False),

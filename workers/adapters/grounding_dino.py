@@ -83,7 +83,11 @@ class GroundingDinoAdapter(Detector):
                     f"params.labels[{index}]: {labels[index][:64]!r} has no token in this model"
                 )
         return _Wanted(
-            options.number("box_threshold", 0.25), options.number("text_threshold", 0.25), labels, spans, text
+            options.threshold("box_threshold", 0.25),
+            options.threshold("text_threshold", 0.25),
+            labels,
+            spans,
+            text,
         )
 
     def _text(self, labels: Sequence[str]) -> tuple[Any, list[tuple[int, int]]]:

@@ -173,7 +173,7 @@ def _wanted(call: Call) -> _Wanted:
     labels = call.labels if isinstance(call, ExtractCall) else ()
     return _Wanted(
         options.choice("aggregation_strategy", "simple", STRATEGIES),
-        options.number("threshold", 0.0),
+        options.threshold("threshold", 0.0),
         frozenset(labels),
     )
 

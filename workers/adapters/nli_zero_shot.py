@@ -164,5 +164,5 @@ def _wanted(call: Call) -> _Wanted:
         labels,
         [template.replace("{}", label) for label in labels],
         options.flag("multi_label", False),
-        options.number("threshold", 0.0),
+        options.threshold("threshold", 0.0),
     )

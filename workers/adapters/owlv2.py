@@ -140,4 +140,4 @@ def _options(call: ExtractCall) -> tuple[float, str]:
     template = options.text("label_template", TEMPLATE, 200)
     if template.count("{label}") != 1:
         raise options.refused("label_template", template, "must hold {label} once")
-    return options.number("score_threshold", 0.1), template
+    return options.threshold("score_threshold", 0.1), template

@@ -74,6 +74,7 @@ class Qwen3RerankerAdapter(ScoreAdapter):
         outputs=("score",),
         options=FAMILY_OPTIONS["qwen3_reranker"],
     )
+    uses = frozenset(("default_instruction",))
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from ipc.option_names import FAMILY_OPTIONS
 from workers.adapters.base import ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import CheckpointError, load_transformer
 from workers.adapters.shared.masked_lm import Head, head_of, largest_logits
-from workers.adapters.shared.options import OptionReader
+from workers.adapters.shared.options import NO_LIMIT, OptionReader
 from workers.adapters.shared.sentence_transformers_layout import (
     ModelLayout,
     UnsupportedLayoutError,
@@ -34,7 +34,6 @@ from workers.adapters.shared.text_model import TextAdapter, TextBatch, TextModel
 from workers.adapters.spec import AdapterSpec
 
 _ACTIVATIONS = ("relu", "log1p_relu")
-_NO_LIMIT = 1 << 30
 
 
 class _Extra(NamedTuple):
@@ -55,6 +54,7 @@ class SpladeAdapter(TextAdapter):
         options=FAMILY_OPTIONS["splade"],
         lora=True,
     )
+    uses = frozenset(("max_terms",))
 
     def __init__(
         self, text: TextModel, model: Any, head: Head, activation: str, idf: np.ndarray | None
@@ -144,7 +144,7 @@ class SpladeAdapter(TextAdapter):
 
 
 def _max_terms(call: Call) -> int:
-    return OptionReader(call).whole("max_terms", _NO_LIMIT, 1, _NO_LIMIT)
+    return OptionReader(call).whole("max_terms", NO_LIMIT, 1)
 
 
 def _read_layout(directory: Path) -> tuple[ModelLayout, dict[str, Any]]:

@@ -20,7 +20,6 @@ from workers.adapters.shared.packing import PackedBatch, TokenSequence
 from workers.adapters.spec import AdapterSpec
 
 FUNCTIONS = ("auto", "sigmoid", "softmax", "none")
-MOST_LABELS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ def _wanted(call: Call) -> _Wanted:
     options = OptionReader(call)
     return _Wanted(
         options.choice("function_to_apply", "auto", FUNCTIONS),
-        options.number("threshold", 0.0),
-        options.whole("top_k", 0, 1, MOST_LABELS),
+        options.threshold("threshold", 0.0),
+        options.whole("top_k", 0, 1),
         frozenset(call.labels if isinstance(call, ExtractCall) else ()),
     )

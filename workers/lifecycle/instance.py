@@ -173,6 +173,7 @@ class Instance:
             error_message=failure.message if failure else "",
             attempts=self.attempts,
             permanent=failure.permanent if failure else False,
+            uses=sorted(adapter.uses) if loaded and adapter else [],
             config=adapter.config if loaded and adapter else None,
             loras={name: lora.state for name, lora in list(self.loras.items()) if lora.state != "failed"},
             revision=entry.code,

@@ -81,12 +81,13 @@ class EncodeUsage(msgspec.Struct):
 
 
 class EncodeResponse(msgspec.Struct):
-    """Answer of encode."""
+    """Answer of encode; `warnings` are there when the request asks for them."""
 
     model: str
     items: list[EncodeResult]
     timing: Timing
     usage: EncodeUsage | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
 
 
 class ScoreEntry(msgspec.Struct):
@@ -98,12 +99,13 @@ class ScoreEntry(msgspec.Struct):
 
 
 class ScoreResponse(msgspec.Struct):
-    """Answer of score, best first."""
+    """Answer of score, best first; `warnings` as for encode."""
 
     model: str
     query_id: str | None
     scores: list[ScoreEntry]
     usage: EncodeUsage | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
 
 
 class ExtractResult(msgspec.Struct):
@@ -119,11 +121,12 @@ class ExtractResult(msgspec.Struct):
 
 
 class ExtractResponse(msgspec.Struct):
-    """Answer of extract."""
+    """Answer of extract; `warnings` as for encode."""
 
     model: str
     items: list[ExtractResult]
     usage: EncodeUsage | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
 
 
 class Usage(msgspec.Struct):

@@ -100,7 +100,7 @@ def plan_encode(
         items,
         computed,
         resolved.instruction,
-        bool(options.get("is_query")),
+        bool(options.get("is_query")) if params.is_query is None else params.is_query,
         options,
         resolved.overflow,
         resolved.lora,

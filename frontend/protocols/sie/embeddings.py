@@ -21,7 +21,7 @@ from frontend.sending import Part
 from frontend.texts import check_count, check_texts
 from ipc.catalog import ModelEntry
 from ipc.client import Reply
-from ipc.errors import InvalidInput, from_code
+from ipc.errors import InvalidInput
 from ipc.field_names import FieldNames
 from ipc.messages import EncodeCall, InputItem, ModelStatus
 from ipc.settings import Limits
@@ -120,11 +120,10 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
         plan: EmbeddingsPlan,
         request: EmbeddingsRequest,
         context: RequestContext,
+        beside: dict[str, Any],
         json: bool,
     ) -> Sequence[Part]:
-        """The body, which holds no view on the result; one failed input fails the request."""
-        if reply.errors:
-            raise from_code(reply.errors[0].code, reply.errors[0].message)
+        """The body, which holds no view on the result."""
         usage = usage_of(_tokens(plan.call.items, reply.tokens), reply.truncated)
         parts = await _body(reply, request, usage)
         reply.check()

@@ -25,11 +25,12 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
 
     operation: ClassVar[str] = "encode"
     body = EncodeRequest
+    itemized = True
 
     def examine(self, request: EncodeRequest) -> None:
         """Items and options that some model could take."""
         check_items(request.items, self.services.settings.limits)
-        check_options(self.options_of(request))
+        check_options(request.params.options if request.params else None)
 
     def check(self, request: EncodeRequest, entry: ModelEntry) -> list[InputItem]:
         """The items as workers take them."""
@@ -44,12 +45,18 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
         resolved = resolve(entry, params.options, params.instruction, services.catalog, len(inputs), limits)
         return plan_encode(inputs, resolved, params, status.dims, services.settings.arena.bytes)
 
-    def options_of(self, request: EncodeRequest) -> dict[str, Any] | None:
-        """The options of the request."""
-        return request.params.options if request.params else None
+    def params_of(self, request: EncodeRequest) -> EncodeParams | None:
+        """The parameters of the request."""
+        return request.params
 
     async def render(
-        self, reply: Reply, plan: EncodePlan, request: EncodeRequest, context: RequestContext, json: bool
+        self,
+        reply: Reply,
+        plan: EncodePlan,
+        request: EncodeRequest,
+        context: RequestContext,
+        beside: dict[str, Any],
+        json: bool,
     ) -> Sequence[Part]:
         """The body. A JSON body holds no view on the result, so the lease ends with it."""
         began = time.perf_counter()
@@ -63,7 +70,7 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
             [item.id for item in request.items],
             await outputs_of(reply, plan, context.deadline_ns),
             {error.index: {"code": error.code, "message": error.message} for error in reply.errors},
-            {"tokens": reply.tokens, "truncated": reply.truncated},
+            beside,
         )
         if not json:
             return await msgpack_parts(answer, timing)

@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 
 from frontend.context import RequestContext
-from frontend.labels import check_labels, check_schema
+from frontend.labels import check_labels, check_schema, distinct
 from frontend.options import check_options, resolve
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.items import check_items, inputs_of
@@ -57,6 +57,7 @@ class ExtractResource(InferenceResource[ExtractRequest, ExtractPlan]):
     operation: ClassVar[str] = "extract"
     capability: ClassVar[str] = "json"
     body = ExtractRequest
+    itemized = True
 
     def examine(self, request: ExtractRequest) -> None:
         """Items, options, labels and a schema that some model could take."""
@@ -66,14 +67,16 @@ class ExtractResource(InferenceResource[ExtractRequest, ExtractPlan]):
         check_labels(params.labels, limits)
         check_schema(params.output_schema)
 
-    def options_of(self, request: ExtractRequest) -> dict[str, Any] | None:
-        """The options of the request."""
-        return request.params.options if request.params else None
+    def params_of(self, request: ExtractRequest) -> ExtractParams | None:
+        """The parameters of the request."""
+        return request.params
 
     def check(self, request: ExtractRequest, entry: ModelEntry) -> Asked:
         """Items, labels and schema as workers take them."""
         limits, params = self.services.settings.limits, request.params or ExtractParams()
-        return Asked(inputs_of(request.items, entry, limits), params.labels or [], params.output_schema)
+        return Asked(
+            inputs_of(request.items, entry, limits), distinct(params.labels or []), params.output_schema
+        )
 
     def plan(
         self, request: ExtractRequest, entry: ModelEntry, inputs: Asked, status: ModelStatus
@@ -94,15 +97,21 @@ class ExtractResource(InferenceResource[ExtractRequest, ExtractPlan]):
         return ExtractPlan(found.entry.id, call)
 
     async def render(
-        self, reply: Reply, plan: ExtractPlan, request: ExtractRequest, context: RequestContext, json: bool
+        self,
+        reply: Reply,
+        plan: ExtractPlan,
+        request: ExtractRequest,
+        context: RequestContext,
+        beside: dict[str, Any],
+        json: bool,
     ) -> Sequence[Part]:
         """The body in one piece. It holds no view on the result, so the lease ends here."""
         findings = reply.tensors()["extraction"]
         write = _json if json else _msgpack
         if findings.nbytes <= INLINE_NBYTES:
-            body = write(context.model, request, reply, findings)
+            body = write(context.model, request, reply, findings, beside)
         else:
-            body = await off_loop(write, context.model, request, reply, findings)
+            body = await off_loop(write, context.model, request, reply, findings, beside)
         reply.check()
         reply.release()
         return [body]
@@ -121,27 +130,27 @@ def _found(
         at += size
 
 
-def _usage(reply: Reply) -> dict[str, list[int]]:
-    return {"tokens": reply.tokens, "truncated": reply.truncated}
-
-
-def _msgpack(model: str, request: ExtractRequest, reply: Reply, findings: np.ndarray) -> bytes:
+def _msgpack(
+    model: str, request: ExtractRequest, reply: Reply, findings: np.ndarray, beside: dict[str, Any]
+) -> bytes:
     """The whole body; a finding is a map of five, to which `id` and maybe `error` are added in front."""
     pack = msgpack.Packer().pack
     fields = _EMPTY[0] & 0x0F
     parts: list[bytes | memoryview] = [
-        b"\x83" + pack("model") + pack(model) + pack("items"),
+        bytes([0x82 + len(beside)]) + pack("model") + pack(model) + pack("items"),
         msgpack.Packer().pack_array_header(len(request.items)),
     ]
     for name, found, error in _found(request, reply, findings):
         failed = b"" if error is None else pack("error") + pack(error)
         parts.append(bytes([0x80 | fields + 1 + (error is not None)]) + pack("id") + pack(name) + failed)
         parts.append(found[1:])
-    parts.append(pack("usage") + pack(_usage(reply)))
+    parts += [pack(part) for pair in beside.items() for part in pair]
     return b"".join(parts)
 
 
-def _json(model: str, request: ExtractRequest, reply: Reply, findings: np.ndarray) -> bytes:
+def _json(
+    model: str, request: ExtractRequest, reply: Reply, findings: np.ndarray, beside: dict[str, Any]
+) -> bytes:
     """The whole body, keys in the order of the contract."""
     items: list[bytes] = []
     for name, found, error in _found(request, reply, findings):
@@ -149,4 +158,4 @@ def _json(model: str, request: ExtractRequest, reply: Reply, findings: np.ndarra
         failed = b"" if error is None else b',"error":' + orjson.dumps(error)
         items.append(b'{"id":' + orjson.dumps(name) + b"," + rest + failed + b"}")
     head = b'{"model":' + orjson.dumps(model) + b',"items":['
-    return head + b",".join(items) + b'],"usage":' + orjson.dumps(_usage(reply)) + b"}"
+    return head + b",".join(items) + b"]," + orjson.dumps(beside)[1:]

@@ -22,8 +22,9 @@ from frontend.context import RequestContext
 from frontend.costs import characters_of, images_of
 from frontend.disconnect import until_disconnect
 from frontend.options import target_of
+from frontend.protocols.sie.ignored import warnings_of
 from frontend.protocols.sie.machine_profile import check_machine_profile
-from frontend.protocols.sie.schemas import Body, read_aside
+from frontend.protocols.sie.schemas import Body, EncodeParams, ExtractParams, ScoreRequest, read_aside
 from frontend.rendering import off_loop_if
 from frontend.responding import send_parts
 from frontend.sending import Part
@@ -31,7 +32,7 @@ from frontend.services import Services
 from frontend.values import UNCHECKED_NBYTES
 from ipc.catalog import ModelEntry
 from ipc.client import Reply
-from ipc.errors import InvalidInput
+from ipc.errors import InvalidInput, of_items
 from ipc.messages import Call, ModelStatus
 
 
@@ -59,6 +60,15 @@ def wants_json(accept: str | None) -> bool:
         and "application/msgpack" not in lowered
         and "application/x-msgpack" not in lowered
     )
+
+
+def asks(req: Request, params: object, name: str) -> bool:
+    """Whether a request asks for `item_errors` or `warnings`: in its parameters, else by a header."""
+    given = getattr(params, name, None)
+    if given is not None:
+        return bool(given)
+    header = req.get_header(f"X-Penstock-{name.replace('_', '-')}") or ""
+    return header.strip().lower() in ("1", "true")
 
 
 def media_type(json: bool) -> str:
@@ -104,13 +114,14 @@ class InferenceResource(ABC, Generic[R, P]):
 
     `operation` names it in metrics and logs, `body` is the struct of its requests, `capability` the output that a
     model must list to be asked at all (empty: decided in `plan`), `always_json` whether both bodies are JSON
-    whatever the headers say.
+    whatever the headers say, `itemized` whether an item can have an error of its own in the answer.
     """
 
     operation: ClassVar[str]
     body: type[R]
     capability: ClassVar[str] = ""
     always_json: ClassVar[bool] = False
+    itemized: ClassVar[bool] = False
 
     def __init__(self, services: Services) -> None:
         self.services = services
@@ -127,11 +138,16 @@ class InferenceResource(ABC, Generic[R, P]):
             del body
             context.started = time.perf_counter()
             context.model = model or getattr(request, "model", "")
-            reply, plan = await until_disconnect(self._run(req, request, large), req.scope)
+            reply, plan, warnings = await until_disconnect(self._run(req, request, large), req.scope)
             try:
                 began = time.perf_counter()
+                if reply.errors and not (self.itemized and asks(req, self.params_of(request), "item_errors")):
+                    raise of_items(reply.errors)
+                beside: dict[str, Any] = {"usage": {"tokens": reply.tokens, "truncated": reply.truncated}}
+                if warnings is not None:
+                    beside["warnings"] = warnings
                 json = self.always_json or wants_json(req.get_header("Accept"))
-                parts = await self.render(reply, plan, request, context, json)
+                parts = await self.render(reply, plan, request, context, beside, json)
                 context.phases.setdefault("encode", (time.perf_counter() - began) * 1e3)
                 resp.content_type = media_type(json)
                 time_headers(resp, context)
@@ -140,8 +156,8 @@ class InferenceResource(ABC, Generic[R, P]):
                 reply.release()
                 raise
 
-    async def _run(self, req: Request, request: R, large: bool) -> tuple[Reply, P]:
-        """The result, and how to render it; the body was `large`."""
+    async def _run(self, req: Request, request: R, large: bool) -> tuple[Reply, P, list[str] | None]:
+        """The result, how to render it, and warnings where the request asks for them; the body was `large`."""
         engine, context = self.services.engine, req.context.penstock
         await off_loop_if(large, self.examine, request)
         self._refuse_program(context.model)
@@ -149,12 +165,15 @@ class InferenceResource(ABC, Generic[R, P]):
         if self.capability and self.capability not in entry.outputs:
             raise InvalidInput(f"model '{entry.id}' does not support {self.operation}")
         inputs = self.check(request, entry)
-        target = target_of(entry, self.options_of(request), self.services.catalog)
+        options = getattr(self.params_of(request), "options", None)
+        target = target_of(entry, options, self.services.catalog)
         status = await engine.ensure_loaded(target.id, context.deadline_ns)
         plan = self.plan(request, entry, inputs, status)
         cost = engine.cost_of(self.characters(plan), status, images_of(plan.call), plan.call.overflow)
+        warned = asks(req, self.params_of(request), "warnings")
+        warnings = await off_loop_if(large, warnings_of, request, entry, status) if warned else None
         reply = await engine.run(context, plan.model, plan.call, cost, req.scope)
-        return reply, plan
+        return reply, plan, warnings
 
     def _refuse_program(self, name: str) -> None:
         """Raise `InvalidInput` for a model of named tensors, by its name or with its version."""
@@ -169,8 +188,8 @@ class InferenceResource(ABC, Generic[R, P]):
         """Characters per item, for the estimate of the cost."""
         return characters_of(plan.call)
 
-    def options_of(self, request: R) -> dict[str, Any] | None:
-        """The options of a request, which may choose a profile; None where the route takes none."""
+    def params_of(self, request: R) -> EncodeParams | ExtractParams | ScoreRequest | None:
+        """What holds the options of a request, which may choose a profile; None where it has none."""
         return None
 
     @abstractmethod
@@ -190,6 +209,15 @@ class InferenceResource(ABC, Generic[R, P]):
 
     @abstractmethod
     async def render(
-        self, reply: Reply, plan: P, request: R, context: RequestContext, json: bool
+        self,
+        reply: Reply,
+        plan: P,
+        request: R,
+        context: RequestContext,
+        beside: dict[str, Any],
+        json: bool,
     ) -> Sequence[Part]:
-        """The body of the answer. May end the lease early, after `reply.check()`, once it holds no views."""
+        """The body of the answer; `beside` is what follows the results in the contract's own forms.
+
+        May end the lease early, after `reply.check()`, once it holds no views.
+        """

@@ -33,17 +33,22 @@ def inputs_of(items: Sequence[Item], entry: ModelEntry, limits: Limits) -> list[
 def input_of(item: Item, where: str, entry: ModelEntry, limits: Limits) -> InputItem:
     """One item, whose text is checked, as workers take it; `where` is its JSON path.
 
-    Raises `InvalidInput` for media this model does not take, and for an item without any input it does.
+    Media that this model does not take are left out. Raises `InvalidInput` for an item without any input that it does.
     """
-    for name in MEDIA:
-        given = getattr(item, name)
-        if given is not None and given != [] and name.rstrip("s") not in entry.inputs:
-            raise InvalidInput(f"{where}.{name}: model '{entry.id}' takes {', '.join(entry.inputs)} only")
-    images = _images(item, where, limits)
+    images = _images(item, where, limits) if "image" in entry.inputs else []
     if not images and (item.text is None or "text" not in entry.inputs):
+        if foreign := [name for name in foreign_inputs(item, entry) if name != "text"]:
+            taken = ", ".join(entry.inputs)
+            raise InvalidInput(f"{where}.{foreign[0]}: model '{entry.id}' takes {taken} only")
         needed = " or ".join(f"{where}.{'images' if kind == 'image' else kind}" for kind in entry.inputs)
         raise InvalidInput(f"{needed}: missing")
     return InputItem(item.text, None, images, item.metadata)
+
+
+def foreign_inputs(item: Item, entry: ModelEntry) -> list[str]:
+    """Fields of the item with inputs that this model does not take."""
+    given = [name for name in ("text", *MEDIA) if getattr(item, name) not in (None, [])]
+    return [name for name in given if name.rstrip("s") not in entry.inputs]
 
 
 def _images(item: Item, where: str, limits: Limits) -> list[bytes]:

@@ -19,6 +19,11 @@ HEADERS = (
     Parameter("traceparent", "header", "W3C trace context."),
 )
 
+ASKING = (
+    Parameter("X-Penstock-Item-Errors", "header", "1: an item that fails has an error of its own."),
+    Parameter("X-Penstock-Warnings", "header", "1: the answer names what the model did not read."),
+)
+
 
 def faults(
     *statuses: int, form: type[msgspec.Struct] = answers.ErrorResponse
@@ -37,7 +42,7 @@ def _inference(path: str, summary: str, body: Any, answer: Any, example: dict[st
         answer=answer,
         media=(JSON, MSGPACK),
         errors=faults(*CLIENT_FAULTS, *SERVER_FAULTS),
-        parameters=HEADERS,
+        parameters=(*HEADERS, *ASKING),
         timed=True,
         example=example,
     )

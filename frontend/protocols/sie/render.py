@@ -31,14 +31,14 @@ _ID, _ERROR = packed("id"), packed("error")
 class Answer:
     """What an encode answer says: items in order, by their outputs or their error, and what belongs to all of them.
 
-    `usage` holds the tokens of each item and the indices of those that were cut.
+    `beside` holds the `usage` (tokens of each item, indices of those that were cut) and warnings that were asked for.
     """
 
     model: str
     ids: Sequence[str | None]
     outputs: Sequence[Output]
     errors: dict[int, dict[str, str]]
-    usage: dict[str, list[int]]
+    beside: dict[str, Any]
 
     def item(self, index: int) -> dict[str, Any]:
         """One item: its id if it has one, then its outputs or its error."""
@@ -62,7 +62,7 @@ async def msgpack_parts(answer: Answer, timing: Callable[[], dict[str, Any]]) ->
     parts: list[Part] = []
     copied_nbytes = INLINE_NBYTES if answer.nbytes <= INLINE_NBYTES else SMALL_ARRAY_NBYTES
     keyed = [(packed(output.name), output) for output in answer.outputs]
-    head = (map_header(4), packed("model"), packed(answer.model), packed("items"))
+    head = (map_header(3 + len(answer.beside)), packed("model"), packed(answer.model), packed("items"))
     written = bytearray(b"".join(head) + array_header(len(answer.ids)))
     for index in range(len(answer.ids)):
         if index and not index % MSGPACK_CHUNK_ITEMS:
@@ -78,7 +78,9 @@ async def msgpack_parts(answer: Answer, timing: Callable[[], dict[str, Any]]) ->
         for key, output in keyed:
             written += key
             written = output.write(parts, written, index, copied_nbytes)
-    written += packed("timing") + packed(timing()) + packed("usage") + packed(answer.usage)
+    written += packed("timing") + packed(timing())
+    for pair in answer.beside.items():
+        written += b"".join(map(packed, pair))
     parts.append(bytes(written))
     return parts
 
@@ -92,7 +94,7 @@ async def json_parts(answer: Answer, timing: Callable[[], dict[str, Any]]) -> li
     return [
         b'{"model":' + orjson.dumps(answer.model) + b',"items":[',
         *items,
-        b'],"timing":' + orjson.dumps(timing()) + b',"usage":' + orjson.dumps(answer.usage) + b"}",
+        b'],"timing":' + orjson.dumps(timing()) + b"," + orjson.dumps(answer.beside)[1:],
     ]
 
 

@@ -82,7 +82,12 @@ class RerankResource(ScoringResource[RerankRequest]):
         return sum(map(len, texts)) + (INLINE_NBYTES if more else 0) + 1
 
     def answer(
-        self, request: RerankRequest, context: RequestContext, scores: np.ndarray, reply: Reply
+        self,
+        request: RerankRequest,
+        context: RequestContext,
+        scores: np.ndarray,
+        reply: Reply,
+        beside: dict[str, Any],
     ) -> dict[str, Any]:
         """`results` best first, at most `top_n`, and the tokens of all pairs."""
         results: list[dict[str, Any]] = []

@@ -47,12 +47,15 @@ class Item(msgspec.Struct):
 
 
 class EncodeParams(msgspec.Struct):
-    """Parameters of an encode request."""
+    """Parameters of an encode request; `item_errors` and `warnings` are what `asks` reads."""
 
     output_types: list[str] | None = None
     output_dtype: Text = None
     instruction: Text = None
+    is_query: bool | None = None
     options: dict[str, Any] | None = None
+    item_errors: bool | None = None
+    warnings: bool | None = None
 
 
 class AdminRequest(msgspec.Struct):
@@ -107,6 +110,7 @@ class ScoreRequest(msgspec.Struct):
     items: list[Item]
     instruction: Text = None
     options: dict[str, Any] | None = None
+    warnings: bool | None = None
 
     def keys(self) -> Keys:
         """Names of fields, as `Body.keys`."""
@@ -121,6 +125,8 @@ class ExtractParams(msgspec.Struct):
     output_schema: dict[str, Any] | None = None
     instruction: Text = None
     options: dict[str, Any] | None = None
+    item_errors: bool | None = None
+    warnings: bool | None = None
 
 
 class ExtractRequest(msgspec.Struct):
@@ -154,14 +160,14 @@ class RerankRequest(msgspec.Struct):
 B = TypeVar("B", bound=Body)
 _ID, _TEXT = Key("id"), Key("text")
 _ENCODE_KEYS = (Key("items"), Key("params"))
-_PARAMS_KEYS = tuple(
-    map(Key, ("output_types", "output_dtype", "instruction", "options", "profile", "dimensions", "is_query"))
-)
-_EXTRACT_KEYS = tuple(
-    map(Key, ("labels", "output_schema", "instruction", "options", "profile", "threshold", "overflow_policy"))
-)
+_ASKED = ("instruction", "options", "profile", "item_errors", "warnings")
+_PARAMS_KEYS = tuple(map(Key, (*_ASKED, "output_types", "output_dtype", "dimensions", "is_query")))
+_EXTRACT_KEYS = tuple(map(Key, (*_ASKED, "labels", "output_schema", "threshold", "overflow_policy")))
 _SCORE_KEYS = tuple(
-    map(Key, ("query", "items", "instruction", "options", "profile", "score_mode", "score_weights"))
+    map(
+        Key,
+        ["query", "items", "instruction", "options", "profile", "score_mode", "score_weights", "warnings"],
+    )
 )
 _RERANK_KEYS = tuple(
     map(Key, ("model", "query", "documents", "top_n", "return_documents", "overflow_policy"))

@@ -20,7 +20,6 @@ from frontend.sending import Part
 from frontend.texts import check_shared
 from ipc.catalog import ModelEntry
 from ipc.client import Reply
-from ipc.errors import from_code
 from ipc.field_names import FieldNames
 from ipc.messages import InputItem, ModelStatus, ScoreCall
 
@@ -75,28 +74,40 @@ class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
         """The options that hold for a request over `items` items."""
 
     async def render(
-        self, reply: Reply, plan: ScorePlan, request: R, context: RequestContext, json: bool
+        self,
+        reply: Reply,
+        plan: ScorePlan,
+        request: R,
+        context: RequestContext,
+        beside: dict[str, Any],
+        json: bool,
     ) -> Sequence[Part]:
-        """The answer; one failed item fails the request."""
-        if reply.errors:
-            raise from_code(reply.errors[0].code, reply.errors[0].message)
+        """The answer."""
         scores = np.array(reply.tensors()["score"])
         reply.check()
         reply.release()
         long = len(scores) > INLINE_ENTRIES or self.echoed_nbytes(request) > INLINE_NBYTES
-        return await off_loop_if(long, self._write, request, context, scores, reply, json)
+        return await off_loop_if(long, self._write, request, context, scores, reply, beside, json)
 
     def _write(
-        self, request: R, context: RequestContext, scores: np.ndarray, reply: Reply, json: bool
+        self,
+        request: R,
+        context: RequestContext,
+        scores: np.ndarray,
+        reply: Reply,
+        beside: dict[str, Any],
+        json: bool,
     ) -> list[bytes]:
-        return write(self.answer(request, context, scores, reply), self.entries, json)
+        return write(self.answer(request, context, scores, reply, beside), self.entries, json)
 
     @abstractmethod
     def echoed_nbytes(self, request: R) -> int:
         """About how much of the request the answer repeats."""
 
     @abstractmethod
-    def answer(self, request: R, context: RequestContext, scores: np.ndarray, reply: Reply) -> dict[str, Any]:
+    def answer(
+        self, request: R, context: RequestContext, scores: np.ndarray, reply: Reply, beside: dict[str, Any]
+    ) -> dict[str, Any]:
         """The body; `scores` is float32 [items] in request order, the lease of `reply` has ended."""
 
 
@@ -121,9 +132,9 @@ class ScoreResource(ScoringResource[ScoreRequest]):
         check_shared(request.query.text or "", "query.text", len(request.items), limits)
         check_options(request.options, self.names)
 
-    def options_of(self, request: ScoreRequest) -> dict[str, Any] | None:
-        """The options of the request."""
-        return request.options
+    def params_of(self, request: ScoreRequest) -> ScoreRequest:
+        """Options stand at top level."""
+        return request
 
     def check(self, request: ScoreRequest, entry: ModelEntry) -> Pairs:
         """Query and items as workers take them. Raises `InvalidInput` that names the field."""
@@ -143,7 +154,12 @@ class ScoreResource(ScoringResource[ScoreRequest]):
         return sum(len(item.id or "") for item in (request.query, *request.items))
 
     def answer(
-        self, request: ScoreRequest, context: RequestContext, scores: np.ndarray, reply: Reply
+        self,
+        request: ScoreRequest,
+        context: RequestContext,
+        scores: np.ndarray,
+        reply: Reply,
+        beside: dict[str, Any],
     ) -> dict[str, Any]:
         """`model`, `query_id`, the ranked `scores`, and what each pair took by input index."""
         names = [f"item-{index}" if item.id is None else item.id for index, item in enumerate(request.items)]
@@ -155,5 +171,5 @@ class ScoreResource(ScoringResource[ScoreRequest]):
             "model": context.model,
             "query_id": request.query.id,
             "scores": entries,
-            "usage": {"tokens": reply.tokens, "truncated": reply.truncated},
+            **beside,
         }

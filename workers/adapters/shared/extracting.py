@@ -26,14 +26,22 @@ class ExtractAdapter(Adapter):
     """Base of the families that find something in an item.
 
     labels      "required": the caller names what to look for; "own": the model's own, which the caller's may narrow;
-                "unused": refused
+                "unused": ignored
     overflows   what may be done with texts that are too long (`ipc.option_names.OVERFLOW_POLICIES`)
-    schema      whether `output_schema` is honoured
+    schema      whether `output_schema` is honoured; where it is not, it is ignored
+    asks        whether the instruction is read
     """
 
     labels: ClassVar[Literal["required", "own", "unused"]] = "unused"
     overflows: ClassVar[tuple[str, ...]] = ("truncate", "error")
     schema: ClassVar[bool] = False
+    asks: ClassVar[bool] = False
+
+    @property
+    def uses(self) -> frozenset[str]:
+        """Its options, and those of labels, schema and instruction that it reads."""
+        read = {"labels": self.labels != "unused", "output_schema": self.schema, "instruction": self.asks}
+        return frozenset((*self.spec.options, *(name for name, used in read.items() if used)))
 
     @property
     def dims(self) -> dict[str, int]:
@@ -50,20 +58,14 @@ class ExtractAdapter(Adapter):
         super().check(call)
         if not isinstance(call, ExtractCall):
             return
-        options = OptionReader(call)
-        options.refuse_foreign(self.spec.options)
-        if call.output_schema is not None and not self.schema:
-            raise InvalidInput("params.output_schema: not honoured by this model; leave it out")
         self._check_labels(call)
-        options.check_overflow(self.overflows)
+        OptionReader(call).check_overflow(self.overflows)
         self.check_options(call)
 
     def _check_labels(self, call: ExtractCall) -> None:
         given = self.labels_of(call)
         if self.labels == "required" and not given:
             raise InvalidInput("params.labels: this model needs at least one label")
-        if self.labels == "unused" and given:
-            raise InvalidInput("params.labels: not used by this model; leave them out")
         if self.labels == "own":
             unknown = next((label for label in given if label not in self.own_labels), None)
             if unknown is not None:

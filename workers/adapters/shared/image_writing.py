@@ -26,7 +26,7 @@ from workers import stepping
 from workers.adapters.base import ItemFailure, Prepared
 from workers.adapters.shared.extracting import NOT_FINITE
 from workers.adapters.shared.image_extracting import ImageExtractAdapter, Size, size_of
-from workers.adapters.shared.options import OptionReader
+from workers.adapters.shared.options import NO_LIMIT, OptionReader
 
 MOST_TOKENS = 4096
 MOST_BEAMS = 16
@@ -63,8 +63,9 @@ class Pages:
 class ImageWriter(ImageExtractAdapter):
     """Base of the families that generate; `default_task` and `default_tokens` hold where the catalog says nothing."""
 
-    default_task: ClassVar[str]
+    default_task: str
     default_tokens: ClassVar[int]
+    asks = True
 
     @abstractmethod
     def prompt_of(self, task: str, call: ExtractCall) -> tuple[str, tuple[int, ...]]:
@@ -91,10 +92,12 @@ class ImageWriter(ImageExtractAdapter):
             raise InputTooLong(
                 f"params.instruction: {len(prompt)} tokens with the task, {1 - room} more than the model has room for"
             )
+        # What a model has no room for changes nothing.
+        most = MOST_TOKENS if room > MOST_TOKENS else NO_LIMIT
         return Assignment(
             task,
             prompt,
-            min(room, options.whole("max_new_tokens", self.default_tokens, 1, MOST_TOKENS)),
+            min(room, options.whole("max_new_tokens", self.default_tokens, 1, most)),
             options.whole("num_beams", 1, 1, MOST_BEAMS),
         )
 

@@ -1,19 +1,20 @@
-"""Read the options of a call: typed, ranged, and refused by name where they do not fit.
+"""Read the options of a call: typed, ranged, and refused by name where their value has no meaning.
 
-A name that another family understands is refused, since a caller who sends it expects something of it; a name that
-nobody knows is ignored, as the contract asks for unknown fields.
+An option of another family changes nothing and is ignored; protocols may tell their clients so (`Adapter.uses`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from ipc.errors import InvalidInput
 from ipc.messages import Call
-from ipc.option_names import EXTRACT_OPTIONS, OVERFLOW_POLICIES
+from ipc.option_names import OVERFLOW_POLICIES
 
 _SHOWN = 64
+NO_LIMIT = 2**63
 _MOST = 1_000_000
 
 
@@ -24,24 +25,26 @@ class OptionReader:
         self._options = call.options
         self._before, self._overflow = call.names.options, call.overflow
 
-    def number(self, name: str, default: float, low: float = 0.0, high: float = 1.0) -> float:
-        """A number within `low`..`high`."""
+    def threshold(self, name: str, default: float) -> float:
+        """Any number: below 0 it lets everything pass, above 1 nothing."""
         value = self._options.get(name)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(name, "a number", value)
-        if not low <= value <= high:
-            raise self.refused(name, value, f"is outside {low:g}..{high:g}")
+        if math.isnan(value):
+            raise self.refused(name, value, "is no number")
         return float(value)
 
-    def whole(self, name: str, default: int, low: int, high: int) -> int:
-        """A whole number within `low`..`high`."""
+    def whole(self, name: str, default: int, low: int, high: int = NO_LIMIT) -> int:
+        """A whole number within `low`..`high`; without `high`, of any size."""
         value = self._options.get(name)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong(name, "int", value)
+        if value < low and high == NO_LIMIT:
+            raise self.refused(name, value, f"is below {low}")
         if not low <= value <= high:
             raise self.refused(name, value, f"is outside {low}..{high}")
         return value
@@ -76,7 +79,7 @@ class OptionReader:
         return value
 
     def texts(self, name: str, most: int, longest: int) -> list[str]:
-        """Different texts of 1 to `longest` characters, at most `most`; none when absent."""
+        """Texts of 1 to `longest` characters, at most `most`, each once; none when absent."""
         value = self._options.get(name)
         if value is None:
             return []
@@ -89,9 +92,7 @@ class OptionReader:
                 raise self._wrong(f"{name}[{at}]", "str", text)
             if not text.strip() or len(text) > longest:
                 raise self.refused(f"{name}[{at}]", text, f"must have 1 to {longest} characters")
-        if len(set(value)) != len(value):
-            raise InvalidInput(f"{self._before}{name}: a text occurs twice")
-        return value
+        return list(dict.fromkeys(value))
 
     def numbers(self, name: str, names: Sequence[str]) -> dict[str, float] | None:
         """A map from some of `names` to numbers from 0 to a million, not all 0; None when absent."""
@@ -110,13 +111,6 @@ class OptionReader:
         if not any(value.values()):
             raise InvalidInput(f"{self._before}{name}: at least one weight must be above 0")
         return {key: float(number) for key, number in value.items()}
-
-    def refuse_foreign(self, known: Collection[str], foreign: Collection[str] = EXTRACT_OPTIONS) -> None:
-        """Refuse options of `foreign` that are not among the `known` ones of this family."""
-        for name, value in self._options.items():
-            if name in foreign and name not in known and value is not None:
-                offered = f"only {', '.join(sorted(known))}" if known else "none"
-                raise InvalidInput(f"{self._before}{name}: not an option of this model, which has {offered}")
 
     def check_overflow(self, offered: Collection[str]) -> None:
         """Refuse a policy for texts that are too long which is not one of `offered`."""

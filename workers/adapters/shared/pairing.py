@@ -9,9 +9,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,7 @@ import torch
 
 from ipc.errors import from_code
 from ipc.messages import Call, EncodeCall, InputItem, ScoreCall
-from ipc.option_names import SCORE_OPTIONS
 from workers.adapters.base import Adapter, ItemFailure, Prepared
-from workers.adapters.shared.options import OptionReader
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -60,22 +58,11 @@ class PairBatch:
 
 
 class PairedAdapter(Adapter):
-    """Base of these families; it stands before the base that has their `collate`.
-
-    `score_options` are those of its options that only a score call may carry.
-    """
-
-    score_options: ClassVar[Collection[str]] = ()
+    """Base of these families; it stands before the base that has their `collate`."""
 
     @abstractmethod
     def sides(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Items made ready to encode, as `Adapter.prepare`; for pairs they are queries or documents of the call."""
-
-    def check(self, call: Call) -> None:
-        """Refuse LoRA where there is none, and score options of other families."""
-        super().check(call)
-        if isinstance(call, ScoreCall):
-            OptionReader(call).refuse_foreign(self.score_options, SCORE_OPTIONS)
 
     def extra_of(self, call: ScoreCall) -> Any:
         """What the family keeps with each pair of a call."""

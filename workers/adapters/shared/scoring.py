@@ -10,7 +10,6 @@ from torch import nn
 
 from ipc.errors import InvalidInput
 from ipc.messages import Call, InputItem
-from ipc.option_names import EXTRACT_OPTIONS, SCORE_OPTIONS
 from workers.adapters.base import Adapter, Excess
 from workers.adapters.shared.options import OptionReader
 
@@ -18,11 +17,9 @@ from workers.adapters.shared.options import OptionReader
 class ScoreAdapter(Adapter):
     """A model without vectors.
 
-    `request_options` are those of its options that a request may carry, `overflows` what may be done with pairs that
-    are too long (`ipc.option_names.OVERFLOW_POLICIES`).
+    `overflows` is what may be done with pairs that are too long (`ipc.option_names.OVERFLOW_POLICIES`).
     """
 
-    request_options: ClassVar[Collection[str]] = ()
     overflows: ClassVar[Collection[str]] = ("truncate", "error")
 
     @property
@@ -31,11 +28,9 @@ class ScoreAdapter(Adapter):
         return {}
 
     def check(self, call: Call) -> None:
-        """Refuse LoRA, overflow policies that cannot cut a pair, and options of other families."""
+        """Refuse LoRA, and overflow policies that cannot cut a pair."""
         super().check(call)
-        options = OptionReader(call)
-        options.check_overflow(self.overflows)
-        options.refuse_foreign(self.request_options, EXTRACT_OPTIONS | SCORE_OPTIONS)
+        OptionReader(call).check_overflow(self.overflows)
 
 
 def pair_excess(query: int, pair: int, limit: int) -> Excess:

@@ -44,6 +44,7 @@ class TwoTowersAdapter(VisualEncoder):
 
     pads_to_limit: ClassVar[bool]
     overflows = ("truncate", "truncate_left", "error")
+    uses = frozenset(("text_template",))
 
     def __init__(
         self, model: Any, tokenizer: TextTokenizer, processor: Any, limit: int, normalize: bool
