@@ -27,6 +27,8 @@ ALL = "*"
 AUTO = "auto"
 MOST_LEVELS = 32
 """Nesting of options in a catalog file."""
+MOST_DIFFERENCE, MOST_COMPARED = 8, 100
+"""Of names that are compared with an unknown one: difference in characters, and how many."""
 LORA_PART = "[A-Za-z0-9._-]{1,64}"
 ID = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}(:[A-Za-z0-9._-]{1,64})?$"
 _ID_LINE = re.compile(rb"^(?:sie_)?id:[ \t]*['\"]?([^\s'\"#]+)", re.MULTILINE)
@@ -234,15 +236,31 @@ class Catalog(Mapping[str, ModelEntry]):
         return len(self._entries)
 
     def find(self, name: str) -> ModelEntry:
-        """The entry of that exact name. Raises `ModelNotFound` with the nearest known name."""
+        """The entry of that exact name. Raises `ModelNotFound` with `absence`."""
         entry = self._entries.get(name)
         if entry is None:
-            shown = ascii(name[:200])
-            close = difflib.get_close_matches(name[:200], self._entries, n=1)
-            raise ModelNotFound(
-                f"Model {shown} not found" + (f"; did you mean '{close[0]}'?" if close else "")
-            )
+            why = self.absence(name)
+            raise ModelNotFound(f"Model {name[:200]!a} not found" + (f"; {why}" if why else ""))
         return entry
+
+    def absence(self, name: str) -> str:
+        """Why no model of that name is served, or which name is near, for clients; empty when nothing is known."""
+        model = name[:200].partition(":")[0]
+        known = {*self.reading.entries, *self._entries, *self.versions}
+        whole = model if model in known else next((n for n in known if n.rpartition("/")[2] == model), None)
+        # PERF: frontends ask in their event loop, and comparing two long names takes tens of microseconds.
+        alike = [n for n in known if abs(len(n) - len(model)) <= MOST_DIFFERENCE and "@" not in n][
+            :MOST_COMPARED
+        ]
+        near = whole or next(iter(difflib.get_close_matches(model, alike, n=1)), None)
+        if near is None:
+            return ""
+        unserved = near not in self._entries and near not in self.versions
+        how = f"this server does not serve {near!r}: start it with --models {near} (catalog.models), or all of them "
+        how += "with catalog.serve_all"
+        if near == model:
+            return f"the catalog has the model, but {how}" if unserved else ""
+        return f"did you mean {near!r}?" + (f" {how[0].upper()}{how[1:]}" if unserved else "")
 
 
 def _versions(names: Iterable[str]) -> dict[str, tuple[int, ...]]:

@@ -109,7 +109,7 @@ class ServedModels:
         try:
             return self._names[name]
         except KeyError:
-            raise UnavailableModel(name, None, "model") from None
+            raise UnavailableModel(name, None, "model", services.catalog.absence(name)) from None
 
     def _refresh(self, services: Services) -> None:
         catalog, client, seen = services.catalog, services.client, self._seen

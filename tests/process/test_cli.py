@@ -90,6 +90,17 @@ def test_serve_starts_a_server_with_the_settings_of_its_flags(served: Server) ->
     assert b"gunicorn" in Path(f"/proc/{served.process.pid}/cmdline").read_bytes()
     assert [model["name"] for model in served.get("/v1/models").json()["models"]] == ["fake/echo"]
     wait_until(lambda: "8 MiB arena" in served.log, what="the start-up block")
+    unserved = "the catalog has the model, but this server does not serve 'fake/slow': start it with --models fake/slow"
+    named = {"model": "fake/slow", "input": "x"}
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}
+    answers = (
+        served.encode("fake/slow", ["x"]).json()["detail"]["message"],
+        served.post("/v1/embeddings", named).json()["error"]["message"],
+        served.post("/v2/models/fake%2Fslow/infer", {"inputs": [tensor]}).json()["error"],
+        served.get("/api/status/fake%2Fslow").headers["nv-status"],
+    )
+    assert [text for text in answers if unserved not in text.replace("\\'", "'")] == []
+    assert "did you mean 'fake/echo'?" in served.encode("echo", ["x"]).json()["detail"]["message"]
 
 
 def test_check_accepts_the_shipped_settings_and_names_the_models(environment: dict[str, str]) -> None:

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from ipc.catalog import DirectorySource, HubSource, load_catalog, read_entry
+from ipc.catalog import (
+    MOST_COMPARED,
+    Catalog,
+    DirectorySource,
+    HubSource,
+    ModelEntry,
+    load_catalog,
+    read_entry,
+)
 from ipc.errors import ConfigError, ModelNotFound
 
 MODEL = """
@@ -73,6 +81,8 @@ def test_an_unknown_model_is_answered_with_the_nearest_name(tmp_path: Path) -> N
     catalog = load_catalog([str(tmp_path)])
     with pytest.raises(ModelNotFound, match=r"'org/modle' not found; did you mean 'org/model'\?"):
         catalog.find("org/modle")
+    with pytest.raises(ModelNotFound, match=r"did you mean 'org/model'\?$"):
+        catalog.find("model:quary")
     with pytest.raises(ModelNotFound) as refused:
         catalog.find("x\n" * 5000)
     assert len(refused.value.message) < 2000 and "\n" not in refused.value.message
@@ -138,6 +148,37 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:
 
 def test_the_shipped_catalog_is_valid() -> None:
     assert len(load_catalog([])) > 0
+
+
+def test_a_model_that_the_catalog_has_and_nobody_serves_is_told_with_the_way_to_serve_it(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, MODEL)
+    write(tmp_path, GOOD.format("org/other-one") + "served: false\n", "other.yaml")
+    catalog = load_catalog([str(tmp_path)])
+    way = (
+        "this server does not serve 'org/other-one': start it with --models org/other-one (catalog.models), "
+    )
+    way += "or all of them with catalog.serve_all"
+    for name in ("org/other-one", "org/other-one:wide"):
+        assert catalog.absence(name) == f"the catalog has the model, but {way}"
+    for name in ("other-one", "org/other-eno"):
+        assert catalog.absence(name) == f"did you mean 'org/other-one'? T{way[1:]}"
+    assert catalog.absence("org/model:nothing") == catalog.absence("something") == ""
+
+
+def test_an_unknown_name_is_compared_with_few_of_many_names(tmp_path: Path) -> None:
+    compared: list[int] = []
+
+    def compare(name: str, names: list[str], n: int) -> list[str]:
+        compared.append(len(names))
+        return []
+
+    catalog = Catalog([ModelEntry(f"model_{n}", DirectorySource("/w")) for n in range(5000)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ipc.catalog.difflib.get_close_matches", compare)
+        assert catalog.absence("modle_17") == ""
+    assert compared == [MOST_COMPARED]
 
 
 GOOD = "id: {}\nsource: {{kind: directory, path: /w}}\n"

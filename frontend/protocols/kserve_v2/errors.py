@@ -50,7 +50,7 @@ def text_of(error: PenstockError) -> str:
         return error.message
     name = error.model[:200]
     if error.reason == "model":
-        return f"Request for unknown model: '{name}' is not found"
+        return f"Request for unknown model: '{name}' is not found" + (f"; {error.why}" if error.why else "")
     if error.reason == "version":
         return f"Request for unknown model: '{name}' version {error.version} is not found"
     why = f" ({error.reason}{': ' + error.why if error.why else ''})"

@@ -78,7 +78,8 @@ async def server_status(services: Services, server_id: str, model: str = "") -> 
         try:
             _add_model(status.model_status[name], services, name, statistics)
         except UnavailableModel as error:
-            raise InvalidInput(f"no status available for unknown model '{name[:200]}'") from error
+            why = f": {error.why}" if error.why else ""
+            raise InvalidInput(f"no status available for unknown model '{name[:200]}'{why}") from error
     _add_calls(status, statistics)
     return status
 
