@@ -11,7 +11,7 @@ from workers.loading import source
 def located(entry: ModelEntry, progress: source.Progress, *, cached_only: bool = False) -> Path:
     """The directory that holds the whole model, downloaded first if need be and not `cached_only`.
 
-    Raises `SourceError` for a model that is absent or damaged, and huggingface_hub's errors.
+    Raises `SourceError` for a model that is absent or damaged, and `DownloadFailed`.
     """
     where = entry.source
     if isinstance(where, AdapterSource):
@@ -34,7 +34,7 @@ def directory_of(entry: ModelEntry) -> Path | None:
     """The directory that holds the whole model, or None; leaves the network alone."""
     try:
         return located(entry, ignore_progress, cached_only=True)
-    except (source.SourceError, FileNotFoundError):
+    except (source.SourceError, source.DownloadFailed):
         return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 from ipc.catalog import HubSource, ModelEntry
@@ -35,9 +34,7 @@ def pull(entry: ModelEntry) -> int:
         directory = located(entry, ProgressLine(entry.id))
     except Exception as error:
         found = failure.classify(error)
-        offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-        hint = " (HF_HUB_OFFLINE forbids downloads)" if offline else ""
-        print(f"penstock: {entry.id}: {found.error_class}: {found.message}{hint}", file=sys.stderr)
+        print(f"penstock: {entry.id}: {found.error_class}: {found.message}", file=sys.stderr)
         return 1
     print(f"{entry.id}: {nbytes(directory) / 1e6:.0f} MB in {directory}")
     return 0

@@ -25,8 +25,9 @@ class Hub:
 
 
 @contextmanager
-def hub(repositories: Mapping[str, Files]) -> Iterator[Hub]:
-    """A hub that answers until the end of the block."""
+def hub(repositories: Mapping[str, Files], gated: Mapping[str, str] | None = None) -> Iterator[Hub]:
+    """A hub that answers until the end of the block; `gated` maps repositories to the one token that opens each."""
+    tokens = gated or {}
 
     class Handler(BaseHTTPRequestHandler):
         """Repository information, file lists and files."""
@@ -49,6 +50,12 @@ def hub(repositories: Mapping[str, Files]) -> Iterator[Hub]:
             )
             if asked is None:
                 self._send(404, b"{}")
+            elif asked[1] in tokens and self.headers["Authorization"] != f"Bearer {tokens[asked[1]]}":
+                self._send(
+                    401 if self.headers["Authorization"] is None else 403,
+                    b"{}",
+                    {"X-Error-Code": "GatedRepo"},
+                )
             elif asked[2] == "resolve":
                 self._file(asked[1], asked[3])
             else:

@@ -154,7 +154,8 @@ def test_pull_names_what_went_wrong_and_goes_on_with_the_next_model(tmp_path: Pa
         done = pull(tmp_path, found.url, "my/absent", "my/cut", "my/whole", "my/here")
     assert done.returncode == 1
     problems = [line for line in done.stderr.splitlines() if line.startswith("penstock: ")]
-    assert problems[0].startswith("penstock: my/absent: NOT_FOUND: ")
+    host = found.url.removeprefix("http://")
+    assert problems[0].startswith(f"penstock: my/absent: NOT_FOUND: {host} has no such repository, ")
     assert "penstock: my/cut: UNKNOWN: model.safetensors is cut off" in problems[1]
     assert problems[2] == "penstock: my/here: not from the hub, and its files are not here"
     assert done.stdout.startswith("my/whole: ")
@@ -164,8 +165,27 @@ def test_pull_without_a_network_says_so(tmp_path: Path) -> None:
     catalog(tmp_path, whole="{kind: hub, repo: org/whole}")
     offline = pull(tmp_path, "http://127.0.0.1:9", "my/whole", HF_HUB_OFFLINE="1")
     assert offline.returncode == 1
-    assert "(HF_HUB_OFFLINE forbids downloads)" in offline.stderr
+    assert "org/whole is not in the hub cache, and HF_HUB_OFFLINE forbids downloads" in offline.stderr
     unreachable = pull(tmp_path, "http://127.0.0.1:9", "my/whole")
     assert unreachable.returncode == 1
-    assert "penstock: my/whole: NETWORK: " in unreachable.stderr
+    assert "penstock: my/whole: NETWORK: org/whole cannot be had from 127.0.0.1:9 (" in unreachable.stderr
+    for way in ("HTTPS_PROXY", "HF_ENDPOINT", "`penstock models pull`", "copied directory"):
+        assert way in unreachable.stderr
     assert "Traceback" not in offline.stderr + unreachable.stderr
+
+
+def test_a_gated_model_wants_its_token_and_no_secret_is_printed(tmp_path: Path) -> None:
+    catalog(tmp_path, gated="{kind: hub, repo: org/gated}", absent="{kind: hub, repo: org/absent}")
+    files = {"config.json": b"{}", "model.safetensors": WEIGHTS}
+    token, names = "hf_" + "t" * 30, ("my/gated", "my/absent")
+    with hub({"org/gated": files}, gated={"org/gated": token}) as found:
+        mirror = found.url.replace("http://", "http://somebody:password@")
+        without = pull(tmp_path, found.url, "my/gated")
+        wrong = pull(tmp_path, mirror, *names, HF_TOKEN=token[:-1])
+        right = pull(tmp_path, found.url, *names, HF_TOKEN=token)
+    host = found.url.removeprefix("http://")
+    way = f"penstock: my/gated: GATED: {host} refuses org/gated: accept its terms there and set HF_TOKEN to a token "
+    assert way in without.stderr and way in wrong.stderr
+    assert right.stdout.startswith("my/gated: ") and "my/absent: NOT_FOUND: " in right.stderr
+    printed = "".join(done.stdout + done.stderr for done in (without, wrong, right))
+    assert "password" not in printed and token[:-1] not in printed

@@ -8,7 +8,7 @@ import torch
 from huggingface_hub import constants, errors
 
 from workers.loading.failure import classify
-from workers.loading.source import SourceError
+from workers.loading.source import DownloadFailed, SourceError
 
 
 def hub_error(kind: type[errors.HfHubHTTPError], status: int) -> errors.HfHubHTTPError:
@@ -80,3 +80,31 @@ def test_the_message_is_one_short_line_without_directories() -> None:
     assert found.message == "cannot read model.safetensors: bad"
     assert len(classify(RuntimeError("y" * 999)).message) == 300
     assert classify(RuntimeError()).message == "RuntimeError"
+
+
+@pytest.mark.parametrize(
+    ("cause", "error_class", "told"),
+    [
+        (hub_error(errors.GatedRepoError, 403), "GATED", "hub.example:8443 refuses org/m: accept its terms"),
+        (hub_error(errors.HfHubHTTPError, 401), "GATED", "set HF_TOKEN"),
+        (hub_error(errors.RepositoryNotFoundError, 401), "NOT_FOUND", "hub.example:8443 has no such"),
+        (hub_error(errors.HfHubHTTPError, 503), "NETWORK", "hub.example:8443 (it answers 503)"),
+        (hub_error(errors.HfHubHTTPError, 407), "NETWORK", "HTTPS_PROXY"),
+        (httpx.ConnectError("no route"), "NETWORK", "hub.example:8443 (ConnectError); ways out: HTTPS_PROXY"),
+        (OSError(28, "No space left on device"), "UNKNOWN", "No space left on device"),
+    ],
+)
+def test_a_failed_download_names_the_host_and_the_ways_out_and_no_secret(
+    monkeypatch: pytest.MonkeyPatch, cause: Exception, error_class: str, told: str
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "https://me:secret@hub.example:8443/path")
+    failed = DownloadFailed("org/m")
+    failed.__cause__ = cause
+    found = classify(failed)
+    assert (found.error_class, told in found.message) == (error_class, True), found
+    assert "secret" not in found.message and "path" not in found.message
+
+
+def test_a_message_keeps_no_secret_of_an_address_or_a_token() -> None:
+    found = classify(RuntimeError("401 for url https://me:secret@mirror.example/x with hf_abcdefghijklmn"))
+    assert found.message == "401 for url https://mirror.example/x with "

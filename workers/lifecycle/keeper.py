@@ -34,7 +34,7 @@ from workers.lifecycle.loading import LoadAbandoned, Loaded, Loader, NoRoom
 from workers.lifecycle.loras import LoraLoader
 from workers.lifecycle.shelf import Shelf
 from workers.loading import failure
-from workers.loading.source import SourceError
+from workers.loading.source import DownloadFailed, SourceError
 from workers.threads import vital_thread
 
 log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class Keeper:
             failed = failure.classify(error)
             text = "model %s failed to load: %s: %s"
             unknown = failed.error_class == "UNKNOWN" and not isinstance(
-                error, SourceError | ModelRefused | ProtocolError
+                error, SourceError | DownloadFailed | ModelRefused | ProtocolError
             )
             log.warning(text, instance.name, failed.error_class, failed.message, exc_info=unknown)
         else:

@@ -19,7 +19,7 @@ from typing import Literal
 
 import msgspec
 
-from workers.loading.source import SourceError
+from workers.loading.source import DownloadFailed, SourceError
 
 ErrorClass = Literal["GATED", "NOT_FOUND", "DEPENDENCY", "OOM", "NETWORK", "FINGERPRINT", "UNKNOWN"]
 
@@ -27,6 +27,17 @@ RETRY_AFTER_S: dict[str, float] = {"OOM": 60.0, "NETWORK": 30.0}
 _MOST_CHARACTERS = 300
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
 _TOO_NEW = ("does not recognize this architecture", "requires you to execute")
+_SECRET = re.compile(r"(?<=://)[^/@\s]+@|\bhf_\w{8,}")
+"""Names and passwords in addresses, and tokens of the hub."""
+_WAYS = "HTTPS_PROXY (a proxy), HF_ENDPOINT (a mirror), `penstock models pull`, or a copied directory as its source"
+_DOWNLOAD = {
+    "GATED": "{host} refuses {repo}: accept its terms there and set HF_TOKEN to a token of that account",
+    "NOT_FOUND": "{host} has no such repository, revision or file of {repo}, or hides it from this HF_TOKEN",
+    "NETWORK": "{repo} cannot be had from {host} ({reason}); ways out: " + _WAYS,
+    "OFFLINE": "{repo} is not in the hub cache, and HF_HUB_OFFLINE forbids downloads; fetch it with "
+    "`penstock models pull` where there is a network, or name a copied directory as its source",
+}
+"""What a failed download is told as."""
 _PATH = re.compile(r"(?<![\w:/])/(?:[\w.+@~-]+/)+")
 
 
@@ -42,7 +53,7 @@ class LoadFailure(msgspec.Struct, frozen=True, kw_only=True):
 def classify(error: BaseException) -> LoadFailure:
     """The failure that `error` stands for."""
     found: ErrorClass = "UNKNOWN"
-    reason = error
+    reason = error.__cause__ or error if isinstance(error, DownloadFailed) else error
     for link in _chain(error):
         known = next((name for name, matches in _RULES if matches(link)), None)
         if known is not None:
@@ -53,8 +64,18 @@ def classify(error: BaseException) -> LoadFailure:
         error_class=found,
         permanent=retry_after_s is None,
         retry_after_s=retry_after_s,
-        message=_message(reason),
+        message=_download(error, found, reason) or _message(reason),
     )
+
+
+def _download(error: BaseException, found: ErrorClass, reason: BaseException) -> str:
+    """The message of a failed download with the ways out; empty for other failures."""
+    failed = next((link for link in _chain(error) if isinstance(link, DownloadFailed)), None)
+    if failed is None:
+        return ""
+    kind = "OFFLINE" if found == "NOT_FOUND" and _offline() else found
+    told = f"it answers {status}" if (status := _status(reason)) else type(reason).__name__
+    return _DOWNLOAD.get(kind, "").format(host=failed.host, repo=failed.repo, reason=told)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -68,9 +89,9 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _message(error: BaseException) -> str:
-    """The first line of an error, shortened, with directories cut off."""
+    """The first line of an error, shortened, with directories and secrets cut off."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = _PATH.sub("", lines[0]) if lines else type(error).__name__
+    text = _SECRET.sub("", _PATH.sub("", lines[0])) if lines else type(error).__name__
     text = text.encode("utf-8", "replace").decode()  # the name of a file need not be text
     return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
 
@@ -97,7 +118,9 @@ def _is_own(name: str) -> Callable[[BaseException], bool]:
 
 
 def _is_gated(error: BaseException) -> bool:
-    return _named(error, "GatedRepoError") or (_named(error, "HfHubHTTPError") and _status(error) == 403)
+    return _named(error, "GatedRepoError") or (
+        _named(error, "HfHubHTTPError") and _status(error) in (401, 403) and not _is_missing(error)
+    )
 
 
 def _is_missing(error: BaseException) -> bool:
@@ -119,7 +142,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 def _is_network(error: BaseException) -> bool:
     names = ("LocalEntryNotFoundError", "TransportError", "RequestException", "ConnectError", "gaierror")
-    refused = _named(error, "HfHubHTTPError") and (_status(error) == 429 or _status(error) >= 500)
+    refused = _named(error, "HfHubHTTPError") and (_status(error) in (407, 429) or _status(error) >= 500)
     return refused or _named(error, *names) or isinstance(error, ConnectionError | TimeoutError)
 
 

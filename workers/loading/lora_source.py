@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ipc.catalog import DirectorySource, HubSource, LoraSource, ModelEntry, is_lora_name
 from workers.adapters.shared.peft_layout import CONFIG, FILES
-from workers.loading.source import SourceError
+from workers.loading.source import SourceError, snapshot
 
 Files = tuple[tuple[int, int] | None, ...]
 """Size and time of each file, None where there is none; empty for a repository."""
@@ -57,14 +57,12 @@ def _stat(path: Path) -> tuple[int, int] | None:
 def fetch(source: LoraSource) -> Path:
     """Local directory of the adapter; a repository is downloaded into the hub cache unless it is there.
 
-    Raises SourceError for a missing file, and huggingface_hub's errors.
+    Raises SourceError for a missing file, and DownloadFailed.
     """
     if isinstance(source, DirectorySource):
         directory = Path(source.path)
     else:
-        from huggingface_hub import snapshot_download
-
-        directory = Path(snapshot_download(source.repo, revision=source.revision, allow_patterns=list(FILES)))
+        directory = snapshot(source.repo, source.revision, allow_patterns=list(FILES))
     missing = [file for file in FILES if not (directory / file).is_file()]
     if missing:
         kept = CONFIG not in missing and any(directory.glob("adapter_model.*"))

@@ -11,6 +11,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -34,6 +35,34 @@ class SourceError(Exception):
         self.error_class = error_class
 
 
+class DownloadFailed(Exception):
+    """A repository of the hub could not be had; the cause is the hub client's error.
+
+    `repo` is the repository, `host` the hub or its mirror (HF_ENDPOINT), without what else its address may hold.
+    """
+
+    def __init__(self, repo: str) -> None:
+        from huggingface_hub import constants
+
+        super().__init__(f"{repo} cannot be downloaded")
+        address = urlsplit(constants.ENDPOINT)
+        self.repo, self.host = repo, address.hostname or "the hub"
+        self.host += f":{address.port}" if address.port else ""
+
+
+def snapshot(repo: str, revision: str | None, **chosen: Any) -> Path:
+    """The directory of a repository in the hub cache, downloaded unless it is there; `chosen` says which files.
+
+    Raises `DownloadFailed` with the hub client's error as the cause.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repo, revision=revision, **chosen))
+    except Exception as error:
+        raise DownloadFailed(repo) from error
+
+
 def from_hub(
     repo: str,
     revision: str | None,
@@ -47,7 +76,7 @@ def from_hub(
 
     `extra_files` names further files of the repository, such as the `.pt` heads of some families; `tokenizer_repo` is
     another repository whose configuration and tokenizer the model borrows; `cached_only` leaves the network alone.
-    Raises huggingface_hub's errors, which `failure.classify` knows, and SourceError for unusable files.
+    Raises DownloadFailed, and SourceError for unusable files.
     """
     if tokenizer_repo is not None:
         _snapshot(tokenizer_repo, None, progress, (), cached_only)
@@ -63,22 +92,20 @@ def _snapshot(
     repo: str, revision: str | None, progress: Progress, wanted: Sequence[str], cached_only: bool
 ) -> Path:
     """The configuration and tokenizer files of a repository and those that match `wanted`, in the hub cache."""
-    from huggingface_hub import snapshot_download
 
     class Bar(_ByteBar):
         """A bar that reports to this download."""
 
         report = staticmethod(progress)
 
-    directory = snapshot_download(
+    return snapshot(
         repo,
-        revision=revision,
+        revision,
         allow_patterns=[*_DESCRIBING, *wanted],
         ignore_patterns=list(_UNWANTED),
         local_files_only=cached_only,
         tqdm_class=Bar,
     )
-    return Path(directory)
 
 
 def from_directory(path: str | Path) -> Path:
