@@ -5,6 +5,7 @@ frontend/hooks.py.
 """
 
 from frontend import hooks, listeners
+from frontend.server import gunicorn_log
 
 _config = hooks.read_settings()
 hooks.hide_notify_socket()
@@ -19,9 +20,12 @@ timeout = 30
 backlog = 2048
 preload_app = False
 control_socket_disable = True
-proc_name = "penstock"
 loglevel = _config.log.level
+logger_class = gunicorn_log.ServerLogger
 
 on_starting = hooks.on_starting
+when_ready = hooks.when_ready
+pre_fork = hooks.pre_fork
+post_fork = hooks.post_fork
 on_reload = hooks.on_reload
 on_exit = hooks.on_exit

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from pathlib import Path
 
 from frontend.services import Services
-from frontend.version import VERSION
+from ipc import logs
 from ipc.paths import RunPaths
+from ipc.version import VERSION
+
+log = logging.getLogger(__name__)
 
 MOST_MODELS = 12
 """Models with a line of their own."""
@@ -23,13 +27,17 @@ def summary(services: Services) -> str:
 
 
 def started(services: Services) -> None:
-    """Print the block, once in the life of a server: the first ready frontend does."""
+    """Print the block, once in the life of a server: the first ready frontend does. In JSON logs it is one line."""
     try:
         os.close(os.open(_marker(services.settings.paths), os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
         return
-    sys.stderr.write(block(services) + "\n")
-    sys.stderr.flush()
+    text = block(services)
+    if logs.is_text(services.settings.log, sys.stderr):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+    else:
+        log.info("; ".join(" ".join(line.split()) for line in text.splitlines()))
 
 
 def forget(paths: RunPaths) -> None:

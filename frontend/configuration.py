@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 from dataclasses import dataclass
 
 from frontend import listeners
@@ -18,6 +18,8 @@ from ipc import settings
 from ipc.catalog import Catalog, check_lists, check_lora_dirs
 from ipc.errors import ConfigError
 from ipc.repository.opening import check_models, open_catalog
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,12 @@ def accept() -> Configuration:
                 "server.metrics_bind and server.health_bind cannot change while the server runs"
             )
         if _accepted is not None and _accepted.access.closed and not found.access.closed:
-            sys.stderr.write("penstock: server.keys_file is empty now: requests need no key any more\n")
+            log.warning("server.keys_file is empty now: requests need no key any more")
         _accepted = found
     except ConfigError as error:
         if _accepted is None:
             raise
-        sys.stderr.write(f"penstock: the new configuration is refused, the old one stays: {error.message}\n")
+        log.error("the new configuration is refused, the old one stays: %s", error.message)
     return _accepted
 
 

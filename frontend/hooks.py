@@ -7,21 +7,24 @@ frontends are all gone.
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 from typing import Any
 
-from frontend import announce, configuration
+from frontend import announce, configuration, listeners, owning
 from frontend.grpc import address
 from frontend.grpc.succession import SUCCESSION
 from frontend.server.limits import ServerLimits
 from frontend.server.worker import PenstockWorker
-from ipc import sweep
+from ipc import logs, processes, sweep
 from ipc.errors import ConfigError
 from ipc.liveness import life_pipe
-from ipc.paths import prepare_run_dir
 from ipc.settings import Settings
+from ipc.version import VERSION
+
+log = logging.getLogger(__name__)
 
 EXIT_CONFIG = 3
 
@@ -29,10 +32,13 @@ EXIT_CONFIG = 3
 def read_settings() -> Settings:
     """Checked settings; at the start a mistake in them ends the process with code 3 and one line."""
     try:
-        return configuration.accept().settings
+        found = configuration.accept().settings
     except ConfigError as error:
+        # The form of log lines is not known without settings.
         sys.stderr.write(f"penstock: {error.message}\n")
         raise SystemExit(EXIT_CONFIG) from error
+    logs.configure(found.log, "arbiter", forks=True)
+    return found
 
 
 def hide_notify_socket() -> None:
@@ -62,17 +68,18 @@ def worker_class(config: Settings) -> Any:
 
 
 def on_starting(server: Any) -> None:
-    """Before listeners and forks: gRPC's port, run directory, sweep, supervisor."""
+    """Before listeners and forks: the run directory is ours, addresses are free; then sweep, supervisor."""
     config = configuration.current().settings
     try:
+        server.penstock_lock = owning.take(config)
         if config.grpc.enabled:
             server.penstock_grpc_port = address.keep(config.grpc)
-        prepare_run_dir(config.paths)
     except ConfigError as error:
-        sys.stderr.write(f"penstock: {error.message}\n")
+        log.critical("%s", error.message)
         raise SystemExit(EXIT_CONFIG) from error
+    log.info("Penstock %s starts; run directory %s", VERSION, config.paths.root)
     for name in sweep.sweep(config.paths):
-        server.log.info("removed %s, left by an earlier run", name)
+        log.info("removed %s, left by an earlier run", name)
     announce.forget(config.paths)
     sweep.forget(config.paths)
     if os.environ.get("PENSTOCK_SUPERVISE", "1") == "0":
@@ -80,16 +87,38 @@ def on_starting(server: Any) -> None:
     read, write = life_pipe()
     os.set_inheritable(read, True)
     server.penstock_life_pipe = write
-    command = [sys.executable, "-m", "workers.supervisor", "--life-fd", str(read)]
-    process = subprocess.Popen(command, pass_fds=(read,), start_new_session=True, stdin=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        processes.command("workers.supervisor", "--life-fd", str(read)),
+        env=processes.environment(),
+        pass_fds=(read,),
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+    )
     # NOTE: the arbiter reaps every child it has; Popen must not try to wait for it as well.
     process.returncode = 0
     os.close(read)
-    server.log.info("supervisor started (pid %d)", process.pid)
+    log.info("supervisor started (pid %d)", process.pid)
+
+
+def when_ready(server: Any) -> None:
+    """The arbiter listens; frontends and workers are still to come."""
+    log.info("listening on %s", ", ".join(listeners.binds(configuration.current().settings)))
+
+
+def pre_fork(server: Any, worker: Any) -> None:
+    """Before a frontend starts. Gunicorn has named this process anew at its start and at each reload."""
+    processes.title("arbiter")
+
+
+def post_fork(server: Any, worker: Any) -> None:
+    """In a new frontend: the lock of the run directory stays with the arbiter, whose death must set it free."""
+    server.penstock_lock.release()
+    logs.configure(configuration.current().settings.log, "frontend", forks=True)
 
 
 def on_reload(server: Any) -> None:
     """Before the frontends are replaced."""
+    log.info("reloading: new frontends start, the old ones drain")
     SUCCESSION.reloading()
 
 

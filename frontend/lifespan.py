@@ -13,7 +13,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from frontend import announce, version
+from frontend import announce
 from frontend.bodies import BodyReader
 from frontend.catalog_following import CatalogFollower
 from frontend.engine import Engine
@@ -23,7 +23,7 @@ from frontend.services import Services
 from frontend.tensors import extensions, states
 from frontend.tensors.uploading import InputRoom
 from frontend.tracing import starting
-from ipc import copies, logs, metrics, sweep
+from ipc import copies, logs, metrics, processes, sweep, version
 from ipc.client import Client
 from ipc.copy_budget import CopyBudget
 from ipc.liveness import SlotLock, is_held, lowest_free_slot
@@ -64,6 +64,7 @@ class Lifespan:
         sweep.sweep_frontend(settings.paths, services.slot)
         name = f"frontend-{services.slot}"
         logs.configure(settings.log, name)
+        processes.title(f"frontend {services.slot}")
         metrics.configure(settings.paths, name)
         self._metrics = metrics.FrontendMetrics()
         self._metrics.touch(services.catalog, settings.worker_count, version.VERSION)
@@ -96,6 +97,7 @@ class Lifespan:
 
     async def process_shutdown(self, scope: dict[str, Any], event: dict[str, Any]) -> None:
         """Give everything back."""
+        log.info("no requests are open; this frontend ends")
         if self._grpc is not None:
             await self._grpc.stop()
         for task in (self._watcher, self._follower):

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gunicorn.util import parse_address
-
-from frontend.addresses import parse
 from frontend.context import common_headers, of_ids
 from frontend.denial import HANDSHAKE_ANSWER
+from ipc.addresses import parse, port_of
 from ipc.errors import ConfigError
 from ipc.settings import Server, Settings
 
@@ -35,6 +33,16 @@ def check(server: Server) -> None:
     Listeners(server)
 
 
+def binds(config: Settings) -> dict[str, str]:
+    """Every address that this server listens on, gRPC's too, with the setting that names it."""
+    server, grpc = config.server, config.grpc
+    named = {server.bind: "server.bind", server.metrics_bind: "server.metrics_bind"}
+    named.setdefault(server.health_bind, "server.health_bind")
+    if grpc.enabled:
+        named.setdefault(grpc.bind, "grpc.bind")
+    return {bind: setting for bind, setting in named.items() if bind}
+
+
 class Listeners:
     """What is answered where."""
 
@@ -46,7 +54,7 @@ class Listeners:
         self._health_port = _port(server.health_bind, "server.health_bind")
         self._metrics_on_bind = server.metrics_on_bind
         self._alone = {self._metrics_port, self._health_port} - {0}
-        taken = _main_port(server.bind)
+        taken = port_of(server.bind, "server.bind")
         if taken in self._alone:
             raise ConfigError(
                 f"server.metrics_bind and server.health_bind need another port than server.bind, which has {taken}"
@@ -70,15 +78,6 @@ class Listeners:
 def _port(bind: str, setting: str) -> int:
     """The port of an address, 0 for none."""
     return parse(bind, setting)[1] if bind else 0
-
-
-def _main_port(bind: str) -> int:
-    """The port that Gunicorn takes `server.bind` for, -1 where it has none, such as a Unix socket."""
-    try:
-        found = parse_address(bind, "8000")
-    except RuntimeError as error:
-        raise ConfigError(f"server.bind: {error}") from None
-    return found[1] if isinstance(found, tuple) else -1
 
 
 async def refuse(scope: dict[str, Any], send: Any, settings: Settings) -> None:

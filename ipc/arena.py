@@ -12,6 +12,7 @@ they are touched and read by frontends only after the worker died, to tell suspe
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import struct
@@ -58,6 +59,8 @@ class Arena:
         try:
             os.posix_fallocate(fd, 0, nbytes)
             self._map = mmap.mmap(fd, nbytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            # NOTE: the map keeps a duplicate of the descriptor, and so the lock by which a sweep sees a live owner.
+            fcntl.flock(fd, fcntl.LOCK_EX)
         except OSError as error:
             path.unlink(missing_ok=True)
             raise ConfigError(

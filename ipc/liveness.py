@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -38,7 +39,7 @@ class SlotLock:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._fd)
-            raise SlotTaken(f"{path.name} is held by another live process") from error
+            raise SlotTaken(f"{path.name} is held by another live process{_holder(path)}") from error
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
@@ -53,6 +54,15 @@ class SlotLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def _holder(path: Path) -> str:
+    """` (pid 4711, since 2026-11-22 21:10:05)` of the lock file at `path`, or empty."""
+    try:
+        pid, since = path.read_text().strip(), time.localtime(path.stat().st_mtime)
+    except OSError:
+        return ""
+    return f" (pid {pid}, since {time.strftime('%Y-%m-%d %H:%M:%S', since)})" if pid else ""
 
 
 def is_held(path: Path) -> bool:

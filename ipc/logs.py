@@ -98,12 +98,20 @@ class _Writer(logging.Handler):
                 self._lines.task_done()
 
 
-def configure(settings: Log, source: str, stream: TextIO | None = None) -> None:
-    """Send all logging of this process to `stream` (stderr) in the configured form; `source` names the process."""
+def is_text(settings: Log, stream: TextIO) -> bool:
+    """Whether lines to `stream` are text for people; otherwise JSON."""
+    return settings.format == "text" or (settings.format == "auto" and stream.isatty())
+
+
+def configure(settings: Log, source: str, stream: TextIO | None = None, *, forks: bool = False) -> None:
+    """Send all logging of this process to `stream` (stderr) in the configured form; `source` names the process.
+
+    A process that forks writes its lines itself: the thread that writes them elsewhere would not be in its children.
+    Warnings of libraries are lines of the level debug: they are for those who change the code.
+    """
     out = stream or sys.stderr
-    text = settings.format == "text" or (settings.format == "auto" and out.isatty())
-    handler = _Writer(out)
-    handler.setFormatter(TextFormatter(source) if text else JsonFormatter(source))
+    handler: logging.Handler = logging.StreamHandler(out) if forks else _Writer(out)
+    handler.setFormatter(TextFormatter(source) if is_text(settings, out) else JsonFormatter(source))
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
@@ -111,6 +119,8 @@ def configure(settings: Log, source: str, stream: TextIO | None = None) -> None:
     root.setLevel(settings.level.upper())
     for noisy in ("httpx", "httpcore", "urllib3", "filelock", "asyncio", "websockets"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+    logging.getLogger("py.warnings").setLevel(logging.NOTSET if settings.level == "debug" else logging.ERROR)
 
 
 def flush() -> None:

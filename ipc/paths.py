@@ -14,6 +14,8 @@ from pathlib import Path
 from ipc.errors import ConfigError
 
 SHM_ROOT = Path("/dev/shm")
+SERVER = "server"
+"""Name of the lock that the arbiter holds: whose run directory it is."""
 _SUN_PATH_MAX = 107
 
 
@@ -34,7 +36,7 @@ class RunPaths:
         return self.root / f"notify-{slot}.sock"
 
     def lock(self, name: str) -> Path:
-        """Lock file that proves that the owner of `name` (`worker-0`, `frontend-1`, `supervisor`) lives."""
+        """Lock file that proves that the owner of `name` (`server`, `worker-0`, `frontend-1`, `supervisor`) lives."""
         return self.root / f"{name}.lock"
 
     def metrics(self) -> Path:

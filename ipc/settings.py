@@ -1,27 +1,24 @@
 """One frozen tree of settings: defaults < server.yaml < names of SIE < PENSTOCK_SECTION__FIELD < flags.
 
-1. `load` collects the three sources as nested maps of raw values.
-2. Unknown sections and fields fail with the nearest valid name.
-3. msgspec converts text to the declared types and checks the ranges.
+1. `load` collects the sources (`ipc.setting_sources`), which refuse unknown names.
+2. msgspec converts text to the declared types and checks the ranges.
 
 No other module reads the environment for settings.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin
+from typing import Annotated, Literal
 
 import msgspec
 
-from ipc import yaml_text
-from ipc.errors import ConfigError
 from ipc.paths import RunPaths, default_run_root
+from ipc.setting_sources import PREFIX, Sources
 
-PREFIX = "PENSTOCK_"
 SIE_NAMES = {
     "SIE_MAX_BATCH_REQUESTS": "batch.max_items",
     "SIE_MAX_BATCH_TOKENS": "batch.max_tokens",
@@ -40,6 +37,15 @@ SIE_NAMES = {
     "SIE_GPU_TYPE": "server.gpu_type",
 }
 """Environment variables of SIE that mean a setting here; one of ours wins over them."""
+FLAGS = {
+    "server.bind": "--bind",
+    "worker.count": "--workers",
+    "server.frontends": "--frontends",
+    "worker.device": "--device",
+    "catalog.models": "--models",
+    "catalog.dirs": "--catalog",
+}
+"""Settings that have a flag of their own."""
 
 Positive = Annotated[int, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -279,9 +285,8 @@ class Settings(Section, frozen=True):
     @property
     def instance(self) -> str:
         """Name that keeps several servers on one host apart; the port unless set."""
-        return (
-            self.run.instance or self.server.bind.rpartition(":")[2].strip("/").replace("/", "-") or "default"
-        )
+        port_or_path = self.server.bind.rpartition(":")[2].strip("/")
+        return self.run.instance or re.sub("[^A-Za-z0-9_-]", "-", port_or_path) or "default"
 
     @property
     def paths(self) -> RunPaths:
@@ -318,37 +323,6 @@ def count_gpus() -> int:
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
-def _nearest(name: str, valid: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(valid), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _put(tree: dict[str, dict[str, Any]], section: str, field: str, value: Any, where: str) -> None:
-    sections = {f.name: f.type for f in msgspec.structs.fields(Settings)}
-    if section not in sections:
-        raise ConfigError(f"{where}: unknown section {section!r}{_nearest(section, sections)}")
-    fields = {f.name: f.type for f in msgspec.structs.fields(sections[section])}
-    if field not in fields:
-        raise ConfigError(f"{where}: unknown setting {section}.{field}{_nearest(field, fields)}")
-    if isinstance(value, str) and get_origin(fields[field]) is tuple:
-        value = [part for part in value.split(os.pathsep if field in ("dirs", "lora_dirs") else ",") if part]
-    tree.setdefault(section, {})[field] = value
-
-
-def _from_file(tree: dict[str, dict[str, Any]], path: Path) -> None:
-    try:
-        raw = yaml_text.decode(path.read_bytes()) or {}
-    except (OSError, ValueError, RecursionError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: expected a map of sections")
-    for section, fields in raw.items():
-        if not isinstance(fields, dict):
-            raise ConfigError(f"{path}: section {section!r} must be a map")
-        for field, value in fields.items():
-            _put(tree, str(section), str(field), value, str(path))
-
-
 def load(
     file: str | Path | None = None,
     flags: Mapping[str, str] | None = None,
@@ -356,28 +330,24 @@ def load(
 ) -> Settings:
     """Settings from file, environment and flags (`{"section.field": "value"}`).
 
-    The file defaults to `$PENSTOCK_CONFIG`. Raises `ConfigError` that names the setting, the value and what is allowed.
+    The file defaults to `$PENSTOCK_CONFIG`. Raises `ConfigError` that names the setting, the value, the place where it
+    stands, and what is allowed.
     """
     env = os.environ if environ is None else environ
-    tree: dict[str, dict[str, Any]] = {}
+    sources = Sources(Settings)
     file = file or env.get(f"{PREFIX}CONFIG")
     if file:
-        _from_file(tree, Path(file))
+        sources.read_file(Path(file))
     for name, place in SIE_NAMES.items():
         if name in env:
             section, _, field = place.partition(".")
-            _put(tree, section, field, env[name], name)
-    for name, value in env.items():
-        if name.startswith(PREFIX) and "__" in name:
-            section, _, field = name.removeprefix(PREFIX).lower().partition("__")
-            _put(tree, section, field, value, name)
+            sources.put(section, field, env[name], name)
+    sources.read_environ(env)
     for name, value in (flags or {}).items():
         section, _, field = name.partition(".")
-        _put(tree, section, field, value, f"--set {name}")
-    try:
-        return msgspec.convert(tree, Settings, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"settings: {error}") from error
+        sources.put(section, field, value, FLAGS.get(name) or f"--set {name}")
+    found: Settings = sources.convert()
+    return found
 
 
 def to_environ(flags: Mapping[str, str]) -> dict[str, str]:

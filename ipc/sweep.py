@@ -1,7 +1,7 @@
 """Removes what the dead left behind: arenas, sockets and metric files of slots whose lock nobody holds.
 
-A slot is swept only while its lock is held by the sweeper, so a live owner is never touched. Runs at the start of every
-process that takes a slot, at the start and stop of the server, and on demand.
+A slot is swept only while its lock is held by the sweeper, and an arena only when nobody holds it, so a live owner is
+never touched. Runs at the start of every process that takes a slot, at the start and stop of the server, and on demand.
 """
 
 from __future__ import annotations
@@ -11,19 +11,24 @@ import shutil
 from pathlib import Path
 
 from ipc.liveness import SlotLock, SlotTaken, is_held
-from ipc.paths import RunPaths
+from ipc.paths import SERVER, RunPaths
 
 _LOCK_NAME = re.compile(r"^(worker|frontend)-(\d+)\.lock$")
 
 
 def sweep_slot(paths: RunPaths, slot: int) -> list[str]:
     """Remove arenas and sockets of earlier lives of a worker slot; the caller must hold its lock. Returns the names."""
-    return _unlink([*paths.arenas(slot), paths.worker_socket(slot)])
+    return _unlink([*_ownerless(paths, slot), paths.worker_socket(slot)])
 
 
 def sweep_frontend(paths: RunPaths, slot: int) -> list[str]:
     """Remove the input arenas of earlier lives of a frontend slot; the caller must hold its lock. Returns the names."""
-    return _unlink(paths.arenas(f"f{slot}"))
+    return _unlink(_ownerless(paths, f"f{slot}"))
+
+
+def _ownerless(paths: RunPaths, slot: int | str = "*") -> list[Path]:
+    """Arenas whose owner is dead. A live owner may have its slot in another run directory, of the same instance."""
+    return [path for path in paths.arenas(slot) if not is_held(path)]
 
 
 def _unlink(files: list[Path]) -> list[str]:
@@ -37,7 +42,7 @@ def _unlink(files: list[Path]) -> list[str]:
 def sweep(paths: RunPaths) -> list[str]:
     """Sweep every free worker slot of this instance, and the metric files when no slot at all is held."""
     if not paths.root.exists():
-        return _unlink(paths.arenas())
+        return _unlink(_ownerless(paths))
     slots = {
         int(found[2])
         for path in paths.root.glob("*.lock")
@@ -59,7 +64,9 @@ def sweep(paths: RunPaths) -> list[str]:
                 removed += sweep_frontend(paths, slot)
         except SlotTaken:
             continue
-    if not any(is_held(path) for path in paths.root.glob("*.lock")):
+    # The arbiter that sweeps holds the lock of the server.
+    others = set(paths.root.glob("*.lock")) - {paths.lock(SERVER)}
+    if not any(is_held(path) for path in others):
         shutil.rmtree(paths.metrics(), ignore_errors=True)
         paths.metrics().mkdir(mode=0o700, exist_ok=True)
         (paths.root / "announced").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""YAML documents of the operator, decoded within bounds.
+"""YAML documents of the operator, decoded within bounds and with every key once.
 
 NOTE: libyaml's composer recurses in C: some tens of thousands of levels would end the process.
 """
@@ -6,23 +6,80 @@ NOTE: libyaml's composer recurses in C: some tens of thousands of levels would e
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
 import yaml
 
 MOST_OPENED = 4000
 """Brackets and braces of a document, and columns and dashes before the text of a line."""
 _OPENING = re.compile(rb"^[ \t]+|[-?][ \t]", re.MULTILINE)
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_MERGE = "tag:yaml.org,2002:merge"
 
 
 def decode(data: bytes) -> Any:
-    """The plain values of a document. Raises `ValueError` or `msgspec.DecodeError` where it is none, or nested deep."""
+    """The plain values of a document.
+
+    Raises `ValueError` where the bytes are none, are nested deep, or where a map has a key twice.
+    """
+    return decode_with_lines(data)[0]
+
+
+def decode_with_lines(data: bytes) -> tuple[Any, dict[tuple[Any, ...], int]]:
+    """As `decode`, and the lines of the keys of the first two levels, from 1: by `(section,)` and `(section, key)`."""
     line = max((sum(map(len, _OPENING.findall(each))) for each in data.splitlines()), default=0)
     if data.count(b"[") + data.count(b"{") > MOST_OPENED or line > MOST_OPENED:
         raise ValueError(f"nested too deeply, or more than {MOST_OPENED} brackets")
-    return msgspec.yaml.decode(data)
+    try:
+        loader = _LOADER(data)
+        node = loader.get_single_node()
+        if node is None:
+            return None, {}
+        _refuse_repeated(node)
+        return loader.construct_document(node), dict(_lines(loader, node, 2))
+    except yaml.YAMLError as error:
+        raise ValueError(_told(error)) from error
+
+
+def _refuse_repeated(root: yaml.Node) -> None:
+    """Raise `ValueError` for a key that stands twice in its map: PyYAML takes the last one without a word."""
+    places, seen = [root], set()
+    while places:
+        node = places.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            places += node.value
+        elif isinstance(node, yaml.MappingNode):
+            first: dict[tuple[str, str], int] = {}
+            for key, value in node.value:
+                places.append(value)
+                if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
+                    name, line = (key.tag, key.value), key.start_mark.line + 1
+                    if name in first:
+                        raise ValueError(
+                            f"{key.value!r} stands twice: in line {first[name]} and in line {line}"
+                        )
+                    first[name] = line
+
+
+def _lines(loader: Any, node: yaml.Node, levels: int) -> Iterator[tuple[tuple[Any, ...], int]]:
+    if levels and isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            name = loader.construct_object(key, deep=True)
+            yield (name,), key.start_mark.line + 1
+            for below, line in _lines(loader, value, levels - 1):
+                yield (name, *below), line
+
+
+def _told(error: yaml.YAMLError) -> str:
+    """What the parser says, in one line, with the line of the document."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error)
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return f"{where}{problem}"
 
 
 def line_of(data: bytes, path: Sequence[str]) -> int:

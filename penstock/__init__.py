@@ -1,3 +1,1 @@
-"""Penstock's front door: version and command line."""
-
-__version__ = "0.1.0"
+"""Penstock's front door: the command line."""

@@ -1,4 +1,4 @@
-"""`penstock serve | check | doctor | sweep | models | verify | layout | keys | openapi | version`.
+"""`penstock serve | worker | check | doctor | sweep | models | verify | layout | keys | openapi | version`.
 
 Flags become settings, and settings travel to Gunicorn and the workers as environment variables. Exit codes: 0 fine,
 2 wrong command line, 3 wrong configuration, 1 anything else.
@@ -12,14 +12,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from frontend import listeners
+from frontend import listeners, owning
 from frontend.access import keyfile
 from frontend.tracing import otlp
-from ipc import settings, sweep
+from ipc import processes, settings, sweep
 from ipc.errors import ConfigError
 from ipc.liveness import SlotLock, SlotTaken
 from ipc.paths import asset
-from penstock import __version__, catalog, doctor, keys, layout, models
+from ipc.version import VERSION
+from penstock import catalog, doctor, keys, layout, models
 
 EXIT_CONFIG = 3
 
@@ -52,6 +53,11 @@ def _parser() -> argparse.ArgumentParser:
     _common(serve)
     _common(commands.add_parser("check", help="validate settings and catalog; exit 3 when wrong"))
     _common(commands.add_parser("doctor", help="look at devices, limits, shared memory, ports, versions"))
+    worker = commands.add_parser(
+        "worker", help="start one worker by hand, for frontends without a supervisor"
+    )
+    _common(worker)
+    worker.add_argument("--slot", type=int, required=True, help="number of the worker, from 0")
     sweeper = commands.add_parser("sweep", help="remove what dead processes of this instance left behind")
     _common(sweeper)
     sweeper.add_argument("--slot", type=int, help="only this worker slot")
@@ -103,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     try:
         if options.command == "version":
-            print(__version__)
+            print(VERSION)
             return 0
         if options.command == "openapi":
             # Imported here: it brings all of the frontend, which no other command needs.
@@ -119,6 +125,8 @@ def _run(options: argparse.Namespace) -> int:
         config = settings.load(options.config, flags)
         if options.command == "serve":
             return _serve(options, flags, config)
+        if options.command == "worker":
+            return _become(options, flags, "workers", "--slot", str(options.slot))
         if options.command == "sweep":
             return _sweep(config, options.slot)
         if options.command == "doctor":
@@ -133,12 +141,16 @@ def _run(options: argparse.Namespace) -> int:
 
 def _serve(options: argparse.Namespace, flags: dict[str, str], config: settings.Settings) -> int:
     catalog.read(config)
-    environment = {**os.environ, **settings.to_environ(flags)}
-    if options.config:
-        environment[f"{settings.PREFIX}CONFIG"] = options.config
-    command = [sys.executable, "-m", "gunicorn", "-c", str(asset("gunicorn.conf.py"))]
     # The process becomes Gunicorn, so that signals and systemd see one main process.
-    os.execve(sys.executable, command, environment)
+    return _become(options, flags, "frontend.arbiter", "-c", str(asset("gunicorn.conf.py")))
+
+
+def _become(options: argparse.Namespace, flags: dict[str, str], module: str, *arguments: str) -> int:
+    """Replace this process by one of our modules, with the same settings."""
+    environment = processes.environment() | settings.to_environ(flags)
+    if options.config:
+        environment["PENSTOCK_CONFIG"] = options.config
+    os.execve(sys.executable, processes.command(module, *arguments), environment)
 
 
 def _check(config: settings.Settings) -> int:
@@ -150,6 +162,7 @@ def _check(config: settings.Settings) -> int:
     if wrong := catalog.mistakes(models):
         print("\n".join(f"penstock: {each}" for each in wrong), file=sys.stderr)
         return EXIT_CONFIG
+    owning.check(config)
     print(f"settings are valid; {catalog.summary(models)}")
     return 0
 

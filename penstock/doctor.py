@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import platform
-import socket
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from frontend import listeners
 from frontend.access import keyfile
-from frontend.grpc import address
 from frontend.server import descriptors
+from ipc import addresses
 from ipc.errors import ConfigError, PenstockError
-from ipc.paths import prepare_run_dir
+from ipc.liveness import is_held
+from ipc.paths import SERVER, prepare_run_dir
 from ipc.settings import Settings, count_gpus
-from penstock import __version__, catalog, families
+from ipc.version import VERSION
+from penstock import catalog, families
 
 Finding = tuple[bool, str]
 PACKAGES = (
@@ -37,7 +38,7 @@ PACKAGES = (
 def _versions(config: Settings) -> Iterator[Finding]:
     yield (
         True,
-        f"penstock {__version__}, python {platform.python_version()}, {platform.system()} {platform.release()}",
+        f"penstock {VERSION}, python {platform.python_version()}, {platform.system()} {platform.release()}",
     )
     found = []
     for name in PACKAGES:
@@ -102,23 +103,18 @@ def _run_directory(config: Settings) -> Iterator[Finding]:
 
 
 def _port(config: Settings) -> Iterator[Finding]:
-    for bind in listeners.addresses(config.server):
-        host, _, port = bind.rpartition(":")
-        with socket.socket(socket.AF_INET6 if host.startswith("[") else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host.strip("[]"), int(port)))
-                yield True, f"{bind} is free"
-            except (OSError, ValueError) as error:
-                yield False, f"{bind} cannot be bound: {error}"
+    if is_held(config.paths.lock(SERVER)):
+        yield True, f"a server runs with these settings: {config.paths.root}"
+        return
     try:
         listeners.check(config.server)
     except ConfigError as error:
         yield False, error.message
-    if config.grpc.enabled:
+        return
+    for bind, setting in listeners.binds(config).items():
         try:
-            address.keep(config.grpc).close()
-            yield True, f"{config.grpc.bind} is free (gRPC)"
+            addresses.ensure_free(bind, setting)
+            yield True, f"{bind} is free ({setting})"
         except ConfigError as error:
             yield False, error.message
 

@@ -1,6 +1,6 @@
 """Import rule: who may import whom, and what nobody may use.
 
-1. `ipc` imports the standard library and five packages. `frontend` and `workers` import `ipc` and never each
+1. `ipc` imports the standard library and six packages. `frontend` and `workers` import `ipc` and never each
    other; `penstock` may import all three and is imported by none of them.
 2. Frontends load no model library, workers load no web server.
 3. Protocol packages never import each other, and neither do model families.

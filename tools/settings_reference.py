@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 from msgspec import inspect
 
-from ipc import settings
+from ipc import setting_values, settings
 from tools.source_tree import ROOT
 
 SOURCE = ROOT / "config" / "server.yaml"
@@ -19,6 +18,7 @@ Made by `make docs` from `ipc/settings.py` and `config/server.yaml`.
 Precedence: default, then the file (`--config` or `PENSTOCK_CONFIG`), then the environment, then flags. `server.bind` is
 `PENSTOCK_SERVER__BIND` in the environment and `--set server.bind=...` on the command line, and so for every other.
 Several values of one setting are separated by commas, directories by colons; in the file they are lists.
+Sizes are bytes, or have a unit: B, KiB, MiB, GiB, TiB, and kB, MB, GB, TB by thousands.
 """
 
 
@@ -31,29 +31,11 @@ def render() -> str:
         parts.append("| setting | default | takes | meaning |\n|---|---|---|---|")
         for field in inspect.type_info(section.type).fields:  # type: ignore[attr-defined]
             name = f"{section.name}.{field.name}"
-            default = f"`{_written(field.default)}`"
-            parts.append(f"| `{name}` | {default} | {taken(field.type)} | {_cell(told[name])} |")
+            default = f"`{setting_values.shown(field.name, field.default)}`"
+            takes = setting_values.taken(field.name, field.type)
+            parts.append(f"| `{name}` | {default} | {takes} | {_cell(told[name])} |")
         parts.append("")
     return "\n".join(parts)
-
-
-def taken(kind: Any) -> str:
-    """What a field of this type takes, in words."""
-    if isinstance(kind, inspect.BoolType):
-        return "true or false"
-    if isinstance(kind, inspect.LiteralType):
-        return ", ".join(f"`{value}`" for value in kind.values)
-    if isinstance(kind, inspect.IntType | inspect.FloatType):
-        word = "whole number" if isinstance(kind, inspect.IntType) else "number"
-        bounds = (("above", kind.gt), ("at least", kind.ge), ("below", kind.lt), ("at most", kind.le))
-        return ", ".join([word, *(f"{text} {bound:g}" for text, bound in bounds if bound is not None)])
-    if isinstance(kind, inspect.StrType):
-        return f"text like `{kind.pattern}`" if kind.pattern else "text"
-    if isinstance(kind, inspect.VarTupleType | inspect.ListType):
-        return "list"
-    if isinstance(kind, inspect.UnionType):
-        return " or ".join(taken(part) for part in kind.types)
-    return "nothing" if isinstance(kind, inspect.NoneType) else "map"
 
 
 def _comments() -> Iterator[tuple[str, str]]:
@@ -70,10 +52,6 @@ def _comments() -> Iterator[tuple[str, str]]:
             section = section if line.startswith(" ") else name
             yield (f"{section}.{name}" if line.startswith(" ") else name), " ".join(above)
         above = []
-
-
-def _written(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
 
 
 def _cell(text: str) -> str:

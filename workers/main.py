@@ -17,7 +17,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from ipc import logs, metrics, settings, sweep
+from ipc import logs, metrics, processes, settings, sweep
 from ipc.arena import Arena
 from ipc.errors import ConfigError
 from ipc.liveness import SlotLock, SlotTaken
@@ -47,6 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = settings.load()
         logs.configure(config.log, f"worker-{options.slot}")
+        processes.title(f"worker {options.slot}")
         prepare_run_dir(config.paths)
         with _take_slot(config, options.slot):
             _serve(config, options.slot, options.life_fd)
@@ -99,6 +100,7 @@ def _serve(config: settings.Settings, slot: int, life_fd: int) -> None:
     gc.freeze()
     images.limit_pixels(config.limits.max_image_pixels)
     device = devices.select(config)
+    processes.title(f"worker {slot} ({device.name})")
     families = metrics.WorkerMetrics(f"worker-{slot}")
     families.touch(catalog, device.uuid)
     epoch = secrets.token_hex(8)

@@ -9,9 +9,9 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 
+from ipc import processes
 from ipc.notify import Listener
 from ipc.paths import RunPaths
 from ipc.settings import Settings, count_gpus
@@ -59,7 +59,7 @@ class WorkerSlot:
 
     def _start(self) -> None:
         life_read, self._life_write = os.pipe()
-        command = [sys.executable, "-m", "workers", "--slot", str(self.slot), "--life-fd", str(life_read)]
+        command = processes.command("workers", "--slot", str(self.slot), "--life-fd", str(life_read))
         try:
             self._process = subprocess.Popen(
                 command, env=self._environment(), pass_fds=(life_read,), stdin=subprocess.DEVNULL
@@ -75,7 +75,7 @@ class WorkerSlot:
 
     def _environment(self) -> dict[str, str]:
         """Environment of the process: its notify socket, and the one GPU of this slot."""
-        environment = {**os.environ, "NOTIFY_SOCKET": str(self.listener.path)}
+        environment = {**processes.environment(), "NOTIFY_SOCKET": str(self.listener.path)}
         if self._settings.worker.device != "cpu" and count_gpus():
             visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
             environment["CUDA_VISIBLE_DEVICES"] = (

@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 
-from ipc import logs, metrics, settings, sweep
+from ipc import logs, metrics, processes, settings, sweep
 from ipc.errors import ConfigError
 from ipc.liveness import SlotLock, SlotTaken
 from ipc.paths import prepare_run_dir
@@ -135,6 +135,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = settings.load()
         logs.configure(config.log, "supervisor")
+        processes.title("supervisor")
         prepare_run_dir(config.paths)
         lock = _stand_by(config, options.life_fd)
         if lock is None:

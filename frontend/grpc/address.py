@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 
-from frontend import addresses
+from ipc import addresses
 from ipc.errors import ConfigError
 from ipc.settings import Grpc
 
@@ -25,20 +25,14 @@ def check(grpc: Grpc) -> None:
 def keep(grpc: Grpc) -> socket.socket:
     """A socket that keeps the address for processes of this server. Raises `ConfigError` when somebody else has it."""
     host, port = addresses.parse(grpc.bind, _SETTING)
+    addresses.ensure_free(grpc.bind, _SETTING)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            # NOTE: else connections of an earlier life that still wait to end would look like a server.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
         kept = socket.socket(family, kind, protocol)
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         kept.bind(address)
     except OSError as error:
-        raise ConfigError(
-            f"grpc.bind: {grpc.bind} cannot be had ({error.strerror or error}); set another address, or "
-            "grpc.enabled: false"
-        ) from None
+        raise ConfigError(f"{_SETTING}: {grpc.bind} cannot be had: {error.strerror or error}") from None
     return kept

@@ -13,7 +13,7 @@ from frontend.protocols.sie.answers import ErrorResponse
 from frontend.protocols.sie.operations import OPERATIONS as SIE
 from frontend.protocols.sie.operations import faults
 from frontend.protocols.trtis_v1.operations import OPERATIONS as TRTIS
-from frontend.version import VERSION
+from ipc.version import VERSION
 
 _READY = Parameter("model", "query", "Ask for one model.")
 SERVER = (

@@ -17,6 +17,7 @@ adds, it lacks:
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import sys
 from typing import Any, ClassVar
@@ -48,6 +49,11 @@ class PenstockWorker(UvicornWorker):  # type: ignore[misc]
         "proxy_headers": False,
         "callback_notify": None,
     }
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # uvicorn's lines go the way of Gunicorn's.
+        logging.getLogger("uvicorn.error").propagate = self.log.error_log.propagate
 
     def init_process(self) -> None:
         """Make room for the connections that the limits allow, then boot and serve."""

@@ -13,8 +13,8 @@ from frontend.services import Services
 from frontend.status import traffic
 from frontend.status.devices import WorkerView, device_fields, gpu_fields
 from frontend.status.models import model_fields
-from frontend.version import VERSION
 from ipc.liveness import start_ticks
+from ipc.version import VERSION
 
 BUNDLE = "default"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from frontend.tracing.exporter import Send
 from frontend.tracing.tree import Span
-from frontend.version import VERSION
 from ipc.errors import ConfigError
 from ipc.settings import Tracing
+from ipc.version import VERSION
 
 TIMEOUT_S = 5.0
 _EXPORTER = "opentelemetry.exporter.otlp.proto.http"

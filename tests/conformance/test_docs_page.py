@@ -1,6 +1,6 @@
 """`/openapi.json` and `/docs` of a running server; the page in a real browser, without the internet.
 
-With PENSTOCK_SCREENSHOTS naming a directory, pictures of the page are put there.
+With TEST_SCREENSHOTS naming a directory, pictures of the page are put there.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_a_browser_shows_every_operation(server: Server, tmp_path: Path) -> None
         assert page.evaluate("document.querySelectorAll('nav a').length") == len(shown)
         assert page.console == []
         assert {url.partition(str(server.port))[0] for url in page.requests} == {"http://127.0.0.1:"}
-        place = os.environ.get("PENSTOCK_SCREENSHOTS")
+        place = os.environ.get("TEST_SCREENSHOTS")
         if place:
             for scheme, width in (("light", 1280), ("dark", 1280), ("light", 390)):
                 page.look(width, 1000, scheme)

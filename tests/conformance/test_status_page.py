@@ -1,6 +1,6 @@
 """The page at `/`: what it answers to whom, and in a real browser that its numbers move and nothing of it breaks.
 
-With PENSTOCK_SCREENSHOTS naming a directory, pictures of the page under load are put there.
+With TEST_SCREENSHOTS naming a directory, pictures of the page under load are put there.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def open_live(page: Page, server: Server) -> None:
 
 
 def keep_picture(page: Page, name: str) -> None:
-    """Keep a picture of the window where PENSTOCK_SCREENSHOTS says, if it does."""
-    folder = os.environ.get("PENSTOCK_SCREENSHOTS")
+    """Keep a picture of the window where TEST_SCREENSHOTS says, if it does."""
+    folder = os.environ.get("TEST_SCREENSHOTS")
     if folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
         page.picture(Path(folder) / f"{name}.png")

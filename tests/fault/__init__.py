@@ -1,4 +1,4 @@
-"""Fault tests, named after the fault; real processes, real kills. `PENSTOCK_FAULT_ROUNDS=long` runs many rounds.
+"""Fault tests, named after the fault; real processes, real kills. `TEST_FAULT_ROUNDS=long` runs many rounds.
 
 Every server here has at least three models loaded, so that a fault that one model meets is met beside others.
 """
@@ -18,7 +18,7 @@ BESIDE = ("fake/echo", "fake/slow", "fake/wide")
 
 def rounds(short: int, long: int) -> int:
     """How often a fault is injected."""
-    return long if os.environ.get("PENSTOCK_FAULT_ROUNDS") == "long" else short
+    return long if os.environ.get("TEST_FAULT_ROUNDS") == "long" else short
 
 
 def three(models: Sequence[str]) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ MOST_GROWTH_KIB = 256 << 10
 """Growth of the process over an exploration."""
 MOST_NBYTES, MOST_TIMES = 16 << 20, 200
 """Memory that one input may take: so much, and so many times its own size."""
-SEED = int(os.environ.get("PENSTOCK_FUZZ_SEED", "1"))
+SEED = int(os.environ.get("TEST_FUZZ_SEED", "1"))
 
 
 class TooLong(Exception):

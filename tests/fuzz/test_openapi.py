@@ -22,7 +22,7 @@ CHECKS = (
     "response_schema_conformance",
 )
 PHASES = ("examples", "coverage", "fuzzing")
-EXAMPLES = int(os.environ.get("PENSTOCK_FUZZ_SCHEMA_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("TEST_FUZZ_SCHEMA_EXAMPLES", "150"))
 """Generated requests of each operation."""
 LEAST_SUCCESSES = min(10, EXAMPLES // 15)
 """Answers 200 that each operation must have given, or its schema of success was hardly tried."""

@@ -17,8 +17,8 @@ from tests.fuzz.targets import TARGETS
 from tests.harness.server import ROOT
 
 FEW = 40
-EXAMPLES = int(os.environ.get("PENSTOCK_FUZZ_EXAMPLES", "3000"))
-GUIDED_S = int(os.environ.get("PENSTOCK_FUZZ_GUIDED_S", "60"))
+EXAMPLES = int(os.environ.get("TEST_FUZZ_EXAMPLES", "3000"))
+GUIDED_S = int(os.environ.get("TEST_FUZZ_GUIDED_S", "60"))
 """Examples of hypothesis, and seconds of atheris, for each target."""
 
 

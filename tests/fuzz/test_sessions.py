@@ -25,8 +25,8 @@ from tests.harness.server import Server, serving
 from tests.tiny.programs import write_repository
 
 MODELS = ("add_sub", "add_sub_string", "identity_bytes", "classifier_nhwc")
-ROUNDS = int(os.environ.get("PENSTOCK_FUZZ_ROUNDS", "20"))
-FIRST = int(os.environ.get("PENSTOCK_FUZZ_FIRST_ROUND", "1"))
+ROUNDS = int(os.environ.get("TEST_FUZZ_ROUNDS", "20"))
+FIRST = int(os.environ.get("TEST_FUZZ_FIRST_ROUND", "1"))
 """Rounds of `make test-fuzz`, and the number of the first: a round follows from the seed and its number alone."""
 SESSIONS, FEW = 300, 60
 """Sessions of a round, there and in the default suite."""
@@ -119,7 +119,7 @@ def run_round(server: Server, watch: Watch, sessions: Sequence[Session], where: 
     try:
         watch.check()
     except BaseException as error:
-        error.add_note(f"{where}; PENSTOCK_FUZZ_SEED and PENSTOCK_FUZZ_FIRST_ROUND play it again")
+        error.add_note(f"{where}; TEST_FUZZ_SEED and TEST_FUZZ_FIRST_ROUND play it again")
         raise
     return counts
 

@@ -339,7 +339,7 @@ def make_server(
     environment |= {
         f"PENSTOCK_{name.replace('.', '__').upper()}": str(value) for name, value in chosen.items()
     }
-    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "SPT_NOENV": "1"}
     if config is not None:
         environment["PENSTOCK_CONFIG"] = str(config)
     return Server(port, run_dir, tmp_path / "server.log", environment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ipc.liveness import SlotLock
-from penstock import __version__
+from ipc.version import VERSION
 from penstock.cli import main
 from tests.harness.server import FAKE_CATALOG, ROOT, Server, free_port, wait_until
 
@@ -48,9 +49,33 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return capsys
 
 
+HOSTILE = (
+    "workers",
+    "ipc",
+    "penstock",
+    "penstock_server",
+    "json",
+    "gunicorn",
+    "numpy",
+    "torch",
+    "setproctitle",
+    "yaml",
+)
+
+
+def hostile_directory(place: Path) -> Path:
+    """A directory of somebody's own modules, which have common names; each says so when it is executed."""
+    files = [place / f"{name}.py" for name in HOSTILE] + [place / "frontend" / "__init__.py"]
+    (place / "frontend").mkdir(parents=True)
+    for file in files:
+        file.write_text(f"open({str(place / 'executed')!r}, 'a').write(__file__ + chr(10))\n")
+    return place
+
+
 @pytest.fixture
 def served(tmp_path: Path, environment: dict[str, str]) -> Iterator[Server]:
-    """A server started by `penstock serve` with nothing but flags."""
+    """A server started by `penstock serve` with nothing but flags, where other modules with the names of ours lie."""
+    here = hostile_directory(tmp_path / "here")
     port, run_dir = free_port(), tmp_path / "run"
     names = {"PENSTOCK_RUN__SHM_DIR": "/dev/shm", "PENSTOCK_RUN__INSTANCE": f"cli{port}"}
     server = Server(port, run_dir, tmp_path / "server.log", environment | names)
@@ -67,8 +92,8 @@ def served(tmp_path: Path, environment: dict[str, str]) -> Iterator[Server]:
     pairs = [part for name, value in chosen.items() for part in ("--set", f"{name}={value}")]
     with server.log_path.open("wb") as log:
         server.process = subprocess.Popen(
-            [sys.executable, "-m", "penstock", "serve", *flags, *pairs],
-            cwd=ROOT,
+            [str(Path(sys.executable).with_name("penstock")), "serve", *flags, *pairs],
+            cwd=here,
             env=environment,
             stdout=log,
             stderr=log,
@@ -78,8 +103,14 @@ def served(tmp_path: Path, environment: dict[str, str]) -> Iterator[Server]:
         yield server
         assert server.stop() == 0
         server.assert_nothing_left()
+        assert not (here / "executed").exists(), (here / "executed").read_text()
     finally:
         server.kill_everything()
+
+
+def title_of(pid: int) -> str:
+    """What `ps` shows of a process."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()
 
 
 def test_serve_starts_a_server_with_the_settings_of_its_flags(served: Server) -> None:
@@ -87,7 +118,12 @@ def test_serve_starts_a_server_with_the_settings_of_its_flags(served: Server) ->
     refused = served.encode("fake/echo", ["a", "b", "c"])
     assert refused.status == 400
     assert "the limit is 2 (limits.max_items)" in refused.json()["detail"]["message"]
-    assert b"gunicorn" in Path(f"/proc/{served.process.pid}/cmdline").read_bytes()
+    assert {title_of(pid) for pid in (served.process.pid, *served.pids())} == {
+        "penstock: arbiter",
+        "penstock: frontend 0",
+        "penstock: supervisor",
+        "penstock: worker 0 (cpu)",
+    }
     assert [model["name"] for model in served.get("/v1/models").json()["models"]] == ["fake/echo"]
     wait_until(lambda: "8 MiB arena" in served.log, what="the start-up block")
     unserved = "the catalog has the model, but this server does not serve 'fake/slow': start it with --models fake/slow"
@@ -103,8 +139,13 @@ def test_serve_starts_a_server_with_the_settings_of_its_flags(served: Server) ->
     assert "did you mean 'fake/echo'?" in served.encode("echo", ["x"]).json()["detail"]["message"]
 
 
+def free_addresses() -> tuple[str, ...]:
+    """Flags for addresses that nobody has."""
+    return ("--bind", f"127.0.0.1:{free_port()}", "--set", f"grpc.bind=127.0.0.1:{free_port()}")
+
+
 def test_check_accepts_the_shipped_settings_and_names_the_models(environment: dict[str, str]) -> None:
-    done = penstock(environment, "check", "--config", ROOT / "config" / "server.yaml")
+    done = penstock(environment, "check", "--config", ROOT / "config" / "server.yaml", *free_addresses())
     assert done.returncode == 0, done.stderr
     assert "sentence-transformers/all-MiniLM-L6-v2" in done.stdout
     assert done.stderr == ""
@@ -126,8 +167,18 @@ def test_a_reader_that_has_seen_enough_is_no_error(environment: dict[str, str]) 
     [
         (("--set", "worker.cuont=2"), "unknown setting worker.cuont; did you mean 'count'?"),
         (("--set", "wroker.count=2"), "unknown section 'wroker'; did you mean 'worker'?"),
-        (("--set", "worker.count=many"), "worker.count"),
-        (("--set", "worker.count=-1"), "worker.count"),
+        (
+            ("--set", "worker.count=many"),
+            'worker.count = "many" (--workers): expected whole number, at least 0',
+        ),
+        (("--workers", "-1"), 'worker.count = "-1" (--workers): expected whole number, at least 0'),
+        (("--bind", "8080"), 'server.bind = "8080" (--bind): expected HOST:PORT'),
+        (("--bind", ":8080"), 'server.bind = ":8080" (--bind): expected HOST:PORT'),
+        (("--bind", "localhost"), 'server.bind = "localhost" (--bind): expected HOST:PORT'),
+        (("--bind", "127.0.0.1:99999"), "with a port from 1 to 65535"),
+        (("--bind", "unix:/nowhere/penstock.sock"), "unix:PATH in a directory that exists"),
+        (("--set", "grpc.bind=9000"), 'grpc.bind = "9000" (--set grpc.bind): expected HOST:PORT'),
+        (("--set", "server.health_bind=:1"), 'server.health_bind = ":1" (--set server.health_bind)'),
         (("--set", "worker.count"), "--set worker.count: expected SECTION.FIELD=VALUE"),
         (("--set", "count=2"), "--set count=2: expected SECTION.FIELD=VALUE"),
         (("--catalog", str(FAKE_CATALOG), "--models", "fake/ecoh"), "did you mean 'fake/echo'?"),
@@ -152,13 +203,33 @@ def test_a_mistake_in_the_file_or_the_environment_names_its_place(
     file.write_text("server:\n  binds: 127.0.0.1:80\n")
     done = penstock(environment, "check", "--config", file)
     assert done.returncode == EXIT_CONFIG
-    assert f"{file}: unknown setting server.binds; did you mean 'bind'?" in done.stderr
+    assert f"{file}, line 2: unknown setting server.binds; did you mean 'bind'?" in done.stderr
     done = penstock(environment | {"PENSTOCK_BATCH__MAX_TOKEN": "1"}, "check")
     assert done.returncode == EXIT_CONFIG
     assert (
         "PENSTOCK_BATCH__MAX_TOKEN: unknown setting batch.max_token; did you mean 'max_tokens'?"
         in done.stderr
     )
+
+
+@pytest.mark.parametrize("setting", ["server.bind", "server.metrics_bind", "server.health_bind", "grpc.bind"])
+def test_a_taken_address_is_one_sentence_for_check_and_serve_before_anything_is_started(
+    environment: dict[str, str], tmp_path: Path, setting: str
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        flags = (*free_addresses(), "--set", f"{setting}={address}", "--set", f"run.dir={tmp_path / 'run'}")
+        said = f"{setting}: {address} cannot be had: another program has it"
+        checked = penstock(environment, "check", *FAKES, *flags)
+        assert (checked.returncode, checked.stderr) == (EXIT_CONFIG, f"penstock: {said}\n")
+        served = penstock(environment, "serve", *FAKES, *flags, "--set", "log.format=json")
+    assert served.returncode == EXIT_CONFIG
+    [line] = served.stderr.splitlines()
+    assert json.loads(line)["message"] == said
+    held = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and path.name != "server.lock"]
+    assert held == []
 
 
 MISTAKES = {
@@ -206,7 +277,7 @@ def test_an_adapter_with_a_dotted_path_is_not_imported(environment: dict[str, st
     (tmp_path / "model.yaml").write_text(
         "id: my/model\nsource: {kind: directory, path: .}\nadapter: no_such_package:Adapter\n"
     )
-    done = penstock(environment, "check", "--catalog", tmp_path)
+    done = penstock(environment, "check", "--catalog", tmp_path, *free_addresses())
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -231,7 +302,7 @@ def test_an_unknown_command_line_ends_with_2(environment: dict[str, str]) -> Non
 
 
 def test_version_prints_the_version(environment: dict[str, str]) -> None:
-    assert penstock(environment, "version").stdout == f"{__version__}\n"
+    assert penstock(environment, "version").stdout == f"{VERSION}\n"
 
 
 def doctor(environment: dict[str, str], tmp_path: Path, port: int, *more: str) -> tuple[int, list[str]]:
@@ -273,7 +344,7 @@ def test_doctor_names_a_port_in_use_and_shared_memory_that_is_too_small(
         code, lines = doctor(environment, tmp_path, port, f"arena.bytes={1 << 50}")
     assert code == 1
     bad = [line for line in lines if line.startswith("BAD ")]
-    assert any(f"127.0.0.1:{port} cannot be bound" in line for line in bad)
+    assert f"BAD  server.bind: 127.0.0.1:{port} cannot be had: another program has it" in bad
     assert any("/dev/shm" in line and f"{1 << 30} MiB needed" in line for line in bad)
 
 

@@ -6,6 +6,8 @@ import base64
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,7 +23,8 @@ import pytest
 from ipc.protos import kserve_v2_pb2 as pb
 from ipc.repository.overrides import ENDING, Override, Overrides
 from tests.harness.rpc import Rpc, address_of, grpc_settings
-from tests.harness.server import Answer, Server, serving, wait_until
+from tests.harness.server import ROOT, Answer, Server, serving, wait_until
+from tests.harness.shared import client_object, register, unregister
 from tests.tiny.programs import write_model, write_repository
 
 MODELS = ("add_sub", "versions_all")
@@ -37,6 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "repository.models": "add_sub",
         "repository.allow_files": "true",
         "repository.max_upload_bytes": 1 << 20,
+        "shared_memory.enabled": "true",
         "server.frontends": 2,
         "worker.count": 2,
         **grpc_settings(),
@@ -399,3 +403,38 @@ def test_a_frontend_killed_in_a_load_keeps_nobody_from_the_next(server: Server, 
     assert (rows(server, 4, "brought"), rows(server, 5, "brought"), len(kept(server))) == (200, 400, 2)
     unload(server, "brought")
     assert not kept(server)
+
+
+def files_of(server: Server) -> dict[str, tuple[int, int]]:
+    """Every file of the run directory that outlives a moment, with its inode and size."""
+    places = [path for path in server.run_dir.rglob("*") if path.is_file() and "metrics" not in path.parts]
+    return {str(path): (path.stat().st_ino, path.stat().st_size) for path in places}
+
+
+@pytest.mark.parametrize("supervise", ["1", "0"])
+def test_a_second_start_changes_nothing_and_says_who_runs(server: Server, supervise: str) -> None:
+    assert load(server, "add_sub", config=config_of(server, max_batch_size=2)).status == 200
+    with client_object(64) as memory:
+        assert register(server, "mine", memory.key, 64).status == 200
+        before, arenas = files_of(server), server.arenas()
+        done = subprocess.run(
+            [sys.executable, "-m", "gunicorn", "-c", "gunicorn.conf.py"],
+            cwd=ROOT,
+            env=server.environment | {"PENSTOCK_SUPERVISE": supervise},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 3, done.stderr
+        assert (
+            f"server.lock is held by another live process (pid {server.process.pid}, since 20" in done.stderr
+        )
+        assert "nothing was changed" in done.stderr and "Traceback" not in done.stderr
+        assert (files_of(server), server.arenas()) == (before, arenas)
+        listed = server.get("/v2/systemsharedmemory/status").json()
+        assert [region["name"] for region in listed] == ["mine"]
+        assert (rows(server, 2), rows(server, 3)) == (200, 400)
+        assert unregister(server, "mine").status == 200
+    unload(server, "add_sub")
+    assert load(server, "add_sub").status == 200

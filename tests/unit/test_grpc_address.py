@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from frontend import addresses
 from frontend.grpc import address
+from ipc import addresses
 from ipc.errors import ConfigError
 from ipc.settings import Grpc
 from tests.harness.server import free_port

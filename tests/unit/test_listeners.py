@@ -63,9 +63,10 @@ def test_both_may_be_one_address_and_metrics_may_be_there_alone() -> None:
         (Server(metrics_bind="::1:8003"), r"server\.metrics_bind: expected HOST:PORT or \[HOST\]:PORT"),
         (Server(health_bind="[::1:8003"), r"server\.health_bind: expected HOST:PORT"),
         (Server(metrics_bind="10.0.0.1:8080"), "another port than server.bind, which has 8080"),
-        (Server(bind="127.0.0.1", health_bind="127.0.0.2:8000"), "which has 8000"),
+        (Server(bind="127.0.0.1:8000", health_bind="127.0.0.2:8000"), "which has 8000"),
+        (Server(bind="127.0.0.1"), r"server\.bind: expected HOST:PORT"),
         (Server(metrics_bind="127.0.0.1:1", health_bind="127.0.0.2:1"), "one port on two hosts"),
-        (Server(bind="127.0.0.1:x"), r"server\.bind: 'x' is not a valid port number"),
+        (Server(bind="127.0.0.1:x"), r"server\.bind: expected HOST:PORT"),
         (Server(metrics_on_bind=False), "needs server.metrics_bind"),
     ],
 )

@@ -7,9 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ipc import settings
+from ipc import setting_values, settings
 from tools.docs import PAGES
-from tools.settings_reference import taken
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
@@ -30,7 +29,8 @@ def test_every_setting_has_a_row_with_its_meaning() -> None:
 
 
 def test_what_a_setting_takes_is_said_in_words() -> None:
-    found = {field.name: taken(field.type) for field in msgspec.inspect.type_info(settings.Worker).fields}
+    fields = msgspec.inspect.type_info(settings.Worker).fields
+    found = {field.name: setting_values.taken(field.name, field.type) for field in fields}
     assert found["prepare_threads"] == "whole number, above 0, at most 15"
     assert found["hang_timeout_s"] == "number, above 0"
     assert found["trust_remote_code"] == "true or false"

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ipc import settings
+from ipc import setting_values, settings
 from ipc.errors import ConfigError
 
 
@@ -81,6 +81,19 @@ def test_text_is_converted_to_the_declared_types() -> None:
         ({"PENSTOCK_ARENA__BYTES": "1000"}, "arena.bytes"),
         ({"PENSTOCK_RUN__INSTANCE": "../x"}, "run.instance"),
         ({"PENSTOCK_CONFIG": "/no/such/file"}, "/no/such/file"),
+        ({"PENSTOCK_SERVER_BIND": "127.0.0.1:1"}, "did you mean 'PENSTOCK_SERVER__BIND'?"),
+        ({"PENSTOCK_CONFG": "/etc/x"}, "PENSTOCK_CONFG: unknown variable; did you mean 'PENSTOCK_CONFIG'?"),
+        ({"PENSTOCK_WHATEVER": "1"}, "PENSTOCK_WHATEVER: unknown variable"),
+        (
+            {"PENSTOCK_SERVER__BIND": "8080"},
+            'server.bind = "8080" (PENSTOCK_SERVER__BIND): expected HOST:PORT',
+        ),
+        ({"PENSTOCK_GRPC__BIND": ":1"}, 'grpc.bind = ":1" (PENSTOCK_GRPC__BIND): expected HOST:PORT'),
+        ({"SIE_DEVICE": "tpu"}, 'worker.device = "tpu" (SIE_DEVICE): expected auto, cpu, cuda'),
+        ({"PENSTOCK_WORKER__PREPARE_THREADS": "16"}, "expected whole number, above 0, at most 15"),
+        ({"PENSTOCK_ARENA__BYTES": "64KiB"}, "arena.bytes = 64KiB (PENSTOCK_ARENA__BYTES): expected bytes"),
+        ({"PENSTOCK_ARENA__BYTES": "64 pages"}, 'arena.bytes = "64 pages"'),
+        ({"PENSTOCK_ARENA__BYTES": "0.3B"}, "at least 1MiB"),
     ],
 )
 def test_a_mistake_names_the_setting(environ: dict[str, str], message: str) -> None:
@@ -132,3 +145,73 @@ def test_every_field_can_be_set_by_a_variable_of_its_name() -> None:
             text = ",".join(value) if isinstance(value, tuple) else str(value)
             name = f"PENSTOCK_{section.name}__{field.name}".upper()
             assert settings.load(environ={name: text}) == settings.Settings(), name
+
+
+def test_sizes_have_units_in_every_source(tmp_path: Path) -> None:
+    path = server_yaml(tmp_path, "limits: {max_body_bytes: 64 MiB, max_text_bytes: 4096}\n")
+    environ = {"PENSTOCK_ARENA__BYTES": "1.5GiB"}
+    found = settings.load(path, {"arena.slice_bytes": "64kB"}, environ)
+    assert (found.limits.max_body_bytes, found.limits.max_text_bytes) == (64 << 20, 4096)
+    assert (found.arena.bytes, found.arena.slice_bytes) == (3 << 29, 64000)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0"), (1, "1"), (1024, "1KiB"), (256 << 20, "256MiB"), (3 << 29, "1536MiB"), (1 << 40, "1TiB")],
+)
+def test_a_shown_size_is_read_as_the_same_size(nbytes: int, text: str) -> None:
+    assert setting_values.shown_size(nbytes) == text
+    assert setting_values.size(text) == nbytes
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "server:\n  bind: 127.0.0.1:1\nlog: {}\nserver:\n  frontends: 1\n",
+            "'server' stands twice: in line 1 and in line 4",
+        ),
+        ("log:\n  level: info\n  level: debug\n", "'level' stands twice: in line 2 and in line 3"),
+        ("log: {level: info, level: debug}\n", "'level' stands twice: in line 1 and in line 1"),
+        ("log:\n  level: loud\n", "line 2): expected debug, error, info, warning"),
+        ("log: [1]\n", "line 1: section 'log' must be a map"),
+        ("log:\n\n  levl: info\n", "line 3: unknown setting log.levl; did you mean 'level'?"),
+        ("worker:\n  count: [1]\n", "worker.count = [1] ("),
+        ("a: [\n", "line 2, column 1"),
+    ],
+)
+def test_a_mistake_in_the_file_names_its_line(tmp_path: Path, text: str, message: str) -> None:
+    path = server_yaml(tmp_path, text)
+    with pytest.raises(ConfigError) as refused:
+        settings.load(path, environ={})
+    assert message in refused.value.message
+    assert str(path) in refused.value.message
+
+
+def test_variables_of_a_kubernetes_service_named_penstock_are_no_mistake() -> None:
+    names = (
+        "SERVICE_HOST",
+        "SERVICE_PORT",
+        "SERVICE_PORT_HTTP",
+        "PORT",
+        "PORT_8080_TCP",
+        "PORT_8080_TCP_ADDR",
+    )
+    environ = {f"PENSTOCK_{name}": "x" for name in names}
+    assert (
+        settings.load(environ=environ | {"PENSTOCK_KEY": "k", "PENSTOCK_SUPERVISE": "0"})
+        == settings.Settings()
+    )
+
+
+def test_grpc_that_is_off_needs_no_address() -> None:
+    environ = {"PENSTOCK_GRPC__ENABLED": "false", "PENSTOCK_GRPC__BIND": ""}
+    assert settings.load(environ=environ).grpc.bind == ""
+
+
+@pytest.mark.parametrize(
+    ("bind", "instance"),
+    [("127.0.0.1:9000", "9000"), ("[::1]:80", "80"), ("unix:/run/p.sock", "run-p-sock"), ("fd://3", "3")],
+)
+def test_the_instance_follows_from_the_address(bind: str, instance: str) -> None:
+    assert settings.Settings(server=settings.Server(bind=bind)).instance == instance

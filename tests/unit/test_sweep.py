@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ipc.arena import Arena
 from ipc.liveness import SlotLock
-from ipc.paths import RunPaths, prepare_run_dir
+from ipc.paths import SERVER, RunPaths, prepare_run_dir
 from ipc.sweep import sweep, sweep_slot
 
 
@@ -62,6 +63,28 @@ def test_arenas_without_a_lock_file_are_found_too(paths: RunPaths) -> None:
     arena = paths.arena(3, "f" * 16)
     arena.write_bytes(b"x")
     assert sweep(paths) == [arena.name]
+
+
+def test_a_sweep_with_another_run_directory_sees_a_live_owner(paths: RunPaths, tmp_path: Path) -> None:
+    elsewhere = RunPaths(tmp_path / "other", "test", paths.shm)
+    arena = Arena(paths.arena(0, "f" * 16), 1 << 20, "f" * 16)
+    assert sweep(elsewhere) == []
+    prepare_run_dir(elsewhere)
+    assert sweep(elsewhere) == []
+    with SlotLock(elsewhere.lock("worker-0")):
+        assert sweep_slot(elsewhere, 0) == []
+    assert arena.path.exists()
+    arena.view.release()
+    del arena
+    assert sweep(elsewhere) == [f"penstock.test.0.{'f' * 16}"]
+
+
+def test_the_arbiter_that_sweeps_is_no_reason_to_keep_metric_files(paths: RunPaths) -> None:
+    metric = paths.metrics() / "counter_worker-0.db"
+    metric.write_bytes(b"x")
+    with SlotLock(paths.lock(SERVER)):
+        sweep(paths)
+    assert not metric.exists()
 
 
 def test_arenas_go_even_when_the_run_directory_is_gone(paths: RunPaths, tmp_path: Path) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from frontend import version
 from frontend.protocols.kserve_v2 import strings
 from frontend.services import Services
 from frontend.tensors import served
 from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.states import VersionState, model_of
 from frontend.tensors.statistics import ModelStatistics
+from ipc import version
 from ipc.datatypes import BYTES
 from ipc.errors import InvalidInput
 from ipc.model_config import ModelConfig, TensorConfig

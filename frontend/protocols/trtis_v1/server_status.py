@@ -7,7 +7,6 @@ import os
 import time
 from functools import lru_cache
 
-from frontend import version
 from frontend.grpc.succession import SUCCESSION
 from frontend.protocols.trtis_v1.model_config import config_of
 from frontend.services import Services
@@ -15,6 +14,7 @@ from frontend.tensors import served
 from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.states import VersionState
 from frontend.tensors.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
+from ipc import version
 from ipc.errors import Draining, InvalidInput, PenstockError
 from ipc.liveness import start_ticks
 from ipc.model_config import ModelConfig

@@ -1,0 +1,110 @@
+"""Raw values of settings, each with its place: a line of the file, an environment variable, or a flag.
+
+1. `Sources` takes the file, the environment and the flags in this order; a later source wins.
+2. A name that is no setting fails with its place and the nearest valid name.
+3. `convert` checks every value by itself: a message names the setting, the value, its place, and what is allowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from ipc import addresses, setting_values, yaml_text
+from ipc.errors import ConfigError
+
+PREFIX = "PENSTOCK_"
+OTHER_VARIABLES = ("PENSTOCK_CONFIG", "PENSTOCK_KEY", "PENSTOCK_NOTIFY_SOCKET", "PENSTOCK_SUPERVISE")
+"""Variables that are no settings: the file, an API key in the page's examples, and two between our own processes."""
+_KUBERNETES = re.compile(
+    r"PENSTOCK_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
+"""Variables that Kubernetes sets in every container beside a service named penstock."""
+_ADDRESSES = (("server", "bind"), ("server", "metrics_bind"), ("server", "health_bind"), ("grpc", "bind"))
+
+
+class Sources:
+    """Values of the settings in `tree`, a struct of sections, as their sources give them."""
+
+    def __init__(self, tree: type[msgspec.Struct]) -> None:
+        self._tree = tree
+        self._sections: dict[str, Any] = {f.name: f.type for f in msgspec.structs.fields(tree)}
+        self._values: dict[str, dict[str, Any]] = {}
+        self._places: dict[tuple[str, str], str] = {}
+
+    def put(self, section: str, field: str, value: Any, place: str) -> None:
+        """One value. Raises `ConfigError` for a name that is no setting."""
+        if section not in self._sections:
+            raise ConfigError(f"{place}: unknown section {section!r}{_nearest(section, self._sections)}")
+        fields = {f.name: f.type for f in msgspec.structs.fields(self._sections[section])}
+        if field not in fields:
+            raise ConfigError(f"{place}: unknown setting {section}.{field}{_nearest(field, fields)}")
+        if isinstance(value, str):
+            value = setting_values.of_text(field, fields[field], value)
+        self._values.setdefault(section, {})[field] = value
+        self._places[section, field] = place
+
+    def read_file(self, path: Path) -> None:
+        """The settings file. Raises `ConfigError` with the path, and the line where there is one."""
+        try:
+            raw, lines = yaml_text.decode_with_lines(path.read_bytes())
+        except (OSError, ValueError, RecursionError, msgspec.DecodeError) as error:
+            raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+        if not isinstance(raw or {}, dict):
+            raise ConfigError(f"{path}: expected a map of sections")
+        for section, fields in (raw or {}).items():
+            if not isinstance(fields, dict):
+                raise ConfigError(f"{path}, line {lines[section,]}: section {section!r} must be a map")
+            for field, value in fields.items():
+                self.put(str(section), str(field), value, f"{path}, line {lines[section, field]}")
+
+    def read_environ(self, environ: Mapping[str, str]) -> None:
+        """`PENSTOCK_SECTION__FIELD`. Raises `ConfigError` for any other name that begins as ours do."""
+        for name, value in environ.items():
+            if not name.startswith(PREFIX) or name in OTHER_VARIABLES or _KUBERNETES.fullmatch(name):
+                continue
+            section, found, field = name.removeprefix(PREFIX).lower().partition("__")
+            if not found:
+                raise ConfigError(f"{name}: unknown variable{_nearest(name, self._variables())}")
+            self.put(section, field, value, name)
+
+    def convert(self) -> Any:
+        """The whole tree. Raises `ConfigError` for the first value that its field does not take."""
+        for (section, field), place in self._places.items():
+            self._check(section, field, self._values[section][field], place)
+        return msgspec.convert(self._values, self._tree, strict=False)
+
+    def _check(self, section: str, field: str, value: Any, place: str) -> None:
+        kind = next(f.type for f in msgspec.structs.fields(self._sections[section]) if f.name == field)
+        allowed = ""
+        try:
+            msgspec.convert(value, kind, strict=False)
+        except msgspec.ValidationError:
+            allowed = setting_values.taken(field, inspect.type_info(kind)).replace("`", "")
+        if not allowed and (section, field) in _ADDRESSES and not self._grpc_is_off(section):
+            allowed = addresses.check(section, field, str(value))
+        if allowed:
+            written = setting_values.shown(field, value)
+            raise ConfigError(f"{section}.{field} = {written} ({place}): expected {allowed}")
+
+    def _grpc_is_off(self, section: str) -> bool:
+        return section == "grpc" and str(self._values["grpc"].get("enabled", True)).lower() in ("false", "0")
+
+    def _variables(self) -> list[str]:
+        names = [
+            f"{PREFIX}{section}__{f.name}".upper()
+            for section, kind in self._sections.items()
+            for f in msgspec.structs.fields(kind)
+        ]
+        return [*names, *OTHER_VARIABLES]
+
+
+def _nearest(name: str, valid: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(valid), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
