@@ -78,8 +78,8 @@ def _told(error: yaml.YAMLError) -> str:
     """What the parser says, in one line, with the line of the document."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error)
-    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-    return f"{where}{problem}"
+    context = f"{error.context}: " if getattr(error, "context", None) else ""
+    return f"{context}{problem}" + (f" (line {mark.line + 1}, column {mark.column + 1})" if mark else "")
 
 
 def line_of(data: bytes, path: Sequence[str]) -> int:
