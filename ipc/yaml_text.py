@@ -78,7 +78,7 @@ def _told(error: yaml.YAMLError) -> str:
     """What the parser says, in one line, with the line of the document."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error)
-    context = f"{error.context}: " if getattr(error, "context", None) else ""
+    context = f"{error.context}: " if isinstance(error, yaml.MarkedYAMLError) and error.context else ""
     return f"{context}{problem}" + (f" (line {mark.line + 1}, column {mark.column + 1})" if mark else "")
 
 

@@ -1,6 +1,6 @@
 """Import rule: who may import whom, and what nobody may use.
 
-1. `ipc` imports the standard library and six packages. `frontend` and `workers` import `ipc` and never each
+1. `ipc` imports the standard library and a few packages. `frontend` and `workers` import `ipc` and never each
    other; `penstock` may import all three and is imported by none of them.
 2. Frontends load no model library, workers load no web server.
 3. Protocol packages never import each other, and neither do model families.
@@ -105,7 +105,7 @@ def import_problems(path: Path, name: str) -> Iterator[str]:
     if banned:
         yield f"{banned} is banned everywhere"
     if package == "ipc" and top not in IPC_MAY_IMPORT:
-        allowed = "the standard library, google.protobuf, msgspec, numpy, prometheus_client, yaml, zmq"
+        allowed = "the standard library, google.protobuf, msgspec, numpy, prometheus_client, setproctitle, yaml, zmq"
         yield f"ipc imports {name}; allowed: {allowed}"
     if top in MUST_NOT_IMPORT.get(package, ()):
         yield f"{package} must not import {top}"
