@@ -26,6 +26,7 @@ IPC_MAY_IMPORT = sys.stdlib_module_names | {
     "msgspec",
     "numpy",
     "prometheus_client",
+    "setproctitle",
     "yaml",
     "zmq",
 }
