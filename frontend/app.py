@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import falcon
@@ -16,7 +17,7 @@ from frontend.lifespan import Lifespan
 from frontend.listeners import Listeners, refuse
 from frontend.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware
 from frontend.openapi import pages
-from frontend.protocols.registry import protocols
+from frontend.protocols.registry import WireProtocol, as_bytes, protocol_of, protocols
 from frontend.services import Services
 from frontend.status.page import PageResource
 from frontend.status.stream import StreamResource
@@ -34,9 +35,19 @@ class Application:
     """
 
     def __init__(
-        self, app: falcon.asgi.App[Any, Any], access: Gate, settings: Settings, listeners: Listeners
+        self,
+        app: falcon.asgi.App[Any, Any],
+        known: list[WireProtocol],
+        access: Gate,
+        settings: Settings,
+        listeners: Listeners,
     ) -> None:
         self._app, self._access, self._settings, self._listeners = app, access, settings, listeners
+        self._known = known
+
+    def render_refusal(self, error: PenstockError, path: str) -> tuple[int, bytes, dict[str, str]]:
+        """(status, body, headers) of what the server refuses before the application, for `frontend.server.refusal`."""
+        return as_bytes(protocol_of(path, self._known).render_error(error, path))
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """One ASGI scope."""
@@ -45,7 +56,7 @@ class Application:
             return
         readable = paths.normalize(scope)
         if not self._listeners.serves(scope):
-            await refuse(scope, send, self._settings)
+            await refuse(scope, send, self._settings, partial(self._unknown, scope["path"]))
             return
         admitted = self._access.admit(scope) and readable
         if scope["type"] == "websocket":
@@ -56,6 +67,9 @@ class Application:
             if not admitted or _declared_nbytes(scope) > self._settings.limits.max_body_bytes:
                 receive = _unread
         await self._app(scope, receive, send)
+
+    def _unknown(self, path: str) -> tuple[int, bytes, dict[str, str]]:
+        return as_bytes(protocol_of(path, self._known).render_http(falcon.HTTPNotFound(), path))
 
 
 def _declared_nbytes(scope: dict[str, Any]) -> int:
@@ -99,4 +113,4 @@ def create(config: Settings | None = None) -> Application:
     pages.mount(app)
     for protocol in known:
         protocol.mount(app, services)
-    return Application(app, services.access, chosen.settings, Listeners(chosen.settings.server))
+    return Application(app, known, services.access, chosen.settings, Listeners(chosen.settings.server))

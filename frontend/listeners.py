@@ -8,10 +8,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from frontend.context import common_headers, of_ids
 from frontend.denial import HANDSHAKE_ANSWER
+from ipc import logs
 from ipc.addresses import parse, port_of
 from ipc.errors import ConfigError
 from ipc.settings import Server, Settings
@@ -19,7 +21,6 @@ from ipc.settings import Server, Settings
 _METRICS = "/metrics"
 _HEALTH = frozenset(("/livez", "/readyz", "/healthz", "/health", "/api/health"))
 _HEALTH_FOLDERS = ("/v2/health/", "/api/health/")
-_REFUSAL = b'{"detail":"Not Found"}'
 _IDS = (b"x-request-id", b"traceparent")
 
 
@@ -80,19 +81,28 @@ def _port(bind: str, setting: str) -> int:
     return parse(bind, setting)[1] if bind else 0
 
 
-async def refuse(scope: dict[str, Any], send: Any, settings: Settings) -> None:
-    """404 for a request or a WebSocket handshake; where the server cannot answer that one, it becomes a bare 403."""
+async def refuse(
+    scope: dict[str, Any],
+    send: Any,
+    settings: Settings,
+    unknown: Callable[[], tuple[int, bytes, dict[str, str]]],
+) -> None:
+    """Answer a request or a WebSocket handshake as its protocol answers an unknown path: `unknown` makes the answer.
+
+    A handshake that the server cannot answer so gets a bare 403.
+    """
     handshake = scope["type"] == "websocket"
     if handshake and HANDSHAKE_ANSWER not in (scope.get("extensions") or {}):
         await send({"type": "websocket.close"})
         return
     given = {name: value.decode("latin-1") for name, value in scope["headers"] if name in _IDS}
     made = of_ids(given.get(_IDS[0], ""), given.get(_IDS[1], ""), settings.limits)
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(_REFUSAL))]
+    logs.request_id.set(made.request_id)
+    status, body, fields = unknown()
+    fields = {**fields, "Content-Length": str(len(body)), **common_headers(made, settings.server)}
     if handshake:
-        headers.append((b"connection", b"close"))
-    for name, value in common_headers(made, settings.server).items():
-        headers.append((name.lower().encode(), value.encode("latin-1")))
+        fields["Connection"] = "close"
+    headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in fields.items()]
     kind = HANDSHAKE_ANSWER if handshake else "http.response"
-    await send({"type": f"{kind}.start", "status": 404, "headers": headers})
-    await send({"type": f"{kind}.body", "body": b"" if scope.get("method") == "HEAD" else _REFUSAL})
+    await send({"type": f"{kind}.start", "status": status, "headers": headers})
+    await send({"type": f"{kind}.body", "body": b"" if scope.get("method") == "HEAD" else body})

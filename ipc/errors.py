@@ -5,6 +5,7 @@
     |   +-- InputTooLong          INPUT_TOO_LONG       422
     |   +-- BodyTooLarge          BODY_TOO_LARGE       413
     |   +-- TooSlow               TOO_SLOW             408
+    |   +-- HeadersTooLarge       HEADERS_TOO_LARGE    431
     |   +-- RegionExists          REGION_EXISTS        400
     |   +-- RegionNotFound        REGION_NOT_FOUND     404
     |   +-- SequenceUnknown       SEQUENCE_UNKNOWN     400
@@ -92,6 +93,12 @@ class TooSlow(InvalidInput):
     """The request body arrives below the accepted rate."""
 
     code, status = "TOO_SLOW", 408
+
+
+class HeadersTooLarge(InvalidInput):
+    """The request line and the header fields are over `server.max_header_bytes`."""
+
+    code, status = "HEADERS_TOO_LARGE", 431
 
 
 class RegionExists(InvalidInput):

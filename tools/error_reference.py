@@ -64,7 +64,8 @@ Further fields of `detail`:
 
 ## From the server itself
 
-Before any route has seen the request. The connection is closed afterwards; ids in the request's headers are not read.
+Before any route has seen the request, in the form of the protocol of the path. The connection is closed afterwards; ids
+in the request's headers are not read.
 
 | `detail.code` | HTTP | Retry-After | message |
 |---|---|---|---|
@@ -82,7 +83,10 @@ def render() -> str:
     """The whole page."""
     routes = sorted(map(_row, public_errors()))
     rows = [f"| {' | '.join(cells)} |" for _, *cells in routes]
-    own = [f"| {one.code} | {one.status} | {one.retry_after_s or '-'} | {one.message} |" for one in _REFUSALS]
+    own = [
+        f"| {body['detail']['code']} | {status} | {headers.get('Retry-After', '-')} | {body['detail']['message']} |"
+        for status, body, headers in map(sie_form, _REFUSALS)
+    ]
     return _HEAD + "\n".join(rows) + "\n" + _BETWEEN + "\n".join(own) + "\n"
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import falcon
 import falcon.asgi
+import orjson
 
 from frontend.services import Services
 from ipc.errors import PenstockError
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
 
 Rendered = tuple[int, dict[str, Any] | None, dict[str, str]]
 """(status, JSON body or None for an empty one, headers) of an error."""
+
+
+def as_bytes(rendered: Rendered) -> tuple[int, bytes, dict[str, str]]:
+    """The same with the body as it is sent, and its type among the headers."""
+    status, body, headers = rendered
+    if body is None:
+        return status, b"", headers
+    return status, orjson.dumps(body), {"Content-Type": "application/json", **headers}
 
 
 class WireProtocol(Protocol):

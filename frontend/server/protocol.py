@@ -26,14 +26,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from frontend.server.cycle import WRITE_HIGH_WATER_BYTES, Cycle
 from frontend.server.flow import MeteredFlow
 from frontend.server.refusal import (
-    Refusal,
     RefusedRequest,
+    encode,
     head_too_large,
     malformed,
     too_many_connections,
 )
 from frontend.server.state import FrontendState
 from frontend.server.websocket import is_handshake
+from ipc.errors import PenstockError
 
 _VERSIONS = ("1.0", "1.1")
 _MAX_LINGERING = 1024
@@ -73,7 +74,8 @@ class PenstockProtocol(HttpToolsProtocol):
         """Bytes since the start of the message or its last piece of content: what the parser may have to keep."""
         self._host_fields = 0
         self._offers_upgrade = False
-        self._postponed: Refusal | None = None
+        self._postponed: PenstockError | None = None
+        self.url = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Register the connection, or answer 503 if the process has as many as it may have."""
@@ -110,7 +112,7 @@ class PenstockProtocol(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             cause = error.__context__
             if isinstance(cause, RefusedRequest):
-                self._reject(cause.refusal)
+                self._reject(cause.error)
             else:
                 self._reject(malformed(f"Malformed request: {error}"))
         else:
@@ -238,29 +240,31 @@ class PenstockProtocol(HttpToolsProtocol):
             self.idle_since = time.monotonic()
         self.flow.resume_reading()
 
-    def _reject(self, refusal: Refusal) -> None:
+    def _reject(self, error: PenstockError) -> None:
         """Refuse the message being parsed, but not before the valid requests ahead of it are answered."""
         broken = self.cycle if self.cycle is not None and self.cycle.more_body else None
         if broken is not None and self.pipeline and self.pipeline[0][0] is broken:
             self.pipeline.popleft()
         elif self.running is None or self.running is broken:
-            self.refuse(refusal)
+            self.refuse(error)
             return
-        self._postponed = refusal
+        self._postponed = error
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, error: PenstockError) -> None:
         """Answer the request in work, or the one arriving, with an error now, and end the connection.
 
         If the response has started there is nothing to say; the connection is cut.
         """
         self.pipeline.clear()
+        path = self.url.decode("latin-1")
         if self.running is not None:
+            path = self.running.scope["path"]
             started = self.running.response_started
             self.running.disconnect()
             if started:
                 self.transport.abort()
                 return
-        self.transport.write(refusal.encode(self.limits.version_header))
+        self.transport.write(encode(error, path, self.server_state.render, self.limits.version_header))
         self.linger()
 
     def linger(self) -> None:

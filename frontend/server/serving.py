@@ -28,7 +28,7 @@ from uvicorn.server import Server
 from frontend.server.drain import Drain
 from frontend.server.limits import ServerLimits
 from frontend.server.protocol import PenstockProtocol
-from frontend.server.refusal import draining
+from frontend.server.refusal import draining, plain
 from frontend.server.state import FrontendState
 from frontend.server.sweep import Sweeper
 
@@ -48,7 +48,9 @@ class DrainingServer(Server):
         self, config: Config, limits: ServerLimits, drain: Drain, heartbeat: Callable[[], None]
     ) -> None:
         super().__init__(config)
-        self.server_state: FrontendState = FrontendState(limits, drain)
+        self.server_state: FrontendState = FrontendState(
+            limits, drain, getattr(config.app, "render_refusal", plain)
+        )
         self._limits = limits
         self._drain = drain
         self._sweeper = Sweeper(self.server_state, heartbeat)

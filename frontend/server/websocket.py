@@ -20,8 +20,9 @@ from uvicorn.config import Config
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from frontend.server.refusal import Refusal, draining, malformed
+from frontend.server.refusal import draining, encode, malformed
 from frontend.server.state import FrontendState
+from ipc.errors import PenstockError
 
 FAREWELL_S = 1.0
 GOING_AWAY = 1001
@@ -62,7 +63,7 @@ class PenstockWebSocket(WebSocketsSansIOProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._version_header = server_state.limits.version_header
+        self._version_header, self._render = server_state.limits.version_header, server_state.render
         # NOTE: at the level debug the library logs all header fields, uvicorn the whole address; both may hold a key.
         self.conn.debug = False
         self.logger = logging.getLogger("websockets")
@@ -113,10 +114,10 @@ class PenstockWebSocket(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
         self._cut_soon()
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, error: PenstockError) -> None:
         self.handshake_complete = self.close_sent = True
         self.queue.put_nowait({"type": "websocket.disconnect", "code": 1006})
-        self.transport.write(refusal.encode(self._version_header))
+        self.transport.write(encode(error, "/", self._render, self._version_header))
         self.transport.close()
 
     def _cut_soon(self) -> None:

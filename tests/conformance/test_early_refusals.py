@@ -46,7 +46,11 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         root / "keys.yaml",
         {"infer": {}, "slow": {"requests_per_s": 0.01}, "admin": {"scopes": ["admin"]}},
     )
-    with serving(root, models=(MODEL,), settings={"server.keys_file": root / "keys.yaml"}) as server:
+    with serving(
+        root,
+        models=(MODEL,),
+        settings={"server.keys_file": root / "keys.yaml", "server.max_header_bytes": 65536},
+    ) as server:
         yield Guarded(server, keys)
 
 
@@ -129,3 +133,50 @@ def test_the_answer_that_asks_for_an_upgrade_has_the_common_headers(guarded: Gua
     assert (answer.status, answer.headers["upgrade"]) == (426, "websocket")
     assert answer.headers["x-sie-error-code"] == answer.json()["detail"]["code"] == "INVALID_INPUT"
     assert {"x-request-id", "x-trace-id", "x-sie-server-version"} <= set(answer.headers)
+
+
+BAD_MESSAGES = {
+    "a length that is no number": (b"Host: t\r\nContent-Length: ten\r\n\r\n", 400),
+    "two ways to tell the length": (
+        b"Host: t\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
+        400,
+    ),
+    "a chunk of no size": (b"Host: t\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", 400),
+    "no host": (b"\r\n", 400),
+    "a head too large": (b"Host: t\r\nX: " + b"y" * (1 << 17) + b"\r\n\r\n", 431),
+}
+
+
+@pytest.mark.parametrize("message", BAD_MESSAGES)
+@pytest.mark.parametrize(
+    "path", ["/v2/models/add/infer", "/api/infer/add", "/v1/encode/add", "/v1/config/reload"]
+)
+def test_what_is_refused_below_http_has_the_form_of_its_protocol(
+    guarded: Guarded, path: str, message: str
+) -> None:
+    rest, expected = BAD_MESSAGES[message]
+    with RawClient(guarded.server.port) as client:
+        client.socket.sendall(b"POST " + path.encode() + b" HTTP/1.1\r\n" + rest)
+        status, headers, body = client.answer()
+    assert (status, headers["connection"]) == (expected, "close")
+    assert headers["x-request-id"].startswith("req_") and headers["x-sie-server-version"]
+    if path.startswith("/api/"):
+        assert body == b"" and "code: INVALID_ARG" in headers["nv-status"]
+        return
+    said = json.loads(body)
+    if path.startswith(("/v2/", "/v1/config")):
+        code = "HEADERS_TOO_LARGE" if status == 431 else "INVALID_INPUT"
+        assert (said["code"], said["request_id"]) == (code, headers["x-request-id"])
+        assert said["error"] and said["retryable"] is False
+    else:
+        assert said["detail"]["message"] and said["detail"]["code"] == headers["x-sie-error-code"]
+
+
+def test_a_broken_message_behind_a_good_one_has_the_form_of_its_own_path(guarded: Guarded) -> None:
+    with RawClient(guarded.server.port) as client:
+        client.socket.sendall(
+            b"GET /healthz HTTP/1.1\r\nHost: t\r\n\r\nPOST /v2/models/m/infer HTTP/1.1\r\nContent-Length: x\r\n\r\n"
+        )
+        assert client.answer()[0] == 200
+        status, said = client.json()
+    assert status == 400 and said["error"].startswith("Malformed request")

@@ -194,7 +194,7 @@ def test_request_that_outlasts_the_graceful_timeout_gets_503(tmp_path: Path) -> 
         wait_until(lambda: server.ask().status == 200)
         server.signal(signal.SIGTERM)
         reply = client.reply()
-        assert (reply.status, reply.error_code, reply.headers["retry-after"]) == (503, "QUEUE_FULL", "5")
+        assert (reply.status, reply.error_code, reply.headers["retry-after"]) == (503, "DRAINING", "5")
         assert server.seconds_to_exit() < _PROMPT_S
         assert server.process.returncode == 0
         assert "SIGKILL" not in server.log.read_text()

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+from functools import partial
 from typing import Any
 
+import falcon
 import pytest
 
 from frontend.listeners import Listeners, addresses, check, refuse
+from frontend.protocols.registry import as_bytes
+from frontend.protocols.sie import SieProtocol
 from ipc.errors import ConfigError
 from ipc.settings import Server, Settings
 
@@ -115,5 +119,8 @@ def refused(asked: dict[str, Any]) -> list[dict[str, Any]]:
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    asyncio.run(refuse(asked, send, Settings(server=Server(version_header="9.9.9"))))
+    render = partial(SieProtocol().render_http, falcon.HTTPNotFound(), asked["path"])
+    asyncio.run(
+        refuse(asked, send, Settings(server=Server(version_header="9.9.9")), lambda: as_bytes(render()))
+    )
     return sent

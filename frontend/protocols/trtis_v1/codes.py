@@ -18,6 +18,7 @@ _CODES = {
     "INPUT_TOO_LONG": pb.RequestStatusCode.INVALID_ARG,
     "BODY_TOO_LARGE": pb.RequestStatusCode.INVALID_ARG,
     "TOO_SLOW": pb.RequestStatusCode.INVALID_ARG,
+    "HEADERS_TOO_LARGE": pb.RequestStatusCode.INVALID_ARG,
     "SEQUENCE_UNKNOWN": pb.RequestStatusCode.INVALID_ARG,
     "UNAUTHENTICATED": pb.RequestStatusCode.INVALID_ARG,
     "FORBIDDEN": pb.RequestStatusCode.INVALID_ARG,
@@ -30,7 +31,13 @@ _CODES = {
     "INFERENCE_ERROR": pb.RequestStatusCode.INTERNAL,
     "WORKER_CRASHED": pb.RequestStatusCode.INTERNAL,
 }
-_KEY_STATUSES = {"UNAUTHENTICATED": 401, "FORBIDDEN": 403, "RATE_LIMITED": 429}
+_STATUSES = {
+    "UNAUTHENTICATED": 401,
+    "FORBIDDEN": 403,
+    "RATE_LIMITED": 429,
+    "TOO_SLOW": 408,
+    "HEADERS_TOO_LARGE": 431,
+}
 _UNAVAILABLE = pb.RequestStatusCode.UNAVAILABLE
 _WHY = {
     "model": "no model has this name",
@@ -52,8 +59,8 @@ def code_of(error: PenstockError) -> pb.RequestStatusCode:
 
 
 def http_status_of(error: PenstockError) -> int:
-    """400, or what a refused key is answered with."""
-    return _KEY_STATUSES.get(error.code, 400)
+    """400, or what a refused key and a fault below routing are answered with."""
+    return _STATUSES.get(error.code, 400)
 
 
 def message_of(error: PenstockError, model: str = "") -> str:
