@@ -15,6 +15,7 @@ from ipc import deadline
 from ipc.catalog import Catalog
 from ipc.catalog_watch import EVERY_S, CatalogWatch
 from ipc.errors import ConfigError, DeadlineExceeded
+from ipc.repository.entries import RepositoryEntry
 from ipc.repository.opening import open_catalog, tell_bad
 from ipc.repository.overrides import Overrides
 from ipc.repository.retaining import with_retained
@@ -38,6 +39,8 @@ class CatalogFollower:
         """The catalog of the files, while more than that is served."""
         self._turn = asyncio.Lock()
         """Held from reading the files until what they say is served, so that nobody serves what is older."""
+        self.removed: set[tuple[str, int]] = set()
+        """(model, version) of what was in a repository while this frontend ran; some may be there again."""
         self._overrides = Overrides(settings.paths.overrides())
         places = settings.repository.dirs, self._overrides
         self._watch = CatalogWatch(settings.catalog.dirs, catalog.files, *places)
@@ -108,6 +111,7 @@ class CatalogFollower:
             return
         catalog = with_retained(self._wanted, self._catalog.sources, self._is_loaded)
         if catalog.sources != self._catalog.sources:
+            self.removed |= _versions(self._catalog) - _versions(catalog)
             self._catalog.replace(catalog)
         if catalog is self._wanted:
             self._wanted = None
@@ -125,3 +129,9 @@ class CatalogFollower:
         found = open_catalog(chosen.catalog, chosen.repository, vanished_ok=True, overrides=self._overrides)
         tell_bad(found)
         return found.keeping((self._wanted or self._catalog).sources)
+
+
+def _versions(catalog: Catalog) -> set[tuple[str, int]]:
+    """(model, version) of all that repositories have."""
+    found = (entry for entry in catalog.sources if isinstance(entry, RepositoryEntry) and not entry.absent)
+    return {(entry.model, entry.version) for entry in found}

@@ -219,5 +219,6 @@ class SlotTable:
 
     def _unknown(self, name: int | str, why: str) -> SequenceUnknown:
         return SequenceUnknown(
-            f"inference request for sequence {name!a} to model '{self._model}' must specify the START flag: {why}"
+            f"inference request for sequence {name!a} to model '{self._model}' must specify the START flag on the "
+            f"first request of the sequence: {why}"
         )

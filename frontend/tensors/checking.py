@@ -208,15 +208,15 @@ def _check_outputs(served: Served, wanted: Sequence[WantedOutput], rows: int) ->
             )
         if output.region is not None:
             _check_region(output.region, f"output '{output.name}' for model '{served.name}'")
-        if output.classes:
-            _check_classes(served, output, tensor, rows)
+        if output.classes is not None:
+            _check_classes(served, output, output.classes, tensor, rows)
     _check_once("output", (output.name for output in wanted))
 
 
-def _check_classes(served: Served, output: WantedOutput, tensor: TensorConfig, rows: int) -> None:
+def _check_classes(served: Served, output: WantedOutput, count: int, tensor: TensorConfig, rows: int) -> None:
     where = f"output '{output.name}' for model '{served.name}'"
-    if output.classes < 0:
-        raise InvalidInput(f"{where}: classification {_shown(output.classes)} must be >= 0")
+    if count < 0:
+        raise InvalidInput(f"{where}: classification {_shown(count)} must be >= 0")
     if output.region is not None:
         raise InvalidInput(f"{where}: classification and a shared memory region cannot be asked for together")
     check_ranked(tensor.datatype, rows * math.prod(dim for dim in tensor.dims if dim > 0), where)
@@ -225,7 +225,8 @@ def _check_classes(served: Served, output: WantedOutput, tensor: TensorConfig, r
 def _check_sequence(served: Served, request: TensorRequest, rows: int) -> None:
     if rows != 1:
         raise InvalidInput(
-            f"inference request to model '{served.name}' must specify batch-size 1, got {rows}"
+            f"inference request to model '{served.name}' must specify batch-size 1 due to requirements of sequence "
+            f"batcher, got {rows}"
         )
     if not request.sequence.id:
         raise InvalidInput(

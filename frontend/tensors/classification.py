@@ -33,10 +33,10 @@ async def classify(
 
     Raises `InvalidInput` as `check_ranked`, for what only the result tells.
     """
-    counts = {one.name: one.classes for one in wanted if one.classes}
+    counts = {one.name: one.classes for one in wanted if one.classes is not None}
     for output in outputs if counts else ():
-        count = counts.get(output.name, 0)
-        if not count:
+        count = counts.get(output.name)
+        if count is None:
             continue
         assert output.data is not None
         datatype = DATATYPES[output.datatype]

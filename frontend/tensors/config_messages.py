@@ -97,7 +97,8 @@ def _control(schema: ModuleType, control: Control) -> Any:
     elif control.datatype == "INT32":
         message.int32_false_true.extend(map(int, control.off_on))
     elif control.datatype == "BOOL":
-        message.bool_false_true.extend(map(bool, control.off_on))
+        if "bool_false_true" in message.DESCRIPTOR.fields_by_name:
+            message.bool_false_true.extend(map(bool, control.off_on))
     else:
         message.fp32_false_true.extend(control.off_on)
     return message

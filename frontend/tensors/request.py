@@ -51,10 +51,10 @@ class InputTensor:
 
 @dataclass(slots=True)
 class WantedOutput:
-    """One output that is wanted: the tensor itself, its `classes` highest entries (0: no), or written to a region."""
+    """One output that is wanted: the tensor, its `classes` highest entries (None: no), or written to a region."""
 
     name: str
-    classes: int = 0
+    classes: int | None = None
     region: RegionUse | None = None
 
 

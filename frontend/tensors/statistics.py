@@ -12,7 +12,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from frontend.tensors.states import VersionState, model_of
-from ipc.infer_families import UNVERSIONED, split_id
+from ipc.infer_families import split_id
 from ipc.metric_files import MetricFiles
 from ipc.paths import RunPaths
 
@@ -88,10 +88,6 @@ class ServerStatistics:
     def of(self, model: str, version: int) -> ModelStatistics:
         """Those of one version; all zero when nothing was counted yet."""
         return self.models.get((model, version)) or ModelStatistics()
-
-    def unversioned(self, state: VersionState) -> ModelStatistics | None:
-        """What failed of the model of this version before a version was known; None when nothing did."""
-        return self.models.get((model_of(state.id), UNVERSIONED))
 
     def of_state(self, state: VersionState) -> ModelStatistics:
         """Those of a version as `served.states` lists it: figures are by full names, whatever it was asked for by."""

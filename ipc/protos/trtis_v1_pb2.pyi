@@ -339,10 +339,12 @@ class SharedMemoryControlRequest(_message.Message):
 class SharedMemoryControlResponse(_message.Message):
     __slots__ = ("request_status", "shared_memory_status")
     class Status(_message.Message):
-        __slots__ = ("shared_memory_region",)
+        __slots__ = ("shared_memory_region", "region_of_status")
         SHARED_MEMORY_REGION_FIELD_NUMBER: _ClassVar[int]
+        REGION_OF_STATUS_FIELD_NUMBER: _ClassVar[int]
         shared_memory_region: _containers.RepeatedCompositeFieldContainer[SharedMemoryRegion]
-        def __init__(self, shared_memory_region: _Optional[_Iterable[_Union[SharedMemoryRegion, _Mapping]]] = ...) -> None: ...
+        region_of_status: _containers.RepeatedCompositeFieldContainer[SharedMemoryRegion]
+        def __init__(self, shared_memory_region: _Optional[_Iterable[_Union[SharedMemoryRegion, _Mapping]]] = ..., region_of_status: _Optional[_Iterable[_Union[SharedMemoryRegion, _Mapping]]] = ...) -> None: ...
     REQUEST_STATUS_FIELD_NUMBER: _ClassVar[int]
     SHARED_MEMORY_STATUS_FIELD_NUMBER: _ClassVar[int]
     request_status: RequestStatus

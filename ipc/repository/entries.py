@@ -24,7 +24,7 @@ from ipc.settings import Repository
 log = logging.getLogger(__name__)
 
 FIRST_VERSION = 1
-"""Stands for the version of a model that has none to serve."""
+"""The number of the entry that stands for a model without a version to serve."""
 CONFIG = "config"
 """How a configuration that a load brought is called in messages."""
 EVERY_WORKER = 1024
@@ -36,6 +36,7 @@ class RepositoryEntry(ModelEntry, frozen=True, kw_only=True):
 
     `config` is what the configuration file or a load says, without `stated` only the name: a program's signature adds
     what is missing when it is loaded. `program` is the file in the source's directory, `directory` that of the model.
+    `absent`: the model has no version, and the entry only tells the error.
     `default_batch` is the largest batch where the signature has to tell.
     """
 
@@ -45,6 +46,7 @@ class RepositoryEntry(ModelEntry, frozen=True, kw_only=True):
     directory: str
     program: str = ""
     stated: bool = True
+    absent: bool = False
     default_batch: int = 0
 
 
@@ -143,6 +145,7 @@ def _entries(
             replicas=EVERY_WORKER,
             preload=chosen.control == "none" or name in chosen.models,
             code=layout.stamp(directory, version) + (override.digest if override is not None else ""),
+            absent=not versions,
             default_batch=chosen.default_max_batch_size,
         )
         yield _refused(entry, problem) if problem else _with_program(entry, root, chosen)

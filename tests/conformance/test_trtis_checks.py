@@ -189,7 +189,7 @@ CHECKS = {
             (bytes(8),),
         ),
         "INVALID_ARG",
-        "inference request to model 'accumulator' must specify batch-size 1",
+        "inference request to model 'accumulator' must specify batch-size 1 due to requirements of sequence batcher",
     ),
     "18": (
         single('input { name: "INPUT" } output { name: "OUTPUT" }', bytes(4), "accumulator"),
@@ -201,7 +201,8 @@ CHECKS = {
             'input { name: "INPUT" } output { name: "OUTPUT" } correlation_id: 5', bytes(4), "accumulator"
         ),
         "INVALID_ARG",
-        "inference request for sequence 5 to model 'accumulator' must specify the START flag",
+        "inference request for sequence 5 to model 'accumulator' must specify the START flag on the first request of "
+        "the sequence: ",
     ),
 }
 """By the number of the check: the request, its code, and how the message begins."""

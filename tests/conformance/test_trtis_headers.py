@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory, text_format
 
+from frontend.protocols.trtis_v1.releases import as_of_1_4
 from ipc.protos import trtis_v1_pb2 as pb
 from tests.conformance.trtis import infer, status_of
 from tests.conformance.trtis_transports import Stub
@@ -78,7 +79,8 @@ def test_text_has_no_type(server: Server, path: str, kind: str | None) -> None:
         ("POST", "/api/infer/add_sub/1/"),
         ("POST", "/api/infer/"),
         ("POST", "/api/infer"),
-        ("GET", "/api/infer/add_sub/latest"),
+        ("POST", "/api/infer/org/add_sub"),
+        ("POST", "/api/infer/org/add_sub/1"),
         ("POST", "/api/modelcontrol/reload/add_sub"),
         ("POST", "/api/modelcontrol/add_sub"),
         ("POST", "/api/sharedmemorycontrol/register/name/key/zero/8"),
@@ -163,7 +165,8 @@ def test_text_wire_format_and_json_of_a_status_are_equal(server: Server) -> None
         shown = server.request("GET", path, headers={"Accept": "application/json"})
         assert shown.headers["content-type"] == "application/json"
         from_json = same(json_format.Parse(shown.body, pb.ServerStatus()))
-        assert same(text_format.Parse(server.get(path).body.decode("ascii"), pb.ServerStatus())) == from_json
+        text = text_format.Parse(server.get(path).body.decode("ascii"), pb.ServerStatus())
+        assert same(text) == as_of_1_4(from_json)
         assert same(pb.ServerStatus.FromString(server.get(f"{path}?format=binary").body)) == from_json
     assert server.get("/api/status/classifier").body.startswith(b'id: "inference:0"\n')
 
@@ -211,6 +214,7 @@ def test_ids_and_traces_come_back_on_every_route_and_in_metadata(server: Server,
         ("POST", "/api/infer/add_sub"),
         ("POST", "/api/modelcontrol/load/add_sub"),
         ("POST", "/api/sharedmemorycontrol/unregister/all"),
+        ("POST", "/api/sharedmemorycontrol/unregisterall"),
     ):
         got = server.request(method, path, b"" if method == "POST" else None, sent).headers
         assert (got["x-request-id"], got["traceparent"], got["x-trace-id"]) == ("mine-1", trace, trace[3:35])

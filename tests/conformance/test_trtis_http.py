@@ -200,7 +200,11 @@ def test_status_as_text_wire_format_and_json_is_the_same(server: Server) -> None
         ]
         assert config.HasField("dynamic_batching")
         assert found.model_status["add_sub"].version_status[1].ready_state == pb.MODEL_READY
-    assert shown["model_status"]["add_sub"]["config"]["max_batch_size"] == 8
+    assert shown["modelStatus"]["add_sub"]["config"]["maxBatchSize"] == 8
+    assert (
+        server.get("/api/status/add_sub?format=json").json()["modelStatus"]["add_sub"]
+        == shown["modelStatus"]["add_sub"]
+    )
     assert not text.model_status["add_sub"].config.HasField("sequence_batching")
 
 

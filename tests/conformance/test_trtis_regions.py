@@ -43,7 +43,7 @@ def stub(server: Server) -> Iterator[Stub]:
 def memory(server: Server) -> Iterator[ClientObject]:
     with client_object(256) as made:
         yield made
-    assert server.request("POST", f"{FOLDER}/unregister/all").status == 200
+    assert server.request("POST", f"{FOLDER}/unregisterall").status == 200
     assert names(server) == []
 
 
@@ -87,6 +87,7 @@ def test_regions_are_listed_in_text_and_in_the_wire_format(server: Server, memor
     assert found["a"].system_shared_memory.offset == 128
     assert server.request("POST", f"{FOLDER}/unregister/a").status == 200
     assert names(server) == ["b"]
+    assert server.request("POST", f"{FOLDER}/unregister/all").status == 200 and names(server) == []
 
 
 def test_the_same_by_rpc(server: Server, stub: Stub, memory: ClientObject) -> None:
@@ -100,6 +101,10 @@ def test_the_same_by_rpc(server: Server, stub: Stub, memory: ClientObject) -> No
     assert change(register=region).request_status.code == pb.ALREADY_EXISTS
     listed = change(status=pb.SharedMemoryControlRequest.Status()).shared_memory_status
     assert [one.name for one in listed.shared_memory_region] == ["mine"] == names(server)
+    old = pb.SharedMemoryStatus.FromString(listed.SerializeToString())
+    assert [one.name for one in old.shared_memory_region] == ["mine"], (
+        "released clients read it as this message"
+    )
     gone = pb.SharedMemoryControlRequest.Unregister(name="mine")
     assert change(unregister=gone).request_status.code == pb.SUCCESS and names(server) == []
 

@@ -212,6 +212,7 @@ def services_of(
         regions=FakeRegions(),
         control=SimpleNamespace(mark=lambda model: False if model in unloaded else None),
     )
+    services.follower = SimpleNamespace(removed=set())  # type: ignore[assignment]
     return services
 
 

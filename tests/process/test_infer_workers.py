@@ -210,7 +210,7 @@ def test_a_result_without_room_fails_and_holds_nobody_up(running: Workers) -> No
 def test_outputs_that_the_configuration_forbids_are_an_error(running: Workers) -> None:
     async def work(client: Client) -> None:
         with pytest.raises(UnexpectedOutput, match=r"OUTPUT0.*\[1, 3\].*\[1, 2\]"):
-            await infer(client, "wrong", {"INPUT0": ("INT32", np.zeros((1, 2), np.int32))}, ["OUTPUT0"])
+            await infer(client, "wrong", {"INPUT0": ("INT32", np.ones((1, 2), np.int32))}, ["OUTPUT0"])
 
     use(running, work)
 

@@ -165,7 +165,7 @@ def test_an_idle_sequence_loses_its_slot_which_is_logged_and_told(running: Worke
         await asyncio.to_thread(
             wait_until, lambda: str(names[0]) in _expired(running), what="the line in the log"
         )
-        with pytest.raises(SequenceUnknown, match="START flag: it expired after 200000 microseconds"):
+        with pytest.raises(SequenceUnknown, match="of the sequence: it expired after 200000 microseconds"):
             await add(clients[1], names[0], 1, model="hasty")
 
     use(running, work)

@@ -178,7 +178,7 @@ def test_sequences_are_counted_and_expire(server: Server) -> None:
         20,
         "its expiry",
     )
-    with pytest.raises(AssertionError, match="START flag: it expired after 5000000 microseconds"):
+    with pytest.raises(AssertionError, match="of the sequence: it expired after 5000000 microseconds"):
         over_v2_http(server, "accumulator", name, 1, False, False)
 
 

@@ -43,6 +43,13 @@ def test_a_configuration_is_the_same_after_its_message(text: str) -> None:
     assert convert(message_of(model_config_pb2, config, "m"), "m") == config
 
 
+def test_a_truth_value_of_a_control_is_left_out_where_the_schema_has_none() -> None:
+    text = SEQUENCES.replace("int32_false_true: [0, 1]", "bool_false_true: [false, true]")
+    config = convert(text_format.Parse(text, model_config_pb2.ModelConfig()), "m")
+    message = message_of(trtis_v1_pb2, config, "m")
+    assert [each.name for each in message.sequence_batching.control_input] == ["S", "R", "I"]
+
+
 @pytest.mark.parametrize("text", [BATCHING, SEQUENCES])
 def test_the_older_schema_has_the_same_fields_where_it_knows_them(text: str) -> None:
     config = convert(text_format.Parse(text, model_config_pb2.ModelConfig()), "m")

@@ -100,7 +100,7 @@ def test_wanted_outputs_keep_their_order() -> None:
     in_region(made.outputs.add(name="A"))
     request = request_of(made, [b"12345678"])
     assert request.outputs is not None
-    assert [(output.name, output.classes) for output in request.outputs] == [("B", 3), ("A", 0)]
+    assert [(output.name, output.classes) for output in request.outputs] == [("B", 3), ("A", None)]
     assert request.outputs[1].region == RegionUse("region", 8, 16)
 
 

@@ -45,10 +45,11 @@ def services(root: Path, values: np.ndarray[Any, Any] | None = None, **settings:
     return services_of(root, [entry("m@3")], [loaded("m@3", CONFIG)], lambda request: reply, **settings)
 
 
-def request(body: bytes, **headers: str) -> Request:
+def request(body: bytes, query: str = "", **headers: str) -> Request:
     """A request that has arrived."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    scope = testing.create_scope(method="POST", headers={"Content-Length": str(len(body)), **named})
+    sent = {"Content-Length": str(len(body)), **named}
+    scope = testing.create_scope(method="POST", query_string=query, headers=sent)
     event = {"type": "http.request", "body": body, "more_body": False}
     nothing: asyncio.Queue[Any] = asyncio.Queue()
     made = Request(scope, noting(scope, nothing.get), first_event=event)  # type: ignore[arg-type]

@@ -78,8 +78,22 @@ def test_an_output_may_be_left_out_and_an_input_only_when_it_is_optional() -> No
     found = fitted(two, max_batch_size=2, inputs=one("A"), outputs=one("D", dims=(1,)))
     assert (found.inputs, found.outputs) == (("A", ""), ("", "D"))
     needed = Interface((A, ProgramTensor("C", "FP32", (-1, 4))), (B,))
-    with pytest.raises(ModelRefused, match="inputs are 'A'; the program's are 'A', 'C'"):
+    with pytest.raises(ModelRefused, match="input 'C' of the program is not configured"):
         fitted(needed, max_batch_size=2, inputs=one("A"))
+
+
+def test_a_name_that_only_one_side_has_is_told_and_never_taken_by_order() -> None:
+    two = Interface((A, ProgramTensor("C", "FP32", (-1, 4))), (B,))
+    with pytest.raises(ModelRefused, match="input 'X' is none of the program's, which are 'A', 'C'"):
+        fitted(two, max_batch_size=2, inputs=(*one("C"), *one("X")))
+    many = [ProgramTensor(f"I{number}", "FP32", (-1, 4)) for number in range(20)]
+    names = [*many[:19], ProgramTensor("LAST")]
+    with pytest.raises(ModelRefused, match="input 'LAST' is none of the program's"):
+        fitted(
+            Interface(tuple(many), (B,)),
+            max_batch_size=2,
+            inputs=tuple(tensor for each in names for tensor in one(each.name)),
+        )
 
 
 def test_controls_of_sequences_are_inputs_of_the_program_and_none_of_requests() -> None:
@@ -98,7 +112,10 @@ def test_controls_of_sequences_are_inputs_of_the_program_and_none_of_requests() 
         ({"inputs": one("A", dims=(4, 1))}, r"input 'A': shape is \[-1, 4, 1\]"),
         ({"inputs": one("A", dims=(2, 2), reshape=(5,))}, r"shape is \[-1, 5\]"),
         ({"outputs": one("B", "FP32", (-1,))}, "output 'B': data_type is FP32, the program's is INT64"),
-        ({"outputs": (*one("B", "INT64", (-1,)), *one("E"))}, "outputs are 'B', 'E'; the program's are 'B'"),
+        (
+            {"outputs": (*one("B", "INT64", (-1,)), *one("E"))},
+            "output 'E' is none of the program's, which are 'B'",
+        ),
     ],
 )
 def test_contradictions_name_the_tensor(config: dict[str, Any], said: str) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from ipc.errors import UnexpectedOutput
 from ipc.model_config import ModelConfig, SequenceBatching, TensorConfig
 from workers.adapters.base import LoadContext
 from workers.adapters.shared.named_tensors import NamedBatch
@@ -24,19 +25,16 @@ class Program(ProgramAdapter):
 
     def __init__(self, must_run: bool = False, error: Exception | None = None, **facts: Any) -> None:
         self.calls, self._must, self._error = 0, must_run, error
-        self._config = ModelConfig(
-            name="m",
-            inputs=(
-                TensorConfig(name="X", datatype="FP32", dims=(-1, 2)),
-                TensorConfig(name="T", datatype="BYTES", dims=(1,)),
-            ),
-            outputs=(
-                TensorConfig(name="Y", datatype="FP32", dims=(-1, 2)),
-                TensorConfig(name="COUNT", datatype="INT64", dims=()),
-                TensorConfig(name="T2", datatype="BYTES", dims=(1,)),
-            ),
-            **facts,
+        inputs = (
+            TensorConfig(name="X", datatype="FP32", dims=(-1, 2)),
+            TensorConfig(name="T", datatype="BYTES", dims=(1,)),
         )
+        outputs = (
+            TensorConfig(name="Y", datatype="FP32", dims=(-1, 2)),
+            TensorConfig(name="COUNT", datatype="INT64", dims=()),
+            TensorConfig(name="T2", datatype="BYTES", dims=(1,)),
+        )
+        self._config = ModelConfig(name="m", **{"inputs": inputs, "outputs": outputs} | facts)
 
     @classmethod
     def load(cls, context: LoadContext) -> Self:
@@ -93,6 +91,21 @@ def test_zeros_need_not_suit_a_program_but_its_own_samples_must() -> None:
     assert prove(Program(error=ZeroDivisionError()), "m") == {}
     with pytest.raises(ZeroDivisionError):
         prove(Warm(must_run=True, error=ZeroDivisionError()), "m")
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        (TensorConfig(name="Y", datatype="INT32", dims=(-1, 2)), "'Y': the model gave float32.*INT32"),
+        (TensorConfig(name="Y", datatype="FP32", dims=(3,)), r"'Y': the model gave shape \[1, 2\].*\[3\]"),
+        (TensorConfig(name="Z", datatype="FP32", dims=(-1,)), "no tensor for output 'Z'"),
+    ],
+)
+def test_outputs_that_contradict_the_configuration_fail_the_load(output: TensorConfig, words: str) -> None:
+    with pytest.raises(UnexpectedOutput, match=words):
+        prove(Program(outputs=(output,)), "m")
+    optional = TensorConfig(name="X", datatype="FP32", dims=(-1, 2), optional=True)
+    assert prove(Program(outputs=(output,), inputs=(optional,)), "m") == {}
 
 
 def test_lack_of_memory_is_no_matter_of_zeros() -> None:

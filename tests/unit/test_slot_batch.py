@@ -105,7 +105,12 @@ def test_a_warm_up_of_several_rows_is_no_sequence() -> None:
         ("UINT64", None, 1, "must specify a non-zero correlation ID"),
         ("UINT64", Step(0, True), 1, "must specify a non-zero correlation ID"),
         ("UINT64", Step("", True), 1, "must specify a non-zero correlation ID"),
-        ("UINT64", Step(5, True), 2, "must specify batch-size 1, got 2"),
+        (
+            "UINT64",
+            Step(5, True),
+            2,
+            "must specify batch-size 1 due to requirements of sequence batcher, got 2",
+        ),
         ("UINT64", Step("five", True), 1, "'five': model 'm' takes numbers of UINT64 as ids"),
         ("BYTES", Step(5, True), 1, "takes texts as ids"),
         ("INT32", Step(2**31, True), 1, "takes ids from -2147483648 to 2147483647"),

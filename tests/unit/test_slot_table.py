@@ -65,7 +65,10 @@ def test_requests_of_an_id_run_one_after_the_other_in_one_slot() -> None:
         assert table.running == [turn] and turn.sequence.slot == 0
         table.finish(turn)
     assert table.slots.active == 0
-    with pytest.raises(SequenceUnknown, match="for sequence 7 to model 'm' must specify the START flag"):
+    with pytest.raises(
+        SequenceUnknown,
+        match="for sequence 7 to model 'm' must specify the START flag on the first request of the sequence: ",
+    ):
         table.ask(7)
 
 
@@ -182,7 +185,7 @@ def test_an_idle_sequence_loses_its_slot_and_is_told_so() -> None:
     assert table.expire() == []
     table.now += 1
     assert table.expire() == [1] and table.running == [waiting]
-    with pytest.raises(SequenceUnknown, match="START flag: it expired after 1 microseconds"):
+    with pytest.raises(SequenceUnknown, match="of the sequence: it expired after 1 microseconds"):
         table.ask(1)
     table.ask(1, start=True)
     table.ask(1)

@@ -219,7 +219,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
         "output 'O' for model 'm': classification and a shared memory region",
     ),
     "output region of negative size": (
-        outputs(WantedOutput("O", 0, RegionUse("r", 0, -1))),
+        outputs(WantedOutput("O", None, RegionUse("r", 0, -1))),
         "output 'O' for model 'm': shared memory byte size -1 is outside 0..2^62",
     ),
 }
@@ -348,7 +348,8 @@ def test_sequences_have_one_row_and_an_id(tmp_path: Path) -> None:
         given = InputTensor("A", "FP32", [rows, 2], bytes(rows * 8))
         return TensorRequest("m", None, [given], None, sequence=Sequence(number))
 
-    with pytest.raises(InvalidInput, match=r"^inference request to model 'm' must specify batch-size 1"):
+    words = r"^inference request to model 'm' must specify batch-size 1 due to requirements of sequence batcher, got"
+    with pytest.raises(InvalidInput, match=words):
         check(served, asked(2, 0))
     for none in (0, ""):
         with pytest.raises(

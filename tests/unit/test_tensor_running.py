@@ -219,13 +219,13 @@ def test_regions_are_named_and_not_read(tmp_path: Path) -> None:
     made = services(tmp_path, lambda request: InferReply(info, {}))
     request = adder()
     request.inputs[0].data, request.inputs[0].region = None, RegionUse("known", 64, 11)
-    request.outputs = [WantedOutput("O", 0, RegionUse("known", 128, 32))]
+    request.outputs = [WantedOutput("O", None, RegionUse("known", 128, 32))]
     result = on_loop(made, run(made, fresh(), request))
     call = made.client.last  # type: ignore[attr-defined]
     assert call.inputs[0] == TensorInput("S", "BYTES", [2, 1], 0, 11, Region("system", "/known", 64, 11))
     assert call.outputs == [TensorOutput("O", Region("system", "/known", 128, 32))]
     assert (result.outputs[0].data, result.outputs[0].nbytes) == (None, 32)
-    request.outputs = [WantedOutput("O", 0, RegionUse("other", 0, 32))]
+    request.outputs = [WantedOutput("O", None, RegionUse("other", 0, 32))]
     with pytest.raises(RegionNotFound):
         asyncio.run(run(made, fresh(), request))
 

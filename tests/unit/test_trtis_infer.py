@@ -7,12 +7,14 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import falcon
 import numpy as np
 import pytest
 from falcon.asgi import Response
 
 from frontend.protocols.trtis_v1 import infer, requests, text
 from frontend.protocols.trtis_v1.infer import InferResource
+from frontend.protocols.trtis_v1.patterns import target_of
 from frontend.protocols.trtis_v1.server_status import server_status
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.services import Services
@@ -23,7 +25,7 @@ from ipc.errors import InvalidInput
 from ipc.model_config import ModelConfig
 from ipc.paths import prepare_run_dir
 from ipc.protos import trtis_v1_pb2 as pb
-from tests.fakes.tensors import InferReply, entry, loaded, services_of, tensor
+from tests.fakes.tensors import ArrayReply, InferReply, entry, loaded, services_of, tensor
 from tests.unit.test_kserve_infer import request
 
 CONFIG = ModelConfig(
@@ -50,7 +52,8 @@ def test_a_failure_before_the_run_is_booked_for_the_version_of_the_path(
 ) -> None:
     made = services(tmp_path)
     resource, resp = InferResource(made, Statuses(made.settings)), Response()
-    asyncio.run(resource.on_post(request(b"", **{"NV-InferRequest": "no header {"}), resp, "m", version))
+    path = "m" if version < 0 else f"m/{version}"
+    asyncio.run(resource.on_post(request(b"", **{"NV-InferRequest": "no header {"}), resp, path))
     assert made.extensions.recorder.booked == [("m", booked, 0, "INVALID_INPUT")]  # type: ignore[attr-defined]
 
 
@@ -81,6 +84,58 @@ def test_the_timeout_of_a_request_counts_from_its_arrival(tmp_path: Path) -> Non
     asyncio.run(InferResource(made, Statuses(made.settings)).on_post(asked, resp, "m"))
     assert made.extensions.recorder.booked == [("m", 2, 1)]  # type: ignore[attr-defined]
     assert asked.context.penstock.started == arrived
+
+
+@pytest.mark.parametrize(
+    ("path", "model", "version"),
+    [
+        ("m", "m", -1),
+        ("m/2", "m", 2),
+        ("nobody/2", "nobody", 2),
+        ("org/dense", "org/dense", -1),
+        ("org/dense/1", "org/dense", 1),
+        ("dense/1", "dense", 1),
+        ("org/nobody", None, 0),
+        ("org/nobody/1", None, 0),
+        ("m/latest", None, 0),
+        ("/1", None, 0),
+        ("", None, 0),
+    ],
+)
+def test_a_path_is_a_model_and_perhaps_a_version(
+    path: str, model: str | None, version: int, tmp_path: Path
+) -> None:
+    made = services(tmp_path)
+    if model is None:
+        with pytest.raises(falcon.HTTPRouteNotFound):
+            target_of(made, path)
+    else:
+        assert target_of(made, path) == (model, version)
+
+
+@pytest.mark.parametrize("dims", ["dims: 1", ""])
+def test_a_catalog_model_takes_texts_of_dims_1_under_its_full_name(dims: str, tmp_path: Path) -> None:
+    made = services(tmp_path)
+    made.client.answer = lambda request: ArrayReply({"dense": np.ones((1, 4), np.float32)})  # type: ignore[attr-defined]
+    header = f'batch_size: 1 input {{ name: "text" {dims} batch_byte_size: 6 }} output {{ name: "dense" }}'
+    resource, resp = InferResource(made, Statuses(made.settings)), Response()
+    asked = request(b"\2\0\0\0ab", **{"NV-InferRequest": header})
+    asyncio.run(resource.on_post(asked, resp, "org/dense"))
+    assert resp.status == falcon.HTTP_200, resp.get_header("NV-Status")
+    assert 'model_name: "org/dense"' in str(resp.get_header("NV-InferResponse"))
+
+
+def test_no_classes_are_an_empty_list_for_every_row_and_no_bytes(tmp_path: Path) -> None:
+    made = services(tmp_path)
+    header = 'batch_size: 1 input { name: "A" } input { name: "B" dims: 1 } output { name: "O" cls { count: 0 } } id: 3'
+    resource, resp = InferResource(made, Statuses(made.settings)), Response()
+    asyncio.run(
+        resource.on_post(request(bytes(12), "format=binary", **{"NV-InferRequest": header}), resp, "m")
+    )
+    assert resp.status == falcon.HTTP_200, resp.get_header("NV-Status")
+    full = pb.InferResponseHeader.FromString(resp.data or b"")
+    [output] = full.output
+    assert not output.HasField("raw") and [len(row.cls) for row in output.batch_classes] == [0]
 
 
 A, B = pb.InferRequestHeader.Input(name="A"), pb.InferRequestHeader.Input(name="B")

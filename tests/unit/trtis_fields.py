@@ -43,7 +43,7 @@ MESSAGES = {
         "SharedMemoryControlRequest.UnregisterAll": "",
         "SharedMemoryControlRequest.Status": "",
         "SharedMemoryControlResponse": "request_status 1 shared_memory_status 2",
-        "SharedMemoryControlResponse.Status": "shared_memory_region 1",
+        "SharedMemoryControlResponse.Status": "shared_memory_region 1 region_of_status 2",
         "RepositoryRequest": "index 1",
         "RepositoryResponse": "request_status 1 index 2",
         "StatDuration": "count 1 total_time_ns 2",

@@ -1,6 +1,8 @@
 """Samples that a program of named tensors runs once it was loaded: they warm it up and give its fingerprint.
 
-1. Samples of a warm-up must run; zeros, which are taken where there are none, need not suit the program.
+1. Samples of a warm-up must run; zeros, which are taken where there are none, need not suit the program. What the
+   program makes of zeros has to be what its configuration says, unless it has optional inputs: zeros leave them out,
+   and outputs may depend on them.
 2. A sample goes the way of a request and runs twice. Values that the second run does not give again (a clock, a draw)
    are left out of the fingerprint. Values need not be finite. Of a stream only the first part is run.
 """
@@ -14,6 +16,7 @@ import numpy as np
 
 from ipc import bytes_elements
 from ipc.datatypes import BYTES
+from ipc.errors import UnexpectedOutput
 from ipc.messages import InferCall, TensorInput, TensorOutput
 from workers import oom, operations
 from workers.adapters.shared.named_tensors import NamedBatch, host_array
@@ -32,14 +35,17 @@ _INFER = Infer()
 def prove(adapter: ProgramAdapter, model: str) -> dict[str, list[float]]:
     """Run the samples on the device thread; returns the values of the fingerprint.
 
-    Raises what a sample raised that must run; what zeros raise only when memory or the device has failed.
+    Raises what a sample raised that must run; what zeros raise only when memory or the device has failed, and
+    `UnexpectedOutput` of a program without optional inputs.
     """
     values: dict[str, list[float]] = {}
+    has_optional = any(tensor.optional for tensor in adapter.config.inputs)
     for number, sample in enumerate(adapter.samples()):
         try:
             first, again = _run(adapter, sample), _run(adapter, sample)
         except Exception as error:
-            if adapter.samples_must_run or oom.is_out_of_memory(error) or oom.context_is_broken():
+            refused = isinstance(error, UnexpectedOutput) and not has_optional
+            if adapter.samples_must_run or refused or oom.is_out_of_memory(error) or oom.context_is_broken():
                 raise
             log.warning("model %s does not take zeros: %s", model, error)
             continue

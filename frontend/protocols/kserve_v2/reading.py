@@ -219,12 +219,12 @@ def _outputs(outputs: list[Output] | None) -> tuple[list[WantedOutput] | None, d
 def _place(given: Output, output: WantedOutput, where: str) -> None:
     found = given.parameters
     assert found is not None
-    output.classes = found.classification
-    if output.classes < 0:
-        raise InvalidInput(f"{where}: classification is {output.classes}, expected 0 or more")
+    output.classes = found.classification or None
+    if found.classification < 0:
+        raise InvalidInput(f"{where}: classification is {found.classification}, expected 0 or more")
     if found.shared_memory_region is UNSET:
         return
-    if output.classes or found.binary_data is True:
+    if output.classes is not None or found.binary_data is True:
         raise InvalidInput(f"{where}: 'shared_memory_region' excludes 'classification' and 'binary_data'")
     output.region = _region(
         found.shared_memory_region, found.shared_memory_offset, found.shared_memory_byte_size, where

@@ -13,7 +13,6 @@ from frontend.protocols.trtis_v1.codes import http_status_of, retry_after
 from frontend.protocols.trtis_v1.control import ControlResource, RepositoryResource
 from frontend.protocols.trtis_v1.health import HealthResource
 from frontend.protocols.trtis_v1.infer import OCTETS, RESPONSE_HEADER, InferResource
-from frontend.protocols.trtis_v1.patterns import CONVERTERS
 from frontend.protocols.trtis_v1.profile import ProfileResource
 from frontend.protocols.trtis_v1.shared_memory import RegionResource, RegionStatusResource
 from frontend.protocols.trtis_v1.status import StatusResource
@@ -36,7 +35,6 @@ class TrtisProtocol:
 
     def mount(self, app: falcon.asgi.App[Any, Any], services: Services) -> None:
         """Add the routes."""
-        app.router_options.converters.update(CONVERTERS)
         statuses = self._statuses = Statuses(services.settings)
         infer, status = InferResource(services, statuses), StatusResource(services, statuses)
         health = HealthResource(services, statuses)
@@ -44,8 +42,7 @@ class TrtisProtocol:
         app.add_route("/api/health/{mode}", health)
         app.add_route("/api/status", status)
         app.add_route("/api/status/{model:path}", status)
-        app.add_route("/api/infer/{model:name}", infer)
-        app.add_route("/api/infer/{model:name}/{version:digits}", infer)
+        app.add_route("/api/infer/{target:path}", infer)
         app.add_route("/api/profile", ProfileResource(services, statuses))
         for action in ("load", "unload"):
             app.add_route(

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import falcon
 from falcon.asgi import Request, Response
+from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from frontend import tracebacks
@@ -45,9 +46,18 @@ def set_failure(resp: Response, error: PenstockError, status: pb.RequestStatus) 
     set_status(resp, status)
 
 
+def wants_json(req: Request) -> bool:
+    """Whether messages in the body are JSON: `format=json`, or a format of no name and `Accept: application/json`."""
+    if req.get_param("format") == "json":
+        return True
+    return not wants_binary(req) and "application/json" in (req.get_header("Accept") or "")
+
+
 def set_message(req: Request, resp: Response, message: Message) -> None:
-    """A message as the body: text, which has no type in this contract, or the wire format where that is asked for."""
-    if wants_binary(req):
+    """A message as the body: text, which has no type in this contract, or the form that is asked for."""
+    if wants_json(req):
+        resp.content_type, resp.data = "application/json", json_format.MessageToJson(message).encode()
+    elif wants_binary(req):
         resp.content_type, resp.data = "application/octet-stream", message.SerializeToString()
     else:
         resp.data = many_lines(message)

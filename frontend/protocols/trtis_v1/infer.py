@@ -11,6 +11,7 @@ from frontend.context import RequestContext
 from frontend.disconnect import until_disconnect
 from frontend.protocols.trtis_v1 import requests, responses
 from frontend.protocols.trtis_v1.answering import set_failure, set_status, wants_binary
+from frontend.protocols.trtis_v1.patterns import target_of
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.protocols.trtis_v1.text import CACHED_CHARACTERS, many_lines, one_line, read_request_header
 from frontend.rendering import off_loop_if
@@ -35,8 +36,9 @@ class InferResource:
     def __init__(self, services: Services, statuses: Statuses) -> None:
         self._services, self._statuses = services, statuses
 
-    async def on_post(self, req: Request, resp: Response, model: str, version: int = -1) -> None:
+    async def on_post(self, req: Request, resp: Response, target: str) -> None:
         """200 with raw outputs and the response header behind them, or 400 with the reason in NV-Status."""
+        model, version = target_of(self._services, target)
         context, header = req.context.penstock, pb.InferRequestHeader()
         context.model, context.operation = model, "infer"
         scheduled, rows, wanted = False, 0, requests.version_of(version)

@@ -8,8 +8,16 @@ from ipc.protos import trtis_v1_pb2 as pb
 
 
 def config_of(config: ModelConfig, name: str) -> pb.ModelConfig:
-    """The configuration under the `name` that clients ask for."""
+    """The configuration under the `name` that clients ask for.
+
+    This contract has no tensor without dims: such a one is shown as one element, which the model takes without a shape.
+    """
     message: pb.ModelConfig = config_messages.message_of(pb, config, name)
+    shown: list[pb.ModelInput | pb.ModelOutput] = [*message.input, *message.output]
+    for tensor in shown:
+        if not tensor.dims:
+            tensor.dims.append(1)
+            tensor.reshape.SetInParent()
     return message
 
 

@@ -11,7 +11,11 @@ from typing import Any
 from frontend.openapi.operation import Operation, Parameter
 
 OCTETS = "application/octet-stream"
-_FORMAT = Parameter("format", "query", "`binary`: messages in the wire format instead of text.")
+_FORMAT = Parameter(
+    "format",
+    "query",
+    "`binary`: messages in the wire format instead of text; `json`, but for infer: as JSON.",
+)
 _REQUEST = Parameter("NV-InferRequest", "header", "InferRequestHeader as protobuf text, on one line.")
 _ID = Parameter("X-Request-ID", "header", "Id to echo and log.")
 
@@ -55,13 +59,12 @@ OPERATIONS = (
     _get("/api/status", "The server and all its models, a ServerStatus.", _FORMAT),
     _get("/api/status/{model}", "The server and one model, a ServerStatus.", _FORMAT),
     _post(
-        "/api/infer/{model}",
-        "Inference by the latest version that is ready.",
+        "/api/infer/{target}",
+        "Inference: `MODEL` by the latest version that is ready, `MODEL/VERSION` by this version.",
         _REQUEST,
         _FORMAT,
         media=(OCTETS,),
     ),
-    _post("/api/infer/{model}/{version}", "Inference by this version.", _REQUEST, _FORMAT, media=(OCTETS,)),
     _get("/api/profile", "Answers 400: profiling is not offered."),
     _post("/api/modelcontrol/load/{model}", "Load a model and wait for it."),
     _post("/api/modelcontrol/unload/{model}", "Begin to unload a model."),

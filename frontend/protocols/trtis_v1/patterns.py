@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from falcon.routing import BaseConverter
+import falcon
+
+from frontend.services import Services
 
 _MOST_DIGITS = 20
 """One more than the largest int64 has: what is cut there is a version, or a size, that nothing has."""
@@ -15,21 +17,19 @@ def number_of(text: str) -> int | None:
     return int(text.lstrip("0")[:_MOST_DIGITS] or "0")
 
 
-class Digits(BaseConverter):
-    """A number without a sign."""
+def target_of(services: Services, path: str) -> tuple[str, int]:
+    """Model and version (-1: none) of `<model>[/<version>]`; only models of the catalog have names with slashes.
 
-    def convert(self, value: str) -> int | None:
-        """The number; None, which fits no route, for anything else."""
-        return number_of(value)
-
-
-class Name(BaseConverter):
-    """A name that is not empty; it has no slash, or it would be two parts of the path."""
-
-    def convert(self, value: str) -> str | None:
-        """The name; None, which fits no route, where there is none."""
-        return value or None
-
-
-CONVERTERS = {"digits": Digits, "name": Name}
-"""By the name that routes call them by."""
+    Raises `HTTPRouteNotFound` for any other path.
+    """
+    name, slash, last = path.rpartition("/")
+    if path and (not slash or services.served.known(services, path) is not None):
+        return path, -1
+    version = number_of(last)
+    if (
+        version is not None
+        and name
+        and ("/" not in name or services.served.known(services, name) is not None)
+    ):
+        return name, version
+    raise falcon.HTTPRouteNotFound

@@ -32,7 +32,7 @@ def request_of(served: Served, header: pb.InferRequestHeader) -> TensorRequest:
         served.version,
         [_input(served, sent, header.batch_size) for sent in header.input],
         [
-            WantedOutput(out.name, out.cls.count if out.HasField("cls") else 0, _region(out))
+            WantedOutput(out.name, out.cls.count if out.HasField("cls") else None, _region(out))
             for out in header.output
         ],
         header.batch_size,
@@ -51,7 +51,8 @@ def _input(served: Served, sent: pb.InferRequestHeader.Input, rows: int) -> Inpu
     tensor = served.config.input(sent.name)
     check_dimensions(len(sent.dims), f"input '{sent.name[:200]}' for model '{served.name}'")
     dims = list(sent.dims)
-    if tensor is not None and not dims:
+    if tensor is not None and (not dims or (dims == [1] and not tensor.dims)):
+        # A tensor without dims is shown to clients as one element (`model_config.config_of`).
         dims = [max(dim, 0) for dim in tensor.dims]
     shape = [rows, *dims] if served.config.batches else dims
     datatype = tensor.datatype if tensor is not None else ""

@@ -8,7 +8,7 @@ from ipc.protos import trtis_v1_pb2 as pb
 
 
 def header_of(result: TensorResult, request_id: int) -> pb.InferResponseHeader:
-    """The complete header, class results included; dims leave out the batch dimension of a model that has one.
+    """The complete header, class results included; dims leave out the batch dimension, and are [1] where none is left.
 
     NOTE: nothing that is younger than release 1.0 may be in it. Clients parse it as text by the schema that they were
     built with, and refuse it whole for one field that they do not know.
@@ -31,7 +31,7 @@ def typed_header_of(result: TensorResult, request_id: int) -> pb.InferResponseHe
 
 def _add(message: pb.InferResponseHeader.Output, output: OutputTensor, batches: bool) -> None:
     if output.classes is None:
-        message.raw.dims.extend(output.shape[1:] if batches else output.shape)
+        message.raw.dims.extend((output.shape[1:] if batches else output.shape) or [1])
         message.raw.batch_byte_size = output.nbytes
         return
     for row in output.classes:

@@ -12,10 +12,11 @@ from frontend.protocols.trtis_v1.model_config import config_of
 from frontend.services import Services
 from frontend.tensors import served
 from frontend.tensors.refusals import UnavailableModel
-from frontend.tensors.states import VersionState
+from frontend.tensors.states import VersionState, is_repository, model_of
 from frontend.tensors.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
 from ipc import version
 from ipc.errors import Draining, InvalidInput, PenstockError
+from ipc.infer_families import UNVERSIONED
 from ipc.liveness import start_ticks
 from ipc.model_config import ModelConfig
 from ipc.protos import trtis_v1_pb2 as pb
@@ -33,18 +34,27 @@ _READY_STATES = {
 
 
 def is_ready(services: Services) -> bool:
-    """Whether the server is ready; strictly: every version that is not merely loaded on demand is ready as well."""
+    """Whether the server is ready; strictly: every version is ready as well that was asked to be loaded.
+
+    Nobody has asked for a model of the catalog that is loaded on demand, nor, where models are loaded by name, for a
+    model of a repository that nobody has named.
+    """
     if not services.engine.ready()[0]:
         return False
     if not services.settings.trtis.strict_readiness:
         return True
     states = (state for name in served.names(services) for state in served.states(services, name))
-    return all(state.state == "READY" or _waits_for_demand(services, state) for state in states)
+    return all(state.state == "READY" or not _is_asked_for(services, state) for state in states)
 
 
-def _waits_for_demand(services: Services, state: VersionState) -> bool:
-    """Whether a model of the catalog is only not loaded because nobody asked for it."""
-    return state.status.state == "available" and services.settings.catalog.on_demand and "@" not in state.id
+def _is_asked_for(services: Services, state: VersionState) -> bool:
+    """Whether a version that is not ready should be."""
+    if not is_repository(state.id):
+        return state.status.state != "available" or not services.settings.catalog.on_demand
+    if services.settings.repository.control == "none":
+        return True
+    mark = services.extensions.control.mark(model_of(state.id))
+    return services.catalog[state.id].preload if mark is None else mark
 
 
 def is_exiting(services: Services) -> bool:
@@ -69,19 +79,25 @@ def ready_state(services: Services) -> pb.ServerReadyState:
 async def server_status(services: Services, server_id: str, model: str = "") -> pb.ServerStatus:
     """The status of all models, or of one. Raises `InvalidInput` for an unknown model, and `Draining`."""
     check_running(services)
-    names = [model] if model else served.names(services)
     statistics = await services.extensions.statistics.read()
+    former = _former(services, statistics)
+    names = [model] if model else sorted({*served.names(services), *former})
     status = pb.ServerStatus(
         id=server_id, version=version.VERSION, uptime_ns=_uptime_ns(), ready_state=ready_state(services)
     )
     for name in names:
-        try:
-            _add_model(status.model_status[name], services, name, statistics)
-        except UnavailableModel as error:
-            why = f": {error.why}" if error.why else ""
-            raise InvalidInput(f"no status available for unknown model '{name[:200]}'{why}") from error
+        _add_model(status.model_status[name], services, name, statistics, former)
     _add_calls(status, statistics)
     return status
+
+
+def _former(services: Services, statistics: ServerStatistics) -> dict[str, set[int]]:
+    """By full name the versions that have answered, and those that were taken away while this frontend ran."""
+    answered = {key for key, counted in statistics.models.items() if counted.requests.success.count}
+    found: dict[str, set[int]] = {}
+    for name, number in answered | services.follower.removed:
+        found.setdefault(name, set()).add(number)
+    return found
 
 
 def _uptime_ns() -> int:
@@ -95,24 +111,63 @@ def _arbiter_began_ns(pid: int) -> int:
     return start_ticks(pid) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
-def _add_model(message: pb.ModelStatus, services: Services, name: str, statistics: ServerStatistics) -> None:
-    states = served.states(services, name)
+def _add_model(
+    message: pb.ModelStatus,
+    services: Services,
+    name: str,
+    statistics: ServerStatistics,
+    former: dict[str, set[int]],
+) -> None:
+    full, _ = services.served.known(services, name) or (name, ())
+    states = _states(services, name)
+    gone = former.get(full, set()) - {state.version for state in states}
+    if not gone:
+        _check_known(services, name)
     for state in states:
-        _add_version(message.version_status[state.version], state, statistics.of_state(state))
-    unversioned = statistics.unversioned(states[0])
-    if unversioned is not None:
-        _add_requests(message.version_status[-1], unversioned)
-    found = _config_of(services, name, states)
+        _add_version(message.version_status[state.version], state, statistics.of(full, state.version))
+    for number in gone:
+        status = message.version_status[number]
+        status.ready_state = pb.ModelReadyState.MODEL_UNAVAILABLE
+        status.ready_state_reason.message = "removed"
+        _add_counts(status, statistics.of(full, number))
+    unversioned = statistics.of(full, UNVERSIONED)
+    if unversioned.by_request_size:
+        _add_requests(message.version_status[UNVERSIONED], unversioned)
+    found = _config_of(services, name)
     if found is not None:
         message.config.CopyFrom(_rendered(found, name))
 
 
-def _config_of(services: Services, name: str, states: list[VersionState]) -> ModelConfig | None:
+def _check_known(services: Services, name: str) -> None:
+    """Raise `InvalidInput` for a name that no model has, with what the name may be meant for."""
+    try:
+        services.served.versions(services, name)
+    except UnavailableModel as error:
+        why = f": {error.why}" if error.why else ""
+        raise InvalidInput(f"no status available for unknown model '{name[:200]}'{why}") from error
+
+
+def _states(services: Services, name: str) -> list[VersionState]:
+    """The versions that are there; not the number that stands for those of a model that has none."""
+    with contextlib.suppress(UnavailableModel):
+        found = served.states(services, name)
+        return [state for state in found if state.state != "UNAVAILABLE" or not _is_absent(services, state)]
+    return []
+
+
+def _is_absent(services: Services, state: VersionState) -> bool:
+    entry = services.catalog.get(state.id)
+    return isinstance(entry, RepositoryEntry) and entry.absent
+
+
+def _config_of(services: Services, name: str) -> ModelConfig | None:
     """The configuration of the version that answers now; while none does, what the file of the newest one says."""
     with contextlib.suppress(PenstockError):
         return served.find(services, name).config
-    entry = services.catalog.get(states[-1].id)
-    return entry.config if isinstance(entry, RepositoryEntry) else None
+    with contextlib.suppress(UnavailableModel):
+        entry = services.catalog.get(served.states(services, name)[-1].id)
+        return entry.config if isinstance(entry, RepositoryEntry) else None
+    return None
 
 
 def _rendered(config: ModelConfig, name: str) -> pb.ModelConfig:
@@ -130,6 +185,10 @@ def _add_version(message: pb.ModelVersionStatus, state: VersionState, counted: M
     message.ready_state = _READY_STATES[state.state]
     if state.reason:
         message.ready_state_reason.message = state.reason
+    _add_counts(message, counted)
+
+
+def _add_counts(message: pb.ModelVersionStatus, counted: ModelStatistics) -> None:
     message.model_execution_count = counted.execution_count
     message.model_inference_count = counted.inference_count
     message.last_inference_timestamp_milliseconds = counted.last_inference_ms

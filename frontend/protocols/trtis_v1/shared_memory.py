@@ -3,7 +3,7 @@
 status
 register/<name>/<key with its slash>/<offset>/<byte_size>
 cudaregister/<name>/<byte_size>/<device>       the body is the raw handle
-unregister/<name>, unregister/all
+unregister/<name>, unregister/all, unregisterall
 
 Any other path is unknown.
 """
@@ -62,11 +62,10 @@ class RegionResource(Resource):
     async def _change(self, req: Request, rest: str) -> None:
         regions, (action, _, path) = self.services.extensions.regions, rest.partition("/")
         name, _, more = path.partition("/")
-        if action == "unregister" and name and not more:
-            if name == "all":
-                regions.unregister_all(None)
-            else:
-                regions.unregister(None, name)
+        if rest in ("unregister/all", "unregisterall"):
+            regions.unregister_all(None)
+        elif action == "unregister" and name and not more:
+            regions.unregister(None, name)
         elif action == "register" and name and more.count("/") >= 2:
             key, offset, nbytes = more.rsplit("/", 2)
             regions.register_system(name, key, _number(offset), _number(nbytes))

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from falcon.asgi import Request, Response
-from google.protobuf import json_format
 
-from frontend.protocols.trtis_v1.answering import Resource, set_message, wants_binary
+from frontend.protocols.trtis_v1.answering import Resource, set_message, wants_binary, wants_json
+from frontend.protocols.trtis_v1.releases import as_of_1_4
 from frontend.protocols.trtis_v1.server_status import server_status
+from frontend.rendering import off_loop_if
+from ipc.protos import trtis_v1_pb2 as pb
+
+INLINE_MODELS = 32
+"""Statuses of more models are rendered in a thread."""
 
 
 class StatusResource(Resource):
@@ -21,8 +26,10 @@ class StatusResource(Resource):
 
     async def _show(self, req: Request, resp: Response, model: str) -> None:
         status = await server_status(self.services, self.statuses.server_id, model)
-        if not wants_binary(req) and "application/json" in (req.get_header("Accept") or ""):
-            resp.content_type = "application/json"
-            resp.data = json_format.MessageToJson(status, preserving_proto_field_name=True).encode()
-        else:
-            set_message(req, resp, status)
+        await off_loop_if(len(status.model_status) > INLINE_MODELS, _set, req, resp, status)
+
+
+def _set(req: Request, resp: Response, status: pb.ServerStatus) -> None:
+    """The whole status in JSON and in the wire format; in text what release 1.4 knows."""
+    whole = wants_json(req) or wants_binary(req)
+    set_message(req, resp, status if whole else as_of_1_4(status))

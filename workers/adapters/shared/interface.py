@@ -2,8 +2,8 @@
 
 1. A configuration that says nothing of inputs or outputs gets them from the program. Without a configuration the
    program batches when the first dimension of all inputs and outputs may have any size.
-2. Names are matched by name where the program knows all of them, else by their order; names that end in `__<number>`
-   are ordered by that number.
+2. Names are matched by name where the program knows all of them, and by their order where the program knows none; names
+   that end in `__<number>` are ordered by that number.
 3. What both sides say must agree. Whatever contradicts is a `ModelRefused` that names the tensor.
 """
 
@@ -116,10 +116,14 @@ def _inferred(
 def _match(kind: str, names: Sequence[str], tensors: Sequence[ProgramTensor]) -> tuple[str, ...]:
     """The configured name of each of the program's tensors."""
     known = [tensor.name for tensor in tensors]
-    if set(names) <= set(known):
+    unknown = [name for name in names if name not in known]
+    if not unknown:
         missing = [t.name for t in tensors if kind == "input" and not t.optional and t.name not in names]
-        if not missing:
-            return tuple(name if name in names else "" for name in known)
+        if missing:
+            raise ModelRefused(f"{kind} {_shown(missing)} of the program is not configured")
+        return tuple(name if name in names else "" for name in known)
+    if len(unknown) < len(names):
+        raise ModelRefused(f"{kind} {_shown(unknown)} is none of the program's, which are {_shown(known)}")
     if len(names) != len(known):
         raise ModelRefused(f"{kind}s are {_shown(names)}; the program's are {_shown(known)}")
     numbers = [_NUMBERED.fullmatch(name) for name in names]

@@ -39,7 +39,8 @@ def check_step(config: ModelConfig, call: InferCall) -> Step:
     step = call.step
     if call.rows != 1:
         raise InvalidInput(
-            f"inference request to model '{config.name}' must specify batch-size 1, got {call.rows}"
+            f"inference request to model '{config.name}' must specify batch-size 1 due to requirements of sequence "
+            f"batcher, got {call.rows}"
         )
     if step is None or not step.id:
         raise InvalidInput(

@@ -89,4 +89,4 @@ def _wanted(output: Any) -> WantedOutput:
     where = f"output {output.name[:200]!a}"
     given = values_of(output.parameters, where)
     classes = whole(given.get(CLASSES, 0), CLASSES, where)
-    return WantedOutput(output.name, classes, region_of(given, where))
+    return WantedOutput(output.name, classes or None, region_of(given, where))

@@ -21,7 +21,9 @@ async def change_regions(
     elif action == "unregister_all":
         regions.unregister_all(None)
     elif action == "status":
-        made.shared_memory_status.shared_memory_region.extend(listed(regions.status(None)))
+        found, status = listed(regions.status(None)), made.shared_memory_status
+        status.shared_memory_region.extend(found)
+        status.region_of_status.extend(found)
     else:
         raise InvalidInput(
             "shared memory request: register, unregister, unregister_all or status must be set"
