@@ -23,6 +23,8 @@ Every error is JSON, whatever `Accept` says: `{"detail": {"code": "...", "messag
 field, its value and the limit, and never holds a path, an address or a stack. The header `X-SIE-Error-Code` repeats the
 code.
 
+Of any server, such as that of `make run`:
+
 ```
 curl -si localhost:8080/v1/encode/nobody/knows -H 'Content-Type: application/json' -d '{"items": [{"text": "hi"}]}'
 ```

@@ -113,3 +113,7 @@ def test_the_run_directory_belongs_to_the_service_user_alone(root: Path) -> None
     assert files.returncode == 0, files.stderr
     found = (root / "run/penstock").stat()
     assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o700, uid)
+    home = (root / "var/lib/penstock").stat()
+    assert (stat.S_IMODE(home.st_mode), home.st_uid) == (0o750, uid), (
+        "models are fetched before the first start"
+    )
