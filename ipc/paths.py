@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ipc.errors import ConfigError
+from ipc.processes import TOP
 
 SHM_ROOT = Path("/dev/shm")
 SERVER = "server"
@@ -102,8 +103,7 @@ def default_run_root(instance: str) -> Path:
 
 def asset(name: str) -> Path:
     """A file that ships with Penstock (`gunicorn.conf.py`, `config/models`), in the source tree or installed."""
-    top = Path(__file__).resolve().parent.parent
-    for candidate in (top / name, top / "penstock" / "assets" / name):
-        if candidate.exists():
-            return candidate
-    raise ConfigError(f"{name} is missing from this installation")
+    found = TOP / name
+    if not found.exists():
+        raise ConfigError(f"{name} is missing from this installation")
+    return found

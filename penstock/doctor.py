@@ -11,7 +11,7 @@ from pathlib import Path
 from frontend import listeners
 from frontend.access import keyfile
 from frontend.server import descriptors
-from ipc import addresses
+from ipc import addresses, extras
 from ipc.errors import ConfigError, PenstockError
 from ipc.liveness import is_held
 from ipc.paths import SERVER, prepare_run_dir
@@ -59,7 +59,7 @@ def _devices(config: Settings) -> Iterator[Finding]:
     try:
         import torch
     except ImportError:
-        yield False, "torch is not installed: workers need the extra penstock[worker]"
+        yield False, f"torch is not installed: workers need {extras.needed('worker')}"
         return
     usable = torch.cuda.is_available()
     names = (
@@ -142,8 +142,8 @@ def _libraries(config: Settings) -> Iterator[Finding]:
         return
     missing = sorted(extra for extra in used - {""} if not families.installed(extra))
     if missing:
-        names = ", ".join(f"penstock[{extra}]" for extra in missing)
-        yield True, f"libraries: missing {names}; models that need them answer 409"
+        names = "; ".join(map(extras.needed, missing))
+        yield True, f"libraries: some models need {names}, and answer 409 without"
     else:
         yield True, "libraries: all that the models of the catalog need"
 

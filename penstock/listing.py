@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from ipc import extras
 from ipc.catalog import HubSource, ModelEntry, read_entries
 from ipc.settings import Settings
 from penstock.families import FAMILIES, Family
@@ -95,7 +96,7 @@ def description(entry: ModelEntry) -> dict[str, Any]:
     fields["outputs"] = {name: _said(msgspec.to_builtins(spec)) for name, spec in entry.outputs.items()}
     family = FAMILIES.get(entry.adapter, Family(title=entry.adapter, about="")).extra
     if family:
-        fields["needs"] = f"penstock[{family}]"
+        fields["needs"] = extras.needed(family)
     directory = directory_of(entry)
     if directory is None:
         where = f"no; fetch it with `penstock models pull {entry.id}`"

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ipc import extras
 from ipc.catalog import ENCODE_OUTPUTS, Catalog, read_entries
 from ipc.errors import ConfigError, PenstockError
 from ipc.settings import Settings
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace, config: Settings) -> int:
     except PenstockError as error:
         print(f"penstock: {error.message}", file=sys.stderr)
     except ImportError as error:
-        print(f"penstock: {action} needs the extra penstock[worker]: {error}", file=sys.stderr)
+        print(f"penstock: {action} needs {extras.needed('worker')}: {error}", file=sys.stderr)
     return 1
 
 

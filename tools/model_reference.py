@@ -39,7 +39,7 @@ def render() -> str:
 
 
 def _section(name: str, family: Family, entries: list[ModelEntry]) -> str:
-    needs = f" Needs the extra `penstock[{family.extra}]`." if family.extra else ""
+    needs = f" Needs the extra `{family.extra}`." if family.extra else ""
     inputs = " and ".join(sorted({kind for one in entries for kind in one.inputs}, reverse=True))
     head = f"## {family.title}\n\n{family.about} Adapter `{name}`, input {inputs}.{needs}\n"
     table = [

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("frontend", "ipc", "penstock", "workers")
+PACKAGES = ("frontend", "ipc", "penstock", "penstock_server", "workers")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from frontend.tracing.exporter import Send
 from frontend.tracing.tree import Span
+from ipc import extras
 from ipc.errors import ConfigError
 from ipc.settings import Tracing
 from ipc.version import VERSION
@@ -31,9 +32,7 @@ def check(config: Tracing) -> None:
     except ModuleNotFoundError:
         found = None
     if found is None:
-        raise ConfigError(
-            "tracing.endpoint is set, but OpenTelemetry is not installed: pip install 'penstock[tracing]'"
-        )
+        raise ConfigError(f"tracing.endpoint needs {extras.needed('tracing')}")
 
 
 def url_of(endpoint: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+from ipc import extras
 from ipc.errors import DependencyConflict
 
 _SCENES = (
@@ -28,7 +29,7 @@ def drawn() -> list[bytes]:
         from PIL import Image, ImageDraw
     except ImportError as error:
         raise DependencyConflict(
-            "verify needs the package pillow for this model: install penstock[vision]"
+            f"verify needs the package pillow for this model: {extras.needed('vision')}"
         ) from error
     files = []
     for size, background, shapes in _SCENES:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ipc import extras
 from ipc.errors import DependencyConflict, Unsupported
 from ipc.messages import InputItem
 from penstock.verification import formulas, pipelines
@@ -26,7 +27,7 @@ def sentence_transformers() -> Any:
         import sentence_transformers as package
     except ImportError as error:
         raise DependencyConflict(
-            "verify needs the package sentence-transformers: install penstock[verify]"
+            f"verify needs the package sentence-transformers: {extras.needed('verify')}"
         ) from error
     return package
 

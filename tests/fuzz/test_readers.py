@@ -52,7 +52,7 @@ def test_many_changed_inputs_are_read_or_refused(name: str) -> None:
 @pytest.mark.timeout(GUIDED_S + 300)
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.skipif(
-    importlib.util.find_spec("atheris") is None, reason="atheris is not installed (penstock[fuzz])"
+    importlib.util.find_spec("atheris") is None, reason="atheris is not installed (the extra fuzz)"
 )
 def test_inputs_that_reach_new_code_are_read_or_refused(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.fuzz.coverage_guided", name, str(GUIDED_S), str(SEED)]

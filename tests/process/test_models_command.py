@@ -71,7 +71,7 @@ def test_show_says_everything_about_one_model(capsys: pytest.CaptureFixture[str]
     assert shown["on_disk"] == "no; fetch it with `penstock models pull Qwen/Qwen3-Embedding-0.6B`"
     assert main(["models", "show", "numind/NuNER_Zero"]) == 0
     text = capsys.readouterr().out
-    assert "needs: penstock[gliner]" in text and "merge_adjacent_entities: true" in text
+    assert "the extra gliner (pip install" in text and "merge_adjacent_entities: true" in text
     assert main(["models", "show", MINILM]) == 0
     assert " MB in " in capsys.readouterr().out
 

@@ -231,6 +231,9 @@ def test_tracing_without_its_libraries_is_a_clear_error_at_the_start(tmp_path: P
     server.start()
     try:
         assert server.process.wait(60) == 3
-        assert "pip install 'penstock[tracing]'" in server.log
+        assert (
+            "tracing.endpoint needs the extra tracing (pip install -c constraints.txt -e '.[tracing]'"
+            in server.log
+        )
     finally:
         server.kill_everything()

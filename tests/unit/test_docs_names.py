@@ -19,6 +19,7 @@ SOURCES = (
     "ipc",
     "workers",
     "penstock",
+    "penstock_server",
     "tools",
     "tests",
     "benchmarks",
@@ -40,7 +41,7 @@ _TARGET = re.compile(r"^make ([a-z-]+)")
 _MEMBER = re.compile(r"(?<![\w/.@-])([A-Za-z]\w*)\.([a-z_]\w*)\b")
 _FOREIGN_FILES = {"adapter.py", "keys.yaml", "adapter_config.json", "config.yaml"}
 """Files of an operator, of a model, or of another server."""
-_FOREIGN_METRICS = {"sie_adaptive_headroom_ms", "sie_id", "sie_server", "sie_layout"}
+_FOREIGN_METRICS = {"sie_adaptive_headroom_ms", "sie_id", "sie_server", "sie_layout", "penstock_server"}
 """Metrics of the contract that a page names to say that they are not there, and names that only look like metrics."""
 _FOREIGN_CLASSES = {"CrossEncoder"}
 """Classes of libraries."""

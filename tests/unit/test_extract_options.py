@@ -99,7 +99,7 @@ def test_a_missing_library_is_a_dependency_failure_that_names_the_extra(
         registry.resolve(family).load(context)
     failure = classify(missing.value)
     assert failure.error_class == "DEPENDENCY" and failure.permanent
-    assert f"penstock[{family}]" in failure.message
+    assert f"the extra {family} (pip install" in failure.message
 
 
 def test_a_schema_names_the_labels_and_takes_the_texts_found() -> None:

@@ -53,7 +53,7 @@ def test_a_missing_package_is_a_dependency_failure_that_names_the_extra(
     with pytest.raises(ImportError) as caught:
         load(family, directory)
     found = classify(caught.value)
-    assert found.error_class == "DEPENDENCY" and "penstock[vision]" in found.message
+    assert found.error_class == "DEPENDENCY" and "the extra vision (pip install" in found.message
 
 
 def test_a_detector_whose_values_are_no_numbers_fails_that_picture_alone(place: Path) -> None:

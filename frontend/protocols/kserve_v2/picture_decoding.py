@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ipc import extras
 from ipc.errors import InvalidInput, Unsupported
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def _telling(where: str) -> Iterator[None]:
     try:
         from PIL import Image
     except ImportError:
-        raise Unsupported("encoded images need Pillow (pip install 'penstock[vision]')") from None
+        raise Unsupported(f"encoded images need {extras.needed('vision')}") from None
     try:
         yield
     except (*_ERRORS, Image.DecompressionBombError) as error:

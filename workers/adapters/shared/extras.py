@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from ipc import extras
+
 
 def require(module: str, extra: str, package: str = "") -> Any:
     """Import `module` of `package` (by default the module's first name).
@@ -15,4 +17,4 @@ def require(module: str, extra: str, package: str = "") -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         name = package or module.partition(".")[0]
-        raise ImportError(f"this model needs the package {name}: install penstock[{extra}]") from error
+        raise ImportError(f"this model needs the package {name}: {extras.needed(extra)}") from error
