@@ -445,6 +445,13 @@ def test_bodies_over_the_limits(server: Server) -> None:
     assert status == 413 and "limits.max_body_bytes" in body["error"]
 
 
+def test_health_says_so_in_its_body_as_client_libraries_read_it(server: Server) -> None:
+    live = server.get("/v2/health/live")
+    assert live.json() == {"live": True} and live.headers["content-type"] == "application/json"
+    for path in ("/v2/health/ready", "/v2/models/add_sub/ready", "/v2/models/add_sub/versions/1/ready"):
+        assert server.get(path).json() == {"ready": True}
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [

@@ -252,3 +252,21 @@ def test_many_classes_are_rendered_in_a_thread(
     found = answered(services(tmp_path), ranked(count), bytes(4))
     assert list(found.outputs[0].shape) == [1, count]
     assert [name.startswith("render") for name in threads] == [rendering]
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"), [("77", "[request id: 77] "), ("", "[request id: <id_unknown>] ")]
+)
+def test_refusals_begin_with_the_id_of_the_request_as_over_http(
+    tmp_path: Path, given: str, shown: str
+) -> None:
+    for mistake in (
+        {"model_version": "x"},
+        {"outputs": [pb.ModelInferRequest.InferRequestedOutputTensor(name="Z")]},
+    ):
+        message, contents = sent_as_bytes("pictures", "P", [picture()], raw=True)
+        message.id = given
+        message.MergeFrom(pb.ModelInferRequest(**mistake))  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput) as refusal:
+            answered(services(tmp_path), message, *contents)
+        assert refusal.value.message.startswith(shown) and refusal.value.message.count("request id") == 1

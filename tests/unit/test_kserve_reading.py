@@ -95,10 +95,18 @@ def test_a_head_that_is_no_request_is_refused(head: bytes) -> None:
         reading.parse("m", None, head, None)
 
 
-@pytest.mark.parametrize("value", [5, None, ["x"], True])
+@pytest.mark.parametrize("value", [5, ["x"], True])
 def test_the_id_is_a_string(value: Any) -> None:
     with pytest.raises(InvalidInput, match=r"\$\.id"):
         parse([tensor(data=[1, 2])], id=value)
+
+
+@pytest.mark.parametrize("given", [{"id": None}, {"id": ""}, {}])
+def test_an_id_of_null_is_none(given: dict[str, Any]) -> None:
+    assert parse([tensor(data=[1, 2])], **given).id == ""
+    with pytest.raises(InvalidInput) as refusal:
+        parse([tensor(data=[1])], **given)
+    assert refusal.value.message.startswith("[request id: <id_unknown>] ")
 
 
 def test_unknown_keys_are_ignored() -> None:

@@ -42,7 +42,7 @@ class ModelReadyResource:
             why = "; ".join(f"version {one.version} is {one.state} {one.reason}".rstrip() for one in asked)
             named = f"model '{target.name[:200]}'"
             raise InvalidInput(f"{named} is not ready: {why or f'it has no version {target.version}'}")
-        answers.send_empty(resp)
+        answers.send(resp, {"ready": True})
 
     on_head = on_get
 

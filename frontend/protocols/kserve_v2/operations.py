@@ -24,6 +24,18 @@ class KserveError(msgspec.Struct):
     retryable: bool
 
 
+class Live(msgspec.Struct):
+    """The process lives."""
+
+    live: bool
+
+
+class Ready(msgspec.Struct):
+    """The server or the model answers."""
+
+    ready: bool
+
+
 class ServerMetadata(msgspec.Struct):
     """The server."""
 
@@ -175,12 +187,10 @@ def _settings(path: str, what: str) -> list[Operation]:
 
 OPERATIONS: tuple[Operation, ...] = (
     _operation("get", "/v2", "Name, version and extensions.", "server", ServerMetadata),
-    _operation("get", "/v2/health/live", "Whether the process lives.", "server", media=EMPTY, closed=False),
-    _operation(
-        "get", "/v2/health/ready", "Whether requests are answered.", "server", media=EMPTY, closed=False
-    ),
+    _operation("get", "/v2/health/live", "Whether the process lives.", "server", Live, closed=False),
+    _operation("get", "/v2/health/ready", "Whether requests are answered.", "server", Ready, closed=False),
     *_for_versions("", "A model and its tensors.", "models", ModelMetadata),
-    *_for_versions("/ready", "Whether a model answers.", "models", media=EMPTY),
+    *_for_versions("/ready", "Whether a model answers.", "models", Ready),
     *_for_versions("/config", "The configuration of a model.", "models"),
     *_for_versions("/stats", "Statistics of a model.", "models", ModelStatistics),
     _operation("get", "/v2/models/stats", "Statistics of all models.", "models", ModelStatistics),

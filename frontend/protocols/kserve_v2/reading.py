@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from msgspec import UNSET
@@ -56,7 +58,7 @@ def parse(name: str, version: int | None, head: bytes | memoryview, data: memory
         default = parameters.apply(request, body.parameters or {})
     except InvalidInput as error:
         raise identified(error, request_id) from None
-    return InferRequest(request, body.id, default, binary)
+    return InferRequest(request, body.id or "", default, binary)
 
 
 def _check_strings(head: bytes) -> None:
@@ -75,6 +77,16 @@ def identified(error: PenstockError, request_id: str) -> PenstockError:
     if error.code == "INVALID_INPUT" and not error.message.startswith(_PREFIX):
         error.message = f"{_PREFIX}{request_id[:128] or UNKNOWN_ID}] {error.message}"
     return error
+
+
+@contextmanager
+def identifying(request_id: str) -> Iterator[None]:
+    """Errors of validation inside begin with the client's id of its request."""
+    try:
+        yield
+    except PenstockError as error:
+        identified(error, request_id)
+        raise
 
 
 def header_length(header: str | None, nbytes: int | None) -> int | None:

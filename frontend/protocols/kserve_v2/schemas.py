@@ -54,7 +54,7 @@ class Infer(msgspec.Struct):
     """The body of an infer request."""
 
     inputs: list[Input]
-    id: str = ""
+    id: str | None = ""
     parameters: dict[str, bool | int | float | str] | None = None
     outputs: list[Output] | None = None
 

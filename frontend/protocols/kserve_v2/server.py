@@ -33,7 +33,7 @@ class LiveResource:
     async def on_get(self, req: Request, resp: Response) -> None:
         """200 while the process turns over."""
         self._restrictions.check("health", req.get_header)
-        answers.send_empty(resp)
+        answers.send(resp, {"live": True})
 
     on_head = on_get
 
@@ -50,6 +50,6 @@ class ReadyResource:
         ready, why = self._services.engine.ready()
         if not ready:
             raise InvalidInput(f"the server is not ready: {why}")
-        answers.send_empty(resp)
+        answers.send(resp, {"ready": True})
 
     on_head = on_get

@@ -16,6 +16,7 @@ from frontend.protocols.kserve_v2.grpc import counting
 from frontend.protocols.kserve_v2.grpc.reading import EMPTY_FINAL, request_of, version_of
 from frontend.protocols.kserve_v2.grpc.rendering import empty_final, is_long, response_of, stream_error
 from frontend.protocols.kserve_v2.headers import Forwarding
+from frontend.protocols.kserve_v2.reading import identifying
 from frontend.rendering import off_loop_if
 from frontend.tensors import running, served
 from frontend.tensors.request import TensorRequest
@@ -37,11 +38,13 @@ class Infer:
 
     async def alone(self, call: Call, message: pb.ModelInferRequest) -> bytes | Several:
         """ModelInfer."""
-        return await self._run(call, message, streamed=False)
+        with identifying(message.id):
+            return await self._run(call, message, streamed=False)
 
     async def streamed(self, call: Call, message: pb.ModelInferRequest) -> bytes | Several:
         """One message of ModelStreamInfer."""
-        return await self._run(call, message, streamed=True)
+        with identifying(message.id):
+            return await self._run(call, message, streamed=True)
 
     @staticmethod
     def failed(call: Call, message: pb.ModelInferRequest | None, error: PenstockError) -> bytes:
@@ -87,7 +90,7 @@ class Infer:
     ) -> AsyncGenerator[bytes, None]:
         """Those of a decoupled model, and an empty one at the end if it was asked for."""
         services = call.services
-        with services.bodies.holding(counting.nbytes(message)):
+        with identifying(message.id), services.bodies.holding(counting.nbytes(message)):
             async with closing(results(services, call.context, request)) as each:
                 async for result in each:
                     # NOTE: the lease ends before the response is written, which takes as long as its client likes.
