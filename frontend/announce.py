@@ -34,8 +34,7 @@ def started(services: Services) -> None:
         return
     text = block(services)
     if logs.is_text(services.settings.log, sys.stderr):
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        logs.write(text)
     else:
         log.info("; ".join(" ".join(line.split()) for line in text.splitlines()))
 

@@ -73,8 +73,12 @@ class _Writer(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue one line, or count it as dropped."""
+        self.put(self.format(record))
+
+    def put(self, text: str) -> None:
+        """Queue a text as it is, or count it as dropped."""
         try:
-            self._lines.put_nowait(self.format(record))
+            self._lines.put_nowait(text)
         except queue.Full:
             self._dropped += 1
 
@@ -121,6 +125,13 @@ def configure(settings: Log, source: str, stream: TextIO | None = None, *, forks
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.captureWarnings(True)
     logging.getLogger("py.warnings").setLevel(logging.NOTSET if settings.level == "debug" else logging.ERROR)
+
+
+def write(text: str) -> None:
+    """Have the thread of the log write a text as it is: a reader that stands still holds up nobody else."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _Writer):
+            handler.put(text)
 
 
 def flush() -> None:

@@ -75,6 +75,17 @@ def refusal(server: Server) -> str:
     return "" if found.answer.status == 200 else found.status.msg
 
 
+def test_readiness_counts_what_was_asked_to_be_loaded(server: Server) -> None:
+    def ready() -> set[int]:
+        return {server.get("/api/health/ready").status for _ in range(LOOKS)}
+
+    assert ready() == {200}, "nobody has asked for any of the models"
+    assert over_http(server, "load", "broken").code == pb.UNAVAILABLE
+    wait_until(lambda: ready() == {400}, what="every frontend to know of the failure")
+    assert over_http(server, "unload", "broken").code == pb.SUCCESS
+    wait_until(lambda: ready() == {200}, what="every frontend to know of the unload")
+
+
 @pytest.mark.parametrize(("load", "unload"), list(product(WAYS, WAYS)))
 def test_a_model_comes_and_goes_by_its_name(server: Server, load: str, unload: str) -> None:
     told = WAYS[load](server, "load", "add_sub")

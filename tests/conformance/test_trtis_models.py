@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -11,10 +13,10 @@ import pytest
 from ipc.datatypes import BYTES, DATATYPES
 from ipc.protos import trtis_v1_pb2 as pb
 from tests.conformance.trtis import strings
-from tests.conformance.trtis_transports import TRANSPORTS, Asked, Stub
+from tests.conformance.trtis_transports import TRANSPORTS, Asked, Stub, over_http
 from tests.harness.rpc import address_of, grpc_settings
 from tests.harness.server import Server, serving, wait_until
-from tests.tiny.programs import write_repository
+from tests.tiny.programs import write_model, write_repository
 
 NUMPY = {
     "BOOL": "?",
@@ -36,8 +38,10 @@ ONE = 'batch_size: {rows} input {{ name: "INPUT" {dims} }} output {{ name: "OUTP
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     place = tmp_path_factory.mktemp("trtis-models")
+    repository = write_repository(place / "models", MODELS)
+    write_model(repository, "versions_all", "fading")
     settings = {
-        "repository.dirs": write_repository(place / "models", MODELS),
+        "repository.dirs": repository,
         "repository.allow_python": "true",
     }
     with serving(place, ("fake/echo",), grpc_settings(**settings)) as running:
@@ -119,3 +123,24 @@ def test_sizes_that_vary_are_nothing_or_are_reshaped(server: Server, stub: Stub,
         assert told.status.code == pb.SUCCESS, told.status.msg
         assert list(told.header.output[0].raw.dims) == shape
         assert told.raw == [expected.astype("<f4").tobytes()]
+
+
+def test_what_is_removed_stays_in_the_status_with_its_counts(server: Server, stub: Stub) -> None:
+    def shown() -> dict[int, tuple[str, int]]:
+        found = pb.ServerStatus.FromString(server.get("/api/status/fading?format=binary").body)
+        versions = found.model_status["fading"].version_status.items()
+        return {
+            number: (pb.ModelReadyState.Name(one.ready_state), one.model_inference_count)
+            for number, one in versions
+        }
+
+    asked = Asked("fading", ONE.format(rows=1, dims=""), (bytes(16),), 2)
+    assert over_http(server, stub, asked).status.code == pb.SUCCESS
+    repository = Path(server.environment["PENSTOCK_REPOSITORY__DIRS"])
+    shutil.rmtree(repository / "fading" / "2")
+    ready, gone = "MODEL_READY", "MODEL_UNAVAILABLE"
+    wait_until(lambda: shown() == {1: (ready, 0), 2: (gone, 1), 3: (ready, 0)}, 30, "the version's end")
+    shutil.rmtree(repository / "fading")
+    wait_until(lambda: shown() == {1: (gone, 0), 2: (gone, 1), 3: (gone, 0)}, 30, "the model's end")
+    whole = pb.ServerStatus.FromString(server.get("/api/status?format=binary").body)
+    assert whole.model_status["fading"].version_status[2].ready_state == pb.MODEL_UNAVAILABLE

@@ -2,14 +2,56 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import shlex
+import sys
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from frontend import announce
+from ipc import logs
 from ipc.messages import ModelStatus
-from ipc.settings import Settings
+from ipc.paths import prepare_run_dir
+from ipc.settings import Settings, load
+from tests.harness.server import wait_until
+
+
+class Stuck(io.StringIO):
+    """A log whose reader stands still until `read` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = threading.Event()
+
+    def write(self, text: str) -> int:
+        """Wait for the reader."""
+        self.read.wait()
+        return super().write(text)
+
+
+def test_a_reader_of_the_log_that_stands_still_keeps_no_frontend_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load(None, {"run.dir": str(tmp_path), "log.format": "text"}, {})
+    prepare_run_dir(settings.paths)
+    root, stuck = logging.getLogger(), Stuck()
+    monkeypatch.setattr(root, "handlers", list(root.handlers))
+    monkeypatch.setattr(sys, "stderr", stuck)
+    monkeypatch.setattr(announce, "block", lambda services: "the block")
+    logs.configure(settings.log, "frontend-0", stuck)
+    services: Any = SimpleNamespace(settings=settings)
+    telling = threading.Thread(target=announce.started, args=(services,), daemon=True)
+    telling.start()
+    telling.join(timeout=20)
+    assert not telling.is_alive()
+    stuck.read.set()
+    wait_until(lambda: stuck.getvalue() == "the block\n", what="the block")
 
 
 def block(states: dict[str, str], *, closed: bool = False) -> list[str]:
