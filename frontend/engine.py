@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Collection, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+import msgspec
+
 from frontend.context import RequestContext
 from frontend.disconnect import until_disconnect
 from frontend.recording import Recorder
@@ -51,9 +53,15 @@ class Engine:
         return (self.catalog[model].replicas or 1) if model in self.catalog else 1
 
     def status(self, model: str) -> ModelStatus:
-        """State of a model over all workers: loaded when one of them has it, else the state that tells most."""
+        """State of a model over all workers: loaded when one of them has it, else the state that tells most.
+
+        A model that this frontend has asked for is loading, also before the worker says so.
+        """
         found = self._told(model)
-        return min(found, key=lambda s: STATE_ORDER.index(s.state), default=ModelStatus(model, "available"))
+        best = min(found, key=lambda s: STATE_ORDER.index(s.state), default=ModelStatus(model, "available"))
+        if best.state == "available" and found and self.client.demand.has_asked(model):
+            return msgspec.structs.replace(best, state="loading")
+        return best
 
     def _told(self, model: str) -> list[ModelStatus]:
         return [c.models[model] for c in self.client.channels if c.state == "ready" and model in c.models]

@@ -68,9 +68,13 @@ class MetricsResource:
 
 
 class HealthResource:
-    """`OK`, for clients that tell a single server from a gateway by what `/health` answers."""
+    """`OK`, in JSON too, for clients that tell a single server from a gateway by what `/health` answers."""
 
     async def on_get(self, req: Request, resp: Response) -> None:
-        """`OK`."""
+        """`OK`, or a map for a client that names JSON."""
+        if "application/json" in (req.get_header("Accept") or "").lower():
+            resp.content_type = falcon.MEDIA_JSON
+            resp.data = b'{"status":"ok","type":"worker"}'
+            return
         resp.content_type = falcon.MEDIA_TEXT
         resp.text = "OK"

@@ -99,7 +99,7 @@ class ErrorRenderer:
             if resp is not None:
                 resp.status = 499
             return
-        status, body, headers = protocol_of(req.path, self._known).render_error(error, req.path)
+        status, body, headers = protocol_of(req.path, self._known).render_error(error, req.path, req)
         if isinstance(error, Unauthenticated):
             # RFC 6750, section 3: a request without a key is only told which kind is wanted.
             wrong = ', error="invalid_token"' if error.presented else ""

@@ -74,6 +74,11 @@ class Demand:
             if channel.slot == slot and channel.load(model):
                 self._asked[slot, model] = now
 
+    def has_asked(self, model: str) -> bool:
+        """Whether a worker was asked for a model just now, and may not have told that it loads it."""
+        since = time.monotonic() - ASK_EVERY_S
+        return any(self._asked.get((c.slot, model), since) > since for c in self._channels())
+
     def _views(self, model: str) -> list[View]:
         return [_view(channel, model) for channel in self._up() if model in channel.models]
 
@@ -96,6 +101,7 @@ class Demand:
         seen, asked = False, time.monotonic()
         # NOTE: also to one that has it, or loads it: somebody may have given it up just now.
         channel.load(model, explicit=True)
+        self._asked[channel.slot, model] = asked
 
         def status() -> ModelStatus:
             if channel.state != "ready":

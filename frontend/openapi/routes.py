@@ -7,7 +7,7 @@ from functools import cache
 import orjson
 
 from frontend.openapi.document import document
-from frontend.openapi.operation import HTML, TEXT, Operation, Parameter
+from frontend.openapi.operation import HTML, JSON, TEXT, Operation, Parameter
 from frontend.protocols.kserve_v2.operations import OPERATIONS as KSERVE
 from frontend.protocols.sie.answers import ErrorResponse
 from frontend.protocols.sie.operations import OPERATIONS as SIE
@@ -30,7 +30,14 @@ SERVER = (
         closed=False,
     ),
     Operation("get", "/livez", "Whether the process lives.", "server", media=(TEXT,), closed=False),
-    Operation("get", "/health", "`OK`.", "server", media=(TEXT,), closed=False),
+    Operation(
+        "get",
+        "/health",
+        "`OK`; that this is a single server, for who asks for JSON.",
+        "server",
+        media=(TEXT, JSON),
+        closed=False,
+    ),
     Operation(
         "get",
         "/metrics",

@@ -13,6 +13,8 @@ from frontend.services import Services
 from ipc.errors import PenstockError
 
 if TYPE_CHECKING:
+    from falcon.asgi import Request
+
     from frontend.grpc.service import GrpcService
 
 
@@ -40,8 +42,8 @@ class WireProtocol(Protocol):
     def inference_at(self, path: str) -> tuple[str, str]:
         """(operation, model) that `path` asks for, to count what is refused before a responder; empty for none."""
 
-    def render_error(self, error: PenstockError, path: str) -> Rendered:
-        """The form of an error on `path`."""
+    def render_error(self, error: PenstockError, path: str, req: Request | None = None) -> Rendered:
+        """The form of an error on `path`; `req` is None where the server refuses a request itself."""
 
     def render_http(self, error: falcon.HTTPError, path: str) -> Rendered:
         """The same for what the framework refuses itself: unknown paths, wrong methods, bad header fields."""
@@ -65,6 +67,13 @@ def grpc_services(services: Services) -> list[GrpcService]:
 
 
 def protocol_of(path: str, known: Sequence[WireProtocol]) -> WireProtocol:
-    """The protocol whose prefix fits best; the first one serves what no prefix claims."""
-    fitting = [(len(prefix), p) for p in known for prefix in p.prefixes if path.startswith(prefix)]
+    """The protocol whose prefix fits best, whole segments of the path; the first one serves what no prefix claims."""
+    whole = f"{path}/"
+    fitting = [
+        (len(prefix), p) for p in known for prefix in p.prefixes if whole.startswith(_segments(prefix))
+    ]
     return max(fitting, key=lambda entry: entry[0])[1] if fitting else known[0]
+
+
+def _segments(prefix: str) -> str:
+    return prefix if prefix.endswith("/") else f"{prefix}/"

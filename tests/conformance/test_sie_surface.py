@@ -178,6 +178,15 @@ def test_a_loading_model_is_waited_for_then_answered_503_and_served_once_it_is_l
         assert int(answer.headers["retry-after"]) >= 1
         answer = server.post("/v1/embeddings", {"model": "late", "input": "a"})
         assert_refused_openai(answer, 503, "MODEL_NOT_LOADED", "model_not_available")
+        for own in ({"X-SIE-SDK-Version": "unknown"}, {"User-Agent": "node @superlinked/sie-sdk/0.3.1"}):
+            for path, body in (
+                ("encode/late", {"items": [{"text": "a"}]}),
+                ("embeddings", {"model": "late", "input": "a"}),
+            ):
+                answer = server.request("POST", f"/v1/{path}", JSON.dump(body), {**JSON.headers, **own})
+                assert (answer.status, answer.json()["detail"]["code"]) == (503, "MODEL_LOADING")
+                assert answer.headers["x-sie-error-code"] == "MODEL_LOADING" and answer.headers["retry-after"]
+        assert answer.json()["error"]["code"] == "model_not_available"
         assert server.get("/v1/models/late").json()["loaded"] is False
         hold.unlink()
         wait_until(lambda: state() == "loaded", 30, "the end of the load")
@@ -344,6 +353,9 @@ def test_probes_answer_in_plain_text(sie: Server) -> None:
         answer = sie.get(path)
         assert answer.status == 200 and answer.body == text
         assert answer.headers["content-type"].startswith("text/plain")
+    asked = sie.request("GET", "/health", headers={"Accept": "Application/JSON, */*"})
+    assert asked.headers["content-type"] == "application/json"
+    assert asked.json() == {"status": "ok", "type": "worker"}
     for path in ("/healthz", "/readyz"):
         answer = sie.request("HEAD", path)
         assert answer.status == 200 and answer.body == b""

@@ -204,3 +204,15 @@ def test_what_requests_may_not_have_loaded_is_not_asked_for() -> None:
     made._next_tick, made.known = 0.0, lambda model: True
     made.tick()
     assert other.loads == [False]
+
+
+def test_a_load_that_was_asked_for_is_known_until_the_worker_had_time_to_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    channels: Any = [Asked("available")]
+    asking = Demand(lambda: channels, True)
+    assert not asking.has_asked(MODEL)
+    asking.want(MODEL)
+    assert asking.has_asked(MODEL) and not asking.has_asked("org/other")
+    monkeypatch.setattr(demand, "ASK_EVERY_S", 0.0)
+    assert not asking.has_asked(MODEL)

@@ -15,13 +15,16 @@ from ipc.settings import Catalog as CatalogSettings
 from ipc.settings import Settings
 
 
-def engine(*workers: ModelStatus, preloaded: bool = True, preload: tuple[str, ...] = ("auto",)) -> Engine:
+def engine(
+    *workers: ModelStatus, preloaded: bool = True, preload: tuple[str, ...] = ("auto",), asked: bool = False
+) -> Engine:
     """An engine over one channel per worker, whose model `m` has that status."""
     channels = [
         SimpleNamespace(state="ready", responsive=True, models={"m": status}, preloaded=preloaded)
         for status in workers
     ]
-    client: Any = SimpleNamespace(channels=channels)
+    demand = SimpleNamespace(has_asked=lambda model: asked)
+    client: Any = SimpleNamespace(channels=channels, demand=demand)
     catalog = Catalog([ModelEntry("m", DirectorySource("m"))])
     nothing: Any = None
     return Engine(Settings(catalog=CatalogSettings(preload=preload)), catalog, client, nothing, Drain())
@@ -76,3 +79,11 @@ def test_a_draining_frontend_is_not_ready() -> None:
     found = engine(LOADED)
     found.drain.begin()
     assert found.ready() == (False, "draining")
+
+
+def test_a_model_that_was_asked_for_is_loading_before_a_worker_says_so() -> None:
+    assert engine(AVAILABLE).status("m").state == "available"
+    assert engine(AVAILABLE, asked=True).status("m").state == "loading"
+    for told in (LOADED, FIRST_LOAD, FAILED):
+        assert engine(AVAILABLE, told, asked=True).status("m") == told
+    assert engine(asked=True).status("m").state == "available", "no worker knows it"

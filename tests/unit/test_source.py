@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from pathlib import Path
 
@@ -11,9 +12,23 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import save_file
 
+from ipc.catalog import DirectorySource, HubSource, ModelEntry
+from ipc.settings import Settings
+from tests.fakes.hub import COMMIT, hub
+from workers.device import Device
+from workers.lifecycle import loading
+from workers.lifecycle.instance import Instance
+from workers.lifecycle.loading import BYTES_PER_S, DOWNLOADED_PER_S, expected_s
 from workers.loading import source
 from workers.loading.failure import classify
-from workers.loading.source import SourceError, from_directory, from_hub, from_package, read_ahead
+from workers.loading.source import (
+    SourceError,
+    from_directory,
+    from_hub,
+    from_package,
+    read_ahead,
+    size_in_hub,
+)
 
 
 def silent(phase: str, fraction: float) -> None:
@@ -131,6 +146,56 @@ def test_offline_and_not_cached_is_a_permanent_failure(monkeypatch: pytest.Monke
         from_hub("penstock-tests/no-such-model", None, silent)
     found = classify(caught.value)
     assert (found.error_class, found.permanent) == ("NOT_FOUND", True)
+
+
+def test_the_size_of_weights_is_known_before_they_are_loaded(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = {path.relative_to(model).as_posix(): path.read_bytes() for path in model.rglob("*.safetensors")}
+    nbytes = sum(map(len, weights.values()))
+    files = {
+        **weights,
+        "config.json": (model / "config.json").read_bytes(),
+        "onnx/model.safetensors": b"x" * 999,
+    }
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with hub({"org/model": files}) as found:
+        monkeypatch.setattr(constants, "ENDPOINT", found.url)
+        assert size_in_hub("org/model", None) == (nbytes, nbytes) and not found.served
+        entry = ModelEntry("m", HubSource("org/model"))
+        assert expected_s(entry) == pytest.approx(1 + nbytes / BYTES_PER_S + nbytes / DOWNLOADED_PER_S)
+        assert expected_s(ModelEntry("m", HubSource("org/none"))) == 0
+        cached = tmp_path / "hub" / "models--org--model"
+        (cached / "refs").mkdir(parents=True)
+        (cached / "refs" / "main").write_text(COMMIT)
+        shutil.copytree(model, cached / "snapshots" / COMMIT)
+        assert size_in_hub("org/model", None) == (nbytes, 0)
+    with (tmp_path / "large.safetensors").open("wb") as large:
+        large.truncate(5_000_000_000)
+    assert expected_s(ModelEntry("m", DirectorySource(str(tmp_path)))) == pytest.approx(11, abs=0.1)
+    assert expected_s(ModelEntry("m", DirectorySource(str(tmp_path / "nothing")))) == 0
+
+
+def test_a_first_load_tells_what_it_may_take_before_it_brings_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "large.safetensors").open("wb") as large:
+        large.truncate(5_000_000_000)
+    instance, told = Instance([ModelEntry("m", DirectorySource(str(tmp_path)))]), list[float]()
+
+    def fetch(*_: object) -> Path:
+        raise SourceError("enough")
+
+    monkeypatch.setattr(loading, "fetch", fetch)
+    device = Device(torch.device("cpu"), "cpu", "", 1)
+    loader = loading.Loader(Settings(), device, lambda work: work())
+    for before in (0.0, 3.0):
+        instance.load_s = before
+        with pytest.raises(SourceError, match="enough"):
+            loader.load(instance, lambda *_: None, lambda: told.append(instance.load_s))
+        assert instance.load_s == pytest.approx(before or 11)
+    assert told == [pytest.approx(11)]
 
 
 def test_downloaded_bytes_are_reported() -> None:

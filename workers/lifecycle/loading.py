@@ -30,8 +30,8 @@ from workers.loading import source
 log = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 1.0
-BYTES_PER_S = 500e6
-"""How fast weights come, for an estimate before the first load."""
+BYTES_PER_S, DOWNLOADED_PER_S = 500e6, 50e6
+"""How fast weights come, from the disk and from the hub, for an estimate before the first load."""
 _PHASES = {"download": (0.0, 0.4), "read": (0.4, 0.2), "tokenizer": (0.6, 0.0), "weights": (0.6, 0.3)}
 
 
@@ -89,6 +89,9 @@ class Loader:
         """
         entry, progress = instance.entry, Progress(instance, changed)
         instance_groups.check(entry, self._device.torch, self._settings.worker_count)
+        if not instance.load_s:
+            instance.load_s = expected_s(entry)
+            changed()
         directory = fetch(entry, progress)
         nbytes = memory.estimate(directory, entry.program if isinstance(entry, RepositoryEntry) else "")
         instance.load_s = instance.load_s or 1.0 + nbytes / BYTES_PER_S
@@ -149,6 +152,24 @@ def check_widths(entry: ModelEntry, dims: Mapping[str, int]) -> None:
             raise source.SourceError(
                 f"outputs.{name}.dims: {spec.dims} is stated, the model gives {dims[name]}", "UNKNOWN"
             )
+
+
+def expected_s(entry: ModelEntry) -> float:
+    """What a first load may take, by the size of the weights on this machine or in the hub; 0 where nobody says it."""
+    where = entry.source
+    if isinstance(entry, RepositoryEntry) or entry.error:
+        return 0.0
+    try:
+        if isinstance(where, HubSource):
+            nbytes, missing = source.size_in_hub(where.repo, where.revision)
+        elif isinstance(where, DirectorySource):
+            nbytes, missing = memory.estimate(Path(where.path)), 0
+        else:
+            return 0.0
+    except Exception as error:
+        log.info("the size of %s is not known before its load: %s", entry.id, type(error).__name__)
+        return 0.0
+    return 1.0 + nbytes / BYTES_PER_S + missing / DOWNLOADED_PER_S if nbytes else 0.0
 
 
 def fetch(entry: ModelEntry, progress: Callable[[str, float], None]) -> Path:

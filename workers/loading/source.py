@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -106,6 +108,29 @@ def _snapshot(
         local_files_only=cached_only,
         tqdm_class=Bar,
     )
+
+
+def size_in_hub(repo: str, revision: str | None) -> tuple[int, int]:
+    """(bytes of the weights that `from_hub` brings, those of them that this machine does not have).
+
+    Raises huggingface_hub's errors where neither its cache nor the hub says it.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.hf_api import RepoFile
+
+    found: list[Path] = []
+    with suppress(LocalEntryNotFoundError):
+        found = weight_files(
+            Path(snapshot_download(repo, revision=revision, allow_patterns=[], local_files_only=True))
+        )
+    if found:
+        return sum(path.stat().st_size for path in found), 0
+    listed = HfApi().list_repo_tree(repo, recursive=True, revision=revision)
+    files = [file for file in listed if isinstance(file, RepoFile) and file.path.endswith(".safetensors")]
+    unwanted = {file.path for file in files for pattern in _UNWANTED if fnmatch(file.path, pattern)}
+    nbytes = sum(file.size for file in files if file.path not in unwanted)
+    return nbytes, nbytes
 
 
 def from_directory(path: str | Path) -> Path:

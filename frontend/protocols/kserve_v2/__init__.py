@@ -48,7 +48,9 @@ class KserveProtocol:
         """Which entry a name stands for is not known before the request is let in."""
         return ("infer" if path.endswith("/infer") else ""), ""
 
-    def render_error(self, error: PenstockError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
+    def render_error(
+        self, error: PenstockError, path: str, req: falcon.asgi.Request | None = None
+    ) -> tuple[int, dict[str, Any], dict[str, str]]:
         """(status, JSON body, headers) of an error on `path`."""
         return errors.render(error, path)
 

@@ -19,6 +19,14 @@ from frontend.protocols.sie.score import ScoreResource
 from frontend.services import Services
 from ipc.errors import PenstockError, ResourceExhausted
 
+
+def is_own_client(req: falcon.asgi.Request) -> bool:
+    """Whether a client of SIE's own sent the request: by its version, or by the name of its packages."""
+    agent = (req.get_header("User-Agent") or "").lower()
+    return req.get_header("X-SIE-SDK-Version") is not None or any(name in agent for name in _PACKAGES)
+
+
+_PACKAGES = ("sie-sdk", "sie_sdk")
 OPERATIONS = frozenset(("encode", "score", "extract", "embeddings", "rerank"))
 
 
@@ -52,12 +60,14 @@ class SieProtocol:
         operation, _, model = rest.partition("/")
         return (operation, model) if version == "v1" and operation in OPERATIONS else ("", "")
 
-    def render_error(self, error: PenstockError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
+    def render_error(
+        self, error: PenstockError, path: str, req: falcon.asgi.Request | None = None
+    ) -> tuple[int, dict[str, Any], dict[str, str]]:
         """(status, JSON body, headers) of an error on `path`."""
         if isinstance(error, ResourceExhausted) and error.retry_after_s is None:
             error.retry_after_s = self._exhausted_retry_s
         render = errors.render_openai if path in ("/v1/embeddings", "/v1/rerank") else errors.render
-        return render(error)
+        return render(error, own_client=req is not None and is_own_client(req))
 
     def render_http(self, error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
         """The same for an error of the framework."""

@@ -31,7 +31,12 @@ _HEADER_CODES = {
     "NO_REPLICA": "MODEL_LOADING",
     "WORKER_LOST": "MODEL_LOADING",
 }
-_DEFAULT_RETRY_S = {"RESOURCE_EXHAUSTED": 5.0, "QUEUE_FULL": 1.0, "MODEL_NOT_LOADED": 5.0}
+_DEFAULT_RETRY_S = {
+    "RESOURCE_EXHAUSTED": 5.0,
+    "QUEUE_FULL": 1.0,
+    "MODEL_NOT_LOADED": 5.0,
+    "MODEL_LOADING": 5.0,
+}
 _OPENAI = {
     "UNAUTHORIZED": ("invalid_api_key", "invalid_request_error"),
     "FORBIDDEN": ("insufficient_permissions", "invalid_request_error"),
@@ -40,6 +45,7 @@ _OPENAI = {
     "INVALID_INPUT": ("invalid_input", "invalid_request_error"),
     "INPUT_TOO_LONG": ("invalid_input", "invalid_request_error"),
     "MODEL_NOT_LOADED": ("model_not_available", "server_error"),
+    "MODEL_LOADING": ("model_not_available", "server_error"),
     "MODEL_LOAD_FAILED": ("model_not_available", "server_error"),
     "LORA_LOADING": ("model_not_available", "server_error"),
     "QUEUE_FULL": ("server_overloaded", "server_error"),
@@ -48,9 +54,13 @@ _OPENAI = {
 }
 
 
-def contract_code(error: PenstockError) -> tuple[int, str]:
-    """(HTTP status, code in the body) of an error."""
-    return _TABLE.get(error.code, (error.status, error.code))
+def contract_code(error: PenstockError, own_client: bool = False) -> tuple[int, str]:
+    """(HTTP status, code in the body) of an error.
+
+    Clients of SIE's own give up on MODEL_NOT_LOADED in a body and wait on MODEL_LOADING, the code that the header has.
+    """
+    status, code = _TABLE.get(error.code, (error.status, error.code))
+    return status, _HEADER_CODES.get(error.code, code) if own_client else code
 
 
 def _headers(error: PenstockError, status: int, code: str) -> dict[str, str]:
@@ -63,9 +73,9 @@ def _headers(error: PenstockError, status: int, code: str) -> dict[str, str]:
     return headers
 
 
-def render(error: PenstockError) -> tuple[int, dict[str, Any], dict[str, str]]:
+def render(error: PenstockError, own_client: bool = False) -> tuple[int, dict[str, Any], dict[str, str]]:
     """(status, body, headers) in the SIE form."""
-    status, code = contract_code(error)
+    status, code = contract_code(error, own_client)
     body: dict[str, Any] = {"detail": {"code": code, "message": error.message, **error.detail}}
     if error.code == "DRAINING":
         body = {"error": "Service shutting down", "detail": {**body["detail"], "reason": "draining"}}
@@ -87,9 +97,11 @@ def _group_of(status: int) -> str:
     return "invalid_request_error" if status < 500 else "server_error"
 
 
-def render_openai(error: PenstockError) -> tuple[int, dict[str, Any], dict[str, str]]:
+def render_openai(
+    error: PenstockError, own_client: bool = False
+) -> tuple[int, dict[str, Any], dict[str, str]]:
     """(status, body, headers) with both the OpenAI keys and the SIE ones."""
-    status, code = contract_code(error)
+    status, code = contract_code(error, own_client)
     kind, group = _OPENAI.get(code, (code.lower(), _group_of(status)))
     inner = {"message": error.message, "type": group, "param": None, "code": kind}
     body = {

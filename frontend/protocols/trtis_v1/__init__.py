@@ -57,7 +57,7 @@ class TrtisProtocol:
         return ("infer" if path.startswith(_INFER) else ""), ""
 
     def render_error(
-        self, error: PenstockError, path: str
+        self, error: PenstockError, path: str, req: falcon.asgi.Request | None = None
     ) -> tuple[int, dict[str, Any] | None, dict[str, str]]:
         """An empty body; the reason is in NV-Status."""
         assert self._statuses is not None

@@ -1,0 +1,34 @@
+"""Which protocol answers a path, and so gives its errors their form."""
+
+from __future__ import annotations
+
+import pytest
+
+from frontend.protocols.registry import protocol_of, protocols
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v1/encode/m", "sie"),
+        ("/v1", "sie"),
+        ("/v1/configs", "sie"),
+        ("/v1/configs/models", "sie"),
+        ("/v1/configuration", "sie"),
+        ("/v1/config", "kserve"),
+        ("/v1/config/", "kserve"),
+        ("/v1/config/reload", "kserve"),
+        ("/v2", "kserve"),
+        ("/v2/models/m/infer", "kserve"),
+        ("/v2beta/models", "sie"),
+        ("/v22", "sie"),
+        ("/api/status", "trtis_v1"),
+        ("/api", "trtis_v1"),
+        ("/apiary", "sie"),
+        ("/", "sie"),
+        ("", "sie"),
+        ("/nothing/v2/models", "sie"),
+    ],
+)
+def test_a_prefix_is_of_whole_segments(path: str, name: str) -> None:
+    assert protocol_of(path, protocols()).name == name
