@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import time
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ class RequestContext:
     the request is traced. `counted_status` is the HTTP status that the request is counted under, where that of
     the answer does not tell how it ended; 0: that of the answer. `streams`: the answer is made while it is sent, and
     who makes it says when the request has ended. `start_by_ns` above 0 is when the request stops waiting for its turn
-    on a device, before its deadline; what runs by then goes on.
+    on a device, before its deadline; what runs by then goes on. `host` is the address that the request came from.
     """
 
     request_id: str
@@ -49,12 +50,18 @@ class RequestContext:
     streams: bool = False
     span: ServerSpan | None = None
     grant: Grant = ANONYMOUS
+    host: str = ""
     phases: dict[str, float] = field(default_factory=dict)
 
     @property
     def waits_until_ns(self) -> int:
         """When it stops waiting for whatever it has to wait for before a device begins it."""
         return self.start_by_ns or self.deadline_ns
+
+    @property
+    def caller(self) -> str:
+        """Whom the work for this request counts for: its key, else its address."""
+        return self.grant.caller or self.host
 
     def ended_early(self) -> PenstockError:
         """Why the request was cancelled: its deadline passed, or its client went away."""
@@ -63,9 +70,17 @@ class RequestContext:
         return Cancelled("the client went away")
 
 
+current: ContextVar[RequestContext | None] = ContextVar("current", default=None)
+"""That of the request that a task works on."""
+
+
 def make(req: Request, limits: Limits) -> RequestContext:
-    """Context of an HTTP request."""
-    return of_ids(req.get_header("X-Request-ID") or "", req.get_header("traceparent") or "", limits)
+    """Context of an HTTP request, which is the current one of its task from now on."""
+    made = of_ids(req.get_header("X-Request-ID") or "", req.get_header("traceparent") or "", limits)
+    client = req.scope.get("client")
+    made.host = client[0] if client else ""
+    current.set(made)
+    return made
 
 
 def of_ids(given: str, traceparent: str, limits: Limits) -> RequestContext:

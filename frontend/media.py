@@ -7,11 +7,14 @@ steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from frontend.rendering import Steps, at_once, in_steps
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
 
+LONG_NBYTES = 64 << 10
+"""Images with more bytes in all are looked at in a thread: a header may be as long as its file."""
 FORMATS = ("png", "jpeg", "gif", "webp", "bmp")
 
 _JPEG_SEGMENTS, _JPEG_JUNK_NBYTES = 2048, 256
@@ -38,6 +41,21 @@ def check_image(data: bytes, where: str, limits: Limits) -> None:
             f"{where}: {width} x {height} pixels, the limit is {limits.max_image_pixels} in all "
             "(limits.max_image_pixels)"
         )
+
+
+async def check_all(images: Sequence[tuple[str, bytes]], limits: Limits) -> None:
+    """`check_image` for each of them, by JSON path; in a thread, step by step, where that takes long."""
+    steps = _each(images, limits)
+    if sum(len(data) for _, data in images) > LONG_NBYTES:
+        await in_steps(steps)
+    else:
+        at_once(steps)
+
+
+def _each(images: Sequence[tuple[str, bytes]], limits: Limits) -> Steps[None]:
+    for where, data in images:
+        check_image(data, where, limits)
+        yield
 
 
 def sniff(data: bytes) -> str | None:

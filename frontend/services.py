@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from frontend import context
 from frontend.access.gate import Gate
 from frontend.bodies import BodyReader
 from frontend.catalog_following import CatalogFollower
 from frontend.engine import Engine
+from frontend.places import Places
 from frontend.recording import Recorder
 from frontend.server.drain import DRAIN, Drain
 from frontend.tensors.extensions import Extensions
@@ -18,8 +22,12 @@ from frontend.tracing.tracer import Tracer
 from ipc.catalog import Catalog
 from ipc.client import Client
 from ipc.copy_budget import CopyBudget
+from ipc.errors import QueueFull
 from ipc.recent import RecentWriter
 from ipc.settings import Settings
+
+REQUESTS_OF_PIXELS = 4
+"""Pixels that are decoded at a time: of so many requests as large as a request may be."""
 
 
 @dataclass(slots=True)
@@ -47,3 +55,20 @@ class Services:
     served: ServedModels = field(default_factory=ServedModels)
     room: InputRoom = None  # type: ignore[assignment]
     uploads: UploadOrder = field(default_factory=UploadOrder)
+    pixels: Places = field(init=False)
+
+    def __post_init__(self) -> None:
+        limits = self.settings.limits
+        self.pixels = Places(REQUESTS_OF_PIXELS * limits.max_image_pixels * limits.max_images)
+
+    @contextmanager
+    def decoding(self, pixels: int) -> Iterator[None]:
+        """Count pixels that are being decoded for the current request. Raises `QueueFull` when there are too many."""
+        asking = context.current.get()
+        caller = "" if asking is None else asking.caller
+        if not self.pixels.take(caller, pixels):
+            raise QueueFull("too many pixels of images are being decoded here", retry_after_s=1)
+        try:
+            yield
+        finally:
+            self.pixels.give(caller, pixels)

@@ -18,7 +18,7 @@ from frontend import context, finishing
 from frontend.access.gate import ANONYMOUS, Grant
 from frontend.access.rules import Need
 from frontend.context import RequestContext
-from frontend.grpc.peers import Peer
+from frontend.grpc.peers import Peer, host_of
 from frontend.services import Services
 from ipc import deadline, logs
 from ipc.errors import AccessRefused, PenstockError
@@ -62,6 +62,8 @@ class Call:
         if number and given:
             given = f"{given!s}/{number}"
         made = context.of_ids(str(given), str(traceparent), services.settings.limits)
+        made.host = host_of(Peer.named(rpc.peer()))
+        context.current.set(made)
         left_s = rpc.time_remaining()
         if left_s is not None:
             made.deadline_ns = min(made.deadline_ns, deadline.after(max(0.0, left_s)))

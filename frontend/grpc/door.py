@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +17,9 @@ from grpc import aio
 from frontend.access.gate import Gate
 from frontend.access.rules import Need
 from frontend.grpc.call import head_of
+from frontend.grpc.keeping import Calls
 from frontend.grpc.peers import Peer, host_of
-from frontend.grpc.places import Places
+from frontend.places import Places
 from ipc.errors import AccessRefused, PenstockError, QueueFull
 from ipc.settings import Settings
 
@@ -43,8 +43,8 @@ class Door:
 
     def __init__(self, access: Gate, settings: Settings) -> None:
         self.needs: dict[str, Need | None] = {}
-        self.busy: Counter[Peer] = Counter()
-        """Calls of each connection that were let in."""
+        self.calls = Calls()
+        """Those that were let in, by connection."""
         self._access, self._settings = access, settings
         self._places, self._open_places = Places(settings.grpc.max_rpcs), Places(OPEN_RPCS)
 
@@ -66,13 +66,11 @@ class Door:
         places = self._open_places if need == "" else self._places
         if not places.take(caller):
             return Entry(caller, _nothing, _no_place(places.limit, need == ""))
-        self.busy[peer] += 1
+        self.calls.begin(peer)
 
         def leave() -> None:
             places.give(caller)
-            self.busy[peer] -= 1
-            if not self.busy[peer]:
-                del self.busy[peer]
+            self.calls.end(peer)
 
         return Entry(caller, leave)
 

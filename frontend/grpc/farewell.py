@@ -1,4 +1,4 @@
-"""Asks the clients of a frontend that is being replaced to connect anew, before its server is shut down.
+"""Asks clients to connect anew: of a frontend that is being replaced, before its server is shut down, and idle ones.
 
 gRPC's own shutdown says GOAWAY as well, but cancels every rpc that is on its way at that moment, and it has no call for
 the one without the other. So each connection is sent that frame here first (RFC 9113, section 6.8: no error, all
@@ -49,11 +49,18 @@ def _ask(port: int, asked: set[Peer]) -> bool:
     for connection, peer in of_port(port):
         if peer not in asked:
             fresh = True
-            if _is_between_frames(connection):
-                with contextlib.suppress(OSError):
-                    connection.send(GOAWAY, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            if ask(connection):
                 asked.add(peer)
     return fresh
+
+
+def ask(connection: socket.socket) -> bool:
+    """Ask the client of one connection to leave; False when it is too busy to be asked now."""
+    if not _is_between_frames(connection):
+        return False
+    with contextlib.suppress(OSError):
+        connection.send(GOAWAY, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    return True
 
 
 def _is_between_frames(connection: socket.socket) -> bool:

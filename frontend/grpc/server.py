@@ -17,10 +17,10 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from frontend.grpc import farewell
 from frontend.grpc.accepting import Server
-from frontend.grpc.connections import Keeper
 from frontend.grpc.door import Door
 from frontend.grpc.health import SERVICE as HEALTH_SERVICE
 from frontend.grpc.health import Health
+from frontend.grpc.keeping import Keeper
 from frontend.grpc.methods import mount
 from frontend.grpc.service import GrpcService
 from frontend.grpc.streaming import Streams
@@ -77,7 +77,8 @@ class GrpcServer:
         except RuntimeError:
             raise ConfigError(f"grpc.bind: {bind} cannot be had") from None
         await self._server.start()
-        keeper = Keeper(self._port, self._max_connections, self._server.door.busy)
+        idle_s = self._services.settings.server.keepalive_s
+        keeper = Keeper(self._port, self._max_connections, idle_s, self._server.door.calls)
         self._keeper = asyncio.get_running_loop().create_task(keeper.run())
         self._since_ns = time.monotonic_ns()
         SUCCESSION.listens(self._services.slot)
@@ -146,7 +147,6 @@ def options(settings: Settings, max_connections: int) -> list[tuple[str, Any]]:
         ("grpc.max_send_message_length", -1),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
         ("grpc.max_allowed_incoming_connections", max_connections),
-        ("grpc.max_connection_idle_ms", round(settings.server.keepalive_s * 1000)),
         ("grpc.server_handshake_timeout_ms", round(settings.server.header_deadline_s * 1000)),
         # Clients may send keepalive pings as often as they like, also without an rpc.
         ("grpc.keepalive_permit_without_calls", 1),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
@@ -20,7 +20,7 @@ import orjson
 
 from frontend.costs import characters_of, images_of
 from frontend.labels import check_label_count, check_labels, check_schema
-from frontend.media import check_image
+from frontend.media import check_all
 from frontend.options import Resolved, resolve, typed
 from frontend.quantize import quantize, shorten
 from frontend.tensors.catalog_parameters import options_of
@@ -45,18 +45,23 @@ _DATATYPES = {"float32": "FP32", "float16": "FP16", "binary": "UINT8", "ubinary"
 
 @dataclass(slots=True, frozen=True)
 class CatalogPlan:
-    """What to run, and how to make tensors of it: `outputs` in the order in which they are wanted."""
+    """What to run, and how to make tensors of it: `outputs` in the order in which they are wanted.
+
+    `images` are the encoded images among the inputs by their place, whose headers are to be checked.
+    """
 
     call: Call
     outputs: list[str]
     output_dtype: str = "float32"
     dimensions: int | None = None
+    images: Sequence[tuple[str, bytes]] = ()
 
 
 async def call(job: Job) -> Called:
     """Run the operation that the request stands for. Raises `InvalidInput` as `plan`, and what the engine raises."""
     services, status = job.services, job.served.status
     made = plan(job.served, job.request, services.catalog, services.settings.limits)
+    await check_all(made.images, services.settings.limits)
     call = made.call
     cost = services.engine.cost_of(characters_of(call), status, images_of(call), call.overflow)
     reply = await job.run(call, cost)
@@ -73,7 +78,8 @@ def plan(served: Served, request: TensorRequest, catalog: Catalog, limits: Limit
     inputs = {tensor.name: tensor for tensor in request.inputs}
     outputs = list(served.outputs) if request.outputs is None else [w.name for w in request.outputs]
     options = options_of(served.kind, request.parameters)
-    return _PLANS[served.kind](_Asked(served, inputs, outputs, options, catalog, limits))
+    asked = _Asked(served, inputs, outputs, options, catalog, limits)
+    return replace(_PLANS[served.kind](asked), images=asked.found)
 
 
 @dataclass(slots=True, frozen=True)
@@ -86,6 +92,8 @@ class _Asked:
     options: dict[str, Any]
     catalog: Catalog
     limits: Limits
+    found: list[tuple[str, bytes]] = field(default_factory=list)
+    """Images that were read, by their place."""
 
     def texts(self, name: str) -> list[str] | None:
         """The elements of an input as texts."""
@@ -107,8 +115,7 @@ class _Asked:
         if elements is None:
             return None
         images = [bytes(element) for element in elements]
-        for index, image in enumerate(images):
-            check_image(image, f"input '{name}' element {index}", self.limits)
+        self.found.extend((f"input '{name}' element {index}", image) for index, image in enumerate(images))
         return images
 
     def elements(self, name: str) -> list[memoryview] | None:

@@ -3,8 +3,8 @@
 1. Inputs that were received into a block stay in it. The others go behind them, where `receiving` left room.
 2. Where that is too little, the block is left: who waits for room in the arena holds none (`uploading`).
 3. Small payloads are joined and travel in the message; large ones are copied once, into a block.
-4. An input with a recipe is made at its place, by a rendering thread, once that place is there. Without a block it is
-   made in private memory, which counts as a body does.
+4. An input with a recipe is made at its place, step by step in a thread, once that place is there. Without a block it
+   is made in private memory, which counts as a body does. Pixels to be decoded are bounded for all requests together.
 
     with Upload(services, request, context.waits_until_ns) as upload:
         await upload.place()
@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from frontend.rendering import off_loop
+from frontend.rendering import MAKING, in_steps, off_loop
 from frontend.tensors.request import InputTensor, TensorRequest
 from ipc import copies
 from ipc.channel import Payload
@@ -60,13 +60,21 @@ class Upload:
         """Put all of them into a payload.
 
         Raises `ShmExhausted` when there was no room in time, `QueueFull` when there is none for what recipes make in
-        private memory, and what recipes raise.
+        private memory or too many pixels are being decoded, and what recipes raise.
         """
         inputs = self._request.inputs
-        for tensor in inputs:
-            if tensor.recipe is not None:
-                assert tensor.data is not None
-                tensor.shape = await off_loop(tensor.recipe.shape_of, tensor.data)
+        with ExitStack() as making:
+            for tensor in inputs:
+                if tensor.recipe is not None:
+                    assert tensor.data is not None
+                    plan = await in_steps(tensor.recipe.plan(tensor.data), MAKING)
+                    tensor.shape = plan.shape
+                    if plan.pixels:
+                        making.enter_context(self._services.decoding(plan.pixels))
+            await self._place()
+
+    async def _place(self) -> None:
+        inputs = self._request.inputs
         if await self._place_beside():
             return
         await self.leave_block()
@@ -92,7 +100,6 @@ class Upload:
         for tensor in self._request.inputs:
             if tensor.data and _place_in(block, tensor.data) is not None:
                 copies.count("own", len(tensor.data))
-                # NOTE: who is cancelled here leaves a thread that reads a block of others, and whose copy nobody sees.
                 tensor.data = await off_loop(bytes, tensor.data)
         self._request.block = None
         block.release()
@@ -122,30 +129,7 @@ class Upload:
             if tensor.recipe is None:
                 await _copy(tensor.data, place)
             elif place:
-                await self._write(tensor.recipe.write, tensor.data, tensor.shape, place)
-
-    async def _write(
-        self,
-        write: Callable[[bytes | memoryview, list[int], memoryview], None],
-        data: bytes | memoryview,
-        shape: list[int],
-        place: memoryview,
-    ) -> None:
-        """Have a thread write. A block is free only after that: whoever is cancelled here leaves a thread at work."""
-        block = self.payload if isinstance(self.payload, InputBlock) else None
-
-        def end(done: asyncio.Future[None]) -> None:
-            if not done.cancelled():
-                # NOTE: what went wrong after its request was cancelled is nobody's any more.
-                done.exception()
-            if block is not None:
-                block.end_reader()
-
-        writing = asyncio.ensure_future(off_loop(write, data, shape, place))
-        if block is not None:
-            block.add_reader()
-        writing.add_done_callback(end)
-        await asyncio.shield(writing)
+                await in_steps(tensor.recipe.write(tensor.data, tensor.shape, place), MAKING)
 
 
 def nbytes_of(tensor: InputTensor) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from frontend.rendering import Steps
 from ipc.input_arena import InputBlock
 
 Parameter = bool | int | float | str
@@ -19,16 +20,24 @@ class RegionUse:
     nbytes: int
 
 
+@dataclass(slots=True, frozen=True)
+class Plan:
+    """What a recipe will make: a tensor of `shape`, of images of so many `pixels` in all."""
+
+    shape: list[int]
+    pixels: int = 0
+
+
 class Recipe(Protocol):
-    """How a tensor is made of what was sent in its stead. Both steps are long work.
+    """How a tensor is made of what was sent in its stead. Both are long work, which yields between its steps.
 
     They raise `InvalidInput` for what was sent that is none, `BodyTooLarge` for what would become too large.
     """
 
-    def shape_of(self, data: bytes | memoryview) -> list[int]:
-        """The shape of the tensor, before anything is made."""
+    def plan(self, data: bytes | memoryview) -> Steps[Plan]:
+        """What will be made, before anything is."""
 
-    def write(self, data: bytes | memoryview, shape: list[int], place: memoryview) -> None:
+    def write(self, data: bytes | memoryview, shape: list[int], place: memoryview) -> Steps[None]:
         """Put the tensor of that shape into its place, which may hold anything."""
 
 

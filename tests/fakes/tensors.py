@@ -15,6 +15,7 @@ from frontend.access.gate import Gate
 from frontend.bodies import BodyReader
 from frontend.engine import Engine
 from frontend.recording import Recorder
+from frontend.rendering import at_once
 from frontend.services import Services
 from frontend.tensors.placing import nbytes_of
 from frontend.tensors.request import InputTensor, RegionUse
@@ -46,10 +47,10 @@ def finish(given: InputTensor) -> bytes:
     """Make an input by its recipe, in a place that held something else; its bytes."""
     if given.recipe is not None:
         assert given.data is not None
-        given.shape = given.recipe.shape_of(given.data)
+        given.shape = at_once(given.recipe.plan(given.data)).shape
         place = bytearray(b"\xa5" * nbytes_of(given))
         if place:
-            given.recipe.write(given.data, given.shape, memoryview(place))
+            at_once(given.recipe.write(given.data, given.shape, memoryview(place)))
         given.data, given.recipe = bytes(place), None
     return bytes(given.data or b"")
 

@@ -26,6 +26,7 @@ from frontend.protocols.kserve_v2.schemas import CONTROL
 from frontend.protocols.sie import schemas
 from frontend.protocols.trtis_v1 import requests
 from frontend.protocols.trtis_v1.text import one_line, read_request_header
+from frontend.rendering import at_once
 from frontend.tensors import checking, load_parameters
 from frontend.tensors.request import TensorRequest
 from frontend.tensors.rules import InputRule
@@ -186,7 +187,7 @@ def kserve_packed(data: bytes) -> None:
     with _refusing(Unsupported), _refusing(InvalidInput):
         chosen = compression.encoding_of(encoding)
         if chosen:
-            assert len(compression.unpack(body, chosen, 1 << 20, 200)) <= 1 << 20
+            assert len(at_once(compression.unpack(body, chosen, 1 << 20, 200))) <= 1 << 20
 
 
 def bytes_tensor(data: bytes) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from frontend.protocols.kserve_v2 import compression
+from frontend.rendering import at_once
 from ipc.errors import BodyTooLarge, InvalidInput, Unsupported
 
 TEXT = b'{"inputs": []}' * 50
@@ -18,13 +19,13 @@ PACKED = {"gzip": gzip.compress(TEXT), "deflate": zlib.compress(TEXT)}
 
 @pytest.mark.parametrize("encoding", PACKED)
 def test_a_packed_body_is_unpacked(encoding: str) -> None:
-    assert compression.unpack(PACKED[encoding], encoding, len(TEXT), 200) == TEXT
+    assert at_once(compression.unpack(PACKED[encoding], encoding, len(TEXT), 200)) == TEXT
 
 
 @pytest.mark.parametrize("encoding", PACKED)
 def test_the_limit_is_the_unpacked_size(encoding: str) -> None:
     with pytest.raises(BodyTooLarge, match=r"limits\.max_body_bytes"):
-        compression.unpack(PACKED[encoding], encoding, len(TEXT) - 1, 200)
+        at_once(compression.unpack(PACKED[encoding], encoding, len(TEXT) - 1, 200))
 
 
 @dataclass
@@ -63,7 +64,7 @@ def test_a_bomb_ends_at_the_ratio_without_growing_further(encoding: str, counts:
     bomb = zlib.compressobj(9, zlib.DEFLATED, 16 + 15 if encoding == "gzip" else 15)
     packed = b"".join([*(bomb.compress(bytes(1 << 20)) for _ in range(64)), bomb.flush()])
     with pytest.raises(BodyTooLarge, match=r"kserve\.max_unpack_ratio"):
-        compression.unpack(packed, encoding, 1 << 30, 100)
+        at_once(compression.unpack(packed, encoding, 1 << 30, 100))
     assert counts.made <= max(compression.FREE_NBYTES, 100 * len(packed)) + 1
 
 
@@ -74,7 +75,7 @@ def test_a_bomb_ends_at_the_ratio_without_growing_further(encoding: str, counts:
 )
 def test_a_large_body_is_not_read_over_and_over(content: bytes, handed: float, counts: Counts) -> None:
     packed = gzip.compress(content, 1)
-    assert compression.unpack(packed, "gzip", len(content), 2000) == content
+    assert at_once(compression.unpack(packed, "gzip", len(content), 2000)) == content
     assert counts.handed <= handed * len(packed)
 
 
@@ -82,13 +83,13 @@ def test_a_large_body_is_not_read_over_and_over(content: bytes, handed: float, c
 def test_what_follows_or_is_missing_is_seen_wherever_the_stream_ends(nbytes: int) -> None:
     content = random.Random(nbytes).randbytes(nbytes)
     packed = zlib.compress(content, 0)
-    assert compression.unpack(packed, "deflate", nbytes + 1, 200) == content
+    assert at_once(compression.unpack(packed, "deflate", nbytes + 1, 200)) == content
     for more in (1, 7, 200_000):
         with pytest.raises(InvalidInput, match=f"^{more} bytes follow the deflate stream"):
-            compression.unpack(packed + bytes(more), "deflate", nbytes + 1, 200)
+            at_once(compression.unpack(packed + bytes(more), "deflate", nbytes + 1, 200))
     for less in {1, 4, 5, len(packed) // 2, len(packed)}:
         with pytest.raises(InvalidInput, match="ends before its stream does"):
-            compression.unpack(packed[:-less], "deflate", nbytes + 1, 200)
+            at_once(compression.unpack(packed[:-less], "deflate", nbytes + 1, 200))
 
 
 @pytest.mark.parametrize("encoding", PACKED)
@@ -97,7 +98,7 @@ def test_what_follows_or_is_missing_is_seen_wherever_the_stream_ends(nbytes: int
 )
 def test_a_damaged_body_is_refused(encoding: str, damage: object) -> None:
     with pytest.raises(InvalidInput):
-        compression.unpack(damage(PACKED[encoding]), encoding, 1 << 20, 200)  # type: ignore[operator]
+        at_once(compression.unpack(damage(PACKED[encoding]), encoding, 1 << 20, 200))  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -139,5 +140,5 @@ def test_the_encoding_of_an_answer(accept: str | None, json: str, binary: str) -
 
 @pytest.mark.parametrize(("encoding", "unpack"), [("gzip", gzip.decompress), ("deflate", zlib.decompress)])
 def test_answers_are_packed_whole(encoding: str, unpack: object) -> None:
-    packed = compression.pack([b"head", memoryview(b"tail" * 100)], encoding)
+    packed = at_once(compression.pack([b"head", memoryview(b"tail" * 100)], encoding))
     assert unpack(packed) == b"head" + b"tail" * 100  # type: ignore[operator]

@@ -12,6 +12,7 @@ import torch
 
 from frontend.protocols.kserve_v2.reading import InferRequest
 from frontend.protocols.kserve_v2.rendering import LONG_NBYTES, Answer, is_long, json_of, render
+from frontend.rendering import at_once
 from frontend.tensors.request import TensorRequest
 from frontend.tensors.result import INLINE_CLASSES, OutputTensor, TensorResult, TopClass
 from ipc.errors import InvalidInput
@@ -50,7 +51,9 @@ def test_the_default_holds_for_every_output_that_says_nothing_else(
 ) -> None:
     made = {"a": output("a", A, "INT32"), "b": output("b", B, "FP32")}
     said = {name: value for name, value in (("a", first), ("b", second)) if value is not None}
-    head, tail = rendered(render(result(*(made[name] for name in names)), wanted(default, said), "r", False))
+    head, tail = rendered(
+        at_once(render(result(*(made[name] for name in names)), wanted(default, said), "r", False))
+    )
     assert [entry["name"] for entry in head["outputs"]] == list(names)
     expected_tail = b""
     for entry in head["outputs"]:
@@ -66,14 +69,14 @@ def test_the_default_holds_for_every_output_that_says_nothing_else(
 
 def test_the_id_comes_first_and_is_the_clients_or_ours() -> None:
     for given, shown in (("mine", "mine"), ("", "ours")):
-        head, _ = rendered(render(result(), wanted(given_id=given), "ours", False))
+        head, _ = rendered(at_once(render(result(), wanted(given_id=given), "ours", False)))
         assert list(head) == ["id", "model_name", "model_version", "outputs"]
         assert (head["id"], head["model_version"]) == (shown, "3")
 
 
 def test_an_empty_binary_output_leaves_plain_json() -> None:
     empty = output("e", np.zeros((0, 3), "<f4"), "FP32")
-    answer = render(result(empty), wanted(True), "r", False)
+    answer = at_once(render(result(empty), wanted(True), "r", False))
     head, tail = rendered(answer)
     assert (answer.json_nbytes, tail) == (0, b"")
     assert head["outputs"][0]["parameters"] == {"binary_data_size": 0}
@@ -81,7 +84,7 @@ def test_an_empty_binary_output_leaves_plain_json() -> None:
 
 def test_an_output_in_a_region_has_neither_data_nor_parameters() -> None:
     written = OutputTensor("o", "FP32", [1, 2], None, 8)
-    head, _ = rendered(render(result(written), wanted(True), "r", False))
+    head, _ = rendered(at_once(render(result(written), wanted(True), "r", False)))
     assert head["outputs"] == [{"name": "o", "datatype": "FP32", "shape": [1, 2]}]
 
 
@@ -98,21 +101,22 @@ def test_an_output_in_a_region_has_neither_data_nor_parameters() -> None:
     ],
 )
 def test_json_gives_back_the_very_values(datatype: str, values: np.ndarray[Any, Any]) -> None:
-    text = json_of(memoryview(values.tobytes()), datatype, values.shape, "x", False)
+    text = at_once(json_of(memoryview(values.tobytes()), datatype, values.shape, "x", False))
     assert np.array(json.loads(text), values.dtype).tobytes() == values.tobytes()
 
 
 def test_bfloat16_is_written_as_the_number_it_is() -> None:
     values = torch.tensor([1.0, 0.1, -3.3e38]).bfloat16()
     raw = values.view(torch.int16).numpy().tobytes()
-    text = json_of(memoryview(raw), "BF16", [3], "x", False)
+    text = at_once(json_of(memoryview(raw), "BF16", [3], "x", False))
     assert torch.tensor(json.loads(text)).bfloat16().equal(values)
 
 
 def test_long_arrays_are_written_whole() -> None:
     values = np.arange(200_000, dtype="<i4")
     assert (
-        json.loads(json_of(memoryview(values.tobytes()), "INT32", [200_000], "x", False)) == values.tolist()
+        json.loads(at_once(json_of(memoryview(values.tobytes()), "INT32", [200_000], "x", False)))
+        == values.tolist()
     )
 
 
@@ -123,15 +127,15 @@ def test_what_is_not_finite_is_refused_or_written_as_words(datatype: str) -> Non
     )
     raw = memoryview(values.tobytes())
     with pytest.raises(InvalidInput, match=r"output 'x'.*binary"):
-        json_of(raw, datatype, [5], "output 'x'", False)
-    assert json_of(raw, datatype, [5], "output 'x'", True) == b"[1.0,NaN,Infinity,-Infinity,2.0]"
+        at_once(json_of(raw, datatype, [5], "output 'x'", False))
+    assert at_once(json_of(raw, datatype, [5], "output 'x'", True)) == b"[1.0,NaN,Infinity,-Infinity,2.0]"
 
 
 def test_strings_are_utf8_or_refused() -> None:
     raw = b"\2\0\0\0\xc3\xa9\0\0\0\0"
-    assert json.loads(json_of(memoryview(raw), "BYTES", [2], "x", False)) == ["é", ""]
+    assert json.loads(at_once(json_of(memoryview(raw), "BYTES", [2], "x", False))) == ["é", ""]
     with pytest.raises(InvalidInput, match=r"not UTF-8.*binary"):
-        json_of(memoryview(b"\1\0\0\0\xff"), "BYTES", [1], "x", False)
+        at_once(json_of(memoryview(b"\1\0\0\0\xff"), "BYTES", [1], "x", False))
 
 
 @pytest.mark.parametrize(("batches", "shape"), [(True, [1, 2]), (False, [2])])
@@ -139,7 +143,7 @@ def test_strings_are_utf8_or_refused() -> None:
 def test_classes_are_bytes_of_value_index_and_label(batches: bool, shape: list[int], binary: bool) -> None:
     top = [[TopClass(0.5, 7, "cat"), TopClass(-1.25, 0, "")]]
     ranked = OutputTensor("o", "FP32", [1, 10], None, 0, top)
-    head, tail = rendered(render(result(ranked, batches=batches), wanted(binary), "r", False))
+    head, tail = rendered(at_once(render(result(ranked, batches=batches), wanted(binary), "r", False)))
     entry = head["outputs"][0]
     assert (entry["datatype"], entry["shape"]) == ("BYTES", shape)
     if binary:
@@ -150,7 +154,7 @@ def test_classes_are_bytes_of_value_index_and_label(batches: bool, shape: list[i
 
 def test_classes_of_integers_are_plain() -> None:
     ranked = OutputTensor("o", "UINT8", [1, 3], None, 0, [[TopClass(200, 1, "")]])
-    head, _ = rendered(render(result(ranked), wanted(), "r", False))
+    head, _ = rendered(at_once(render(result(ranked), wanted(), "r", False)))
     assert head["outputs"][0]["data"] == ["200:1"]
 
 

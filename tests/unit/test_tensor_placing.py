@@ -13,8 +13,9 @@ import pytest
 
 from frontend import context
 from frontend.context import RequestContext
+from frontend.rendering import Steps
 from frontend.services import Services
-from frontend.tensors.request import InputTensor, Sequence, TensorRequest
+from frontend.tensors.request import InputTensor, Plan, Sequence, TensorRequest
 from frontend.tensors.running import run
 from ipc import copies, deadline
 from ipc.client import Request
@@ -51,19 +52,21 @@ class Repeated:
         self.threads: list[str] = []
         self.writing = threading.Event()
 
-    def shape_of(self, data: bytes | memoryview) -> list[int]:
+    def plan(self, data: bytes | memoryview) -> Steps[Plan]:
         """Without a look at the content."""
         self.threads.append(threading.current_thread().name)
         nbytes = len(data) * self.times
-        return [self.rows, nbytes // self.rows] if self.rows else [nbytes]
+        yield
+        return Plan([self.rows, nbytes // self.rows] if self.rows else [nbytes])
 
-    def write(self, data: bytes | memoryview, shape: list[int], place: memoryview) -> None:
+    def write(self, data: bytes | memoryview, shape: list[int], place: memoryview) -> Steps[None]:
         """All of them."""
         self.threads.append(threading.current_thread().name)
         self.writing.set()
         if self._may_write is not None:
             assert self._may_write.wait(20)
         place[:] = self.made(data)
+        yield
 
     def made(self, data: bytes | memoryview) -> bytes:
         """What comes of it."""
@@ -278,7 +281,7 @@ def test_recipes_make_inputs_in_a_thread_where_they_are_read(times: int, tmp_pat
     on_loop(made, run(made, fresh(), repeated(recipe)))
     assert sent(made) == [[recipe.made(b"abc")]]
     assert isinstance(last(made).payload, InputBlock) is (times == MIB)
-    assert len(recipe.threads) == 2 and all(name.startswith("render") for name in recipe.threads)
+    assert len(recipe.threads) == 2 and all(name.startswith("make") for name in recipe.threads)
 
 
 def test_a_recipe_waits_for_room_and_leaves_its_own(tmp_path: Path) -> None:
@@ -325,10 +328,14 @@ def test_a_block_that_a_thread_writes_into_is_nobody_elses(tmp_path: Path) -> No
         try:
             task = asyncio.ensure_future(run(made, fresh(), repeated(recipe)))
             await until(recipe.writing.is_set)
-            task.cancel()
+            for _ in range(2):
+                task.cancel()
+                await asyncio.sleep(0)
+            assert not task.done() and made.client.inputs.used_nbytes >= 3 * MIB
+            may_write.set()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert made.client.inputs.used_nbytes > 3 * MIB
+            assert made.client.inputs.used_nbytes == 0
         finally:
             may_write.set()
 

@@ -9,7 +9,7 @@ from falcon.asgi import Request
 
 from frontend.bodies import HeldBody
 from frontend.protocols.kserve_v2 import compression, reading
-from frontend.rendering import off_loop
+from frontend.rendering import at_once, in_steps
 from frontend.services import Services
 from frontend.tensors.receiving import Receiving, receive
 from ipc.errors import BodyTooLarge
@@ -85,8 +85,8 @@ class Arriving:
 async def _unpack(packed: bytes, encoding: str, settings: Settings) -> bytes:
     limits = settings.limits.max_body_bytes, settings.kserve.max_unpack_ratio
     if len(packed) > LONG_NBYTES >> 4:
-        return await off_loop(compression.unpack, packed, encoding, *limits)
-    return compression.unpack(packed, encoding, *limits)
+        return await in_steps(compression.unpack(packed, encoding, *limits))
+    return at_once(compression.unpack(packed, encoding, *limits))
 
 
 def _divided(body: bytes, length: int | None, settings: Settings) -> Arrived:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 
+from frontend.rendering import Steps
 from ipc.errors import BodyTooLarge, InvalidInput, Unsupported
 
 OFFERED = ("gzip", "deflate")
@@ -35,7 +36,7 @@ def encoding_of(header: str | None) -> str:
     return name
 
 
-def unpack(body: bytes, encoding: str, most_nbytes: int, most_ratio: int) -> bytes:
+def unpack(body: bytes, encoding: str, most_nbytes: int, most_ratio: int) -> Steps[bytes]:
     """The body that was packed. `most_nbytes` and `most_ratio` (beyond `FREE_NBYTES`) bound it.
 
     Raises `BodyTooLarge` without growing past the bounds, `InvalidInput` for broken or cut streams.
@@ -59,6 +60,7 @@ def unpack(body: bytes, encoding: str, most_nbytes: int, most_ratio: int) -> byt
             if not part and not rest and given == len(body):
                 break
             parts.append(part)
+            yield
     except zlib.error as error:
         raise InvalidInput(f"the body is not valid {encoding}: {error}") from error
     if not stream.eof:
@@ -102,7 +104,13 @@ def _offers(accept: str) -> Iterable[tuple[str, float]]:
             yield name, weight
 
 
-def pack(parts: Sequence[bytes | memoryview], encoding: str) -> bytes:
+def pack(parts: Sequence[bytes | memoryview], encoding: str) -> Steps[bytes]:
     """These parts one after another, packed."""
     stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOWS[encoding])
-    return b"".join([*(stream.compress(part) for part in parts), stream.flush()])
+    packed: list[bytes] = []
+    for part in parts:
+        whole = memoryview(part).cast("B")
+        for at in range(0, len(whole), _STEP_NBYTES):
+            packed.append(stream.compress(whole[at : at + _STEP_NBYTES]))
+            yield
+    return b"".join([*packed, stream.flush()])

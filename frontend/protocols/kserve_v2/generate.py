@@ -25,7 +25,7 @@ from frontend.protocols.kserve_v2.infer import InferResource
 from frontend.protocols.kserve_v2.paths import Target
 from frontend.protocols.kserve_v2.reading import InferRequest
 from frontend.protocols.kserve_v2.schemas import GENERATE
-from frontend.rendering import off_loop, off_loop_if
+from frontend.rendering import at_once, off_loop, off_loop_if
 from frontend.tensors.request import InputTensor, TensorRequest
 from frontend.tensors.result import TensorResult
 from frontend.tensors.running import book_answered
@@ -175,6 +175,6 @@ def answer_of(result: TensorResult, words: bool) -> bytes:
         datatype, shape, data = rendering.told(output, result.batches)
         if data is None:
             continue
-        text = rendering.json_of(data, datatype, shape, f"output '{output.name}'", words)
+        text = at_once(rendering.json_of(data, datatype, shape, f"output '{output.name}'", words))
         body[output.name] = orjson.Fragment(text[1:-1] if math.prod(shape) == 1 else text)
     return orjson.dumps(body | result.parameters)

@@ -20,7 +20,8 @@ import numpy as np
 from frontend import media
 from frontend.protocols.kserve_v2 import picture_decoding, strings
 from frontend.protocols.kserve_v2.resizing import resize
-from frontend.tensors.request import InputTensor
+from frontend.rendering import Steps
+from frontend.tensors.request import InputTensor, Plan
 from ipc import bytes_elements
 from ipc.datatypes import BYTES, DATATYPES
 from ipc.errors import BodyTooLarge, InvalidInput
@@ -96,14 +97,14 @@ class Images:
     where: str
     limits: Limits
 
-    def shape_of(self, data: bytes | memoryview) -> list[int]:
+    def plan(self, data: bytes | memoryview) -> Steps[Plan]:
         """By the headers of all images; what the model leaves open is as the first has it.
 
         Raises `InvalidInput` for what is no image, and `BodyTooLarge`.
         """
         self._check_nbytes([self.count, *(max(dim, 1) for dim in self.dims)])
         elements = bytes_elements.split(data, self.count, self.where)
-        width, height = self._check_headers(elements)
+        width, height, pixels = yield from self._check_headers(elements)
         channels, fixed_height, fixed_width = self._parted(self.dims)
         height = height if fixed_height < 0 else fixed_height
         width = width if fixed_width < 0 else fixed_width
@@ -113,9 +114,9 @@ class Images:
             channels = picture_decoding.channels_of(bytes(elements[0]), f"{self.where}: image 0")
         each = (channels, height, width) if self.transposed else (height, width, channels)
         self._check_nbytes([self.count, *each])
-        return [self.count, *each]
+        return Plan([self.count, *each], pixels)
 
-    def write(self, data: bytes | memoryview, shape: list[int], place: memoryview) -> None:
+    def write(self, data: bytes | memoryview, shape: list[int], place: memoryview) -> Steps[None]:
         """Decode one image after another into the place. Raises `InvalidInput` for one that does not fit the model."""
         dtype = np.dtype(DATATYPES[self.datatype].array)
         made = np.frombuffer(place, dtype).reshape(shape)
@@ -124,8 +125,10 @@ class Images:
             where = f"{self.where}: image {index}"
             pixels = picture_decoding.decode(bytes(element), where)
             self._check_pixels(pixels, (channels, height, width), where)
+            yield
             image = _cast(resize(pixels, height, width), dtype)
             made[index] = image.transpose(2, 0, 1) if self.transposed else image
+            yield
 
     def _parted(self, dims: tuple[int, ...]) -> tuple[int, int, int]:
         """Channels, height and width among the dims of one image."""
@@ -143,8 +146,8 @@ class Images:
                 f"the limit is {most} (limits.max_body_bytes)"
             )
 
-    def _check_headers(self, elements: list[memoryview]) -> tuple[int, int]:
-        """Width and height of the first image, after a look at the headers of all."""
+    def _check_headers(self, elements: list[memoryview]) -> Steps[tuple[int, int, int]]:
+        """Width and height of the first image, and the pixels of all, after a look at all headers."""
         limits, pixels = self.limits, 0
         first: tuple[int, int] | None = None
         for index, element in enumerate(elements):
@@ -157,6 +160,7 @@ class Images:
             assert size is not None
             first = first or size
             pixels += size[0] * size[1]
+            yield
         most = limits.max_image_pixels * limits.max_images
         if pixels > most:
             raise InvalidInput(
@@ -164,7 +168,7 @@ class Images:
                 "(limits.max_image_pixels * limits.max_images)"
             )
         assert first is not None
-        return first
+        return *first, pixels
 
     def _check_pixels(self, pixels: np.ndarray, wanted: tuple[int, int, int], where: str) -> None:
         channels, height, width = wanted

@@ -21,7 +21,7 @@ from frontend.protocols.kserve_v2.arriving import Arrived, Arriving
 from frontend.protocols.kserve_v2.headers import Forwarding
 from frontend.protocols.kserve_v2.paths import Target
 from frontend.protocols.kserve_v2.reading import InferRequest
-from frontend.rendering import off_loop, off_loop_if
+from frontend.rendering import at_once, in_steps, off_loop
 from frontend.responding import send_parts
 from frontend.services import Services
 from frontend.tensors import served as served_models
@@ -129,8 +129,8 @@ class InferResource:
         began = time.perf_counter()
         try:
             words = self._settings.json_nonfinite == "words"
-            long = rendering.is_long(result, wanted)
-            answer = await off_loop_if(long, rendering.render, result, wanted, context.request_id, words)
+            steps = rendering.render(result, wanted, context.request_id, words)
+            answer = await in_steps(steps) if rendering.is_long(result, wanted) else at_once(steps)
             parts, encoding = await self._packed(req, answer)
             if len(parts) == 1:
                 reply.check()
@@ -156,5 +156,5 @@ class InferResource:
         if not encoding or nbytes < self._settings.compress_min_bytes:
             return answer.parts, ""
         if nbytes > LONG_NBYTES:
-            return [await off_loop(compression.pack, answer.parts, encoding)], encoding
-        return [compression.pack(answer.parts, encoding)], encoding
+            return [await in_steps(compression.pack(answer.parts, encoding))], encoding
+        return [at_once(compression.pack(answer.parts, encoding))], encoding

@@ -3,13 +3,13 @@
 1. Each output is an entry of the JSON: with `data`, or with the size of its bytes behind the JSON, in the order of the
    entries, or, when it was written to shared memory, with neither.
 2. Bytes of tensors are not copied here; they are views that leave with the response.
-3. JSON of numbers is made piece by piece, so that other threads get their turn.
+3. JSON of numbers is made piece by piece, so that others get their turn between two of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import orjson
 
 from frontend.protocols.kserve_v2 import strings
 from frontend.protocols.kserve_v2.reading import InferRequest
+from frontend.rendering import Steps
 from frontend.tensors.result import OutputTensor, TensorResult, TopClass
 from ipc import bytes_elements
 from ipc.datatypes import BYTES, DATATYPES
@@ -38,7 +39,7 @@ class Answer:
     json_nbytes: int
 
 
-def render(result: TensorResult, wanted: InferRequest, fallback_id: str, words: bool) -> Answer:
+def render(result: TensorResult, wanted: InferRequest, fallback_id: str, words: bool) -> Steps[Answer]:
     """The body of an answer.
 
     `fallback_id` is sent when the client gave none. `words` allows NaN and infinities in JSON, by their names.
@@ -59,7 +60,8 @@ def render(result: TensorResult, wanted: InferRequest, fallback_id: str, words: 
             if data.nbytes:
                 tail.append(data)
         else:
-            entry["data"] = orjson.Fragment(json_of(data, datatype, shape, f"output '{name}'", words))
+            text = yield from json_of(data, datatype, shape, f"output '{name}'", words)
+            entry["data"] = orjson.Fragment(text)
     body: dict[str, Any] = {
         "id": wanted.id or fallback_id,
         "model_name": result.model,
@@ -91,7 +93,7 @@ def told(output: OutputTensor, batches: bool) -> tuple[str, list[int], memoryvie
     return output.datatype, output.shape, output.data
 
 
-def json_of(data: memoryview, datatype: str, shape: Sequence[int], where: str, words: bool) -> bytes:
+def json_of(data: memoryview, datatype: str, shape: Sequence[int], where: str, words: bool) -> Steps[bytes]:
     """A tensor as a flat JSON list. Raises `InvalidInput` for what JSON cannot say."""
     if datatype == BYTES:
         return _strings(data, shape, where)
@@ -101,23 +103,28 @@ def json_of(data: memoryview, datatype: str, shape: Sequence[int], where: str, w
     elif datatype == "BOOL":
         values = values.view(np.uint8) != 0
     if datatype in _FLOATS and not np.isfinite(values).all():
-        return _with_words(values, where, words)
-    return b"[" + b",".join(_pieces(values)) + b"]"
+        return (yield from _with_words(values, where, words))
+    text = yield from _numbers(values)
+    return b"[" + text + b"]"
 
 
-def _pieces(values: np.ndarray) -> Iterator[bytes]:
+def _numbers(values: np.ndarray) -> Steps[bytes]:
+    pieces: list[bytes] = []
     for start in range(0, len(values), PIECE_ELEMENTS):
-        yield orjson.dumps(values[start : start + PIECE_ELEMENTS], option=_NUMPY)[1:-1]
+        pieces.append(orjson.dumps(values[start : start + PIECE_ELEMENTS], option=_NUMPY)[1:-1])
+        yield
+    return b",".join(pieces)
 
 
-def _with_words(values: np.ndarray, where: str, words: bool) -> bytes:
+def _with_words(values: np.ndarray, where: str, words: bool) -> Steps[bytes]:
     if not words:
         raise InvalidInput(
             f"{where} holds NaN or infinity, which JSON does not know: request binary data for it "
             "(binary_data), or allow words with kserve.json_nonfinite"
         )
     finite = np.isfinite(values)
-    tokens = b",".join(_pieces(np.where(finite, values, 0))).split(b",")
+    text = yield from _numbers(np.where(finite, values, 0))
+    tokens = text.split(b",")
     for index in np.flatnonzero(~finite):
         value = values[index]
         tokens[index] = b"NaN" if np.isnan(value) else b"Infinity" if value > 0 else b"-Infinity"

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from frontend.rendering import Steps
+from frontend.tensors.request import Plan
 from frontend.tensors.result import OutputTensor, TensorResult
 from ipc import bytes_elements
 from ipc.datatypes import BYTES
@@ -51,7 +53,7 @@ class Rows:
     width: int
     where: str
 
-    def shape_of(self, data: bytes | memoryview) -> list[int]:
+    def plan(self, data: bytes | memoryview) -> Steps[Plan]:
         """Raises `InvalidInput` for strings that are too long, or that take much more as rows than they have."""
         where = self.where
         elements = bytes_elements.split(data, self.count, where)
@@ -61,14 +63,16 @@ class Rows:
         width = longest + 1 if width < 0 else width
         _check_nbytes(width * len(elements), where)
         _check_growth(width * len(elements), sum(map(len, elements)) + 4 * len(elements), where)
-        return [self.count, width]
+        yield
+        return Plan([self.count, width])
 
-    def write(self, data: bytes | memoryview, shape: list[int], place: memoryview) -> None:
+    def write(self, data: bytes | memoryview, shape: list[int], place: memoryview) -> Steps[None]:
         """Each string and zeros behind it."""
         made = np.frombuffer(place, np.uint8).reshape(shape)
         for row, element in zip(made, bytes_elements.split(data, self.count, self.where), strict=True):
             row[: len(element)] = np.frombuffer(element, np.uint8)
             row[len(element) :] = 0
+            yield
 
 
 @dataclass(slots=True, frozen=True)
@@ -78,14 +82,15 @@ class Packed:
     count: int
     where: str
 
-    def shape_of(self, data: bytes | memoryview) -> list[int]:
+    def plan(self, data: bytes | memoryview) -> Steps[Plan]:
         """Raises `InvalidInput` for strings that are too long together."""
         elements = bytes_elements.split(data, self.count, self.where)
         nbytes = self._table_nbytes + sum(map(len, elements))
         _check_nbytes(nbytes, self.where)
-        return [nbytes]
+        yield
+        return Plan([nbytes])
 
-    def write(self, data: bytes | memoryview, shape: list[int], place: memoryview) -> None:
+    def write(self, data: bytes | memoryview, shape: list[int], place: memoryview) -> Steps[None]:
         """The table, and the strings."""
         elements = bytes_elements.split(data, self.count, self.where)
         ends = np.cumsum(np.fromiter(map(len, elements), np.int64, self.count))
@@ -94,6 +99,7 @@ class Packed:
         for element in elements:
             place[at : at + len(element)] = element
             at += len(element)
+            yield
 
     @property
     def _table_nbytes(self) -> int:

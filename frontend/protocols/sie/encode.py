@@ -10,7 +10,7 @@ from frontend.context import RequestContext
 from frontend.options import check_options, resolve
 from frontend.protocols.sie.convert import EncodePlan, plan_encode
 from frontend.protocols.sie.flow import InferenceResource, timing_of
-from frontend.protocols.sie.items import check_items, inputs_of
+from frontend.protocols.sie.items import check_items, images_in, inputs_of
 from frontend.protocols.sie.outputs import outputs_of
 from frontend.protocols.sie.render import Answer, json_parts, msgpack_parts
 from frontend.protocols.sie.schemas import EncodeParams, EncodeRequest
@@ -35,6 +35,10 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
     def check(self, request: EncodeRequest, entry: ModelEntry) -> list[InputItem]:
         """The items as workers take them."""
         return inputs_of(request.items, entry, self.services.settings.limits)
+
+    def images(self, request: EncodeRequest) -> list[tuple[str, bytes]]:
+        """Those of the items."""
+        return images_in(request.items)
 
     def plan(
         self, request: EncodeRequest, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
@@ -68,7 +72,7 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
         answer = Answer(
             context.model,
             [item.id for item in request.items],
-            await outputs_of(reply, plan, context.deadline_ns),
+            await outputs_of(reply, plan),
             {error.index: {"code": error.code, "message": error.message} for error in reply.errors},
             beside,
         )

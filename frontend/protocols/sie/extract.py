@@ -19,7 +19,7 @@ from frontend.context import RequestContext
 from frontend.labels import check_labels, check_schema, distinct
 from frontend.options import check_options, resolve
 from frontend.protocols.sie.flow import InferenceResource
-from frontend.protocols.sie.items import check_items, inputs_of
+from frontend.protocols.sie.items import check_items, images_in, inputs_of
 from frontend.protocols.sie.schemas import ExtractParams, ExtractRequest
 from frontend.rendering import off_loop
 from frontend.sending import Part
@@ -77,6 +77,10 @@ class ExtractResource(InferenceResource[ExtractRequest, ExtractPlan]):
         return Asked(
             inputs_of(request.items, entry, limits), distinct(params.labels or []), params.output_schema
         )
+
+    def images(self, request: ExtractRequest) -> list[tuple[str, bytes]]:
+        """Those of the items."""
+        return images_in(request.items)
 
     def plan(
         self, request: ExtractRequest, entry: ModelEntry, inputs: Asked, status: ModelStatus

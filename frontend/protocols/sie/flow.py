@@ -21,6 +21,7 @@ from falcon.asgi import Request, Response
 from frontend.context import RequestContext
 from frontend.costs import characters_of, images_of
 from frontend.disconnect import until_disconnect
+from frontend.media import check_all
 from frontend.options import target_of
 from frontend.protocols.sie.ignored import warnings_of
 from frontend.protocols.sie.machine_profile import check_machine_profile
@@ -165,6 +166,8 @@ class InferenceResource(ABC, Generic[R, P]):
         if self.capability and self.capability not in entry.outputs:
             raise InvalidInput(f"model '{entry.id}' does not support {self.operation}")
         inputs = self.check(request, entry)
+        if "image" in entry.inputs:
+            await check_all(self.images(request), self.services.settings.limits)
         options = getattr(self.params_of(request), "options", None)
         target = target_of(entry, options, self.services.catalog)
         status = await engine.ensure_loaded(target.id, context.deadline_ns)
@@ -202,6 +205,10 @@ class InferenceResource(ABC, Generic[R, P]):
     @abstractmethod
     def check(self, request: R, entry: ModelEntry) -> Any:
         """The inputs as workers take them. Raises `InvalidInput` for what this model cannot take; nothing is loaded."""
+
+    def images(self, request: R) -> Sequence[tuple[str, bytes]]:
+        """JSON path and bytes of each image of a request that `check` took."""
+        return ()
 
     @abstractmethod
     def plan(self, request: R, entry: ModelEntry, inputs: Any, status: ModelStatus) -> P:

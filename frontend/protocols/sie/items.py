@@ -1,14 +1,14 @@
 """Items of a request to what workers take: texts and images.
 
 1. `check_items` refuses what no model could take.
-2. `inputs_of` refuses what this model does not take, and looks at the headers of images.
+2. `inputs_of` refuses what this model does not take.
+3. The headers of images (`images_in`) are looked at by `frontend.media`, where that takes long in a thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from frontend.media import check_image
 from frontend.protocols.sie.schemas import Item
 from frontend.texts import check_count, check_texts
 from ipc.catalog import ModelEntry
@@ -62,6 +62,17 @@ def _images(item: Item, where: str, limits: Limits) -> list[bytes]:
             )
         if image.data is None:
             raise InvalidInput(f"{place}.data: missing")
-        check_image(image.data, f"{place}.data", limits)
         found.append(image.data)
     return found
+
+
+def images_in(items: Sequence[Item], query: Item | None = None) -> list[tuple[str, bytes]]:
+    """JSON path and bytes of each image of items that `input_of` took."""
+    named = [(f"items[{index}]", item) for index, item in enumerate(items) if item.images]
+    if query is not None:
+        named.insert(0, ("query", query))
+    return [
+        (f"{where}.images[{index}].data", image.data or b"")
+        for where, item in named
+        for index, image in enumerate(item.images or ())
+    ]

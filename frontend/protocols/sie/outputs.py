@@ -17,9 +17,8 @@ from frontend import muvera
 from frontend.protocols.sie.arrays import append_map, append_pair, array_prefix, map_header, packed
 from frontend.protocols.sie.convert import EncodePlan
 from frontend.quantize import Quantized, quantize, shorten, to_half
-from frontend.rendering import off_loop
+from frontend.rendering import Steps, at_once, in_steps, off_loop
 from frontend.sending import Part
-from ipc import deadline
 from ipc.client import Reply
 
 INLINE_NBYTES = 1 << 20
@@ -184,18 +183,18 @@ async def dense_of(reply: Reply, dtype: str, dimensions: int | None) -> Dense:
     return dense
 
 
-async def outputs_of(reply: Reply, plan: EncodePlan, deadline_ns: int) -> list[Output]:
+async def outputs_of(reply: Reply, plan: EncodePlan) -> list[Output]:
     """The outputs that `plan` wants, in the contract's order; the lease ends when none of them lies in it.
 
-    Raises `DeadlineExceeded` when MUVERA takes longer than that.
+    Raises `DeadlineExceeded` when MUVERA takes longer than the request may.
     """
     tensors = reply.tensors()
     nbytes = sum(values.nbytes for values in tensors.values())
     converts = plan.muvera is not None or plan.output_dtype != "float32" or plan.dimensions is not None
     if converts and (nbytes > INLINE_NBYTES or plan.muvera is not None):
-        found = await off_loop(_convert, tensors, reply, plan, deadline_ns)
+        found = await in_steps(_convert(tensors, reply, plan))
     else:
-        found = _convert(tensors, reply, plan, deadline_ns)
+        found = at_once(_convert(tensors, reply, plan))
     originals = {id(values) for values in tensors.values()}
     if not any(
         isinstance(one, Dense | Multivector) and id(one.quantized.values) in originals for one in found
@@ -205,12 +204,10 @@ async def outputs_of(reply: Reply, plan: EncodePlan, deadline_ns: int) -> list[O
     return found
 
 
-def _convert(
-    tensors: dict[str, np.ndarray], reply: Reply, plan: EncodePlan, deadline_ns: int
-) -> list[Output]:
+def _convert(tensors: dict[str, np.ndarray], reply: Reply, plan: EncodePlan) -> Steps[list[Output]]:
     found: list[Output] = []
     if "dense" in plan.outputs:
-        dense = tensors["dense"] if plan.muvera is None else _fixed_width(tensors, reply, plan, deadline_ns)
+        dense = tensors["dense"] if plan.muvera is None else (yield from _fixed_width(tensors, reply, plan))
         found.append(_dense(dense, plan.output_dtype, plan.dimensions))
     if "sparse" in plan.outputs:
         values = tensors["sparse.values"]
@@ -230,15 +227,13 @@ def _dense(values: np.ndarray, dtype: str, dimensions: int | None) -> Dense:
     return Dense(quantize(cut, dtype), cut.shape[1])
 
 
-def _fixed_width(
-    tensors: dict[str, np.ndarray], reply: Reply, plan: EncodePlan, deadline_ns: int
-) -> np.ndarray:
+def _fixed_width(tensors: dict[str, np.ndarray], reply: Reply, plan: EncodePlan) -> Steps[np.ndarray]:
     """One vector per item from its token vectors."""
     assert plan.muvera is not None
     starts = [0, *accumulate(reply.rows("multivector"))]
     values = tensors["multivector"]
     found = np.empty((len(starts) - 1, plan.muvera.width(values.shape[1])), np.float32)
     for row, (start, stop) in zip(found, pairwise(starts), strict=True):
-        deadline.check(deadline_ns, "while MUVERA vectors were made")
+        yield
         row[:] = muvera.vector_of(values[start:stop], plan.muvera, is_query=plan.call.is_query)
     return found

@@ -16,7 +16,7 @@ import orjson
 
 from frontend.protocols.sie.arrays import array_header, map_header, packed
 from frontend.protocols.sie.outputs import INLINE_NBYTES, Output
-from frontend.rendering import off_loop
+from frontend.rendering import Steps, in_steps
 from frontend.sending import Part
 
 JSON_CHUNK_NBYTES = 256 << 10
@@ -88,7 +88,7 @@ async def msgpack_parts(answer: Answer, timing: Callable[[], dict[str, Any]]) ->
 async def json_parts(answer: Answer, timing: Callable[[], dict[str, Any]]) -> list[Part]:
     """The body as a list of bytes; `timing` is called at the end."""
     if answer.nbytes > INLINE_NBYTES:
-        items = await off_loop(lambda: list(_json_items(answer)))
+        items = await in_steps(_gathered(_json_items(answer)))
     else:
         items = list(_json_items(answer))
     return [
@@ -96,6 +96,14 @@ async def json_parts(answer: Answer, timing: Callable[[], dict[str, Any]]) -> li
         *items,
         b'],"timing":' + orjson.dumps(timing()) + b"," + orjson.dumps(answer.beside)[1:],
     ]
+
+
+def _gathered(pieces: Iterator[bytes]) -> Steps[list[bytes]]:
+    found: list[bytes] = []
+    for piece in pieces:
+        found.append(piece)
+        yield
+    return found
 
 
 def _json_items(answer: Answer) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ import numpy as np
 from frontend.context import RequestContext
 from frontend.options import Resolved, check_options, resolve
 from frontend.protocols.sie.flow import InferenceResource
-from frontend.protocols.sie.items import check_items, input_of, inputs_of
+from frontend.protocols.sie.items import check_items, images_in, input_of, inputs_of
 from frontend.protocols.sie.ranked import write
 from frontend.protocols.sie.schemas import Body, ScoreRequest
 from frontend.rendering import off_loop_if
@@ -141,6 +141,10 @@ class ScoreResource(ScoringResource[ScoreRequest]):
         limits = self.services.settings.limits
         query = input_of(request.query, "query", entry, limits)
         return Pairs(query, inputs_of(request.items, entry, limits))
+
+    def images(self, request: ScoreRequest) -> list[tuple[str, bytes]]:
+        """Those of query and items."""
+        return images_in(request.items, request.query)
 
     def resolve(self, request: ScoreRequest, entry: ModelEntry, items: int) -> Resolved:
         """Options and instruction stand at top level."""

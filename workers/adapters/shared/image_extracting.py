@@ -121,7 +121,9 @@ class ImageExtractAdapter(ExtractAdapter):
         try:
             return self.prepared(image, item, wanted)
         except (ValueError, TypeError, OverflowError) as error:
-            log.warning("a picture of %s pixels could not be processed", image.size, exc_info=error)
+            log.warning(
+                "a picture of %s pixels could not be processed (%s)", image.size, type(error).__name__
+            )
             return ItemFailure("INVALID_INPUT", "images[0]: this model's processor cannot use this picture")
 
     def on_device(self, array: Any) -> torch.Tensor:

@@ -72,7 +72,9 @@ def from_first_image(item: InputItem, process: Callable[[Any], T]) -> T | ItemFa
     try:
         return process(image)
     except (ArithmeticError, TypeError, ValueError) as error:
-        log.warning("an image of %d x %d pixels could not be processed", *image.size, exc_info=error)
+        log.warning(
+            "an image of %d x %d pixels could not be processed (%s)", *image.size, type(error).__name__
+        )
         return ItemFailure("INVALID_INPUT", "images[0]: the model's processor cannot take this image")
 
 

@@ -1,0 +1,32 @@
+"""A bound that callers share: no caller holds more of it than is free.
+
+One caller alone holds half of the places at most, two a third each, n callers 1/(n + 1) each: whoever comes next finds
+some. A single request may take all of them at once while they are free.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+
+class Places:
+    """`limit` places of one frontend."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = self.free = limit
+        self._held: Counter[str] = Counter()
+
+    def take(self, caller: str, count: int = 1) -> bool:
+        """Give `caller` more places; False when `caller` would hold more than are free now."""
+        if self._held[caller] + count > self.free:
+            return False
+        self._held[caller] += count
+        self.free -= count
+        return True
+
+    def give(self, caller: str, count: int = 1) -> None:
+        """`caller` gives places back."""
+        self._held[caller] -= count
+        self.free += count
+        if not self._held[caller]:
+            del self._held[caller]
