@@ -363,15 +363,15 @@ def read_entry(path: Path) -> ModelEntry:
     except RecursionError:
         text = "nested too deeply"
     except (ValueError, OverflowError) as error:
-        text = " ".join(str(error).replace(' in "<byte string>",', "").split())
+        text = " ".join(str(error).split())
     raise _bad(path, text, entry or _stand_in(data, raw))
 
 
 def _bad(path: Path, text: str, entry: ModelEntry | None) -> BadFile:
     """The mistake `text` with the line of its field."""
+    told = re.findall(r"\bline (\d+)", text)
     try:
-        deep = "nested too deeply" in text
-        line = 1 if deep else yaml_text.line_of(path.read_bytes(), _place_of(text))
+        line = int(told[-1]) if told else yaml_text.line_of(path.read_bytes(), _place_of(text))
     except OSError:
         line = 1
     return BadFile(path, line, text, entry)

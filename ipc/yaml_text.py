@@ -28,9 +28,7 @@ def decode(data: bytes) -> Any:
 
 def decode_with_lines(data: bytes) -> tuple[Any, dict[tuple[Any, ...], int]]:
     """As `decode`, and the lines of the keys of the first two levels, from 1: by `(section,)` and `(section, key)`."""
-    line = max((sum(map(len, _OPENING.findall(each))) for each in data.splitlines()), default=0)
-    if data.count(b"[") + data.count(b"{") > MOST_OPENED or line > MOST_OPENED:
-        raise ValueError(f"nested too deeply, or more than {MOST_OPENED} brackets")
+    _check_depth(data)
     try:
         loader = _LOADER(data)
         node = loader.get_single_node()
@@ -40,6 +38,12 @@ def decode_with_lines(data: bytes) -> tuple[Any, dict[tuple[Any, ...], int]]:
         return loader.construct_document(node), dict(_lines(loader, node, 2))
     except yaml.YAMLError as error:
         raise ValueError(_told(error)) from error
+
+
+def _check_depth(data: bytes) -> None:
+    line = max((sum(map(len, _OPENING.findall(each))) for each in data.splitlines()), default=0)
+    if data.count(b"[") + data.count(b"{") > MOST_OPENED or line > MOST_OPENED:
+        raise ValueError(f"nested too deeply, or more than {MOST_OPENED} brackets")
 
 
 def _refuse_repeated(root: yaml.Node) -> None:
@@ -85,13 +89,12 @@ def _told(error: yaml.YAMLError) -> str:
 def line_of(data: bytes, path: Sequence[str]) -> int:
     """The line, from 1, of the field `path` in a document that `decode` reads, or of the last part that is there.
 
-    The line of the mistake in a document that is no YAML. A part is searched at every depth below the one before.
+    A part is searched at every depth below the one before; the nearest counts. 1 for what is no document.
     """
     try:
-        node = yaml.compose(data)
-    except yaml.MarkedYAMLError as error:
-        return error.problem_mark.line + 1 if error.problem_mark is not None else 1
-    except (yaml.YAMLError, RecursionError):
+        _check_depth(data)
+        node = yaml.compose(data, _LOADER)
+    except (ValueError, yaml.YAMLError):
         return 1
     line = 1
     for part in path:
@@ -102,14 +105,22 @@ def line_of(data: bytes, path: Sequence[str]) -> int:
     return line
 
 
-def _field(node: yaml.Node | None, name: str) -> tuple[yaml.Node, yaml.Node] | None:
-    """Key and value of the field `name` nearest below `node`."""
-    level: list[yaml.Node] = [node] if node is not None else []
-    for _ in range(MOST_OPENED):
-        pairs = [pair for each in level if isinstance(each, yaml.MappingNode) for pair in each.value]
-        found = next((pair for pair in pairs if pair[0].value == name), None)
-        if found is not None or not level:
-            return found
-        lists = [child for each in level if isinstance(each, yaml.SequenceNode) for child in each.value]
-        level = [value for _, value in pairs] + lists
+def _field(root: yaml.Node | None, name: str) -> tuple[yaml.Node, yaml.Node] | None:
+    """Key and value of the field `name` nearest below `root`; aliases are followed once."""
+    level: list[yaml.Node] = [root] if root is not None else []
+    seen: set[int] = set()
+    while level:
+        below: list[yaml.Node] = []
+        for node in level:
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            if isinstance(node, yaml.MappingNode):
+                for key, value in node.value:
+                    if key.value == name:
+                        return key, value
+                    below.append(value)
+            elif isinstance(node, yaml.SequenceNode):
+                below += node.value
+        level = below
     return None

@@ -26,3 +26,13 @@ def test_deep_documents_are_refused(data: bytes, tmp_path: Path) -> None:
 
 def test_ordinary_documents_are_read() -> None:
     assert yaml_text.decode(b"a: [1, {b: c}]\nd:\n  - e\n") == {"a": [1, {"b": "c"}], "d": ["e"]}
+
+
+def test_the_line_of_a_field_is_found_below_aliases_and_in_cycles() -> None:
+    laughs = b"a: &a [x, x]\n" + b"".join(
+        b"%c: &%c [*%c, *%c]\n" % (n, n, n - 1, n - 1) for n in range(98, 122)
+    )
+    assert yaml_text.line_of(laughs + b"deep: {name: 1}\n", ["name"]) == 26
+    assert yaml_text.line_of(b"a: &a {b: *a}\nc:\n  d: 1\n", ["c", "d"]) == 3
+    assert yaml_text.line_of(b"a: 1\nb: [{c: 1},\n {d: 2}]", ["b", "d", "nothing"]) == 3
+    assert [yaml_text.line_of(data, ["a"]) for data in (*DEEP, b"{", b"")] == [1] * 6
