@@ -86,7 +86,7 @@ async def _unread() -> dict[str, Any]:
 def create(config: Settings | None = None) -> Application:
     """The application for `config` (the one that the arbiter accepted when None)."""
     chosen = configuration.current() if config is None else configuration.read(config)
-    services = Services(chosen.settings, chosen.catalog, chosen.access)
+    services = Services(chosen.settings, chosen.catalog, chosen.access, chosen.restrictions)
     known = protocols()
     middleware: list[Any] = [
         Lifespan(services),

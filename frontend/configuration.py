@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from frontend import listeners
 from frontend.access.gate import Gate
+from frontend.access.restricted import Restrictions
 from frontend.grpc import address
+from frontend.protocols.kserve_v2.headers import Forwarding
 from frontend.tracing import otlp
 from ipc import settings
 from ipc.catalog import Catalog, check_lists, check_lora_dirs
@@ -24,11 +26,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Settings, and the catalog and the API keys that they name."""
+    """Settings, and the catalog, the API keys and the secrets of restricted groups that they name."""
 
     settings: settings.Settings
     catalog: Catalog
     access: Gate
+    restrictions: Restrictions
 
 
 _accepted: Configuration | None = None
@@ -46,7 +49,13 @@ def read(config: settings.Settings | None = None) -> Configuration:
     check_lists(catalog, config.catalog.preload, config.catalog.pinned)
     check_models(catalog, config.repository)
     check_lora_dirs(config.catalog.lora_dirs)
-    return Configuration(config, catalog, Gate.of(config.server))
+    return Configuration(config, catalog, Gate.of(config.server), restrictions_of(config))
+
+
+def restrictions_of(config: settings.Settings) -> Restrictions:
+    """What the section `kserve` restricts. Raises `ConfigError` for what is wrong in the section."""
+    Forwarding(config.kserve.forward_headers)
+    return Restrictions.of(config.kserve.restricted_file)
 
 
 def accept() -> Configuration:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from frontend import context
 from frontend.access.gate import Gate
+from frontend.access.restricted import Restrictions
 from frontend.bodies import BodyReader
 from frontend.catalog_following import CatalogFollower
 from frontend.engine import Engine
@@ -37,6 +38,7 @@ class Services:
     settings: Settings
     catalog: Catalog
     access: Gate
+    restrictions: Restrictions = field(default_factory=Restrictions)
     drain: Drain = DRAIN
     started: bool = False
     started_at: float = field(default_factory=time.time)

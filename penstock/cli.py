@@ -14,6 +14,7 @@ from pathlib import Path
 
 from frontend import listeners, owning
 from frontend.access import keyfile
+from frontend.configuration import restrictions_of
 from frontend.tracing import otlp
 from ipc import processes, settings, sweep
 from ipc.errors import ConfigError
@@ -159,6 +160,7 @@ def _check(config: settings.Settings) -> int:
         keyfile.read(Path(config.server.keys_file))
     otlp.check(config.tracing)
     listeners.check(config.server)
+    restrictions_of(config)
     if wrong := catalog.mistakes(models):
         print("\n".join(f"penstock: {each}" for each in wrong), file=sys.stderr)
         return EXIT_CONFIG

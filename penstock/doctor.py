@@ -10,6 +10,7 @@ from pathlib import Path
 
 from frontend import listeners
 from frontend.access import keyfile
+from frontend.configuration import restrictions_of
 from frontend.server import descriptors
 from ipc import addresses, extras
 from ipc.errors import ConfigError, PenstockError
@@ -164,6 +165,13 @@ def _keys(config: Settings) -> Iterator[Finding]:
     yield True, f"API keys: {len(entries)} in {config.server.keys_file}, {admins} with the scope admin"
 
 
+def _restricted(config: Settings) -> Iterator[Finding]:
+    try:
+        restrictions_of(config)
+    except ConfigError as error:
+        yield False, error.message
+
+
 CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
     _versions,
     _devices,
@@ -174,6 +182,7 @@ CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
     _catalog,
     _libraries,
     _keys,
+    _restricted,
 )
 
 

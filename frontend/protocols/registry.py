@@ -63,7 +63,7 @@ def grpc_services(services: Services) -> list[GrpcService]:
     from frontend.protocols.kserve_v2.grpc.service import KserveService
     from frontend.protocols.trtis_v1.grpc.service import TrtisService
 
-    return [KserveService(services.settings.kserve), TrtisService(services)]
+    return [KserveService(services.settings.kserve, services.restrictions), TrtisService(services)]
 
 
 def protocol_of(path: str, known: Sequence[WireProtocol]) -> WireProtocol:

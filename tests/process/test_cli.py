@@ -296,6 +296,36 @@ def test_gunicorn_itself_refuses_a_mistake_with_exit_code_3(environment: dict[st
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("RESTRICTED_FILE", "- apis: [everything]\n", "kserve.restricted_file {}: "),
+        ("RESTRICTED_FILE", None, "kserve.restricted_file {}: No such file or directory"),
+        ("FORWARD_HEADERS", "(", "kserve.forward_headers: not a regular expression: "),
+    ],
+)
+def test_a_mistake_in_what_restricts_or_forwards_is_one_sentence_before_anything_starts(
+    environment: dict[str, str], tmp_path: Path, name: str, text: str | None, told: str
+) -> None:
+    file = tmp_path / "restricted.yaml"
+    if text is not None:
+        file.write_text(text)
+        file.chmod(0o600)
+    mistaken = environment | {f"PENSTOCK_KSERVE__{name}": str(file) if name == "RESTRICTED_FILE" else "("}
+    for command in (["gunicorn", "-c", "gunicorn.conf.py"], ["penstock", "check", *map(str, FAKES)]):
+        done = subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=ROOT,
+            env=mistaken,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == EXIT_CONFIG
+        assert done.stderr.startswith("penstock: " + told.format(file)) and done.stderr.count("\n") == 1
+
+
 def test_an_unknown_command_line_ends_with_2(environment: dict[str, str]) -> None:
     assert penstock(environment, "swerve").returncode == 2
     assert penstock(environment, "serve", "--device", "tpu").returncode == 2

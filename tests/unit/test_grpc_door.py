@@ -128,7 +128,7 @@ async def running(root: Path, gate: Gate, **settings: str) -> AsyncIterator[Runn
     made.recorder = SimpleNamespace(  # type: ignore[assignment]
         finished=lambda *_: None, refused=lambda *_: None, called=lambda *_: None, in_flight=lambda *_: None
     )
-    server = GrpcServer(made, [KserveService(made.settings.kserve), TrtisService(made)])
+    server = GrpcServer(made, [KserveService(made.settings.kserve, made.restrictions), TrtisService(made)])
     await server.start()
     try:
         yield Running(server, port)

@@ -140,9 +140,11 @@ def bilinear(values: np.ndarray[Any, Any], height: int, width: int) -> np.ndarra
 @pytest.mark.parametrize("deep", [False, True])
 def test_resizing_is_bilinear_with_half_pixel_centres(size: tuple[int, int], deep: bool) -> None:
     made = pixels(3, deep)
-    found = resize(made, *size)
-    assert found.dtype == made.dtype
-    assert np.abs(found - bilinear(made, *size)).max() <= 0.51
+    expected = bilinear(made, *size)
+    found = resize(made, *size, made.dtype)
+    assert found.dtype == made.dtype and np.abs(found - expected).max() <= 0.51
+    found = resize(made, *size, np.dtype(np.float32))
+    assert found.dtype == np.float32 and np.abs(found - expected).max() <= 0.01 * (1 + 50 * deep)
 
 
 def model(dims: tuple[int, ...], datatype: str = "FP32", layout: str = "NHWC", batch: int = 8) -> ModelConfig:
@@ -179,6 +181,18 @@ def test_values_are_cast_and_not_scaled(datatype: str, deep: bool) -> None:
     made = pixels(1, deep)
     _, found = converted(model((7, 6, 1), datatype), png(made))
     assert (found == made).all()
+
+
+@pytest.mark.parametrize(
+    ("datatype", "most"), [("FP32", 1e-4), ("FP16", 0.07), ("UINT8", 0.51), ("INT8", 0.51)]
+)
+def test_a_picture_is_cast_before_it_is_resized(datatype: str, most: float) -> None:
+    made = pixels(3, False)
+    _, found = converted(model((5, 9, 3), datatype), png(made))
+    cast = made.clip(0, 127) if datatype == "INT8" else made
+    expected = bilinear(cast[:, :, ::-1], 5, 9)
+    assert np.abs(found[0].astype(np.float64) - expected).max() <= most
+    assert datatype not in ("FP32", "FP16") or (found[0] % 1).any(), "values between the integers stay"
 
 
 def test_a_dynamic_size_is_that_of_the_first_image() -> None:

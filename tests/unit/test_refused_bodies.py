@@ -143,7 +143,7 @@ def test_a_refused_message_is_freed_at_once(
 
     async def test() -> None:
         server, streams = Server([], Door(made.access, made.settings)), Streams(8)
-        for service in (KserveService(made.settings.kserve), TrtisService(made)):
+        for service in (KserveService(made.settings.kserve, made.restrictions), TrtisService(made)):
             mount(server, made, service, streams)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

@@ -8,7 +8,6 @@ from typing import Any
 import falcon
 import falcon.asgi
 
-from frontend.access.restricted import Restrictions
 from frontend.protocols.kserve_v2 import errors
 from frontend.protocols.kserve_v2.model_server import ConfigStatusResource, ReloadResource
 from frontend.protocols.kserve_v2.models import ModelsResource
@@ -27,8 +26,8 @@ class KserveProtocol:
     prefixes: Sequence[str] = ("/v2", "/v1/config")
 
     def mount(self, app: falcon.asgi.App[Any, Any], services: Services) -> None:
-        """Add the routes. Raises `ConfigError` for a wrong `kserve` section."""
-        restrictions = Restrictions.of(services.settings.kserve.restricted_file)
+        """Add the routes."""
+        restrictions = services.restrictions
         given = (services, restrictions)
         server = ServerResource(*given)
         for path in ("/v2", "/v2/"):

@@ -2,8 +2,8 @@
 
 1. A model input of four dimensions that is sent as BYTES holds one JPEG or PNG image per element. Headers are looked at
    first: size and pixels of each image and of all of them are bounded before anything is decoded (`frontend.media`).
-2. Images are decoded as OpenCV does when it leaves them unchanged (`picture_decoding`), brought to the model's height
-   and width, and cast to its datatype. Values stay what they are: no scaling, no mean.
+2. Images are decoded as OpenCV does when it leaves them unchanged (`picture_decoding`), cast to the model's datatype,
+   and brought to its height and width. Values stay what they are: no scaling, no mean.
 3. A model input of UINT8 with one or two dimensions that is sent as BYTES holds one string per element (`strings`).
 
 `defer` only says what inputs will be. They are made when the request was checked and there is room for them, where the
@@ -126,7 +126,7 @@ class Images:
             pixels = picture_decoding.decode(bytes(element), where)
             self._check_pixels(pixels, (channels, height, width), where)
             yield
-            image = _cast(resize(pixels, height, width), dtype)
+            image = resize(_bounded(pixels, dtype), height, width, dtype)
             made[index] = image.transpose(2, 0, 1) if self.transposed else image
             yield
 
@@ -185,8 +185,9 @@ class Images:
             )
 
 
-def _cast(pixels: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _bounded(pixels: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Pixels that the datatype can hold, as a cast with saturation makes them."""
     if dtype.kind == "f":
-        return pixels.astype(dtype)
+        return pixels
     bounds = np.iinfo(dtype)
-    return pixels.clip(max(bounds.min, 0), min(bounds.max, np.iinfo(pixels.dtype).max)).astype(dtype)
+    return pixels.clip(max(bounds.min, 0), min(bounds.max, np.iinfo(pixels.dtype).max))

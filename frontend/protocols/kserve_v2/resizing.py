@@ -1,21 +1,25 @@
-"""Bilinear resizing with half-pixel centres and no filter over areas, as OpenCV's INTER_LINEAR does it."""
+"""Bilinear resizing with half-pixel centres and no filter over areas, as OpenCV's INTER_LINEAR does it.
+
+OpenVINO Model Server casts a picture to the datatype of the model before the resize, so that a float model gets the
+values between the integers. The same values come out here without a large copy: only integer results are rounded.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 
-def resize(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """`pixels` [h, w, channels] of an integer dtype as [height, width, channels] of the same dtype, rounded."""
+def resize(pixels: np.ndarray, height: int, width: int, dtype: np.dtype) -> np.ndarray:
+    """`pixels` [h, w, channels] of uint8 or uint16 as [height, width, channels] of `dtype`, which can hold them."""
     if pixels.shape[:2] == (height, width):
-        return pixels
+        return pixels.astype(dtype)
     # PERF: the order that makes the smaller array in between; it bounds memory for very wide or high images too.
     if height * pixels.shape[1] <= width * pixels.shape[0]:
         made = _along(_along(pixels, height, 0), width, 1)
     else:
         made = _along(_along(pixels, width, 1), height, 0)
-    rounded: np.ndarray = np.rint(made).astype(pixels.dtype)
-    return rounded
+    resized: np.ndarray = (made if dtype.kind == "f" else np.rint(made)).astype(dtype)
+    return resized
 
 
 def _along(values: np.ndarray, size: int, axis: int) -> np.ndarray:

@@ -24,9 +24,7 @@ class KserveService:
     protocol = "kserve"
     descriptor = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 
-    def __init__(self, kserve: Kserve) -> None:
-        """Raises `ConfigError` for a wrong `kserve` section."""
-        restrictions = Restrictions.of(kserve.restricted_file)
+    def __init__(self, kserve: Kserve, restrictions: Restrictions) -> None:
         table = _table(Infer(Forwarding(kserve.forward_headers)))
         self.methods: Mapping[str, Method] = {
             name: _restricted(method, api, restrictions) if kserve.restricted_file else method
