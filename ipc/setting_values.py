@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import Any
 
@@ -13,7 +12,6 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _DECIMAL = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _SHOWN = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
-_DIRECTORIES = ("dirs", "lora_dirs")
 
 
 def is_size(field: str) -> bool:
@@ -40,9 +38,9 @@ def shown_size(nbytes: int) -> str:
 
 
 def of_text(field: str, kind: Any, text: str) -> Any:
-    """What one text stands for: the parts of a list, a size in bytes, or the text."""
+    """What one text stands for: the parts of a list, with commas between them, a size in bytes, or the text."""
     if isinstance(inspect.type_info(kind), inspect.VarTupleType):
-        return [part for part in text.split(os.pathsep if field in _DIRECTORIES else ",") if part]
+        return [part.strip() for part in text.split(",") if part.strip()]
     return size(text) if is_size(field) else text
 
 

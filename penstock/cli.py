@@ -85,7 +85,7 @@ def flags_of(options: argparse.Namespace) -> dict[str, str]:
         if value is not None:
             flags[name] = str(value)
     if getattr(options, "catalog", None):
-        flags["catalog.dirs"] = os.pathsep.join(options.catalog)
+        flags["catalog.dirs"] = ",".join(options.catalog)
     for pair in getattr(options, "set", ()):
         name, found, value = pair.partition("=")
         if not found or "." not in name:

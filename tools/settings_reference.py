@@ -17,7 +17,8 @@ Made by `make docs` from `ipc/settings.py` and `config/server.yaml`.
 
 Precedence: default, then the file (`--config` or `PENSTOCK_CONFIG`), then the environment, then flags. `server.bind` is
 `PENSTOCK_SERVER__BIND` in the environment and `--set server.bind=...` on the command line, and so for every other.
-Several values of one setting are separated by commas, directories by colons; in the file they are lists.
+Several values of one setting, directories too, are separated by commas, and spaces beside a comma do not count; in
+the file they are lists, whose texts may hold commas.
 Sizes are bytes, or have a unit: B, KiB, MiB, GiB, TiB, and kB, MB, GB, TB by thousands.
 """
 

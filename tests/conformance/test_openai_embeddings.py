@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +21,7 @@ TEXTS = ["Hello, world!", "A man is playing a guitar on stage.", "naïve café �
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The shipped MiniLM, and two models that fail in known ways."""
-    dirs = os.pathsep.join((str(ROOT / "config" / "models"), str(FAKE_CATALOG)))
+    dirs = ",".join((str(ROOT / "config" / "models"), str(FAKE_CATALOG)))
     settings = {"catalog.dirs": dirs}
     with serving(tmp_path_factory.mktemp("openai"), (MODEL, "fake/echo", "fake/broken"), settings) as running:
         yield running

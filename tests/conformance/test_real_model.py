@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The shipped MiniLM and its variants."""
     place = tmp_path_factory.mktemp("real")
     write_variants(place / "catalog")
-    dirs = os.pathsep.join((str(ROOT / "config" / "models"), str(place / "catalog")))
+    dirs = ",".join((str(ROOT / "config" / "models"), str(place / "catalog")))
     with serving(place, (MODEL, HALF, PROMPTED), {"catalog.dirs": dirs}) as running:
         yield running
 

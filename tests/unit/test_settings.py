@@ -59,13 +59,13 @@ def test_text_is_converted_to_the_declared_types() -> None:
         environ={
             "PENSTOCK_WORKER__TRUST_REMOTE_CODE": "true",
             "PENSTOCK_WORKER__HANG_TIMEOUT_S": "2.5",
-            "PENSTOCK_CATALOG__DIRS": "/a:/b",
+            "PENSTOCK_CATALOG__DIRS": "/a:1, /b,",
             "PENSTOCK_CATALOG__MODELS": "one,two",
         }
     )
     assert found.worker.trust_remote_code is True
     assert found.worker.hang_timeout_s == 2.5
-    assert found.catalog.dirs == ("/a", "/b")
+    assert found.catalog.dirs == ("/a:1", "/b"), "one separator for all lists"
     assert found.catalog.models == ("one", "two")
 
 
