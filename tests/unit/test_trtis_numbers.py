@@ -59,8 +59,11 @@ def test_a_process_that_holds_every_lock_on_the_file_keeps_nobody_waiting(tmp_pa
         fcntl.lockf(held, fcntl.LOCK_EX)
         other = multiprocessing.get_context("fork").Process(target=_take, args=(paths, 2, queue))
         other.start()
-        assert queue.get(timeout=20) == [2, 3]
-        other.join(timeout=20)
+        try:
+            assert queue.get(timeout=20) == [2, 3]
+        finally:
+            other.kill()
+            other.join()
 
 
 def test_numbers_begin_at_one_when_the_server_starts_again(tmp_path: Path) -> None:

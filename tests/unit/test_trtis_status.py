@@ -12,12 +12,13 @@ import pytest
 from falcon.asgi import Response
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
+from frontend.protocols.trtis_v1 import server_status as server_status_module
 from frontend.protocols.trtis_v1.server_status import is_ready, server_status
 from frontend.protocols.trtis_v1.status import StatusResource, _set
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.services import Services
 from frontend.tensors.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
-from ipc.catalog import DirectorySource
+from ipc.catalog import Catalog, DirectorySource
 from ipc.errors import InvalidInput
 from ipc.messages import ModelStatus
 from ipc.model_config import ModelConfig
@@ -169,6 +170,32 @@ def test_a_version_that_never_was_is_not_shown(tmp_path: Path) -> None:
     )
     assert shown(made) == {"m": {}} == shown(made, "m")
     assert not is_ready(made)
+
+
+def test_a_status_of_many_models_lets_others_have_turns_and_forgets_what_goes_meanwhile(
+    tmp_path: Path,
+) -> None:
+    names = [f"m{number:03}@1" for number in range(server_status_module.MODELS_AT_ONCE * 3)]
+    made = services_of(tmp_path, [repository_entry(name) for name in names], [loaded(name) for name in names])
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            if turns == 2:
+                made.catalog.replace(Catalog([repository_entry(name) for name in names[:-1]]))
+            await asyncio.sleep(0)
+
+    async def ask() -> pb.ServerStatus:
+        waiting = asyncio.create_task(others())
+        await asyncio.sleep(0)
+        found = await server_status(counted(made), "server")
+        waiting.cancel()
+        return found
+
+    found = asyncio.run(ask())
+    assert turns >= 3 and sorted(found.model_status) == [name[:-2] for name in names[:-1]]
 
 
 EXPLICIT = {"repository__control": "explicit"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import time
@@ -23,8 +24,10 @@ from ipc.protos import trtis_v1_pb2 as pb
 from ipc.repository.entries import RepositoryEntry
 
 _CONFIGS: dict[str, tuple[ModelConfig, pb.ModelConfig]] = {}
-MOST_CONFIGS = 1024
+MOST_CONFIGS = 4096
 """Messages that are kept; models come and go by other names."""
+MODELS_AT_ONCE = 32
+"""Models of a status that are looked at before other requests have a turn."""
 _READY_STATES = {
     "READY": pb.ModelReadyState.MODEL_READY,
     "LOADING": pb.ModelReadyState.MODEL_LOADING,
@@ -85,8 +88,16 @@ async def server_status(services: Services, server_id: str, model: str = "") -> 
     status = pb.ServerStatus(
         id=server_id, version=version.VERSION, uptime_ns=_uptime_ns(), ready_state=ready_state(services)
     )
-    for name in names:
-        _add_model(status.model_status[name], services, name, statistics, former)
+    for number, name in enumerate(names):
+        if number % MODELS_AT_ONCE == MODELS_AT_ONCE - 1:
+            await asyncio.sleep(0)
+        try:
+            _add_model(status.model_status[name], services, name, statistics, former)
+        except InvalidInput:
+            if model:
+                raise
+            # The model was taken away since the names were listed.
+            del status.model_status[name]
     _add_calls(status, statistics)
     return status
 
