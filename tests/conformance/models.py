@@ -52,7 +52,7 @@ ENTRIES = (
     _entry(
         "org/profiled",
         16,
-        outputs={"dense": {"dims": 16, "similarity": "dot"}},
+        outputs={"dense": {"similarity": "dot"}},
         runtime={"instruction": "from the model"},
         profiles={
             "byte": {"runtime": {"output_dtype": "int8", "instruction": "from the profile"}},

@@ -183,7 +183,7 @@ MARKS = ("<image>", "<|image_pad|>", "<|video_pad|>", "<pad> <bos>", "<|vision_s
 def test_marks_of_the_model_in_a_query_are_tokens_unless_they_stand_for_an_image(
     server: Server, pages: dict[str, Pages], model: str, mark: str, text: str
 ) -> None:
-    found = items_of(server, model, [f"a {text} b", picture(1)])
+    found = items_of(server, model, [f"a {text} b", picture(1)], item_errors=True)
     assert_rows(found[1]["multivector"]["values"], pages[model].vectors(picture(1)))
     if text == mark:
         assert found[0]["error"]["code"] == "INVALID_INPUT" and mark in found[0]["error"]["message"]

@@ -242,12 +242,19 @@ def test_findings_are_json_texts_and_labels_may_be_given_in_three_ways(where: st
     assert json.loads(raw[8 + nbytes :])["entities"] == []
 
 
+def test_a_nul_in_a_text_and_a_label_twice_are_accepted(tmp_path: Path) -> None:
+    made = services(tmp_path, _found())
+    ask(made, "finder", texts("text", "a\0b", "c"), texts("labels", "x", "y", "x"))
+    call = call_of(made)
+    assert isinstance(call, ExtractCall)
+    assert ([item.text for item in call.items], call.labels) == (["a\0b", "c"], ["x", "y"])
+
+
 ONE = [texts("text", "a")]
 PAIR = [texts("query", "q"), texts("documents", "a")]
 REFUSED: dict[str, tuple[str, list[InputTensor], dict[str, Parameter], str]] = {
     "no input": ("encoder", [], {}, "model 'encoder' needs the input 'text' or 'image'"),
     "no UTF-8": ("plain", [texts("text", b"ok", b"\xff")], {}, "input 'text' element 1: no UTF-8"),
-    "NUL": ("plain", [texts("text", "a\0b")], {}, "input 'text' element 0: NUL character at offset 1"),
     "too long a text": (
         "plain",
         [texts("text", "x" * 101)],
@@ -338,12 +345,6 @@ REFUSED: dict[str, tuple[str, list[InputTensor], dict[str, Parameter], str]] = {
         [texts("text", "a"), texts("labels", "x")],
         {"labels": "y"},
         "labels: given as input 'labels' and as a parameter",
-    ),
-    "label twice": (
-        "finder",
-        [texts("text", "a"), texts("labels", "x", "x")],
-        {},
-        "input 'labels'[1]: the same label",
     ),
     "more labels than allowed, before they are read": (
         "finder",
