@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Coroutine
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -17,12 +17,14 @@ import msgspec
 from frontend.context import RequestContext
 from frontend.disconnect import until_disconnect
 from frontend.recording import Recorder
+from frontend.rendering import off_loop_if
+from frontend.repeats import firsts_of
 from frontend.server.drain import Drain
 from ipc.catalog import Catalog, ModelEntry, preloaded_names
 from ipc.channel import Payload
 from ipc.client import Client, PartStream, Reply, Request
 from ipc.errors import InputRefused, WorkerCrashed
-from ipc.messages import Call, ModelStatus
+from ipc.messages import Call, InferCall, InputItem, ModelStatus
 from ipc.settings import Settings
 
 T = TypeVar("T")
@@ -108,7 +110,20 @@ class Engine:
         with self.recorder.in_flight(model, request.lane):
             reply = await self._answered(self.client.call(request), scope)
         self._note(context, reply)
+        if not isinstance(call, InferCall) and len(call.items) > 1:
+            await self._unify(reply, call.items, request.lane == "bulk")
         return reply
+
+    @staticmethod
+    async def _unify(reply: Reply, items: Sequence[InputItem], large: bool) -> None:
+        """Equal items get equal results."""
+        try:
+            firsts = await off_loop_if(large, firsts_of, items, {error.index for error in reply.errors})
+            if firsts is not None:
+                await off_loop_if(large, reply.repeat, firsts)
+        except BaseException:
+            reply.release()
+            raise
 
     @asynccontextmanager
     async def stream(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
+import msgspec
 import numpy as np
 
 from ipc import tensors
@@ -55,6 +58,7 @@ class Reply:
         self._channel, self._arena = channel, delivery.arena
         self._result = delivery.result
         self._inline = memoryview(delivery.inline)
+        self._copies: dict[str, np.ndarray] | None = None
         block = delivery.result.block
         if block is not None and delivery.arena is not None:
             self._bytes = delivery.arena.data(block.offset, block.nbytes, block.generation)
@@ -102,9 +106,30 @@ class Reply:
         return self._arena is not None
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Read-only views by name; valid while the lease is held."""
+        """Read-only views by name; valid while the lease is held. Private copies after `repeat`."""
+        if self._copies is not None:
+            return self._copies
         views = {ref.name: tensors.view(self._bytes, ref) for ref in self._result.tensors}
         return views | {ref.name: tensors.view(self._inline, ref) for ref in self._result.loose}
+
+    def repeat(self, firsts: Sequence[int]) -> None:
+        """Give each item the rows of item `firsts[index]`, in private copies; the lease ends.
+
+        Raises `LeaseRevoked` when the block was taken back meanwhile.
+        """
+        copies = {}
+        for name, values in self.tensors().items():
+            counts = self._result.rows.get(name)
+            if counts is None:
+                copies[name] = values[list(firsts)]
+            else:
+                starts = [0, *accumulate(counts)]
+                copies[name] = np.concatenate([values[starts[at] : starts[at] + counts[at]] for at in firsts])
+        self.check()
+        self.release()
+        self._copies = copies
+        rows = {name: [counts[at] for at in firsts] for name, counts in self._result.rows.items()}
+        self._result = msgspec.structs.replace(self._result, rows=rows)
 
     @property
     def infos(self) -> list[TensorInfo]:

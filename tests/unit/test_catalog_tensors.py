@@ -191,8 +191,9 @@ def test_vectors_can_be_ranked(tmp_path: Path) -> None:
 
 def test_pictures_alone_or_beside_texts(tmp_path: Path) -> None:
     made = services(tmp_path, ArrayReply({"dense": DENSE}))
-    ask(made, "pictures", texts("image", PNG, PNG))
-    assert call_of(made).items == [InputItem(None, None, [PNG])] * 2
+    other = PNG + b"more"
+    ask(made, "pictures", texts("image", PNG, other))
+    assert call_of(made).items == [InputItem(None, None, [PNG]), InputItem(None, None, [other])]
     ask(made, "encoder", texts("text", "a", "b"), texts("image", PNG, PNG), wanted=want("dense"))
     assert call_of(made).items == [InputItem("a", None, [PNG]), InputItem("b", None, [PNG])]
 
