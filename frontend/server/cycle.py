@@ -2,12 +2,15 @@
 
 - A body message above `SLICE_BYTES` is written in slices, each after the transport has drained, so that at most
   `WRITE_HIGH_WATER_BYTES + SLICE_BYTES` (plus chunk framing) wait in user space for a slow reader.
+- The head leaves with the first piece of the body in one write, so that a process that is killed in between leaves no
+  answer cut in two: a proxy could not send such a request again.
 - The response says `Connection: close` when the process drains, or when the request body has not arrived completely.
   That is decided when the response starts, the last moment at which it can be said.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
 SLICE_BYTES = 512 * 1024
 WRITE_HIGH_WATER_BYTES = 448 * 1024
+_JOINED_BYTES = 64 * 1024
+"""PERF: a longer first piece is written behind the head rather than copied with it."""
 
 
 class _LingeringClose:
@@ -30,6 +35,41 @@ class _LingeringClose:
         self.write = protocol.transport.write
         self.is_closing = protocol.transport.is_closing
         self.close = protocol.linger
+
+
+class _HeadWithBody:
+    """Stands in for the transport of a response: holds the head until the next write, or the next turn of the loop."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport, self._head = transport, b""
+        self.is_closing = transport.is_closing
+        self._later: asyncio.Handle | None = None
+
+    def write(self, data: bytes) -> None:
+        """The first call brings the head."""
+        if self._later is None:
+            self._head, self._later = data, asyncio.get_running_loop().call_soon(self.flush)
+        elif self._head and len(data) <= _JOINED_BYTES:
+            self._transport.write(self._taken() + data)
+        else:
+            self.flush()
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        """Write the head if it is still held."""
+        if self._head:
+            self._transport.write(self._taken())
+
+    def close(self) -> None:
+        """Write what is held and close."""
+        self.flush()
+        self._transport.close()
+
+    def _taken(self) -> bytes:
+        assert self._later is not None
+        self._later.cancel()
+        head, self._head = self._head, b""
+        return head
 
 
 class Cycle(RequestResponseCycle):
@@ -47,7 +87,7 @@ class Cycle(RequestResponseCycle):
             message_event=message_event,
             expect_100_continue=protocol.expect_100_continue,
             keep_alive=keep_alive,
-            on_response=protocol.on_response_complete,
+            on_response=self._complete,
         )
         self._protocol = protocol
         protocol.scope[CALLBACK_KEY] = None  # type: ignore[literal-required]
@@ -66,6 +106,12 @@ class Cycle(RequestResponseCycle):
             self.transport = _LingeringClose(self._protocol)  # type: ignore[assignment]
         elif self._protocol.drain.draining and not self._protocol.pipeline:
             self.keep_alive = False
+        self.transport = _HeadWithBody(self.transport)  # type: ignore[assignment]
+
+    def _complete(self) -> None:
+        if isinstance(self.transport, _HeadWithBody):
+            self.transport.flush()
+        self._protocol.on_response_complete()
 
     async def _send_sliced(self, body: bytes | memoryview, more_body: bool) -> None:
         view = memoryview(body).cast("B")

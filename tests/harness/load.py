@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -48,8 +48,10 @@ class Load:
         model: str = "fake/echo",
         keep_alive: bool = True,
         text: Callable[[int, int], str] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self._port, self._model, self._keep_alive = port, model, keep_alive
+        self._headers = {"Accept": "application/json", **(headers or {})}
         self._text = text or (lambda client, turn: f"client {client} turn {turn}")
         self._end = threading.Event()
         self.outcome = Outcome()
@@ -104,7 +106,7 @@ class Load:
         body = json.dumps({"items": [{"text": text}]}).encode()
         began = time.monotonic()
         try:
-            connection.request("POST", f"/v1/encode/{self._model}", body, {"Accept": "application/json"})
+            connection.request("POST", f"/v1/encode/{self._model}", body, self._headers)
             response = connection.getresponse()
             raw = response.read()
         except (OSError, http.client.HTTPException) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import statistics
 import threading
 import time
@@ -307,6 +308,14 @@ def test_expect_100_continue(server: Server) -> None:
         client.send(b"abc")
         assert client.reply().json["nbytes"] == 3
         assert client.ask().status == 200
+
+
+def test_head_and_body_leave_in_one_write(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        for _ in range(30):
+            connection.sendall(request("/echo"))
+            head, _, body = connection.recv(65536).partition(b"\r\n\r\n")
+            assert b"content-length: %d" % len(body) in head and body
 
 
 def test_offer_of_another_protocol_is_served_as_http_1(server: Server) -> None:
