@@ -11,9 +11,11 @@ from workers.loading import source
 def located(entry: ModelEntry, progress: source.Progress, *, cached_only: bool = False) -> Path:
     """The directory that holds the whole model, downloaded first if need be and not `cached_only`.
 
-    Raises `SourceError` for a model that is absent or damaged, and `DownloadFailed`.
+    Raises `SourceError` for a model that is absent, damaged, or wrong in its catalog file, and `DownloadFailed`.
     """
     where = entry.source
+    if entry.error:
+        raise source.SourceError(entry.error, "UNKNOWN")
     if isinstance(where, AdapterSource):
         return Path(where.path)
     if isinstance(where, DirectorySource):

@@ -28,7 +28,7 @@ class ProgressLine:
 
 def pull(entry: ModelEntry) -> int:
     """Fetch the files that the loaders read; 0 when the whole model is here afterwards, else 1."""
-    if not isinstance(entry.source, HubSource):
+    if not (entry.error or isinstance(entry.source, HubSource)):
         return _not_from_the_hub(entry)
     try:
         directory = located(entry, ProgressLine(entry.id))

@@ -151,13 +151,15 @@ def test_pull_names_what_went_wrong_and_goes_on_with_the_next_model(tmp_path: Pa
     )
     whole = {"config.json": b"{}", "model.safetensors": WEIGHTS}
     with hub({"org/cut": {**whole, "model.safetensors": WEIGHTS[:-1]}, "org/whole": whole}) as found:
-        done = pull(tmp_path, found.url, "my/absent", "my/cut", "my/whole", "my/here")
+        (tmp_path / "models" / "torn.yaml").write_text("id: my/torn\nsource: {\n")
+        done = pull(tmp_path, found.url, "my/absent", "my/cut", "my/whole", "my/torn", "my/here")
     assert done.returncode == 1
-    problems = [line for line in done.stderr.splitlines() if line.startswith("penstock: ")]
+    problems = [line for line in done.stderr.splitlines() if line.startswith("penstock: my/")]
     host = found.url.removeprefix("http://")
     assert problems[0].startswith(f"penstock: my/absent: NOT_FOUND: {host} has no such repository, ")
     assert "penstock: my/cut: UNKNOWN: model.safetensors is cut off" in problems[1]
-    assert problems[2] == "penstock: my/here: not from the hub, and its files are not here"
+    assert problems[2].startswith("penstock: my/torn: UNKNOWN: while parsing")
+    assert problems[3] == "penstock: my/here: not from the hub, and its files are not here"
     assert done.stdout.startswith("my/whole: ")
 
 
