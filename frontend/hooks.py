@@ -77,7 +77,7 @@ def on_starting(server: Any) -> None:
     except ConfigError as error:
         log.critical("%s", error.message)
         raise SystemExit(EXIT_CONFIG) from error
-    log.info("Penstock %s starts; run directory %s", VERSION, config.paths.root)
+    log.info("Penstock %s starts in %s", VERSION, config.paths.root)
     for name in sweep.sweep(config.paths):
         log.info("removed %s, left by an earlier run", name)
     announce.forget(config.paths)
@@ -124,6 +124,7 @@ def on_reload(server: Any) -> None:
 
 def on_exit(server: Any) -> None:
     """The arbiter ends: in embedded mode the supervisor drains the workers and sweeps after them."""
+    log.info("the frontends have ended; the server stops")
     write = getattr(server, "penstock_life_pipe", -1)
     if write >= 0:
         os.close(write)

@@ -225,7 +225,7 @@ class Endpoint:
                 log.warning("frontend %s (pid %d) could not be registered: %s", hello.slot, hello.pid, error)
                 return
             self._poller.register(session.pidfd, zmq.POLLIN)
-            log.info("frontend %s (pid %d) registered", session.slot, session.pid)
+            log.info("%s (pid %d) has joined", session.slot, session.pid)
         self._send(key, self._handler.welcome())
         if self._handler.draining:
             self._send(key, Leaving())
@@ -263,7 +263,7 @@ class Endpoint:
         for request in list(session.outstanding):
             self._handler.cancel(session, request)
         revoked = self.leases.revoke_session(session.key)
-        log.info("frontend %s dropped: %s; %d leases reclaimed", session.slot, why, revoked)
+        log.info("%s has left: %s; %d leases reclaimed", session.slot, why, revoked)
 
     def reply(self, key: bytes, result: Result, block: Block | None, inline: bytes | None) -> None:
         """Send a result, which says too that the inputs were read. Endpoint thread only.

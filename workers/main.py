@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 EXIT_CONFIG = 3
 EXIT_BUG = 70
 SLOT_WAIT_S = 2.0
+QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+"""Keeps model libraries from writing lines and bars between ours, unless the environment asks for them."""
 SWITCH_S = 0.0002
 
 
@@ -52,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         with _take_slot(config, options.slot):
             _serve(config, options.slot, options.life_fd)
     except (ConfigError, SlotTaken) as error:
-        sys.stderr.write(f"worker {options.slot}: {error.message}\n")
+        _refuse(f"worker {options.slot}: {error.message}")
         return EXIT_CONFIG
     except Exception:
         log.exception("worker %d ends on an unexpected error", options.slot)
@@ -60,6 +62,15 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_BUG
     logs.flush()
     return 0
+
+
+def _refuse(message: str) -> None:
+    """Say why this process does not start: as a log line, or plainly while the form of log lines is not known."""
+    if logging.getLogger().handlers:
+        log.critical("%s", message)
+        logs.flush()
+    else:
+        sys.stderr.write(f"{message}\n")
 
 
 def _take_slot(config: settings.Settings, slot: int) -> SlotLock:
@@ -87,6 +98,8 @@ def _serve(config: settings.Settings, slot: int, life_fd: int) -> None:
     # PERF: every token count has its own oneDNN primitives; making one costs a lone request more than a millisecond.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     # PERF: an answer is sent by another thread than the one that made it, which goes on computing meanwhile; at the
     # usual 5 ms every answer would wait until that thread rests.
     sys.setswitchinterval(SWITCH_S)

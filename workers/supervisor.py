@@ -150,7 +150,10 @@ def main(argv: list[str] | None = None) -> int:
         sweep.sweep(config.paths)
         return supervisor.exit_code
     except ConfigError as error:
-        sys.stderr.write(f"supervisor: {error.message}\n")
+        if logging.getLogger().handlers:
+            log.critical("%s", error.message)
+        else:
+            sys.stderr.write(f"supervisor: {error.message}\n")
         return EXIT_CONFIG
     finally:
         logs.flush()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import pytest
 from ipc.liveness import SlotLock
 from ipc.version import VERSION
 from penstock.cli import main
-from tests.harness.server import FAKE_CATALOG, ROOT, Server, free_port, wait_until
+from tests.harness.server import FAKE_CATALOG, ROOT, Server, alive, free_port, wait_until
 
 EXIT_CONFIG = 3
 FAKES = ("--catalog", str(FAKE_CATALOG), "--models", "fake/echo")
@@ -103,9 +105,23 @@ def served(tmp_path: Path, environment: dict[str, str]) -> Iterator[Server]:
         yield server
         assert server.stop() == 0
         server.assert_nothing_left()
+        assert strange_lines(server.log) == []
         assert not (here / "executed").exists(), (here / "executed").read_text()
     finally:
         server.kill_everything()
+
+
+LINE = re.compile(
+    r"\d\d:\d\d:\d\d (DEBUG|INFO|WARNING|ERROR|CRITICAL) +(arbiter|frontend|supervisor|worker)[-\d]* +\S"
+)
+
+
+def strange_lines(log: str) -> list[str]:
+    """Lines of a log as text that are neither in the form of all lines nor part of the start-up block."""
+    lines = log.splitlines()
+    first = next(at for at, line in enumerate(lines) if line.startswith("Penstock "))
+    last = next(at for at in range(first + 1, len(lines)) if not lines[at].startswith("  "))
+    return [line for line in lines[:first] + lines[last:] if not LINE.match(line)]
 
 
 def title_of(pid: int) -> str:
@@ -126,6 +142,10 @@ def test_serve_starts_a_server_with_the_settings_of_its_flags(served: Server) ->
     }
     assert [model["name"] for model in served.get("/v1/models").json()["models"]] == ["fake/echo"]
     wait_until(lambda: "8 MiB arena" in served.log, what="the start-up block")
+    before = served.frontend_pids()
+    served.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: not any(map(alive, before)) and served.frontend_pids(), 30, "the new frontend")
+    assert "reloading: new frontends start" in served.log
     unserved = "the catalog has the model, but this server does not serve 'fake/slow': start it with --models fake/slow"
     named = {"model": "fake/slow", "input": "x"}
     tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.server import Server, alive, make_server, serving, wait_until
+from tests.harness.server import ROOT, Server, alive, free_port, make_server, serving, wait_until
 
 
 @contextlib.contextmanager
@@ -48,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def test_the_start_up_block_is_printed_once_with_url_models_and_devices(server: Server) -> None:
-    wait_until(lambda: "run directory" in server.log, what="the block")
+    wait_until(lambda: " is ready\n" in server.log, what="the block")
     before = set(server.frontend_pids())
     server.process.send_signal(signal.SIGHUP)
     wait_until(lambda: not any(map(alive, before)), 20, "new frontends")
@@ -132,3 +133,21 @@ def test_a_short_wait_for_a_load_ends_with_503_model_loading(tmp_path: Path) -> 
         assert refused[1] >= 1
         wait_until(lambda: server.get("/readyz").status == 200, 20, "readiness")
         assert server.encode("fake/late", ["x"]).status == 200
+
+
+@pytest.mark.long
+def test_every_line_of_a_start_with_a_real_model_a_reload_and_a_stop_is_json(tmp_path: Path) -> None:
+    model = "sentence-transformers/all-MiniLM-L6-v2"
+    settings = {"log.format": "json", "grpc.enabled": "true", "grpc.bind": f"127.0.0.1:{free_port()}"}
+    with serving(tmp_path, (model,), settings, ROOT / "config" / "models") as server:
+        wait_until(lambda: " is ready; url " in server.log, what="the line of the start")
+        before = server.frontend_pids()
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: not any(map(alive, before)) and server.frontend_pids(), 30, "the new frontend")
+        wait_until(lambda: server.get("/readyz").status == 200, 20, "readiness")
+        assert server.stop() == 0
+        lines = [json.loads(line) for line in server.log.splitlines()]
+    assert all(line.keys() >= {"time", "level", "source", "message"} for line in lines)
+    assert {line["level"] for line in lines} == {"info"}
+    sources = {line["source"].partition("-")[0] for line in lines}
+    assert sources == {"arbiter", "frontend", "supervisor", "worker"}

@@ -174,7 +174,9 @@ def test_a_worker_holds_its_slot_and_outlives_a_restart_of_the_frontends(tmp_pat
         assert server.encode("fake/echo", ["kept"]).status == 200
         assert server.worker_pid() == worker.pid
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(20) == 0
+        # It says STOPPING before it ends, and says so again until somebody listens.
+        wait_until(lambda: found.worker.listen() and worker.poll() is not None, 20, "the end of the worker")
+        assert worker.returncode == 0
 
 
 @pytest.mark.long

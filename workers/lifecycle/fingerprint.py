@@ -22,6 +22,7 @@ import msgspec
 import torch
 
 from ipc.catalog import ModelEntry
+from ipc.version import VERSION
 
 log = logging.getLogger(__name__)
 
@@ -112,8 +113,8 @@ def _relevant(entry: ModelEntry) -> tuple[Any, ...]:
 
 
 def _versions() -> list[str]:
-    found = []
-    for name in ("torch", "transformers", "penstock"):
+    found = [VERSION]
+    for name in ("torch", "transformers"):
         try:
             found.append(version(name))
         except PackageNotFoundError:

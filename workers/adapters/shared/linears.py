@@ -64,7 +64,7 @@ def lay_out_linears(model: nn.Module) -> int:
                 setattr(parent, name, LaidOutLinear(child))
                 replaced += 1
     if replaced:
-        log.info("%d linear layers laid out for oneDNN", replaced)
+        log.debug("%d linear layers laid out for oneDNN", replaced)
     return replaced
 
 
@@ -81,7 +81,7 @@ def _is_better(linear: nn.Linear) -> bool:
         candidate = LaidOutLinear(linear)
         wanted, got = linear(rows).detach().float(), candidate(rows).detach().float()
     except RuntimeError as error:
-        log.info("oneDNN layout is not used: %s", str(error).partition("\n")[0])
+        log.debug("oneDNN layout is not used: %s", str(error).partition("\n")[0])
         return False
     if float((got - wanted).abs().max()) > TOLERANCE[linear.weight.dtype] * float(wanted.abs().max()):
         return False
