@@ -289,7 +289,9 @@ class Channel:
             self.credits = message
             self._changed()
         elif isinstance(message, Models):
-            self._set_models(message)
+            changed = {status.name: status for status in message.models}
+            kept = {name: status for name, status in self.models.items() if name not in message.gone}
+            self._set_models(kept | changed, message)
         elif isinstance(message, Stats):
             self.stats = message
         elif isinstance(message, Pong):
@@ -299,7 +301,7 @@ class Channel:
                 # NOTE: taken in now, since newer credits and states may lie right behind.
                 self.credits, self.device = message.credits, message.device
                 self.uuid, self.threads = message.uuid, message.threads
-                self._set_models(message)
+                self._set_models({status.name: status for status in message.models}, message)
                 self._mapping = self._loop.create_task(self._welcomed(message))
         elif isinstance(message, Leaving):
             self.leave()
@@ -334,8 +336,9 @@ class Channel:
         self._outstanding.end(entry[1])
         return entry[0]
 
-    def _set_models(self, message: Models | Welcome) -> None:
-        self.models = {status.name: status for status in message.models}
+    def _set_models(self, models: dict[str, ModelStatus], message: Models | Welcome) -> None:
+        # NOTE: always another dict: caches and threads hold the one before, which must not change.
+        self.models = models
         self.preloaded, self.free_bytes = message.preloaded, message.free_bytes
         self._changed()
 

@@ -114,6 +114,7 @@ class Endpoint:
         self._watched: dict[int, Callable[[], None]] = {}
         self._posted: deque[Callable[[], None]] = deque()
         self._stopping = False
+        self._next_tick = 0.0
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         """Call `callback` in the endpoint's thread whenever `fd` is readable."""
@@ -139,14 +140,17 @@ class Endpoint:
 
     def run(self) -> None:
         """The loop; returns after `stop`."""
-        next_tick = time.monotonic()
+        self._next_tick = time.monotonic()
         while not self._stopping:
-            wait_s = max(0.0, next_tick - time.monotonic())
+            wait_s = max(0.0, self._next_tick - time.monotonic())
             for fd, _ in self._poller.poll(int(wait_s * 1000) + 1 if wait_s else 0):
                 self._ready(fd)
-            if time.monotonic() >= next_tick:
-                next_tick = time.monotonic() + self._tick_s
+            if self._tick_is_due():
+                self._next_tick = time.monotonic() + self._tick_s
                 self._handler.tick()
+
+    def _tick_is_due(self) -> bool:
+        return time.monotonic() >= self._next_tick
 
     def close(self) -> None:
         """Close the socket and forget all sessions."""
@@ -160,16 +164,25 @@ class Endpoint:
         if fd is self._socket:
             self._receive()
         elif fd == self._wake:
-            os.eventfd_read(self._wake)
-            for _ in range(len(self._posted)):
-                self._posted.popleft()()
+            self._run_posted()
         elif isinstance(fd, int) and fd in self._watched:
             self._watched[fd]()
         elif isinstance(fd, int) and (session := self.sessions.by_fd(fd)) is not None:
             self.drop(session, "its process died")
 
+    def _run_posted(self) -> None:
+        """Run what other threads have posted. The tick, which tells that this process lives, comes in between."""
+        os.eventfd_read(self._wake)
+        for _ in range(len(self._posted)):
+            self._posted.popleft()()
+            if self._posted and self._tick_is_due():
+                os.eventfd_write(self._wake, 1)
+                return
+
     def _receive(self) -> None:
-        for _ in range(_BURST):
+        for number in range(_BURST):
+            if number and self._tick_is_due():
+                return
             received = router.receive(self._socket)
             if received is None:
                 return

@@ -13,7 +13,7 @@ import msgspec
 from ipc.field_names import FieldNames
 from ipc.model_config import ModelConfig
 
-VERSION = 5
+VERSION = 6
 LANES = ("interactive", "bulk")
 
 
@@ -260,11 +260,15 @@ class ModelStatus(Wire, frozen=True):
 
 
 class Credits(Wire, frozen=True, tag="credits"):
-    """How much cost this session may have in flight, what waits at the worker, and how fast it drains (cost/s)."""
+    """How much cost this session may have in flight, what waits at the worker, and how fast it drains (cost/s).
+
+    `step_s`: whole seconds for which the present step of the device runs.
+    """
 
     limit: int
     queued: int
     rate: float
+    step_s: int = 0
 
 
 class Welcome(Wire, frozen=True, tag="welcome"):
@@ -285,12 +289,14 @@ class Welcome(Wire, frozen=True, tag="welcome"):
 
 
 class Models(Wire, frozen=True, tag="models"):
-    """States of all models of this worker changed.
+    """States of these models of this worker changed; those of all others are as `Welcome` or an earlier message said.
 
-    `preloaded`: everything that is loaded at the start has been tried. `free_bytes`: what the memory budget has left.
+    `gone` names models that the worker knows no more. `preloaded`: everything that is loaded at the start has been
+    tried. `free_bytes`: what the memory budget has left.
     """
 
     models: list[ModelStatus]
+    gone: list[str] = []
     preloaded: bool = True
     free_bytes: int = 0
 

@@ -1,7 +1,8 @@
 """The one retry rule: pure work, nothing sent, time left, few attempts, and a budget.
 
-A request that was on the device when the worker died is a suspect and may run once more, alone. A bystander was only
-queued there: its losses do not count as attempts, but are bounded too.
+A request that was on the device when the worker died is a suspect and may run once more, alone, within the budget. A
+bystander was only queued there: its losses do not count as attempts and take nothing from the budget, since nothing ran
+for it and one death makes bystanders of all that waited. They are bounded by `MAX_LOSSES` and the deadline.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from ipc.errors import PenstockError, SequenceUnknown, WorkerCrashed, WorkerLost
 MAX_ATTEMPTS = 2
 MAX_LOSSES = 5
 BUDGET_RATIO = 0.2
-BUDGET_FLOOR = 256
+BUDGET_FLOOR = 512
 BUDGET_WINDOW_S = 10.0
 
 
 class RetryBudget:
-    """Retries may be at most a fifth of recent traffic (and always `BUDGET_FLOOR` per window)."""
+    """Second runs may be at most a fifth of recent traffic (and always `BUDGET_FLOOR` per window)."""
 
     def __init__(self) -> None:
         self._requests = 0.0
@@ -71,7 +72,8 @@ class Attempts:
         if self.runs >= MAX_ATTEMPTS:
             return WorkerCrashed("the worker process died twice on this input; it is refused for a while")
         self.avoid = {slot}
-        if self.losses > MAX_LOSSES or time.monotonic_ns() >= deadline_ns or not budget.take():
+        over = self.losses > MAX_LOSSES or time.monotonic_ns() >= deadline_ns
+        if over or (error.suspect and not budget.take()):
             return WorkerLost(
                 "the worker was lost and the request could not be tried again",
                 retry_after_s=error.retry_after_s,

@@ -1,4 +1,6 @@
-"""Which worker takes a request: model loaded, answering, in credit, and then the least outstanding cost.
+"""Which worker takes a request: model loaded, answering, in credit, then the one that is free first.
+
+A worker is free first by its outstanding cost, its rate, and for how long its present step runs already.
 
 A sequence goes to the worker that has its state, whatever else that has to do. When none fits, the error says why, and
 how long it will last: from the drain rate of the workers, or the load time.
@@ -92,7 +94,9 @@ def pick(
         open_ = [c for c in open_ if lora in c.models[model].loras] or open_
 
     def wait_s(channel: Channel) -> float:
-        return (channel.cost + channel.foreign_cost) / max(channel.credits.rate, 1.0)
+        # A step that has taken seconds may take as many more, whatever the rate says.
+        waiting = channel.cost + channel.foreign_cost
+        return channel.credits.step_s + waiting / max(channel.credits.rate, 1.0)
 
     return min(open_, key=lambda c: (wait_s(c), c.cost, c.slot))
 

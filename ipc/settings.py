@@ -105,7 +105,8 @@ class Worker(Section, frozen=True):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     torch_threads: Count = 0
     prepare_threads: Annotated[int, msgspec.Meta(gt=0, le=15)] = 2
-    hang_timeout_s: Seconds = 2.0
+    heartbeat_timeout_s: Seconds = 2.0
+    hang_timeout_s: Seconds = 60.0
     load_stall_s: Seconds = 300.0
     drain_timeout_s: Seconds = 25.0
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -217,7 +217,9 @@ class Executor:
         job = pieces[0].job
         tokens = sum(piece.prepared.cost for piece in pieces)
         predicted_s = self._rates[job.model].seconds_for(tokens)
-        self.activity.begin(batch_limit_s(self._settings.worker.hang_timeout_s, predicted_s, tokens))
+        awaited_s = max(piece.job.deadline_ns for piece in pieces) / 1e9 - time.monotonic()
+        hang_timeout_s = self._settings.worker.hang_timeout_s
+        self.activity.begin(batch_limit_s(hang_timeout_s, predicted_s, tokens, awaited_s))
         self._queue.device_busy()
         try:
             began, paused_ns = time.monotonic_ns(), self._interlude.total_ns

@@ -44,6 +44,7 @@ class ModelTable:
     ) -> None:
         """`run` executes a function on the device thread; `changed` is told of every new state."""
         self._device = device
+        self._told: dict[str, ModelStatus] = {}
         self._shelf = Shelf(settings, budget_of(settings, device), book, metrics, changed)
         self._keeper = Keeper(self._shelf, settings, slot, catalog, device, run, book, metrics)
         workers = settings.worker_count
@@ -73,6 +74,18 @@ class ModelTable:
     def told(self) -> list[ModelStatus]:
         """States of all models as frontends can read them: a state that breaks the schema is told as a failed one."""
         return [codec.sayable(status) for status in self.statuses()]
+
+    def changes(self) -> tuple[list[ModelStatus], list[str]]:
+        """States, as `told`, that are others than at the last call, and names of models that are gone since."""
+        waiting, names = self._shelf.changed, set[str]()
+        while waiting:
+            names.add(waiting.popleft())
+        device, hosts = str(self._device.torch), self._shelf.hosts
+        found = [hosts[name].status(device) for name in names if name in hosts]
+        changed = [status for status in found if self._told.get(status.name) != status]
+        gone = [name for name in names if name not in hosts and self._told.pop(name, None) is not None]
+        self._told.update({status.name: status for status in changed})
+        return [codec.sayable(status) for status in changed], gone
 
     @property
     def preloaded(self) -> bool:

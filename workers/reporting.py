@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ipc import copies
@@ -26,7 +27,8 @@ class Reporter:
         self._next = self._next_device = 0.0
         self._reclaimed = 0
         self._copied = copies.Reported()
-        self._names: set[str] = set()
+        self._shown: set[str] = set()
+        """Models whose gauges tell of work."""
         self._sequenced: set[str] = set()
 
     def tick(self, revoked: int) -> None:
@@ -67,21 +69,24 @@ class Reporter:
         metrics.gpu_energy.labels(*key).set(monitor.energy_j())
 
     def _queue(self) -> None:
+        """Queues and batches of the models that have any, or had some at the last look: a catalog may be long."""
         totals: dict[tuple[str, str], tuple[int, int, float]] = {}
         for model, lane, items, tokens, age in self._runtime.queue.snapshot():
             known = totals.get((model, lane), (0, 0, 0.0))
             totals[model, lane] = (known[0] + items, known[1] + tokens, max(known[2], age))
-        for status in self._runtime.models.statuses():
+        active = {model for model, _ in totals} | self._runtime.executor.batches.models()
+        shown, self._shown = self._shown | active, active
+        for model in shown:
             pending = 0
             for lane in LANES:
-                items, tokens, age = totals.get((status.name, lane), (0, 0, 0.0))
+                items, tokens, age = totals.get((model, lane), (0, 0, 0.0))
                 pending += items
-                self._metrics.queue_depth.labels(status.name, lane).set(items)
-                self._metrics.queue_tokens.labels(status.name, lane).set(tokens)
-                self._metrics.queue_oldest.labels(status.name, lane).set(age)
-            self._metrics.sie_queue_depth.labels(status.name).set(pending)
-            self._metrics.sie_request_queue.labels(status.name).set(pending)
-            self._batches(status.name)
+                self._metrics.queue_depth.labels(model, lane).set(items)
+                self._metrics.queue_tokens.labels(model, lane).set(tokens)
+                self._metrics.queue_oldest.labels(model, lane).set(age)
+            self._metrics.sie_queue_depth.labels(model).set(pending)
+            self._metrics.sie_request_queue.labels(model).set(pending)
+            self._batches(model)
 
     def _sequences(self) -> None:
         totals = dict.fromkeys(self._sequenced, (0, 0))
@@ -95,21 +100,21 @@ class Reporter:
 
     def _batches(self, model: str) -> None:
         """Budget, pace and fill of a model's batches; `sie_adaptive_batch_wait_ms` stays 0, nothing waits here."""
-        metrics, executor = self._metrics, self._runtime.executor
-        budget, (p50_ms, fill) = executor.budgets.tokens_of(model), executor.batches.pace_of(model)
-        metrics.budget.labels(model, metrics.worker).set(budget)
-        metrics.sie_adaptive_cost.labels(model).set(budget)
+        self._budget(model)
+        metrics, (p50_ms, fill) = self._metrics, self._runtime.executor.batches.pace_of(model)
         metrics.sie_adaptive_p50.labels(model).set(p50_ms)
         metrics.sie_adaptive_fill.labels(model).set(fill)
 
-    def models(self) -> None:
-        """States, load times and memory of all models; those that the catalog lost count as available."""
-        statuses = self._runtime.models.statuses()
-        names = {status.name for status in statuses}
-        lost = [ModelStatus(name, "available") for name in self._names - names]
-        self._names = names
+    def _budget(self, model: str) -> None:
+        budget = self._runtime.executor.budgets.tokens_of(model)
+        self._metrics.budget.labels(model, self._metrics.worker).set(budget)
+        self._metrics.sie_adaptive_cost.labels(model).set(budget)
+
+    def models(self, changed: Iterable[ModelStatus], gone: Iterable[str]) -> None:
+        """States, load times and memory of these models; those that the catalog lost count as available."""
+        lost = [ModelStatus(name, "available") for name in gone]
         self._metrics.model_budget.labels(self._metrics.worker).set(self._runtime.models.budget_bytes)
-        for status in (*statuses, *lost):
+        for status in (*changed, *lost):
             for state in STATES:
                 self._metrics.state.labels(status.name, self._metrics.worker, state).set(
                     status.state == state
@@ -117,5 +122,6 @@ class Reporter:
             self._metrics.load_progress.labels(status.name, self._metrics.worker).set(status.progress)
             self._metrics.load_seconds.labels(status.name, self._metrics.worker).set(status.load_s)
             self._metrics.memory.labels(status.name, self._metrics.worker).set(status.memory_bytes)
+            self._budget(status.name)
             self._metrics.sie_loaded.labels(status.name, self._device.uuid).set(status.state == "loaded")
             self._metrics.sie_memory.labels(status.name, self._device.uuid).set(status.memory_bytes)

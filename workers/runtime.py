@@ -102,13 +102,14 @@ class Runtime:
         self._parked: list[Job] = []
         self._slotless: list[Job] = []
         self._draining_until = 0.0
-        self._last_credits: tuple[int, int, int, int] | None = None
-        self._ready_sent = self._stopping_sent = False
+        self._last_credits: tuple[int, ...] | None = None
+        self._ready_sent = self._stopping_sent = self._announcing = False
 
     def run(self) -> None:
         """Serve until a drain has ended."""
         self.executor.start()
         self.models.start()
+        self._models_changed()
         self.endpoint.run()
         self.book.cancel_streams()
         self.models.close()
@@ -355,7 +356,9 @@ class Runtime:
         self._client_memory.tick()
         self._send_credits()
         if self.executor.activity.overdue():
-            log.critical("the device thread hangs; this process ends")
+            running_s, limit_s = self.executor.activity.running_s, self.executor.activity.limit_s
+            text = "the device thread hangs: a step runs for %.0f s, its batch may take %.0f s; this process ends"
+            log.critical(text, running_s, limit_s)
             logs.flush()
             os._exit(EXIT_HUNG)
         self._notify()
@@ -367,8 +370,8 @@ class Runtime:
             self._notify_stopping()
         self.notifier.send(watchdog=1)
         if not self._ready_sent and self.models.preloaded:
-            loaded = sum(1 for status in self.models.statuses() if status.state == "loaded")
-            status = f"{loaded}/{len(self.models.statuses())} models ready"
+            states = [status.state for status in self.models.statuses()]
+            status = f"{states.count('loaded')}/{len(states)} models ready"
             self._ready_sent = self.notifier.send(ready=1, status=status)
 
     def _notify_stopping(self) -> None:
@@ -381,20 +384,26 @@ class Runtime:
 
     def _credits(self) -> Credits:
         limit = self.queue.limit // max(1, len(self.endpoint.sessions))
-        return Credits(limit, self.queue.admitted, self.queue.rate.tokens_per_s)
+        step_s = int(self.executor.activity.running_s)
+        return Credits(limit, self.queue.admitted, self.queue.rate.tokens_per_s, step_s)
 
     def _send_credits(self) -> None:
         credits = self._credits()
         sessions = len(self.endpoint.sessions)
-        state = (credits.limit // 1024, credits.queued // 256, int(credits.rate) // 64, sessions)
+        rate = int(credits.rate) // 64
+        state = (credits.limit // 1024, credits.queued // 256, rate, credits.step_s, sessions)
         if state != self._last_credits:
             self._last_credits = state
             self.endpoint.broadcast(credits)
 
     def _models_changed(self) -> None:
-        """A model's state changed; called from the loading thread."""
-        self.endpoint.post(self._announce_models)
+        """States of models changed; called from any thread. What changes until the endpoint's turn is told at once."""
+        if not self._announcing:
+            self._announcing = True
+            self.endpoint.post(self._announce_models)
 
     def _announce_models(self) -> None:
-        self._reporter.models()
-        self.endpoint.broadcast(Models(self.models.told(), self.models.preloaded, self.models.free_bytes))
+        self._announcing = False
+        changed, gone = self.models.changes()
+        self._reporter.models(changed, gone)
+        self.endpoint.broadcast(Models(changed, gone, self.models.preloaded, self.models.free_bytes))

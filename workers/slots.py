@@ -99,7 +99,7 @@ class WorkerSlot:
         worker, now = self._settings.worker, time.monotonic()
         limit, since = worker.load_stall_s, self._heard
         if self.state == "ready":
-            limit = worker.hang_timeout_s
+            limit = worker.heartbeat_timeout_s
         elif self.state == "stopping":
             limit, since = worker.drain_timeout_s + STOP_GRACE_S, self._stopping_since
         if self.pidfd >= 0 and now - since > limit and not self._killed_for:

@@ -39,6 +39,10 @@ class BatchLog:
         self._records.append(BatchRecord(time.monotonic_ns(), seconds, model, items, tokens, budget))
         self.busy_s += seconds
 
+    def models(self) -> set[str]:
+        """Whose batches are among the last ones."""
+        return {record.model for record in self.records()}
+
     def pace_of(self, model: str) -> tuple[float, float]:
         """(median milliseconds, mean fill of the budget from 0 to 1) of a model's recent batches; 0 for none."""
         recent = [record for record in self.records() if record.model == model]

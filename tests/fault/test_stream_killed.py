@@ -176,7 +176,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             "repository.dirs": write_repository(place / "models", [MODEL]),
             "repository.allow_python": "true",
             "worker.healthy_after_s": 0.5,
-            "worker.hang_timeout_s": 20,
+            "worker.heartbeat_timeout_s": 20,
             "limits.restart_wait_s": 40,
             "limits.load_wait_s": 40,
         }

@@ -14,10 +14,16 @@ import pytest
 from tests.fault import serving
 from tests.harness.load import Load
 from tests.harness.server import Server, alive, wait_until
+from tests.tiny.programs import write_repository
 
 MODEL = "fake/slow"
 HANG_TIMEOUT_S = 2.0
-SETTINGS = {"worker.count": 2, "worker.hang_timeout_s": HANG_TIMEOUT_S, "limits.restart_wait_s": 40}
+SETTINGS = {
+    "worker.count": 2,
+    "worker.heartbeat_timeout_s": HANG_TIMEOUT_S,
+    "worker.hang_timeout_s": HANG_TIMEOUT_S,
+    "limits.restart_wait_s": 40,
+}
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture
 def lenient(tmp_path: Path) -> Iterator[Server]:
     """Two workers that may hang for ten seconds."""
-    settings = {**SETTINGS, "worker.hang_timeout_s": 5 * HANG_TIMEOUT_S}
+    settings = {**SETTINGS, "worker.heartbeat_timeout_s": 5 * HANG_TIMEOUT_S}
     with serving(tmp_path, models=(MODEL,), settings=settings) as running:
         yield running
 
@@ -88,3 +94,28 @@ def test_an_input_that_hangs_the_device_is_refused_and_bystanders_survive(server
     began = time.monotonic()
     assert server.encode(MODEL, ["#hang"]).status == 500
     assert time.monotonic() - began < 5
+
+
+@pytest.mark.long
+def test_a_step_of_ten_seconds_ends_no_worker_and_others_go_elsewhere(tmp_path: Path) -> None:
+    settings = {
+        "worker.count": 2,
+        "worker.heartbeat_timeout_s": HANG_TIMEOUT_S,
+        "repository.dirs": write_repository(tmp_path / "models", ["slow"]),
+        "repository.allow_python": True,
+    }
+
+    def run(server: Server, milliseconds: float) -> int:
+        tensor = {"name": "INPUT", "shape": [1, 1], "datatype": "FP32", "data": [milliseconds]}
+        return server.post("/v2/models/slow/infer", {"inputs": [tensor]}).status
+
+    with serving(tmp_path, models=(MODEL,), settings=settings) as server:
+        both_up(server)
+        assert {run(server, 1.0) for _ in range(30)} == {200}, "the model usually takes a millisecond"
+        with Load(server.port, clients=8, model=MODEL) as load, ThreadPoolExecutor(1) as pool:
+            long = pool.submit(run, server, 10_000.0)
+            wait_until(lambda: load.done > 40, 30, "traffic")
+            assert long.result(60) == 200
+            outcome = load.stop()
+        assert outcome.failed == 0, (outcome.statuses, outcome.broken[:5], outcome.bodies[:3])
+        assert server.metric("penstock_worker_restarts_total") == 0

@@ -327,7 +327,7 @@ def make_server(
         "worker.device": "cpu",
         "worker.torch_threads": 1,
         "worker.restart_backoff_s": 0.2,
-        "worker.hang_timeout_s": 20,
+        "worker.heartbeat_timeout_s": 20,
         "arena.bytes": 32 << 20,
         "catalog.dirs": catalog,
         "catalog.models": ",".join(models),

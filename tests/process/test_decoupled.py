@@ -49,7 +49,7 @@ def _settings(repository: Path, **more: Any) -> dict[str, Any]:
             "repository.allow_python": "true",
             "arena.bytes": 32 * MIB,
             "arena.lease_copy_after_s": 0.2,
-            "worker.hang_timeout_s": 60,
+            "worker.heartbeat_timeout_s": 60,
             **more,
         }
     )

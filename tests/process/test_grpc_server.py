@@ -155,7 +155,7 @@ def _never() -> Iterator[bytes]:
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
 def test_a_client_that_goes_away_ends_its_work(tmp_path: Path, how: str) -> None:
-    settings = grpc_settings(**{"worker.hang_timeout_s": 60})
+    settings = grpc_settings(**{"worker.heartbeat_timeout_s": 60})
     with serving(tmp_path, settings=settings) as server, Rpc(address_of(server)) as rpc:
         worker = server.worker_pid()
         assert worker is not None

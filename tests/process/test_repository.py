@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.server import Server, serving, wait_until
+from tests.harness.server import Server, make_server, serving, wait_until
 from tests.tiny import programs
 
 ONLY_REPOSITORY = {"catalog.dirs": "", "catalog.models": ""}
@@ -214,3 +214,33 @@ def test_a_wrong_section_is_refused_at_the_start_by_name(tmp_path: Path) -> None
     ):
         with pytest.raises(AssertionError, match=said), serving(tmp_path, (), {**ONLY_REPOSITORY, **chosen}):
             pass
+
+
+@pytest.mark.long
+def test_two_thousand_models_are_announced_once_and_answer(tmp_path: Path) -> None:
+    names = [f"m{number:04d}" for number in range(2000)]
+    for name in names:
+        programs.write_model(tmp_path / "models", "raising", name)
+    settings = {
+        **ONLY_REPOSITORY,
+        "repository.dirs": tmp_path / "models",
+        "repository.allow_python": True,
+        "worker.heartbeat_timeout_s": 2,
+    }
+    server = make_server(tmp_path, (), settings)
+    server.start()
+    try:
+        server.wait_ready(300)
+        tensor = {"name": "INPUT", "shape": [1, 1], "datatype": "FP32", "data": [3.0]}
+        for name in (names[0], names[-1]):
+            answer = server.post(f"/v2/models/{name}/infer", {"inputs": [tensor]})
+            assert answer.json()["outputs"][0]["data"] == [3.0]
+        wait_until(lambda: {state for state, _ in index(server).values()} == {"READY"}, 60, "all models")
+        assert len(index(server)) == len(names)
+        assert server.starts(0) == 1 and server.log.count("Penstock 0.1.0 is ready") == 1
+        assert server.metric("penstock_model_state", state="loaded") == len(names)
+        assert server.metric("penstock_worker_restarts_total") == 0, "the worker was never taken as hung"
+        server.stop()
+        server.assert_nothing_left()
+    finally:
+        server.kill_everything()

@@ -259,3 +259,16 @@ recorder.failed("add", None, 0, errors.InvalidInput("no"), 1)
         assert found[("nv_inference_request_failure", *labels)] == 1
     assert found[("nv_inference_count", ("model", "org/name"), ("version", "1"))] == 0
     assert "# TYPE nv_inference_count counter" in text and "nv_inference_count_total" not in text
+
+
+@pytest.mark.parametrize("count", [metrics.MOST_TOUCHED, metrics.MOST_TOUCHED + 1])
+def test_series_of_a_long_catalog_begin_with_their_first_use(count: int, paths: RunPaths) -> None:
+    names = f"[f'org/m{{n}}' for n in range({count})]"
+    for slot, made in (
+        ("frontend-1", f'FrontendMetrics().touch({names}, 1, "0")'),
+        ("worker-1", f'WorkerMetrics("worker-1").touch({names}, "cpu")'),
+    ):
+        run(paths, slot, f"metrics.{made}")
+    scraped = metrics.render(paths).decode()
+    shown = {line.partition('model="org/m')[2].partition('"')[0] for line in scraped.splitlines()} - {""}
+    assert len(shown) == (count if count == metrics.MOST_TOUCHED else 0)

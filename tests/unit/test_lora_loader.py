@@ -59,7 +59,9 @@ class Worker:
         self.adapter, self.layers = FakeAdapter({}, 512), Layers(fit)
         self.adapter.loras = self.layers
         self.jobs: list[Any] = []
-        shelf: Any = SimpleNamespace(lock=threading.Condition(threading.RLock()), announce=lambda: None)
+        shelf: Any = SimpleNamespace(
+            lock=threading.Condition(threading.RLock()), announce=lambda *instances: None
+        )
         flags = {
             "catalog.lora_dirs": str(self.root),
             "worker.max_loras": str(most),

@@ -70,10 +70,18 @@ def test_retries_stop_when_their_budget_is_used_up_and_start_again_in_time(
     monkeypatch.setattr(retry.time, "monotonic", lambda: now[0])
     budget = retry.RetryBudget()
     assert [budget.take() for _ in range(retry.BUDGET_FLOOR + 1)] == [True] * retry.BUDGET_FLOOR + [False]
-    _, error = attempt([BYSTANDER], budget)
+    _, error = attempt([SUSPECT], budget)
     assert isinstance(error, WorkerLost)
     now[0] += retry.BUDGET_WINDOW_S + 1
     assert budget.take()
+
+
+def test_bystanders_of_a_death_need_no_budget() -> None:
+    budget = retry.RetryBudget()
+    while budget.take():
+        continue
+    lost = [attempt([BYSTANDER], budget)[1] for _ in range(2000)]
+    assert lost == [None] * 2000
 
 
 def test_much_traffic_allows_more_retries(monkeypatch: pytest.MonkeyPatch) -> None:

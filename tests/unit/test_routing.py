@@ -40,6 +40,14 @@ def test_work_is_measured_in_time_and_not_in_tokens() -> None:
     assert routing.pick([slow, fast], "m", "interactive") is fast
 
 
+def test_a_worker_whose_step_runs_for_seconds_is_taken_only_when_the_others_have_more_to_do() -> None:
+    stuck = channel(0, cost=10, credits=Credits(1000, 0, 100.0, step_s=4))
+    free = channel(1, cost=300, credits=Credits(1000, 0, 100.0))
+    assert routing.pick([stuck, free], "m", "interactive") is free
+    full = channel(1, cost=600, credits=Credits(1000, 0, 100.0))
+    assert routing.pick([stuck, full], "m", "interactive") is stuck
+
+
 def test_a_worker_that_has_the_lora_goes_before_one_with_less_work_as_long_as_it_has_credit() -> None:
     having = ModelStatus("m", "loaded", loras={"legal": "loading"})
     idle, busy = channel(0), channel(1, having, cost=900)

@@ -8,17 +8,49 @@ import time
 
 import pytest
 
+from ipc.settings import Settings
+from tests.fakes.clock import Clock
+from workers import watchdog
 from workers.watchdog import LEAST_STEP_S, UNKNOWN_S, UNKNOWN_TOKENS_PER_S, Activity, batch_limit_s
 
 
 @pytest.mark.parametrize(
-    ("floor_s", "predicted_s", "limit_s"),
-    [(2.0, 0.1, 2.0), (2.0, 1.0, 5.0), (2.0, 0.0, 5 * UNKNOWN_S), (100.0, 0.0, 100.0)],
+    ("hang_timeout_s", "predicted_s", "limit_s"),
+    [(2.0, 0.1, 2.0), (2.0, 1.0, 5.0), (2.0, 0.0, 5 * UNKNOWN_S), (100.0, 0.0, 100.0), (60.0, 0.001, 60.0)],
 )
-def test_limit_is_the_floor_or_five_times_the_prediction(
-    floor_s: float, predicted_s: float, limit_s: float
+def test_a_prediction_only_lengthens_the_limit(
+    hang_timeout_s: float, predicted_s: float, limit_s: float
 ) -> None:
-    assert batch_limit_s(floor_s, predicted_s) == limit_s
+    assert batch_limit_s(hang_timeout_s, predicted_s) == limit_s
+
+
+@pytest.mark.parametrize(
+    ("awaited_s", "predicted_s", "limit_s"),
+    [(30.0, 0.001, 30.0), (600.0, 0.001, 60.0), (0.5, 0.001, LEAST_STEP_S), (30.0, 20.0, 100.0)],
+)
+def test_a_step_may_take_as_long_as_its_last_request_is_waited_for(
+    awaited_s: float, predicted_s: float, limit_s: float
+) -> None:
+    assert batch_limit_s(60.0, predicted_s, 100, awaited_s) == limit_s
+    assert batch_limit_s(2.0, 0.001, 100, awaited_s) == 2.0, (
+        "what the operator allows is never exceeded by a deadline"
+    )
+
+
+def test_a_step_of_ten_seconds_of_a_fast_model_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock.of(watchdog, monkeypatch)
+    worker = Settings().worker
+    activity = Activity(worker.hang_timeout_s)
+    activity.begin(batch_limit_s(worker.hang_timeout_s, 0.001, 16, awaited_s=0.2))
+    clock.now += 10.0
+    assert activity.running_s == 10.0 and not activity.overdue()
+    activity.begin(batch_limit_s(worker.hang_timeout_s, 0.001, 16, awaited_s=3600.0))
+    clock.now += 59.9
+    assert not activity.overdue()
+    clock.now += 0.2
+    assert activity.overdue()
+    activity.end()
+    assert activity.running_s == 0.0
 
 
 def test_an_unknown_model_gets_longer_for_more_tokens() -> None:

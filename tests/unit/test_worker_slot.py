@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from ipc.notify import Notifier
 from ipc.paths import prepare_run_dir
 from ipc.settings import load
+from tests.fakes.clock import Clock
+from workers import slots
 from workers.slots import WorkerSlot
 
 
@@ -41,4 +44,28 @@ def test_a_worker_that_said_that_it_stops_ended_in_order(slot: WorkerSlot, said:
         assert worker.send(**{name.lower(): int(value)})
     assert slot.reap(others_healthy=True) == ("drained" if "STOPPING" in said else "exit-0")
     assert slot.proven == ("READY" in said)
+    slot.close()
+
+
+def test_a_ready_worker_without_heartbeats_is_killed_long_before_a_step_counts_as_a_hang(
+    slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert slot._settings.worker.heartbeat_timeout_s == 2.0 < slot._settings.worker.hang_timeout_s
+    assert slot.start_if_due()
+    clock = Clock.of(slots, monkeypatch)
+    sent: list[int] = []
+    monkeypatch.setattr(slot, "signal", sent.append)
+    worker = Notifier(str(slot.listener.path))
+    assert worker.send(ready=1)
+    slot.heard()
+    for _ in range(30):
+        clock.now += 1.9
+        assert worker.send(watchdog=1)
+        slot.heard()
+        slot.check()
+    assert not sent, "a step of a minute, and heartbeats meanwhile"
+    clock.now += 2.1
+    slot.check()
+    assert sent == [signal.SIGKILL]
+    slot.reap(others_healthy=True)
     slot.close()

@@ -14,6 +14,7 @@ import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,7 @@ def _relevant(entry: ModelEntry) -> tuple[Any, ...]:
     return (entry.id, entry.source, entry.adapter, entry.code, *kinds, *limits)
 
 
+@cache
 def _versions() -> list[str]:
     found = [VERSION]
     for name in ("torch", "transformers"):

@@ -122,7 +122,7 @@ class Keeper:
         began = time.monotonic()
         failed: failure.LoadFailure | None = None
         try:
-            loaded = self._loader.load(instance, self._room, self._shelf.progressed)
+            loaded = self._loader.load(instance, self._room, partial(self._shelf.progressed, instance))
             self.loras.load_first(instance, loaded.adapter)
         except (LoadAbandoned, NoRoom) as reason:
             log.info("model %s is not loaded: %s", instance.name, reason)

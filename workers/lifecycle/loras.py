@@ -154,7 +154,7 @@ class LoraLoader:
             self._running += 1
             # PERF: a thread of its own, whose OpenMP team ends with it.
             vital_thread(f"load-lora-{name}", self._load_due).start()
-        self._shelf.announce()
+        self._shelf.announce(instance)
 
     def _make_place(self, instance: Instance, adapter: Adapter) -> tuple[str, FittedLora] | None:
         """Forget the adapter that was used longest ago, of those that no open request needs; one that leaves first."""
@@ -194,7 +194,7 @@ class LoraLoader:
             load.state.end(found, time.monotonic())
             if load.instance.loras.get(load.name) is load.state:
                 load.instance.memory_bytes += load.state.nbytes
-            self._shelf.announce()
+            self._shelf.announce(load.instance)
 
     def load_first(self, instance: Instance, adapter: Adapter) -> None:
         """Load the adapters that profiles of a model name; on its loading thread, before anybody can use it."""

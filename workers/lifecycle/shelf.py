@@ -62,7 +62,7 @@ class Host:
 
 
 class Shelf:
-    """States of all models; `changed` is told of every new one, and `progressed` may be called to tell of more."""
+    """States of all models; `changed` is called after every change of them."""
 
     def __init__(
         self,
@@ -72,7 +72,9 @@ class Shelf:
         metrics: WorkerMetrics,
         changed: Callable[[], None],
     ) -> None:
-        self._settings, self._book, self._metrics, self.progressed = settings, book, metrics, changed
+        self._settings, self._book, self._metrics, self._tell = settings, book, metrics, changed
+        self.changed: deque[str] = deque()
+        """Names of models that may have new states; whoever tells of them takes them away (`ModelTable.changes`)."""
         self.budget = budget
         # What was loaded and unloaded by name outlives this process.
         explicit = settings.repository.control == "explicit"
@@ -117,6 +119,11 @@ class Shelf:
         names = {entry.id for entry in instance.entries}
         return ALL in pinned or any(name in pinned or name.partition(":")[0] in pinned for name in names)
 
+    def progressed(self, instance: Instance) -> None:
+        """A load has come further."""
+        self.changed.extend(entry.id for entry in instance.entries)
+        self._tell()
+
     # What follows wants the lock.
 
     def was_unloaded(self, entry: ModelEntry) -> bool | None:
@@ -150,6 +157,7 @@ class Shelf:
             hosts.update({entry.id: Host(entry, instance) for entry in entries})
         before = self.hosts
         self.hosts = {entry.id: _in_turn(before.get(entry.id), hosts[entry.id]) for entry in offered}
+        self.changed.extend([*self.hosts, *(before.keys() - self.hosts.keys())])
         chosen = self._settings.catalog
         names = preloaded_names(catalog, chosen.preload, chosen.models, chosen.serve_all)
         if self._marks is not None:
@@ -192,21 +200,23 @@ class Shelf:
         elif instance.state == "loaded":
             self.begin_unload(instance, "catalog")
 
-    def announce(self) -> None:
-        """States changed."""
-        self.progressed()
+    def announce(self, *instances: Instance) -> None:
+        """The states of these instances changed."""
+        for instance in instances:
+            self.changed.extend(entry.id for entry in instance.entries)
+        self._tell()
         self.lock.notify_all()
 
     def enqueue(self, instance: Instance, demanded: bool) -> None:
         """A load is due."""
         instance.begin(demanded)
         (self._due if demanded else self._due_later).append(instance)
-        self.announce()
+        self.announce(instance)
 
     def again(self, instance: Instance) -> None:
         """A load that has begun is to begin anew, before all others."""
         self._due.appendleft(instance)
-        self.announce()
+        self.announce(instance)
 
     def next_due(self, may_begin: Callable[[Instance], bool]) -> Instance | None:
         """The next load to begin of those that may: what requests wait for, then what only the start asked for."""
@@ -247,7 +257,7 @@ class Shelf:
         if instance.state == "loaded":
             for other in self.replaced_by(instance):
                 self.begin_unload(other, "catalog")
-        self.announce()
+        self.announce(instance)
 
     def begin_unload(self, instance: Instance, reason: str) -> None:
         """Nothing new is taken; the memory goes when all is finished. Reasons: admin, catalog, idle, memory, oom."""
@@ -257,7 +267,7 @@ class Shelf:
         self._metrics.unloads.labels(instance.name, self._metrics.worker, reason).inc()
         if reason == "idle":
             self._metrics.sie_idle_evictions.labels(instance.name).inc()
-        self.announce()
+        self.announce(instance)
 
     def _step_down(self, instance: Instance) -> None:
         """Models that another instance waits to serve are that one's from now on, loaded or not."""
