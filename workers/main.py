@@ -95,8 +95,9 @@ def _serve(config: settings.Settings, slot: int, life_fd: int) -> None:
     # PERF: OpenMP threads spin for some 20 us between the steps of a forward pass, which keeps them on their cores, and
     # then sleep, which leaves the cores to the frontends. Every preparing thread tokenizes alone.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    # PERF: every token count has its own oneDNN primitives; making one costs a lone request more than a millisecond.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192")
+    # PERF: every token count has its own oneDNN primitives; making one takes a millisecond. Keeping one takes half a
+    # megabyte, so a worker on CPU grows by up to half a gigabyte.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "1024")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)

@@ -72,6 +72,7 @@ class Keeper:
         """The catalog of the files, while more than that is served."""
         self._replaced_at = math.inf
         self._loading = 0
+        self._heap = memory.Heap()
         self._next_look = 0.0
         self._closed = False
         self._thread = vital_thread("keeper", self._keep)
@@ -228,6 +229,8 @@ class Keeper:
             self._try_again(now)
             self._unload_idle(now)
             self._relieve()
+        if not self._loading:
+            self._heap.look()
         self._follow_catalog()
 
     def _try_again(self, now: float) -> None:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
+import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +25,8 @@ from workers.adapters.base import Adapter
 from workers.device import Device
 from workers.loading.weights import weight_files
 
+TRIM_AFTER_BYTES = 128 << 20
+TRIM_EVERY_S = 600.0
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -107,12 +112,44 @@ class Meter:
         return int(self._run(lambda: torch.cuda.memory_allocated(self._device.torch)))
 
 
+class Heap:
+    """Gives free memory of the C heap back once the process has grown by `TRIM_AFTER_BYTES`.
+
+    What layers compute is freed after each batch, but between those blocks lie some that stay, such as the programs
+    that oneDNN keeps for each number of rows: glibc gives nothing back below them, and takes new memory meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._smallest, self._next = math.inf, 0.0
+
+    def look(self) -> bool:
+        """Whether memory was given back; called once a second, by the keeper."""
+        nbytes, now = private_bytes(), time.monotonic()
+        self._smallest = min(self._smallest, nbytes)
+        if nbytes - self._smallest < TRIM_AFTER_BYTES or now < self._next:
+            return False
+        _trim()
+        # PERF: what is given back has to be taken anew by the next batches, page by page.
+        self._smallest, self._next = private_bytes(), now + TRIM_EVERY_S
+        return True
+
+
+def private_bytes() -> int:
+    """Resident memory of this process without what it shares, such as its arena."""
+    _, resident, shared, *_ = Path("/proc/self/statm").read_bytes().split()
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
 def give_back() -> None:
     """Return what a dropped model held to the device and to the system."""
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
     # NOTE: glibc keeps what small blocks were freed from; without this every load and unload leaves a little behind.
+    _trim()
+
+
+def _trim() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
