@@ -202,7 +202,8 @@ class Engine:
             return False, "models are loading"
         chosen = self.settings.catalog
         first = preloaded_names(self.catalog, chosen.preload, chosen.models, chosen.serve_all)
-        found = [self.status(name) for name in first]
-        if found and all(each.error_class and each.state != "loaded" for each in found):
+        # PERF: every probe asks this, so one look ends at the first model that has not failed.
+        found = (self.status(name) for name in first)
+        if first and all(each.error_class and each.state != "loaded" for each in found):
             return False, "no model could be loaded"
         return True, "ok"
