@@ -2,15 +2,22 @@
 
 A file is put in place by a link, which fails when the name is taken, so two frontends never register one name twice.
 All processes of the server see a row the moment it is there; it outlives the frontend that wrote it.
+
+Requests that use a region hold a shared lock on its file (`RegionTable.holding`). A region that is unregistered
+meanwhile is marked by a second file: it takes no new request and stays listed until the last of its requests has ended.
+The kernel drops the locks of a process that dies.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import secrets
 import stat
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -97,12 +104,15 @@ class RegionTable:
         """`most` is the number of regions that may be registered at a time."""
         self._directory, self._most = paths.regions(), most
         self._seen: dict[str, tuple[tuple[int, int], RegionEntry]] = {}
+        self._held: dict[Path, tuple[int, int]] = {}
+        """Descriptor with the lock, and requests that share it."""
 
     def add(self, entry: RegionEntry) -> None:
         """Register a region. Raises `RegionExists`, and `InvalidInput` for a bad name or one too many."""
         if not 0 < _nbytes(entry.name) <= MAX_NAME_BYTES:
             raise InvalidInput(f"shared memory region name: expected 1 to {MAX_NAME_BYTES} bytes of UTF-8")
-        if sum(1 for _ in self._directory.iterdir()) >= self._most:
+        self._let_go(self._path(entry.name))
+        if sum(1 for _ in self._directory.glob("[!.]*")) >= self._most:
             raise InvalidInput(
                 f"{self._most} shared memory regions are registered (shared_memory.max_regions)"
             )
@@ -116,9 +126,11 @@ class RegionTable:
             draft.unlink(missing_ok=True)
 
     def find(self, name: str) -> RegionEntry:
-        """The region of that name. Raises `RegionNotFound`."""
+        """The region of that name, for a new request. Raises `RegionNotFound`, also for one that was unregistered."""
         try:
             path = self._path(name)
+            if _mark(path).exists():
+                raise FileNotFoundError
             facts = path.stat()
             # PERF: a row is never changed, so a file that is still the same one needs not be read again.
             stamp = facts.st_ino, facts.st_mtime_ns
@@ -132,20 +144,75 @@ class RegionTable:
             raise RegionNotFound(f"Unable to find shared memory region: {_quoted(name)}") from None
 
     def entries(self) -> list[RegionEntry]:
-        """All regions by name."""
+        """All regions by name, those included that only wait for the end of their requests."""
         found = []
         for path in self._directory.glob("[!.]*"):
+            self._let_go(path)
             with contextlib.suppress(FileNotFoundError):
                 found.append(msgspec.json.decode(path.read_bytes(), type=RegionEntry))
         return sorted(found, key=lambda entry: entry.name)
 
+    @contextmanager
+    def holding(self, names: Iterable[str]) -> Iterator[None]:
+        """Keep these regions listed while a request uses them. Raises `RegionNotFound`."""
+        with ExitStack() as held:
+            for name in dict.fromkeys(names):
+                self.find(name)
+                held.callback(self._release, self._hold(name))
+            yield
+
+    def _hold(self, name: str) -> Path:
+        path = self._path(name)
+        descriptor, count = self._held.get(path, (-1, 0))
+        if not count:
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise RegionNotFound(f"Unable to find shared memory region: {_quoted(name)}") from None
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                raise RegionNotFound(f"Unable to find shared memory region: {_quoted(name)}") from None
+        self._held[path] = descriptor, count + 1
+        return path
+
+    def _release(self, path: Path) -> None:
+        descriptor, count = self._held.pop(path)
+        if count > 1:
+            self._held[path] = descriptor, count - 1
+            return
+        os.close(descriptor)
+        self._let_go(path)
+
     def remove(self, name: str) -> bool:
-        """Forget a region; whether there was one."""
+        """Forget a region, at once or when its requests have ended; whether there was one."""
         try:
-            self._path(name).unlink()
-        except (FileNotFoundError, UnicodeEncodeError):
+            path = self._path(name)
+            self.find(name)
+        except (RegionNotFound, UnicodeEncodeError):
             return False
+        _mark(path).touch()
+        self._let_go(path)
         return True
+
+    def _let_go(self, path: Path) -> None:
+        """Delete a marked row that no request holds."""
+        mark = _mark(path)
+        if not mark.exists():
+            return
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            mark.unlink(missing_ok=True)
+            return
+        try:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink(missing_ok=True)
+                mark.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
 
     def clear(self) -> None:
         """Forget all regions, when the server starts."""
@@ -159,6 +226,11 @@ class RegionTable:
 
     def _path(self, name: str) -> Path:
         return self._directory / hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+
+
+def _mark(path: Path) -> Path:
+    """The file that says of a row that its region was unregistered."""
+    return path.with_name(f".{path.name}.going")
 
 
 def part_of(entry: RegionEntry, offset: int, nbytes: int) -> Region:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 
 from frontend.tensors.job import Called, Job
@@ -23,7 +23,7 @@ async def call(job: Job) -> Called:
     """
     request = job.request
     step = request.sequence if job.served.config.sequence_batching is not None else None
-    with Upload(job.services, request, job.context.waits_until_ns) as upload:
+    with _regions(job), Upload(job.services, request, job.context.waits_until_ns) as upload:
         if step is None:
             await upload.place()
         else:
@@ -44,13 +44,20 @@ async def _place_in_order(job: Job, upload: Upload, step: Sequence) -> None:
 @asynccontextmanager
 async def streamed(job: Job) -> AsyncIterator[PartStream]:
     """Run a decoupled program; the context holds its work, and its inputs while it is done. Raises as `call`."""
-    with Upload(job.services, job.request, job.context.waits_until_ns) as upload:
+    with _regions(job), Upload(job.services, job.request, job.context.waits_until_ns) as upload:
         await upload.place()
         made = _call(job, upload.starts, None)
         async with job.stream(made, ROW_COST * job.rows, upload.payload) as parts:
             # NOTE: a client may read what is done for long.
             parts.when_answered(upload.release)
             yield parts
+
+
+def _regions(job: Job) -> AbstractContextManager[None]:
+    """The clients' regions that the request uses stay listed until it has ended."""
+    used = [*job.request.inputs, *(job.request.outputs or ())]
+    names = [each.region.name for each in used if each.region is not None]
+    return job.services.extensions.regions.holding(names) if names else nullcontext()
 
 
 def _call(job: Job, starts: list[int], step: Step | None) -> InferCall:

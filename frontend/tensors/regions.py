@@ -3,7 +3,8 @@
 1. `register_system` opens the object once, looks at its size, and puts a row into the table of the server
    (`ipc.regions`), which outlives this process.
 2. `resolve` turns a tensor's use of a region into the bytes that a worker reads or writes itself; nothing is read here.
-3. `unregister` takes the row away. Requests that a worker has begun hold the memory itself and go on.
+3. `unregister` takes the row away, once the requests that use the region (`holding`) have ended. Requests that a worker
+   has begun hold the memory itself and go on.
 
 Who may call this is the protocol's business (admin scope); whether anybody may, the setting `shared_memory.enabled`.
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from frontend.tensors.request import RegionUse
@@ -104,10 +107,17 @@ class ClientRegions:
         self._check_offered(kind)
         if not name:
             return [entry for entry in self._table.entries() if kind in (None, entry.kind)]
-        entry = self._table.find(name)
-        if kind not in (None, entry.kind):
+        found = [entry for entry in self.status(None) if entry.name == name]
+        if not found:
+            raise RegionNotFound(f"Unable to find shared memory region: '{name[:200]}'")
+        if kind not in (None, found[0].kind):
             raise RegionNotFound(f"Unable to find {kind} shared memory region: '{name[:200]}'")
-        return [entry]
+        return found
+
+    def holding(self, names: Iterable[str]) -> AbstractContextManager[None]:
+        """Regions that a request uses stay listed inside. Raises `RegionNotFound`, `Unsupported`."""
+        self._check_offered(None)
+        return self._table.holding(names)
 
     def resolve(self, use: RegionUse) -> Region:
         """The bytes that a tensor's region parameters mean, for a call to a worker.

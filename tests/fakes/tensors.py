@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -180,7 +181,18 @@ class FakeStatistics:
 
 
 class FakeRegions:
-    """Knows the region `known`."""
+    """Knows the region `known`, and which regions requests use."""
+
+    def __init__(self) -> None:
+        self.held: list[str] = []
+
+    @contextmanager
+    def holding(self, names: Sequence[str]) -> Iterator[None]:
+        """A request uses them."""
+        self.held += names
+        yield
+        for name in names:
+            self.held.remove(name)
 
     def resolve(self, use: RegionUse) -> Region:
         """Its bytes."""

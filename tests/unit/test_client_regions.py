@@ -257,3 +257,49 @@ def test_a_server_that_starts_knows_no_region(tmp_path: Path, objects: Path) -> 
     sweep.forget(settings.paths)
     with pytest.raises(PenstockError):
         ClientRegions(settings, objects).resolve(RegionUse("in", 0, 1))
+
+
+def test_a_region_in_use_stays_listed_and_takes_nothing_new_until_its_requests_have_ended(
+    tmp_path: Path, objects: Path
+) -> None:
+    settings = settings_of(tmp_path)
+    first, second = ClientRegions(settings, objects), ClientRegions(settings, objects)
+    first.register_system("r", "/client_a", 0, 64)
+
+    def listed() -> list[str]:
+        assert [entry.name for entry in first.status("system")] == [e.name for e in second.status("system")]
+        return [entry.name for entry in second.status("system")]
+
+    with first.holding(["r", "r"]):
+        with second.holding(["r"]):
+            assert second.unregister("system", "r") is True
+            assert listed() == ["r"] and second.status("system", "r")[0].nbytes == 64
+            with pytest.raises(RegionNotFound):
+                second.resolve(RegionUse("r", 0, 4))
+            with pytest.raises(RegionNotFound), first.holding(["r"]):
+                pass
+            with pytest.raises(RegionExists):
+                second.register_system("r", "/client_a", 0, 32)
+            assert first.unregister("system", "r") is False, "it is on its way out already"
+        assert listed() == ["r"]
+    assert listed() == []
+    second.register_system("r", "/client_a", 0, 32)
+    with first.holding(["r"]):
+        assert first.resolve(RegionUse("r", 0, 4)).nbytes == 4
+    assert listed() == ["r"] and first.unregister("system", "r") and listed() == []
+
+
+def test_a_region_whose_user_has_died_is_let_go(tmp_path: Path, objects: Path) -> None:
+    settings = settings_of(tmp_path)
+    dead, regions = ClientRegions(settings, objects), ClientRegions(settings, objects)
+    regions.register_system("r", "/client_a", 0, 64)
+    holding = dead.holding(["r"])
+    holding.__enter__()
+    assert regions.unregister("system", "r") and [e.name for e in regions.status("system")] == ["r"]
+    for descriptor, _ in dead._table._held.values():
+        os.close(descriptor)
+    dead._table._held.clear()
+    regions.register_system("r", "/client_a", 0, 32)
+    assert [entry.nbytes for entry in regions.status("system")] == [32]
+    with pytest.raises(KeyError):
+        holding.__exit__(None, None, None)

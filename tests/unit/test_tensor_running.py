@@ -216,7 +216,13 @@ def test_blocks_are_given_back_however_the_call_ends(error: BaseException, tmp_p
 
 def test_regions_are_named_and_not_read(tmp_path: Path) -> None:
     info = [TensorInfo("O", "FP32", [2, 4], 32)]
-    made = services(tmp_path, lambda request: InferReply(info, {}))
+    held: list[list[str]] = []
+
+    def answer(request: Request) -> InferReply:
+        held.append(list(made.extensions.regions.held))  # type: ignore[attr-defined]
+        return InferReply(info, {})
+
+    made = services(tmp_path, answer)
     request = adder()
     request.inputs[0].data, request.inputs[0].region = None, RegionUse("known", 64, 11)
     request.outputs = [WantedOutput("O", None, RegionUse("known", 128, 32))]
@@ -225,6 +231,7 @@ def test_regions_are_named_and_not_read(tmp_path: Path) -> None:
     assert call.inputs[0] == TensorInput("S", "BYTES", [2, 1], 0, 11, Region("system", "/known", 64, 11))
     assert call.outputs == [TensorOutput("O", Region("system", "/known", 128, 32))]
     assert (result.outputs[0].data, result.outputs[0].nbytes) == (None, 32)
+    assert held == [["known", "known"]] and not made.extensions.regions.held  # type: ignore[attr-defined]
     request.outputs = [WantedOutput("O", None, RegionUse("other", 0, 32))]
     with pytest.raises(RegionNotFound):
         asyncio.run(run(made, fresh(), request))
