@@ -72,7 +72,9 @@ def taken(field: str, kind: Any) -> str:
         lengths = (("at least", kind.min_length), ("at most", kind.max_length))
         limits = [f"{text} {length} characters" for text, length in lengths if length is not None]
         return ", ".join([f"text like `{kind.pattern}`" if kind.pattern else "text", *limits])
-    return "list of texts" if isinstance(kind, inspect.VarTupleType) else "map"
+    if isinstance(kind, inspect.VarTupleType):
+        return f"list of {taken(field, kind.item_type).replace('text', 'texts', 1)}"
+    return "map"
 
 
 def _bound(field: str, bound: float) -> str:

@@ -53,6 +53,9 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Duration = Annotated[float, msgspec.Meta(ge=0)]
 
 
+HostName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.*-]{1,255}$")]
+
+
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of all sections: frozen, unknown fields refused."""
 
@@ -80,7 +83,7 @@ class Server(Section, frozen=True):
     machine_profile_strict: bool = False
     gpu_type: str = ""
     admin: bool = True
-    allowed_hosts: tuple[str, ...] = ()
+    allowed_hosts: tuple[HostName, ...] = ()
     behind_proxy: bool = False
     status_origins: str = ""
     status_user: str = ""

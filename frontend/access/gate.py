@@ -62,7 +62,7 @@ class Gate:
 
     @classmethod
     def of(cls, server: Server) -> Gate:
-        """The gate that the settings name. Raises `ConfigError` for a wrong keys file or a wrong name of a host."""
+        """The gate that the settings name. Raises `ConfigError` when the keys file is wrong."""
         entries = keyfile.read(Path(server.keys_file)) if server.keys_file else ()
         return cls(entries, server.open_metrics, Keyless.of(server))
 

@@ -13,21 +13,19 @@ before a page sends JSON to another site, and are never given leave; they do not
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Collection, Iterable
 from functools import lru_cache
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from frontend.access.rules import Need
-from ipc.errors import ConfigError, Forbidden
+from ipc.errors import Forbidden
 from ipc.settings import Server
 
 _DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _ANY = "*"
 _MOST_NBYTES = 512
 """What is looked at of one field, more than any name of a host has."""
-_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,252}[A-Za-z0-9_])?", re.ASCII)
 _FORWARDING = frozenset(
     (
         b"via",
@@ -82,13 +80,7 @@ class Keyless:
 
     @classmethod
     def of(cls, server: Server) -> Keyless:
-        """The rules of the settings. Raises `ConfigError` for what is no name of a host."""
-        for name in server.allowed_hosts:
-            if name != _ANY and not _NAME.fullmatch(name):
-                raise ConfigError(
-                    f"server.allowed_hosts: expected names such as 'penstock.example', without scheme and port, "
-                    f"or '*', got {name!r}"
-                )
+        """The rules of the settings."""
         binds = (server.bind, server.metrics_bind, server.health_bind)
         own = (bind.rpartition(":")[0] for bind in binds if not bind.startswith("unix:"))
         return cls({name.lower() for name in (*server.allowed_hosts, *own) if name}, server.behind_proxy)

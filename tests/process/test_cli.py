@@ -199,6 +199,10 @@ def test_a_reader_that_has_seen_enough_is_no_error(environment: dict[str, str]) 
         (("--bind", "unix:/nowhere/penstock.sock"), "unix:PATH in a directory that exists"),
         (("--set", "grpc.bind=9000"), 'grpc.bind = "9000" (--set grpc.bind): expected HOST:PORT'),
         (("--set", "server.health_bind=:1"), 'server.health_bind = ":1" (--set server.health_bind)'),
+        (
+            ("--set", "server.allowed_hosts=a,http://b"),
+            'server.allowed_hosts = ["a","http://b"] (--set server.allowed_hosts): expected list of texts like',
+        ),
         (("--set", "worker.count"), "--set worker.count: expected SECTION.FIELD=VALUE"),
         (("--set", "count=2"), "--set count=2: expected SECTION.FIELD=VALUE"),
         (("--catalog", str(FAKE_CATALOG), "--models", "fake/ecoh"), "did you mean 'fake/echo'?"),
