@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,22 +19,38 @@ Files = Mapping[str, bytes]
 
 
 class Hub:
-    """`repositories` maps a repository's id to its files; `served` lists the files that were asked for."""
+    """`served` lists the files that were asked for."""
 
-    def __init__(self, repositories: Mapping[str, Files], url: str) -> None:
-        self.repositories, self.url = repositories, url
+    def __init__(self, server: ThreadingHTTPServer) -> None:
+        self._server, self.url = server, f"http://127.0.0.1:{server.server_address[1]}"
         self.served: list[str] = []
+        self.connections: list[socket.socket] = []
+
+    def close(self) -> None:
+        """Answer no more, end the connections that are kept alive, and refuse others."""
+        self._server.shutdown()
+        self._server.server_close()
+        for connection in self.connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
 def hub(repositories: Mapping[str, Files], gated: Mapping[str, str] | None = None) -> Iterator[Hub]:
-    """A hub that answers until the end of the block; `gated` maps repositories to the one token that opens each."""
+    """A hub that answers until the end of the block or its `close`.
+
+    `repositories` maps the id of each repository to its files, `gated` some ids to the one token that opens them.
+    """
     tokens = gated or {}
 
     class Handler(BaseHTTPRequestHandler):
         """Repository information, file lists and files."""
 
         protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            super().setup()
+            found.connections.append(self.connection)
 
         def do_HEAD(self) -> None:
             self._answer()
@@ -90,14 +108,13 @@ def hub(repositories: Mapping[str, Files], gated: Mapping[str, str] | None = Non
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    found = Hub(repositories, f"http://127.0.0.1:{server.server_address[1]}")
+    found = Hub(server)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
         yield found
     finally:
-        server.shutdown()
-        server.server_close()
+        found.close()
         thread.join()
 
 
