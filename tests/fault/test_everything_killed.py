@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fault import three
-from tests.harness.server import Server, make_server, wait_until
+from tests.harness.server import Server, make_server, stopped, wait_until
 
 GONE_AFTER_S = 20.0
 
@@ -35,6 +35,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def assert_starts_again(server: Server) -> None:
     """The next start works on what the last one left, and leaves one arena and one socket per worker."""
     server.start()
+    assert_serves(server)
+
+
+def assert_serves(server: Server) -> None:
+    """A started server becomes ready, with one arena and one socket per worker."""
     server.wait_ready()
     wait_until(lambda: server.metric("penstock_worker_up") == 2, 30, "two workers")
     assert server.encode("fake/echo", ["after the restart"]).status == 200
@@ -49,6 +54,21 @@ def test_after_the_death_of_the_arbiter_everything_ends(server: Server) -> None:
     wait_until(lambda: not server.pids(), GONE_AFTER_S, "the end of all processes")
     server.assert_nothing_left()
     assert_starts_again(server)
+
+
+def test_a_start_before_the_frontends_of_a_dead_arbiter_have_ended_waits_for_their_addresses(
+    server: Server,
+) -> None:
+    starts, supervisor = server.log.count("starts in"), server.supervisor_pid()
+    with stopped(*server.frontend_pids()):
+        os.kill(server.process.pid, signal.SIGKILL)
+        server.process.wait(10)
+        server.start()
+        wait_until(lambda: server.owner_pid() == server.process.pid, 30, "the new owner of the run directory")
+        assert server.process.poll() is None
+        assert server.log.count("starts in") == starts, "it began before the addresses were free"
+    wait_until(lambda: server.supervisor_pid() not in (None, supervisor), 30, "the new supervisor")
+    assert_serves(server)
 
 
 def test_after_the_death_of_the_supervisor_the_server_ends_as_a_unit(server: Server) -> None:

@@ -243,6 +243,10 @@ class Server:
         """
         return self.log.count(f"worker {slot} is ready")
 
+    def owner_pid(self) -> int | None:
+        """Pid of the arbiter that owns the run directory."""
+        return self._lock_pid("server")
+
     def supervisor_pid(self) -> int | None:
         """Pid of the supervisor."""
         return self._lock_pid("supervisor")
