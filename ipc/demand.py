@@ -10,8 +10,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 from ipc import placement, routing
 from ipc.channel import Channel
@@ -23,12 +25,22 @@ ASK_EVERY_S = 1.0
 TICK_EVERY_S = 0.5
 
 
+class Asked(NamedTuple):
+    """When a worker was asked for a model last (monotonic seconds), and the state that was known then."""
+
+    at_s: float
+    told: ModelStatus | None
+
+
+_NEVER = Asked(-math.inf, None)
+
+
 class Demand:
     """Asks the workers of this frontend's channels."""
 
     def __init__(self, channels: Callable[[], Sequence[Channel]], on_demand: bool) -> None:
         self._channels, self._on_demand = channels, on_demand
-        self._asked: dict[tuple[int, str], float] = {}
+        self._asked: dict[tuple[int, str], Asked] = {}
         self._busy = placement.BusyWatch()
         self._next_tick = 0.0
         self.replicas: Callable[[str], int] = lambda model: 1
@@ -68,16 +80,17 @@ class Demand:
 
     def _ask(self, slot: int | None, model: str) -> None:
         now = time.monotonic()
-        if slot is None or now - self._asked.get((slot, model), -ASK_EVERY_S) < ASK_EVERY_S:
+        if slot is None or now - self._asked.get((slot, model), _NEVER).at_s < ASK_EVERY_S:
             return
         for channel in self._channels():
             if channel.slot == slot and channel.load(model):
-                self._asked[slot, model] = now
+                self._asked[slot, model] = Asked(now, channel.models.get(model))
 
     def has_asked(self, model: str) -> bool:
-        """Whether a worker was asked for a model just now, and may not have told that it loads it."""
+        """Whether a worker was asked for a model just now and has told nothing of the model since."""
         since = time.monotonic() - ASK_EVERY_S
-        return any(self._asked.get((c.slot, model), since) > since for c in self._channels())
+        asked = [(self._asked.get((c.slot, model), _NEVER), c.models.get(model)) for c in self._channels()]
+        return any(last.at_s > since and last.told is told for last, told in asked)
 
     def _views(self, model: str) -> list[View]:
         return [_view(channel, model) for channel in self._up() if model in channel.models]
@@ -101,7 +114,7 @@ class Demand:
         seen, asked = False, time.monotonic()
         # NOTE: also to one that has it, or loads it: somebody may have given it up just now.
         channel.load(model, explicit=True)
-        self._asked[channel.slot, model] = asked
+        self._asked[channel.slot, model] = Asked(asked, channel.models[model])
 
         def status() -> ModelStatus:
             if channel.state != "ready":

@@ -49,7 +49,7 @@ def is_right(item: dict[str, Any], sent: str) -> bool:
 def test_a_request_above_device_memory_is_split_and_every_item_is_answered(server: Server) -> None:
     before = server.metric("penstock_oom_total", model="fake/small")
     texts = [text(number) for number in range(100)]
-    answer = server.encode("fake/small", texts)
+    answer = server.encode("fake/small", texts, item_errors=True)
     assert answer.status == 200, answer.body
     items = answer.json()["items"]
     assert len(items) == 100
@@ -71,7 +71,7 @@ def test_requests_of_many_clients_that_meet_in_a_large_batch_are_all_answered(se
 
 def test_only_the_item_that_cannot_fit_alone_fails(server: Server) -> None:
     texts = [text(1), LONE_TOO_LARGE, text(2), text(3)]
-    answer = server.encode("fake/small", texts)
+    answer = server.encode("fake/small", texts, item_errors=True)
     assert answer.status == 200, answer.body
     items = answer.json()["items"]
     assert items[1]["error"]["code"] == "RESOURCE_EXHAUSTED"

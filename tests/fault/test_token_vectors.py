@@ -144,7 +144,7 @@ def test_items_that_fail_while_being_prepared_leave_the_rows_of_the_others_in_pl
     for lost in (0, 130, 131, 299):
         texts[lost] = f"#lost {lost}"
     with RawClient(server.port) as client:
-        client.encode(MODEL, texts)
+        client.encode(MODEL, texts, headers={"X-Penstock-Item-Errors": "1"})
         status, _, body = client.answer()
     assert status == 200
     items = msgpack.unpackb(body, raw=False, strict_map_key=False)["items"]

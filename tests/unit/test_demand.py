@@ -216,3 +216,13 @@ def test_a_load_that_was_asked_for_is_known_until_the_worker_had_time_to_say_so(
     assert asking.has_asked(MODEL) and not asking.has_asked("org/other")
     monkeypatch.setattr(demand, "ASK_EVERY_S", 0.0)
     assert not asking.has_asked(MODEL)
+
+
+def test_what_the_worker_tells_after_it_was_asked_is_believed() -> None:
+    channel = Asked("available")
+    channels: Any = [channel]
+    asking = Demand(lambda: channels, True)
+    asking.want(MODEL)
+    assert asking.has_asked(MODEL)
+    channel.now("available", attempts=1)
+    assert not asking.has_asked(MODEL), "the model was loaded and went again"
