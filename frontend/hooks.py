@@ -19,6 +19,7 @@ from frontend.grpc.succession import SUCCESSION
 from frontend.server.limits import ServerLimits
 from frontend.server.worker import PenstockWorker
 from ipc import logs, processes, sweep
+from ipc.addresses import port_of
 from ipc.errors import ConfigError
 from ipc.liveness import life_pipe
 from ipc.settings import Settings
@@ -58,6 +59,7 @@ def worker_class(config: Settings) -> Any:
         header_deadline_s=server.header_deadline_s,
         body_floor_bytes_per_s=server.body_floor_bytes_per_s,
         body_floor_after_s=server.body_floor_after_s,
+        health_port=port_of(server.health_bind, "server.health_bind") if server.health_bind else 0,
         max_connections=server.max_connections,
         max_grpc_connections=config.grpc.max_connections if config.grpc.enabled else 0,
         write_stall_s=server.write_stall_s,

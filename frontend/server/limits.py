@@ -24,6 +24,8 @@ class ServerLimits:
     """Lowest average rate of a request body while the server reads it."""
     body_floor_after_s: float = 10.0
     """Reading time before the floor applies."""
+    health_port: int = 0
+    """The port of `server.health_bind`, which a server that stops answers as long as the process lives; 0: none."""
     max_connections: int = 10_000
     """Open connections per process; one more is answered 503."""
     max_grpc_connections: int = 0

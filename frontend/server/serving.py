@@ -2,7 +2,8 @@
 
 On SIGTERM (reload, stop, or a request count that is used up):
 
-1. take in every connection that waits in the accept queue, then close the listeners;
+1. take in every connection that waits in the accept queue, then close the listeners; that of the health address stays
+   open when the whole server stops: a probe of life must not kill a server that drains;
 2. tell the application (`Drain.begin`); from now on answers say `Connection: close`;
 3. connections that stay idle for `drain_s` are closed; requests in work may go on until `answer_until_s`, then they
    get 503;
@@ -16,10 +17,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import time
 from collections.abc import Callable, Generator
+from pathlib import Path
 from types import FrameType
 
 from uvicorn.config import Config
@@ -55,6 +58,7 @@ class DrainingServer(Server):
         self._drain = drain
         self._sweeper = Sweeper(self.server_state, heartbeat)
         self._listeners: list[socket.socket] = []
+        self._probed: list[socket.socket] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, then listen on copies of `sockets`."""
@@ -96,19 +100,28 @@ class DrainingServer(Server):
         left_s = max(deadline - time.monotonic(), 0.0) + reserve_s
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.lifespan.shutdown(), _FAST_SHUTDOWN_S if self.force_exit else left_s)
+        self._close(self._probed)
         self._sweeper.stop()
 
     async def _stop_accepting(self) -> None:
-        waiting = [connection for listener in self._listeners for connection in accept_waiting(listener)]
-        for server in self.servers:
-            server.close()
-        for listener in self._listeners:
-            listener.close()
+        port = self._limits.health_port
+        self._probed = [
+            one for one in self._listeners if port and one.getsockname()[1] == port and not parent_holds(one)
+        ]
+        ending = [listener for listener in self._listeners if listener not in self._probed]
+        waiting = [connection for listener in ending for connection in accept_waiting(listener)]
+        self._close(ending)
         loop = asyncio.get_running_loop()
         adoptions = [
             loop.connect_accepted_socket(self._new_protocol, one, ssl=self.config.ssl) for one in waiting
         ]
         await asyncio.gather(*adoptions, return_exceptions=True)
+
+    def _close(self, listeners: list[socket.socket]) -> None:
+        for listener, server in zip(self._listeners, self.servers, strict=True):
+            if listener in listeners:
+                server.close()
+                listener.close()
 
     def _new_protocol(self) -> PenstockProtocol:
         return PenstockProtocol(self.config, self.server_state, self.lifespan.state)
@@ -128,7 +141,12 @@ class DrainingServer(Server):
 
     def _is_busy(self) -> bool:
         state = self.server_state
-        return bool(state.connections or state.lingering or state.tasks)
+        return bool(state.lingering or state.tasks or any(map(self._counts, state.connections)))
+
+    def _counts(self, connection: object) -> bool:
+        """Whether the drain waits for a connection; probes come for ever while their address is open."""
+        address = getattr(connection, "server", None)
+        return not (self._probed and address and address[1] == self._limits.health_port)
 
     async def _end_connections(self) -> None:
         """End what the drain left over: unanswered requests with 503, the rest by cutting the connection."""
@@ -152,6 +170,23 @@ class DrainingServer(Server):
 async def _wait_for(tasks: set[asyncio.Task[None]], timeout_s: float) -> None:
     if tasks:
         await asyncio.wait(list(tasks), timeout=timeout_s)
+
+
+def parent_holds(listener: socket.socket) -> bool:
+    """Whether the arbiter listens on the same socket: in a reload others answer on it, in a stop it is closed there.
+
+    True where that cannot be seen.
+    """
+    wanted = f"socket:[{os.fstat(listener.fileno()).st_ino}]"
+    try:
+        descriptors = list(Path(f"/proc/{os.getppid()}/fd").iterdir())
+    except OSError:
+        return True
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            if str(descriptor.readlink()) == wanted:
+                return True
+    return False
 
 
 def accept_waiting(listener: socket.socket) -> list[socket.socket]:

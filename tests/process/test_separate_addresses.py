@@ -111,7 +111,26 @@ def test_keys_are_asked_for_there_as_elsewhere_and_metrics_may_leave_the_main_ad
         assert at(server, "health").get("/readyz").status == 200
 
 
-def test_kept_connections_hear_of_the_drain_and_no_address_outlives_it(tmp_path: Path) -> None:
+def test_a_frontend_that_a_reload_replaces_leaves_its_probes_to_the_next_one(tmp_path: Path) -> None:
+    settings = {**apart(), "server.drain_s": 20, "server.frontends": 1}
+    with serving(tmp_path, settings=settings) as server:
+        health = at(server, "health")
+        with RawClient(server.port) as polled, RawClient(server.port) as kept:
+
+            def ready(client: RawClient) -> int:
+                client.socket.sendall(b"GET /readyz HTTP/1.1\r\nHost: h\r\n\r\n")
+                return int(client.answer()[0])
+
+            assert ready(kept) == 200
+            server.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: ready(polled) == 503, 30, "the drain of the old frontend")
+            assert not any(b"draining" in health.get("/readyz").body for _ in range(20))
+            assert ready(kept) == 503, "the old one was there all the time"
+
+
+def test_probes_of_life_are_answered_while_the_server_drains_and_no_address_outlives_it(
+    tmp_path: Path,
+) -> None:
     settings = {**apart(), "server.drain_s": 5}
     with serving(tmp_path, models=("fake/slow",), settings=settings) as server:
         health, metrics = at(server, "health"), at(server, "metrics")
@@ -127,11 +146,15 @@ def test_kept_connections_hear_of_the_drain_and_no_address_outlives_it(tmp_path:
             probe.socket.sendall(b"GET /readyz HTTP/1.1\r\nHost: h\r\n\r\n")
             status, headers, body = probe.answer()
             assert (status, headers["connection"], body) == (503, "close", b"not ready\ndraining\n")
+            for path in ("/healthz", "/livez", "/v2/health/live"):
+                assert health.get(path).status == 200, path
+            assert health.get("/readyz").status == 503
             scrape.socket.sendall(b"GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n")
             assert scrape.answer()[0] == 200
             assert busy.answer()[0] == 200
-        assert not _accepts(health) and not _accepts(metrics)
+            assert not _accepts(metrics)
         assert server.process.wait(30) == 0
+        assert not _accepts(health)
         wait_until(lambda: not server.pids(), what="the end of all processes")
 
 
