@@ -112,6 +112,19 @@ def test_sizes_that_vary(server: Server, model: str, header: str, body: int, dim
     assert list(found.header.output[0].raw.dims) == dims
 
 
+@pytest.mark.parametrize("path", ["fake/echo", "fake/echo/1", "fake%2Fecho", "echo", "echo/1"])
+def test_a_catalog_model_is_asked_by_its_full_name_for_texts_of_one_element(
+    server: Server, path: str
+) -> None:
+    config = server.get("/api/status/fake/echo?format=json").json()["modelStatus"]["fake/echo"]["config"]
+    assert config["input"][0]["dims"] == ["1"]
+    text = strings(b"hello")
+    header = f'batch_size: 1 input {{ name: "text" dims: 1 batch_byte_size: {len(text)} }} output {{ name: "dense" }}'
+    found = infer(server, path, header, text)
+    assert found.status.code == pb.SUCCESS, found.status.msg
+    assert len(found.raw["dense"]) == 4 * int(config["output"][0]["dims"][0])
+
+
 def test_without_outputs_nothing_is_answered_but_the_header(server: Server) -> None:
     found = infer(server, "add_sub", f"batch_size: 2 {INPUTS}", BODY)
     assert found.answer.status == 200 and found.status.code == pb.SUCCESS
