@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from frontend.services import Services
-from ipc import logs
+from ipc import addresses, logs
 from ipc.paths import RunPaths
 from ipc.version import VERSION
 
@@ -51,9 +51,9 @@ def _marker(paths: RunPaths) -> Path:
 def block(services: Services) -> str:
     """Text of the block."""
     settings = services.settings
-    host, _, port = settings.server.bind.rpartition(":")
-    url = f"http://{'localhost' if host in ('0.0.0.0', '127.0.0.1', '[::]', '') else host}:{port}"
-    lines = [f"Penstock {VERSION} is ready", f"  url        {url} (in a browser: the live page)"]
+    url = _url(settings.server.bind)
+    page = "" if addresses.unix_path(settings.server.bind) else " (in a browser: the live page)"
+    lines = [f"Penstock {VERSION} is ready", f"  url        {url}{page}"]
     if settings.grpc.enabled:
         lines.append(f"  gRPC       {settings.grpc.bind}")
     for what, apart in (("metrics", settings.server.metrics_bind), ("health", settings.server.health_bind)):
@@ -75,6 +75,14 @@ def block(services: Services) -> str:
         "  not built  chat, several hosts",
     ]
     return "\n".join([*lines, *_example(services, url)])
+
+
+def _url(bind: str) -> str:
+    """What curl takes to reach the address: a URL, behind an option for a Unix socket."""
+    if path := addresses.unix_path(bind):
+        return f"--unix-socket {path} http://localhost"
+    host, _, port = bind.rpartition(":")
+    return f"http://{'localhost' if host in ('0.0.0.0', '127.0.0.1', '[::]') else host}:{port}"
 
 
 def _models(services: Services) -> list[str]:

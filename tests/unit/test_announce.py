@@ -18,7 +18,7 @@ from frontend import announce
 from ipc import logs
 from ipc.messages import ModelStatus
 from ipc.paths import prepare_run_dir
-from ipc.settings import Settings, load
+from ipc.settings import Server, Settings, load
 from tests.harness.server import wait_until
 
 
@@ -54,11 +54,11 @@ def test_a_reader_of_the_log_that_stands_still_keeps_no_frontend_waiting(
     wait_until(lambda: stuck.getvalue() == "the block\n", what="the block")
 
 
-def block(states: dict[str, str], *, closed: bool = False) -> list[str]:
+def block(states: dict[str, str], *, closed: bool = False, bind: str = "127.0.0.1:8080") -> list[str]:
     """The lines for models in these states."""
     entry = SimpleNamespace(outputs=("dense",), inputs=("text",))
     services: Any = SimpleNamespace(
-        settings=Settings(),
+        settings=Settings(server=Server(bind=bind)),
         catalog=dict.fromkeys(states, entry),
         engine=SimpleNamespace(status=lambda name: ModelStatus(name, states[name], "cpu")),
         client=SimpleNamespace(channels=[]),
@@ -94,3 +94,10 @@ def test_with_keys_the_request_to_paste_has_a_place_for_one() -> None:
 
 def test_without_a_loaded_model_there_is_nothing_to_paste() -> None:
     assert not any(line.startswith("  try") for line in block({"org/b": "available"}))
+
+
+def test_a_unix_socket_is_shown_as_curl_takes_it() -> None:
+    lines = block({"org/one": "loaded"}, bind="unix:/run/penstock.sock")
+    assert lines[1] == "  url        --unix-socket /run/penstock.sock http://localhost"
+    words = shlex.split(lines[-1])
+    assert words[1:5] == ["curl", "--unix-socket", "/run/penstock.sock", "http://localhost/v1/embeddings"]
