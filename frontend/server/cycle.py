@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from uvicorn._types import ASGISendEvent, HTTPResponseBodyEvent
+from uvicorn._types import ASGI3Application, ASGISendEvent, HTTPResponseBodyEvent
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from frontend.disconnect import CALLBACK_KEY, note_disconnect
+from ipc.errors import LeaseRevoked
 
 if TYPE_CHECKING:
     from frontend.server.protocol import PenstockProtocol
@@ -91,6 +93,28 @@ class Cycle(RequestResponseCycle):
         )
         self._protocol = protocol
         protocol.scope[CALLBACK_KEY] = None  # type: ignore[literal-required]
+
+    async def run_asgi(self, app: ASGI3Application) -> None:
+        """Run the application. A response that cannot go on ends its connection; that is no bug and prints no stack."""
+        await super().run_asgi(partial(self._run, app))  # type: ignore[arg-type]
+
+    async def _run(self, app: ASGI3Application, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await app(scope, receive, send)
+        except (ConnectionAbortedError, LeaseRevoked) as error:
+            if not self.response_started:
+                raise
+            self.logger.info("a response is cut off: %s", error)
+            self._give_up()
+        except asyncio.CancelledError:
+            if not (self.response_started or self.disconnected):
+                raise
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self.transport.close()
+        # What uvicorn asks before it reports that the response is not complete.
+        self.disconnected = True
 
     def send(self, message: ASGISendEvent) -> Coroutine[Any, Any, None]:
         """Write one ASGI message; the coroutine waits while the client has not taken what was written before."""

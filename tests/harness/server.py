@@ -11,6 +11,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -57,6 +58,16 @@ async def eventually(condition: Callable[[], Awaitable[Any]], what: str, timeout
     while not await condition():
         assert time.monotonic() - began < timeout_s, f"{what} did not hold within {timeout_s} s"
         await asyncio.sleep(MAX_PAUSE_S)
+
+
+_STACK = "Traceback (most recent call last):"
+_OF_A_MODEL = re.compile(
+    r"failed in the model|preparing failed for request|failed to load|the model failed when its stream was closed"
+    r"|could not be taken|the device context is lost"
+    # A stack that goes on: the error that led to one of these.
+    r"|^During handling of the above exception|^The above exception was the direct cause"
+)
+"""What is logged before a stack that the code of a model, or its files, is the cause of."""
 
 
 def free_port() -> int:
@@ -301,6 +312,15 @@ class Server:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(10)
 
+    def assert_no_stack(self) -> None:
+        """The log has no stack of anything but the code of a model: no mistake of a client prints one."""
+        lines = self.log.splitlines()
+        for at, line in enumerate(lines):
+            if line == _STACK:
+                before = next(filter(None, reversed(lines[:at])), "")
+                text = "\n".join(lines[max(at - 3, 0) : at + 40])
+                assert _OF_A_MODEL.search(before), f"a stack in the log:\n{text}"
+
     def assert_nothing_left(self) -> None:
         """No process, no arena, no socket, no held lock."""
         assert not self.pids()
@@ -358,7 +378,7 @@ def serving(
     leftovers: bool = False,
     config: Path | None = None,
 ) -> Iterator[Server]:
-    """A ready server; afterwards it is stopped and nothing of it may be left (unless `leftovers`)."""
+    """A ready server; afterwards it is stopped, its log has no stack, and nothing may be left (unless `leftovers`)."""
     server = make_server(tmp_path, models, settings, catalog, config)
     server.start()
     try:
@@ -368,6 +388,7 @@ def serving(
             server.stop()
         if not leftovers:
             server.assert_nothing_left()
+        server.assert_no_stack()
     except BaseException:
         sys.stderr.write(f"\nlast lines of the server's log:\n{server.log[-6000:]}\n")
         raise

@@ -258,6 +258,7 @@ def test_no_more_connections_are_taken_than_are_set_apart(tmp_path: Path) -> Non
             one.open(f"{KSERVE}ModelStreamInfer", 1)
         await until(lambda: server.taken == 4)
         more = await flood(server.port)
+        more.open(f"{KSERVE}ModelStreamInfer", 1)
         await until(more._hearing.done)
         assert not any(one._hearing.done() for one in kept)
         for one in (*kept, more):
