@@ -73,6 +73,8 @@ class Line:
         finally:
             if expiry is not None:
                 expiry.cancel()
+            # NOTE: an error refers to this frame, which must not refer to what holds the error.
+            del piece, done, expiry
 
     def _take(self) -> None:
         """Run the next piece; for a thread."""
@@ -88,6 +90,8 @@ class Line:
             piece.done.set_result(piece.work())
         except BaseException as error:
             piece.done.set_exception(error)
+        # NOTE: as in `run`; and an idle thread keeps nothing of the last piece.
+        del piece, pieces
 
     def _leave(self, piece: _Piece) -> bool:
         """Take a piece out of the line; False when it has begun."""

@@ -96,7 +96,7 @@ class Cycle(RequestResponseCycle):
 
     async def run_asgi(self, app: ASGI3Application) -> None:
         """Run the application. A response that cannot go on ends its connection; that is no bug and prints no stack."""
-        await super().run_asgi(partial(self._run, app))  # type: ignore[arg-type]
+        await super().run_asgi(partial(self._run, app))
 
     async def _run(self, app: ASGI3Application, scope: Any, receive: Any, send: Any) -> None:
         try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend import context, media, rendering
+from frontend import context, media, rendering, tracebacks
 from frontend.protocols.kserve_v2 import images, picture_decoding
 from frontend.rendering import Line, Steps, in_steps, off_loop
 from frontend.services import Services
@@ -188,6 +190,41 @@ def test_errors_of_work_arrive() -> None:
                 await work
 
     asyncio.run(test())
+
+
+def test_an_error_keeps_nothing_of_its_work_in_memory() -> None:
+    """Else the body of every refused request would stay until the collector comes by."""
+
+    class Body:
+        pass
+
+    def refuse(body: Body) -> None:
+        raise ValueError("wrong")
+
+    def steps(body: Body) -> Steps[None]:
+        yield
+        refuse(body)
+
+    async def refused(begin: Callable[[Body], Coroutine[Any, Any, None]]) -> weakref.ref[Body]:
+        body = Body()
+        kept = weakref.ref(body)
+        with pytest.raises(ValueError, match="wrong") as caught:
+            await begin(body)
+        tracebacks.forget(caught.value)
+        del caught, body
+        return kept
+
+    async def test() -> None:
+        for begin in (lambda body: off_loop(refuse, body), lambda body: in_steps(steps(body))):
+            kept = await refused(begin)
+            await until(lambda kept=kept: kept() is None)
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(test())
+    finally:
+        gc.enable()
 
 
 def eye(root: Path, **settings: str) -> Services:
