@@ -118,7 +118,8 @@ class Executor:
         self._single_threaded.wait()
         torch.set_num_threads(self._torch_threads)
         with torch.inference_mode():
-            while self._queue.wait_work(self._has_other_work):
+            while self._queue.wait_work(self._has_other_work, self._book.paused_until_ns()):
+                self._book.wake_paused()
                 self._generations.close_ended(self._step_limit_s)
                 while self._calls:
                     self._run_call(*self._calls.popleft())

@@ -1,8 +1,8 @@
 """Runs requests that are answered in parts: a few steps at a time, so that other batches run in between.
 
 1. The first stint of a request begins its steps (`Adapter.stream`); each step gives one part, until there are no more.
-2. A stint ends after `STINT_S`, and when the frontend has enough parts that its client has not taken. Then the request
-   waits for the device again, like any other, or rests (`JobBook.go_on`).
+2. A stint ends after `STINT_S`, when the frontend has enough parts that its client has not taken, and when the model
+   yields a `Pause`. Then the request waits for the device again, like any other, or rests (`JobBook.go_on`).
 3. A part that finds no room in the arena is kept, and tried again before the next step.
 4. Whatever ends the request, its steps are closed here, in the thread that ran them; until then its inputs are in use.
 """
@@ -17,6 +17,7 @@ import torch
 
 from ipc.errors import ShmExhausted
 from workers import tracing
+from workers.adapters.base import Pause
 from workers.executions import Executions
 from workers.interlude import Flight
 from workers.job import Job, Piece
@@ -76,6 +77,10 @@ class Generations:
             except StopIteration:
                 job.device_ns += time.monotonic_ns() - began
                 self._finish(piece, stream)
+                return False
+            if isinstance(found, Pause):
+                job.device_ns += time.monotonic_ns() - began
+                stream.pause_until_ns = time.monotonic_ns() + int(max(0.0, found.seconds) * 1e9)
                 return False
             stream.unsent = streaming_of(job.call).part(job.adapter, stream.batch, found)
         computed = time.monotonic_ns()

@@ -36,6 +36,8 @@ class JobBook:
         self._order = ResponseOrder()
         self._lock = threading.Lock()
         self._roomless: list[Job] = []
+        self._paused: list[Job] = []
+        """Streams whose models wait. Device thread only."""
         self.resting = 0
         """Streams that rest."""
         self.over: deque[Job] = deque()
@@ -143,9 +145,12 @@ class JobBook:
         with self._lock:
             if job.state != "open":
                 return
-            rests = stream.roomless or not stream.flow.open
+            stream.paused = stream.pause_until_ns > time.monotonic_ns()
+            rests = stream.roomless or stream.paused or not stream.flow.open
             if stream.roomless:
                 self._roomless.append(job)
+            if stream.paused:
+                self._paused.append(job)
             if rests:
                 stream.resting = True
                 self.resting += 1
@@ -160,7 +165,8 @@ class JobBook:
             return
         with self._lock:
             stream.flow.taken(count)
-            wakes = not stream.roomless and stream.flow.open and self._wake(job, stream)
+            held = stream.roomless or stream.paused
+            wakes = not held and stream.flow.open and self._wake(job, stream)
         if wakes:
             self._put_again(job)
 
@@ -176,6 +182,31 @@ class JobBook:
                     job.stream.roomless = False
                     if self._wake(job, job.stream):
                         woken.append(job)
+        for job in woken:
+            self._put_again(job)
+
+    def paused_until_ns(self) -> int | None:
+        """When the first of the streams whose models wait goes on; None without any. Device thread only."""
+        ends = [job.stream.pause_until_ns for job in self._paused if job.stream and job.state == "open"]
+        return min(ends, default=None)
+
+    def wake_paused(self) -> None:
+        """Streams whose models have waited long enough go on. Device thread only."""
+        if not self._paused:
+            return
+        now, waiting, woken = time.monotonic_ns(), self._paused, []
+        self._paused = []
+        with self._lock:
+            for job in waiting:
+                stream = job.stream
+                if stream is None or job.state != "open":
+                    continue
+                if stream.pause_until_ns > now:
+                    self._paused.append(job)
+                    continue
+                stream.paused = False
+                if stream.flow.open and self._wake(job, stream):
+                    woken.append(job)
         for job in woken:
             self._put_again(job)
 

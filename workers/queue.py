@@ -138,12 +138,12 @@ class WorkQueue:
         with self._lock:
             return self._batcher.overtakes(pieces)
 
-    def wait_work(self, other: Callable[[], bool]) -> bool:
-        """Wait until a batch is due or `other` is true (see `nudge`); False when the queue closed."""
+    def wait_work(self, other: Callable[[], bool], until_ns: int | None = None) -> bool:
+        """Wait until a batch is due, `other` is true (see `nudge`), or `until_ns`; False when the queue closed."""
         with self._lock:
             while not (self._closed or other()):
-                due_ns = self._batcher.due_ns()
-                left_s = None if due_ns is None else (due_ns - time.monotonic_ns()) / 1e9
+                due = [at for at in (self._batcher.due_ns(), until_ns) if at is not None]
+                left_s = (min(due) - time.monotonic_ns()) / 1e9 if due else None
                 if left_s is not None and left_s <= 0:
                     break
                 self._work.wait(left_s)

@@ -25,15 +25,17 @@ class PlacedPart:
 class Streamed:
     """State of one stream.
 
-    `flow`, `resting` and `roomless` belong to the `JobBook`: it rests while its frontend has enough parts, or
-    (`roomless`) while the arena has no room for the next one, and the queue does not count it then. The rest is the
-    device thread's: `batch` since it has begun, `steps` what the adapter gave, `unsent` a part that found no room.
-    `queued_ns` is when it waited for the device first.
+    `flow`, `resting`, `roomless` and `paused` belong to the `JobBook`: it rests while its frontend has enough parts,
+    (`roomless`) while the arena has no room for the next one, or (`paused`) until `pause_until_ns` as the model asked,
+    and the queue does not count it then. The rest is the device thread's: `batch` since it has begun, `steps` what the
+    adapter gave, `unsent` a part that found no room. `queued_ns` is when it waited for the device first.
     """
 
     flow: PartFlow
     resting: bool = False
     roomless: bool = False
+    paused: bool = False
+    pause_until_ns: int = 0
     batch: Any = None
     steps: Iterator[Any] | None = None
     unsent: Mapping[str, NamedOutput] | None = None

@@ -32,7 +32,7 @@ import torch
 
 from ipc.errors import InvalidInput
 from ipc.model_config import ModelConfig
-from workers.adapters.base import LoadContext
+from workers.adapters.base import LoadContext, Pause
 from workers.adapters.shared.named_tensors import NamedBatch
 from workers.adapters.shared.program import ProgramAdapter
 from workers.adapters.spec import AdapterSpec
@@ -149,6 +149,8 @@ class FakeProgram(ProgramAdapter):
             if number == parameters.get("at", 0) and parameters.get("do") in _WRONG_PARTS:
                 yield _WRONG_PARTS[str(parameters["do"])]
                 continue
+            if "pause_s" in parameters:
+                yield Pause(float(parameters["pause_s"]))
             self._note(f"{number}")
             try:
                 yield {"OUTPUT0": np.full(int(parameters.get("width", 1)), number, np.int32)}

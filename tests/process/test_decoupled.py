@@ -130,6 +130,16 @@ def test_requests_of_one_stream_are_answered_side_by_side(server: Server) -> Non
     assert all(answer.infer_response.parameters["triton_final_response"].bool_param for answer in plain)
 
 
+def test_requests_to_one_model_overlap_while_one_of_them_waits(server: Server) -> None:
+    with Rpc(address_of(server)) as rpc:
+        talk = Talk(rpc)
+        talk.say(message(1, "waits", pause_ms=3_600_000), message(3, "goes", pause_ms=1), add_sub("plain"))
+        answers = [next(talk.answers) for _ in range(4)]
+        talk.answers.cancel()
+        talk.hang_up()
+    assert sorted(answer.infer_response.id for answer in answers) == ["goes", "goes", "goes", "plain"]
+
+
 def test_an_error_comes_after_the_responses_before_it_and_the_stream_goes_on(server: Server) -> None:
     with Rpc(address_of(server)) as rpc:
         talk = Talk(rpc)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.model import DecoupledModel, Model
+from penstock.model import DecoupledModel, Model, Pause
 
 
 '''
@@ -125,7 +125,8 @@ SLOW = (
 COUNTDOWN = (
     _HEAD
     + '''class Countdown(DecoupledModel):
-    """As many responses as it is told, each with its number `width` times, after `sleep_ms` milliseconds.
+    """As many responses as it is told, each with its number `width` times, after `sleep_ms` milliseconds
+    of work or `pause_ms` of waiting.
 
     `record` is a file that gets a line for each response, and `closed` when nobody wants any more; `gate` one that has
     to be there before the response `gate_at` is made; `raise_at` the number of the response in whose place it raises.
@@ -135,6 +136,8 @@ COUNTDOWN = (
         asked = batch.parameters[0]
         for number in range(int(batch.array("COUNT")[0])):
             time.sleep(asked.get("sleep_ms", 0) / 1000)
+            if "pause_ms" in asked:
+                yield Pause(asked["pause_ms"] / 1000)
             while number == asked.get("gate_at") and not Path(asked["gate"]).exists():
                 time.sleep(0.001)
             if number == asked.get("raise_at"):

@@ -129,13 +129,18 @@ class StreamMachine(RuleBasedStateMachine):
         """What the arena would say after a death."""
         self.flights.append(flight)
 
-    @rule(count=st.integers(0, 15), width=st.sampled_from([1, 3000]), window=st.integers(1, 9))
-    def arrive(self, count: int, width: int, window: int) -> None:
+    @rule(
+        count=st.integers(0, 15),
+        width=st.sampled_from([1, 3000]),
+        window=st.integers(1, 9),
+        pauses=st.booleans(),
+    )
+    def arrive(self, count: int, width: int, window: int, pauses: bool = False) -> None:
         number = len(self.jobs) + 1
         call = InferCall(
             [TensorInput("INPUT0", "INT32", [1], 0, 4)],
             [TensorOutput("OUTPUT0")],
-            parameters={"width": width},
+            parameters={"width": width, **({"pause_s": 1e6} if pauses else {})},
         )
         payload = Payload(memoryview(np.int32(count).tobytes()))
         deadline_ns = time.monotonic_ns() + 10**12
@@ -179,6 +184,14 @@ class StreamMachine(RuleBasedStateMachine):
         self.taken[job.id] += len(took)
         if took and job.state == "open":
             self.book.taken(job, len(took))
+
+    @rule()
+    def let_pauses_end(self) -> None:
+        for job in self.jobs:
+            if job.stream is not None:
+                job.stream.pause_until_ns = min(job.stream.pause_until_ns, 1)
+        self.book.wake_paused()
+        assert self.book.paused_until_ns() is None
 
     @rule()
     def tick(self) -> None:
@@ -231,6 +244,7 @@ class StreamMachine(RuleBasedStateMachine):
             for which in range(len(self.jobs)):
                 self.take(which, 50)
             self.tick()
+            self.let_pauses_end()
         assert all(job.state != "open" for job in self.jobs), "a stream rests for ever"
         self.generations.close_ended(LIMIT_S)
         for which in range(len(self.jobs)):
@@ -251,6 +265,27 @@ class StreamMachine(RuleBasedStateMachine):
 
 TestStreamMachine = StreamMachine.TestCase
 TestStreamMachine.settings = hypothesis_settings(max_examples=25, stateful_step_count=40, deadline=None)
+
+
+def test_others_go_on_while_a_stream_pauses() -> None:
+    machine = StreamMachine()
+    machine.begin()
+    machine.arrive(2, 1, 8, pauses=True)
+    machine.arrive(3, 1, 8)
+    waiting, other = machine.jobs
+    for _ in range(20):
+        machine.run_a_stint()
+    assert other.state == "done" and len(machine.sent.parts[other.id]) == 3
+    assert waiting.state == "open" and waiting.id not in machine.sent.parts
+    until = machine.book.paused_until_ns()
+    assert until is not None and until - time.monotonic_ns() > 9e14
+    machine.book.wake_paused()
+    assert machine.queue.admitted == 0 and machine.book.resting == 1, "its time has not come"
+    for _ in range(6):
+        machine.let_pauses_end()
+        machine.run_a_stint()
+    assert waiting.state == "done" and len(machine.sent.parts[waiting.id]) == 2
+    machine.teardown()
 
 
 class Watched(Activity):

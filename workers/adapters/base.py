@@ -121,6 +121,13 @@ class ItemRefused(Exception):
         self.item = item
 
 
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """What a stream yields to wait: its next step is taken `seconds` later, and other requests run until then."""
+
+    seconds: float
+
+
 class Adapter(ABC):
     """One loaded model of one family."""
 
@@ -234,7 +241,7 @@ class Adapter(ABC):
         """
         raise InvalidInput("this model does not support infer")
 
-    def stream(self, batch: NamedBatch) -> Iterator[Mapping[str, np.ndarray | torch.Tensor]]:
+    def stream(self, batch: NamedBatch) -> Iterator[Mapping[str, np.ndarray | torch.Tensor] | Pause]:
         """The parts of the answer to one request, which is a batch of its own.  Device thread only.
 
         Each has at least the outputs of `batch.outputs`, as `infer` gives them; it is copied before the next one is

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ipc.repository.layout import ModelRefused
-from workers.adapters.base import LoadContext
+from workers.adapters.base import LoadContext, Pause
 from workers.adapters.shared.model_class import BaseModel, Context, DecoupledModel, Model
 from workers.adapters.shared.named_tensors import NamedBatch
 from workers.adapters.shared.repository_program import RepositoryProgram, entry_of
@@ -69,7 +69,7 @@ class PythonModelAdapter(RepositoryProgram):
         assert isinstance(self._model, Model)
         return self._model.infer(batch)
 
-    def stream(self, batch: NamedBatch) -> Iterator[Mapping[str, np.ndarray | torch.Tensor]]:
+    def stream(self, batch: NamedBatch) -> Iterator[Mapping[str, np.ndarray | torch.Tensor] | Pause]:
         """Hand the request over."""
         assert isinstance(self._model, DecoupledModel)
         return self._model.stream(batch)

@@ -19,6 +19,7 @@ from ipc.datatypes import BYTES
 from ipc.errors import UnexpectedOutput
 from ipc.messages import InferCall, TensorInput, TensorOutput
 from workers import oom, operations
+from workers.adapters.base import Pause
 from workers.adapters.shared.named_tensors import NamedBatch, host_array
 from workers.adapters.shared.program import ProgramAdapter, Sample
 from workers.operations.infer import Infer
@@ -69,6 +70,9 @@ def _first_part(adapter: ProgramAdapter, batch: NamedBatch) -> Mapping[str, Name
     steps = _INFER.stream(adapter, batch)
     try:
         for found in steps:
+            if isinstance(found, Pause):
+                # The model waits for something before its first response: there is nothing to compare yet.
+                return {}
             return _INFER.part(adapter, batch, found)
     finally:
         if (close := getattr(steps, "close", None)) is not None:

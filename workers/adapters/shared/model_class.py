@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ipc.model_config import ModelConfig
+from workers.adapters.base import Pause
 from workers.adapters.shared.named_tensors import NamedBatch
 
 
@@ -65,16 +66,17 @@ class DecoupledModel(BaseModel, ABC):
     """A model with `model_transaction_policy { decoupled: true }`: any number of responses to each request."""
 
     @abstractmethod
-    def stream(self, batch: NamedBatch) -> Iterator[Mapping[str, np.ndarray | torch.Tensor]]:
+    def stream(self, batch: NamedBatch) -> Iterator[Mapping[str, np.ndarray | torch.Tensor] | Pause]:
         """The responses to one request, one after the other; usually a generator. None at all is an answer too.
 
         `batch` is as in `Model.infer` and has this request alone; each response has at least the outputs of
         `batch.outputs`, with the rows of the request. It is copied when it was given, so arrays may be used again.
 
         Every step runs in the thread that runs all models of the worker: other batches run between two steps and wait
-        for one, so steps should be short. No step is taken while the client has enough responses that it has not read.
-        When it goes away or the time of the request is up the generator is closed at its `yield`, so `finally` is the
-        place for what must be given back. Do not yield inside of a `with torch...` block: torch keeps such states for
-        the thread. What is raised ends the request, after the responses so far: `ipc.errors.InvalidInput` tells its
-        message to the client, anything else is only logged.
+        for one, so steps should be short, and no step should sleep. Yield `Pause(seconds)` in place of a response to
+        wait: other requests, also of this model, run meanwhile. No step is taken while the client has enough responses
+        that it has not read. When it goes away or the time of the request is up the generator is closed at its `yield`,
+        so `finally` is the place for what must be given back. Do not yield inside of a `with torch...` block: torch
+        keeps such states for the thread. What is raised ends the request, after the responses so far:
+        `ipc.errors.InvalidInput` tells its message to the client, anything else is only logged.
         """
