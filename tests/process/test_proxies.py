@@ -14,6 +14,7 @@ import ssl
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -282,6 +283,7 @@ class Losing(socketserver.StreamRequestHandler):
     """A server that answers every GET, and loses the connection of every POST that it has read."""
 
     posts: ClassVar[list[str]] = []
+    heads: ClassVar[list[dict[str, str]]] = []
 
     def handle(self) -> None:
         """The requests of one connection."""
@@ -293,8 +295,21 @@ class Losing(socketserver.StreamRequestHandler):
             self.rfile.read(int(fields.get("content-length", "0")))
             if method == "POST":
                 self.posts.append(target)
+                self.heads.append(fields)
                 return
             self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+
+class Hearing(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Answers every rpc with nothing and keeps its metadata."""
+
+    def __init__(self) -> None:
+        self.heard: list[dict[str, str]] = []
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        """One rpc."""
+        self.heard.append(dict(handler_call_details.invocation_metadata))
+        return grpc.unary_unary_rpc_method_handler(lambda request, rpc: b"")
 
 
 SEQUENCE = {"NV-InferRequest": "batch_size: 1 correlation_id: 7"}
@@ -324,7 +339,7 @@ ONCE: tuple[tuple[str, str, dict[str, str]], ...] = (
 @pytest.mark.parametrize("name", SAMPLES)
 def test_what_has_no_effect_is_sent_again_and_nothing_else(tmp_path: Path, name: str) -> None:
     required_tool(name), required_tool("openssl")
-    Losing.posts.clear()
+    Losing.posts.clear(), Losing.heads.clear()
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Losing) as upstream:
         upstream.daemon_threads = True
         threading.Thread(target=upstream.serve_forever, daemon=True).start()
@@ -339,6 +354,29 @@ def test_what_has_no_effect_is_sent_again_and_nothing_else(tmp_path: Path, name:
     again = {path for path in Losing.posts if Losing.posts.count(path) > 1}
     assert again == {path for path, *_ in (*AGAIN, *(AGAIN_AT_HAPROXY if name == "haproxy" else ()))}
     assert {path for path, *_ in ONCE} <= set(Losing.posts)
+    for head in Losing.heads:
+        assert (head["host"], head["x-forwarded-for"]) == (f"127.0.0.1:{proxy.port}", "127.0.0.1")
+        assert head["x-request-id"]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_an_rpc_is_told_to_come_from_a_proxy(tmp_path: Path, name: str) -> None:
+    required_tool(name), required_tool("openssl")
+    upstream, hearing = grpc.server(ThreadPoolExecutor(1)), Hearing()
+    upstream.add_generic_rpc_handlers((hearing,))
+    address = f"127.0.0.1:{upstream.add_insecure_port('127.0.0.1:0')}"
+    upstream.start()
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Losing) as web:
+        web.daemon_threads = True
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        with (
+            proxied(name, web.server_address[1], address, tmp_path) as proxy,
+            Rpc(f"127.0.0.1:{proxy.grpc}") as rpc,
+        ):
+            rpc.call("ModelReady", kserve.ModelReadyRequest(name="m"))
+        web.shutdown()
+    upstream.stop(None).wait(10)
+    assert [metadata["x-forwarded-for"] for metadata in hearing.heard] == ["127.0.0.1"]
 
 
 def kill_worker(edge: Edge) -> None:
