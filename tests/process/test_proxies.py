@@ -287,6 +287,10 @@ class Losing(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         """The requests of one connection."""
+        with contextlib.suppress(ConnectionError):
+            self._answer()
+
+    def _answer(self) -> None:
         while line := self.rfile.readline():
             method, target, _ = line.decode().split()
             fields = dict(
