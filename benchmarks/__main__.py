@@ -19,6 +19,7 @@ NAMES = (
     "latency",
     "fairness",
     "cycles",
+    "growth",
     "encode",
     "score",
     "tensors",

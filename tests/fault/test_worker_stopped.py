@@ -14,7 +14,7 @@ import pytest
 from tests.fault import serving
 from tests.harness.load import Load
 from tests.harness.server import Server, alive, wait_until
-from tests.tiny.programs import write_repository
+from tests.tiny.programs import write_model
 
 MODEL = "fake/slow"
 HANG_TIMEOUT_S = 2.0
@@ -101,13 +101,14 @@ def test_a_step_of_ten_seconds_ends_no_worker_and_others_go_elsewhere(tmp_path: 
     settings = {
         "worker.count": 2,
         "worker.heartbeat_timeout_s": HANG_TIMEOUT_S,
-        "repository.dirs": write_repository(tmp_path / "models", ["slow"]),
+        "repository.dirs": tmp_path / "models",
         "repository.allow_python": True,
     }
+    write_model(tmp_path / "models", "slow", "sleeper")
 
     def run(server: Server, milliseconds: float) -> int:
         tensor = {"name": "INPUT", "shape": [1, 1], "datatype": "FP32", "data": [milliseconds]}
-        return server.post("/v2/models/slow/infer", {"inputs": [tensor]}).status
+        return server.post("/v2/models/sleeper/infer", {"inputs": [tensor]}).status
 
     with serving(tmp_path, models=(MODEL,), settings=settings) as server:
         both_up(server)

@@ -135,12 +135,15 @@ def test_a_frontend_takes_differences_in_and_leaves_what_others_hold_as_it_was(t
     async def run() -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         channel = Channel(context, RunPaths(tmp_path, "many", tmp_path), 0, "frontend-0", lambda: None)
-        channel._dispatch(Models([ModelStatus("a", "loading"), ModelStatus("b", "loaded")]), b"")
+        channel._dispatch(Models([ModelStatus(name, "loading") for name in "abc"]), b"")
         before = channel.models
         channel._dispatch(Models([ModelStatus("a", "loaded")], ["b"], True, 7), b"")
-        assert {name: status.state for name, status in channel.models.items()} == {"a": "loaded"}
+        assert {name: status.state for name, status in channel.models.items()} == {
+            "a": "loaded",
+            "c": "loading",
+        }
         assert (channel.preloaded, channel.free_bytes) == (True, 7)
-        assert {name: status.state for name, status in before.items()} == {"a": "loading", "b": "loaded"}
+        assert {name: status.state for name, status in before.items()} == dict.fromkeys("abc", "loading")
         context.destroy()
 
     asyncio.run(run())

@@ -17,7 +17,8 @@ from tests.tiny.models import build
 from workers.adapters.shared import encoder as encoder_module
 from workers.adapters.shared.checkpoint import load_transformer
 from workers.adapters.shared.encoder import TextEncoder
-from workers.adapters.shared.packing import PackedBatch, TokenSequence, pack
+from workers.adapters.shared.linears import LaidOutLinear
+from workers.adapters.shared.packing import PackedBatch, TokenSequence, filled, pack
 from workers.adapters.shared.sdpa_runs import WINDOW_BLOCK, attend_runs
 from workers.adapters.shared.varlen import VarlenKernel, select_kernel
 
@@ -169,3 +170,41 @@ def test_a_packed_result_that_differs_is_not_used(
             atol=1e-4,
             rtol=1e-4,
         )
+
+
+def test_rows_have_few_sizes_that_are_little_larger() -> None:
+    sizes = set()
+    for tokens in range(1, 2049):
+        size = filled(pack(sequences([tokens])), 0, 0).ids.shape[1]
+        assert tokens <= size <= max(32, tokens * 17 / 16)
+        sizes.add(size)
+    assert set(range(1, 33)) <= sizes and len(sizes) == 32 + 6 * 16
+
+
+@pytest.mark.parametrize("name", ["dense_xlmr", "dense_modernbert"])
+def test_on_cpu_linear_layers_of_onednn_see_few_numbers_of_rows_and_results_stay(
+    tmp_path: Path, name: str
+) -> None:
+    model = load_transformer(build(name, tmp_path / "model"), device=CPU, dtype=torch.float32)
+    encoder = TextEncoder(model)
+    assert encoder.packed and not encoder._fills, "the library of torch for float32 keeps nothing"
+    layer = next(module for module in model.modules() if isinstance(module, torch.nn.Linear))
+    seen: set[int] = set()
+    layer.register_forward_hook(lambda module, inputs, output: seen.add(inputs[0].shape[-2]))
+    with torch.inference_mode():
+        for lengths in ([33, 20, 1], [40], [50, 50, 50], [64, 7, 7, 7], [3]):
+            given = [TokenSequence(np.arange(10, 10 + n)) for n in lengths]
+            encoder._fills = False
+            plain = encoder.token_rows(encoder.pack(given))
+            seen.clear()
+            encoder._fills = True
+            rows = encoder.token_rows(encoder.pack(given))
+            assert seen == {filled(pack(given), 0, 0).ids.shape[1]} and rows.shape == plain.shape
+            torch.testing.assert_close(rows, plain, atol=1e-5, rtol=1e-5)
+
+
+def test_rows_are_filled_where_onednn_runs_layers(tmp_path: Path) -> None:
+    model = load_transformer(build("dense_xlmr", tmp_path / "model"), device=CPU, dtype=torch.float32)
+    model.encoder.layer[0].intermediate.dense = LaidOutLinear(model.encoder.layer[0].intermediate.dense)
+    assert TextEncoder(model)._fills
+    assert TextEncoder(load_transformer(tmp_path / "model", device=CPU, dtype=torch.bfloat16))._fills

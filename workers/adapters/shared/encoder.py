@@ -15,7 +15,8 @@ import torch
 
 from workers.adapters.shared.attention import PACKED
 from workers.adapters.shared.checkpoint import position_limit, position_offset
-from workers.adapters.shared.packing import PackedBatch, TokenSequence, pack
+from workers.adapters.shared.linears import LaidOutLinear
+from workers.adapters.shared.packing import PackedBatch, TokenSequence, filled, pack
 from workers.adapters.shared.padding import padding_share
 from workers.adapters.shared.varlen import HALF, VarlenKernel, select_kernel
 
@@ -42,6 +43,9 @@ class TextEncoder:
         self._pad_id = pad_id
         self._plain_attention: str | None = model.config._attn_implementation
         self._kernel: VarlenKernel | None = None
+        laid_out = any(isinstance(module, LaidOutLinear) for module in model.modules())
+        self._fills = self.device.type == "cpu" and (laid_out or self.dtype != torch.float32)
+        """Whether oneDNN runs linear layers."""
         self.packed = self._prove(special_ids)
 
     def pack(self, sequences: list[TokenSequence]) -> PackedBatch:
@@ -58,6 +62,9 @@ class TextEncoder:
 
     def _packed_rows(self, batch: PackedBatch) -> torch.Tensor:
         """The whole row in one forward."""
+        tokens = batch.ids.shape[1]
+        if self._fills:
+            batch = filled(batch, self._pad_id, self.position_offset)
         types = {} if batch.types is None else {"token_type_ids": batch.types}
         hidden: torch.Tensor = self.model(
             input_ids=batch.ids,
@@ -66,7 +73,7 @@ class TextEncoder:
             packed_kernel=self._kernel,
             **types,
         ).last_hidden_state
-        return hidden[0]
+        return hidden[0, :tokens]
 
     def _padded_rows(self, batch: PackedBatch) -> torch.Tensor:
         """The row as rectangles of similar lengths, padded on the right, one forward each."""

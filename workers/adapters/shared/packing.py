@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -149,6 +150,25 @@ def pack(sequences: Sequence[TokenSequence], *, position_offset: int = 0, pin: b
             seen=_optional(tensor, seen),
             partial=_partial(runs, lens, seen),
         ),
+    )
+
+
+def filled(batch: PackedBatch, pad_id: int, position_offset: int) -> PackedBatch:
+    """The batch with sequences of one token behind it, up to the next of few sizes: any to 32, then 16 per doubling.
+
+    oneDNN makes and keeps a program for each number of rows, half a megabyte for each shape of layer. The layout tells
+    of the new tokens only where attention looks (`runs`): pooling sees the sequences that were given.
+    """
+    tokens = batch.ids.shape[1]
+    spare = -tokens % (1 << max(0, (tokens - 1).bit_length() - 5))
+    if not spare:
+        return batch
+    return replace(
+        batch,
+        ids=F.pad(batch.ids, (0, spare), value=pad_id),
+        positions=F.pad(batch.positions, (0, spare), value=position_offset),
+        types=None if batch.types is None else F.pad(batch.types, (0, spare)),
+        layout=replace(batch.layout, runs=(*batch.layout.runs, Run(tokens, spare, 1))),
     )
 
 
