@@ -77,9 +77,9 @@ def penstock(
 def frontend_pids(server: Server) -> list[int]:
     """The HTTP processes of a Penstock server: the children of the arbiter that serve requests."""
     children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-    return [int(pid) for pid in children if int(pid) in server.pids_running("gunicorn")]
+    return [int(pid) for pid in children if int(pid) in server.pids_running("penstock: frontend", "gunicorn")]
 
 
 def worker_pids(server: Server) -> list[int]:
     """The model processes of a Penstock server."""
-    return server.pids_running("-m workers --slot")
+    return server.pids_running("penstock: worker ", "-m workers --slot")
