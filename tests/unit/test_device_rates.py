@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from workers.executor import Executor
 from workers.forming import Batch
 from workers.job import Job, Piece
 from workers.queue import WorkQueue
+from workers.watchdog import LEAST_STEP_S
 
 TEXT = "a text that is read in some parts"
 
@@ -114,3 +116,15 @@ def test_a_batch_between_two_parts_counts_for_itself(executor: Executor) -> None
     executor._former = SimpleNamespace(beside=lambda adapter, most_s: next(between, None))  # type: ignore[assignment]
     run(executor, long)
     assert [record.tokens for record in executor.batches.records()] == [short.tokens, long.tokens]
+
+
+def test_a_batch_may_take_until_its_last_deadline_but_no_longer_than_any_step(executor: Executor) -> None:
+    run(executor, batch_of(TEXT))
+    run(executor, batch_of(TEXT))
+    assert executor.activity.limit_s == Settings().worker.hang_timeout_s == 60.0, (
+        "the pace is known and short"
+    )
+    soon = batch_of(TEXT)
+    soon.pieces[0].job.deadline_ns = time.monotonic_ns() + 30_000_000_000
+    run(executor, soon)
+    assert LEAST_STEP_S < executor.activity.limit_s <= 30.0

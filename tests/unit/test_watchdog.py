@@ -5,12 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from ipc.messages import Credits
 from ipc.settings import Settings
 from tests.fakes.clock import Clock
 from workers import watchdog
+from workers.runtime import Runtime
 from workers.watchdog import LEAST_STEP_S, UNKNOWN_S, UNKNOWN_TOKENS_PER_S, Activity, batch_limit_s
 
 
@@ -106,3 +110,19 @@ def test_a_vital_thread_that_fails_ends_the_process() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=20, check=False, capture_output=True)
     assert done.returncode == 70
+
+
+def test_frontends_are_told_for_how_many_seconds_a_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock.of(watchdog, monkeypatch)
+    sent: list[Credits] = []
+    runtime: Any = Runtime.__new__(Runtime)
+    runtime.queue = SimpleNamespace(limit=100, admitted=0, rate=SimpleNamespace(tokens_per_s=1.0))
+    runtime.endpoint = SimpleNamespace(sessions=["frontend-0"], broadcast=sent.append)
+    runtime.executor, runtime._last_credits = SimpleNamespace(activity=Activity(60.0)), None
+    runtime.executor.activity.begin(60.0)
+    for _ in range(25):
+        runtime._send_credits()
+        clock.now += 0.1
+    runtime.executor.activity.end()
+    runtime._send_credits()
+    assert [credits.step_s for credits in sent] == [0, 1, 2, 0]
