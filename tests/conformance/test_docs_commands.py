@@ -45,6 +45,8 @@ NOT_RUN = {
     "python3 -m venv /opt": "installs",
     "/opt/penstock/venv/bin/pip install": "installs",
     "pip install ": "installs; the extras are compared with pyproject.toml below",
+    "pip wheel ": "builds; test_wheel.py builds a wheel and runs what is installed from it",
+    "penstock worker --slot 0": "runs until it is stopped; test_supervise_off.py starts workers by hand",
     "systemctl ": "wants systemd and its units",
     "curl --data-binary @handle.bin": "wants the memory of a GPU; test_trtis_regions.py registers it",
 }
