@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -16,12 +17,33 @@ from ipc.protos import trtis_v1_pb2 as v1
 from tests.conformance import trtis
 from tests.harness.rpc import Rpc, address_of, grpc_settings
 from tests.harness.server import Server, serving, wait_until
-from tests.tiny.programs import SLOTS, write_repository
+from tests.tiny import onnx_files
+from tests.tiny.programs import SLOTS, tensor, write_repository
 
 WORKERS = 2
+TRITON = "onnx_sequence_bool"
+"""A model in the form of Triton's own: (INPUT + START) * READY."""
 _names = itertools.count(1)
 Ask = Callable[[Server, str, int, int, bool, bool], int]
 """One request (server, model, sequence, number, start, end), over a connection of its own; the total."""
+
+
+def write_triton_sequence(repository: Path) -> None:
+    """Controls of BOOL, which are cast in the program, and inputs of four values."""
+    place = repository / TRITON / "1"
+    place.mkdir(parents=True)
+    program = onnx_files.sequence(onnx_files.INT32, onnx_files.BOOL, ["batch"], [4])
+    (place / "model.onnx").write_bytes(program)
+    controls = ", ".join(
+        f'{{ name: "{name}" control [ {{ kind: CONTROL_SEQUENCE_{name} bool_false_true: [ false, true ] }} ] }}'
+        for name in ("START", "READY")
+    )
+    (place.parent / "config.pbtxt").write_text(
+        f'name: "{TRITON}" platform: "onnxruntime_onnx" max_batch_size: 8\n'
+        f"sequence_batching {{ max_sequence_idle_microseconds: 5000000 control_input [ {controls} ] }}\n"
+        + tensor("input", "INPUT", "INT32", [4])
+        + tensor("output", "OUTPUT", "INT32", [4])
+    )
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +51,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     place = tmp_path_factory.mktemp("sequences")
     models = ["accumulator", "accumulator_by_id", "accumulator_exported", "accumulator_script", "slow"]
     repository = write_repository(place / "models", models)
+    write_triton_sequence(repository)
+    models.append(TRITON)
     settings = grpc_settings(
         **{
             "repository.dirs": repository,
@@ -104,6 +128,21 @@ def over_v2_grpc(server: Server, model: str, name: int, number: int, start: bool
 
 
 PROTOCOLS: list[Ask] = [over_v2_http, over_v1_http, over_v1_grpc, over_v2_grpc]
+
+
+def test_a_model_in_the_form_of_triton_answers_over_both_contracts_as_it_does_there(server: Server) -> None:
+    numbers = np.array([10, 20, 30, 40], np.int32)
+    for start, expected in ((True, [11, 21, 31, 41]), (False, [10, 20, 30, 40])):
+        header = (
+            f'batch_size: 1 correlation_id: 9000 flags: {int(start)} input {{ name: "INPUT" dims: 4 }} '
+            'output { name: "OUTPUT" }'
+        )
+        found = trtis.infer(server, TRITON, header, numbers.tobytes())
+        assert found.array("OUTPUT", "<i4").tolist() == [expected]
+        given = {"name": "INPUT", "shape": [1, 4], "datatype": "INT32", "data": numbers.tolist()}
+        step = {"sequence_id": 9001, "sequence_start": start}
+        answer = server.post(f"/v2/models/{TRITON}/infer", {"inputs": [given], "parameters": step})
+        assert answer.json()["outputs"][0]["data"] == expected
 
 
 @pytest.mark.parametrize(
