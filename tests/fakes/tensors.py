@@ -216,6 +216,7 @@ def services_of(
     client: Any = FakeClient(InputArena(chosen.paths, 0, chosen.arena.input_bytes), answer)
     client.channels = [FakeChannelWithModels(0, {status.name: status for status in statuses})]
     recorder: Any = SimpleNamespace(in_flight=Recorder.in_flight.__get__(_Uncounted()))
+    client.demand = SimpleNamespace(has_asked=lambda model: False)
     services.client, services.recorder = client, recorder
     services.engine = Engine(chosen, services.catalog, client, recorder, services.drain)
     services.bodies = BodyReader(chosen.limits)
