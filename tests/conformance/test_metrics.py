@@ -264,7 +264,7 @@ def test_a_family_moves_under_traffic(seen: dict[str, set[float]], name: str) ->
 def test_a_frontend_that_dies_with_a_lease_is_counted(server: Server) -> None:
     assert server.encode("fake/large", ["loaded"]).status == 200
     with RawClient(server.port, receive_nbytes=4096) as client:
-        client.encode("fake/large", ["held"] * 10)
+        client.encode("fake/large", [f"held {number}" for number in range(10)])
         assert client.head()[0] == 200
         frontend = server.frontend_pids()[0]
         os.kill(frontend, signal.SIGKILL)

@@ -148,7 +148,7 @@ def test_many_disconnects_leave_nothing(server: Server) -> None:
             if number % 4:
                 client.encode(MODEL, [f"{turn} {number}"] * 3)
             else:
-                client.encode("fake/large", [f"{turn} {number}"] * 2)
+                client.encode("fake/large", [f"{turn} {number} {item}" for item in range(2)])
         if turn % 2:
             assert clients[0].head()[0] == 200
         for client in clients:

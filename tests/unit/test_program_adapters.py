@@ -381,7 +381,7 @@ def test_torchscript_and_python_need_a_configuration(repository: Path, tmp_path:
 
 def test_without_onnxruntime_the_extra_is_named(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(ImportError, match=r"needs the package onnxruntime: install penstock\[onnx\]"):
+    with pytest.raises(ImportError, match=r"needs the package onnxruntime: the extra onnx "):
         load(repository, "add_sub_onnx")
 
 
