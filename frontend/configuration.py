@@ -42,7 +42,7 @@ def read(config: settings.Settings | None = None) -> Configuration:
     config = config or settings.load()
     otlp.check(config.tracing)
     address.check(config.grpc)
-    listeners.check(config.server)
+    listeners.check(config)
     catalog = open_catalog(config.catalog, config.repository)
     if _accepted is not None:
         catalog = catalog.keeping(_accepted.catalog.sources)
@@ -69,9 +69,11 @@ def accept() -> Configuration:
             )
         if _accepted is not None and _address(found) != _address(_accepted):
             raise ConfigError("grpc.enabled and grpc.bind cannot change while the server runs")
-        if _accepted is not None and _apart(found) != _apart(_accepted):
+        if _accepted is not None and listeners.addresses(found.settings.server) != listeners.addresses(
+            _accepted.settings.server
+        ):
             raise ConfigError(
-                "server.metrics_bind and server.health_bind cannot change while the server runs"
+                "server.bind, server.metrics_bind and server.health_bind cannot change while the server runs"
             )
         if _accepted is not None and _accepted.access.closed and not found.access.closed:
             log.warning("server.keys_file is empty now: requests need no key any more")
@@ -85,10 +87,6 @@ def accept() -> Configuration:
 
 def _address(chosen: Configuration) -> tuple[bool, str]:
     return chosen.settings.grpc.enabled, chosen.settings.grpc.bind
-
-
-def _apart(chosen: Configuration) -> tuple[str, str]:
-    return chosen.settings.server.metrics_bind, chosen.settings.server.health_bind
 
 
 def current() -> Configuration:

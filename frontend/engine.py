@@ -121,6 +121,7 @@ class Engine:
             firsts = await off_loop_if(large, firsts_of, items, {error.index for error in reply.errors})
             if firsts is not None:
                 await off_loop_if(large, reply.repeat, firsts)
+                reply.release()
         except BaseException:
             reply.release()
             raise

@@ -29,9 +29,17 @@ def addresses(server: Server) -> list[str]:
     return list(dict.fromkeys(filter(None, (server.bind, server.metrics_bind, server.health_bind))))
 
 
-def check(server: Server) -> None:
+def check(config: Settings) -> None:
     """Raise `ConfigError` for addresses that cannot be told apart by their ports."""
+    server, grpc = config.server, config.grpc
     Listeners(server)
+    for bind, setting in binds(config).items():
+        if (
+            grpc.enabled
+            and setting != "grpc.bind"
+            and port_of(bind, setting) == port_of(grpc.bind, "grpc.bind")
+        ):
+            raise ConfigError(f"grpc.bind = {grpc.bind}: needs another port than {setting}, which has {bind}")
 
 
 def binds(config: Settings) -> dict[str, str]:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from frontend import listeners
@@ -50,8 +51,11 @@ def check(config: Settings) -> None:
 
 
 def _addresses_free(config: Settings, lock: SlotLock) -> SlotLock:
+    # NOTE: systemd's socket units listen already; Gunicorn takes those sockets in place of server.bind.
+    activated = os.environ.get("LISTEN_PID") == str(os.getpid())
     for bind, setting in listeners.binds(config).items():
-        ensure_free(bind, setting)
+        if not (activated and setting.startswith("server.")):
+            ensure_free(bind, setting)
     return lock
 
 

@@ -32,7 +32,7 @@ def parse(bind: str, setting: str) -> tuple[str, int]:
     Raises `ConfigError`, which names the setting.
     """
     found = _ADDRESS.fullmatch(bind)
-    if found is None or not 0 < int(found[3]) < 65536:
+    if found is None or found[2] == "*" or not 0 < int(found[3]) < 65536:
         raise ConfigError(f"{setting}: expected {FORM}, got {bind!r}")
     return found[1] or found[2], int(found[3])
 
@@ -73,8 +73,10 @@ def ensure_free(bind: str, setting: str) -> None:
         return
     host, port = parse(bind, setting)
     try:
+        # NOTE: Gunicorn takes the IPv4 address of a name.
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, port, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind, protocol) as probe:
             # NOTE: else connections of an earlier life that still wait to end would look like a server.

@@ -57,10 +57,10 @@ class Arena:
         self.path, self.nbytes, self.epoch = path, nbytes, epoch
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(fd, 0, nbytes)
-            self._map = mmap.mmap(fd, nbytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
             # NOTE: the map keeps a duplicate of the descriptor, and so the lock by which a sweep sees a live owner.
             fcntl.flock(fd, fcntl.LOCK_EX)
+            os.posix_fallocate(fd, 0, nbytes)
+            self._map = mmap.mmap(fd, nbytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except OSError as error:
             path.unlink(missing_ok=True)
             raise ConfigError(

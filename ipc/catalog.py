@@ -382,8 +382,10 @@ def _place_of(text: str) -> list[str]:
     stated = re.search(r"`\$([^`]*)`", text)
     unknown = re.search(r"unknown field `([^`]*)`", text)
     if stated or unknown:
-        parts = re.findall(r"[\w-]+", re.sub(r"\[[^\]]*\]", ".", stated[1])) if stated else []
-        return [*parts, *([unknown[1]] if unknown else [])]
+        # NOTE: msgspec says [...] for the key of a map; the line is that of the map then.
+        parts = re.findall(r"[\w-]+", stated[1].partition("[")[0]) if stated else []
+        hidden = stated is not None and "[" in stated[1]
+        return [*parts, *([unknown[1]] if unknown and not hidden else [])]
     field = _FIELD.match(text)
     return field[0].split(".") if field else []
 

@@ -113,9 +113,9 @@ class Reply:
         return views | {ref.name: tensors.view(self._inline, ref) for ref in self._result.loose}
 
     def repeat(self, firsts: Sequence[int]) -> None:
-        """Give each item the rows of item `firsts[index]`, in private copies; the lease ends.
+        """Give each item the rows of item `firsts[index]`, in private copies; the lease is the caller's to end then.
 
-        Raises `LeaseRevoked` when the block was taken back meanwhile.
+        Any thread may call this. Raises `LeaseRevoked` when the block was taken back meanwhile.
         """
         copies = {}
         for name, values in self.tensors().items():
@@ -126,7 +126,6 @@ class Reply:
                 starts = [0, *accumulate(counts)]
                 copies[name] = np.concatenate([values[starts[at] : starts[at] + counts[at]] for at in firsts])
         self.check()
-        self.release()
         self._copies = copies
         rows = {name: [counts[at] for at in firsts] for name, counts in self._result.rows.items()}
         self._result = msgspec.structs.replace(self._result, rows=rows)

@@ -125,11 +125,14 @@ class RegionTable:
         finally:
             draft.unlink(missing_ok=True)
 
-    def find(self, name: str) -> RegionEntry:
-        """The region of that name, for a new request. Raises `RegionNotFound`, also for one that was unregistered."""
+    def find(self, name: str, holding: bool = False) -> RegionEntry:
+        """The region of that name, for a new request or for one that is `holding` the region.
+
+        Raises `RegionNotFound`; a region that was unregistered is there for those only that hold it.
+        """
         try:
             path = self._path(name)
-            if _mark(path).exists():
+            if _mark(path).exists() and not (holding and path in self._held):
                 raise FileNotFoundError
             facts = path.stat()
             # PERF: a row is never changed, so a file that is still the same one needs not be read again.
@@ -207,10 +210,12 @@ class RegionTable:
             mark.unlink(missing_ok=True)
             return
         try:
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(BlockingIOError, FileNotFoundError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink(missing_ok=True)
-                mark.unlink(missing_ok=True)
+                # NOTE: where another process was first, the row may be that of a new region with the same name.
+                if mark.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                    path.unlink()
+                    mark.unlink(missing_ok=True)
         finally:
             os.close(descriptor)
 

@@ -22,10 +22,9 @@ from ipc.errors import ConfigError
 PREFIX = "PENSTOCK_"
 OTHER_VARIABLES = ("PENSTOCK_CONFIG", "PENSTOCK_KEY", "PENSTOCK_NOTIFY_SOCKET", "PENSTOCK_SUPERVISE")
 """Variables that are no settings: the file, an API key in the page's examples, and two between our own processes."""
-_KUBERNETES = re.compile(
-    r"PENSTOCK_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
-)
-"""Variables that Kubernetes sets in every container beside a service named penstock."""
+_KUBERNETES = re.compile(r"(SERVICE_(HOST|PORT(_\w+)?)|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
+"""How the variables end that Kubernetes sets in every container for each service, behind the name of the service."""
+_SERVICE_HOST = "SERVICE_HOST"
 _ADDRESSES = (("server", "bind"), ("server", "metrics_bind"), ("server", "health_bind"), ("grpc", "bind"))
 
 
@@ -66,8 +65,13 @@ class Sources:
 
     def read_environ(self, environ: Mapping[str, str]) -> None:
         """`PENSTOCK_SECTION__FIELD`. Raises `ConfigError` for any other name that begins as ours do."""
+        services = [
+            name.removesuffix(_SERVICE_HOST) for name in environ if name.endswith(f"_{_SERVICE_HOST}")
+        ]
         for name, value in environ.items():
-            if not name.startswith(PREFIX) or name in OTHER_VARIABLES or _KUBERNETES.fullmatch(name):
+            if not name.startswith(PREFIX) or name in OTHER_VARIABLES:
+                continue
+            if any(name.startswith(each) and _KUBERNETES.fullmatch(name, len(each)) for each in services):
                 continue
             section, found, field = name.removeprefix(PREFIX).lower().partition("__")
             if not found:

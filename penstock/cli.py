@@ -159,7 +159,7 @@ def _check(config: settings.Settings) -> int:
     if config.server.keys_file:
         keyfile.read(Path(config.server.keys_file))
     otlp.check(config.tracing)
-    listeners.check(config.server)
+    listeners.check(config)
     restrictions_of(config)
     if wrong := catalog.mistakes(models):
         print("\n".join(f"penstock: {each}" for each in wrong), file=sys.stderr)

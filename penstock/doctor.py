@@ -108,7 +108,7 @@ def _port(config: Settings) -> Iterator[Finding]:
         yield True, f"a server runs with these settings: {config.paths.root}"
         return
     try:
-        listeners.check(config.server)
+        listeners.check(config)
     except ConfigError as error:
         yield False, error.message
         return

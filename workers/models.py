@@ -72,8 +72,11 @@ class ModelTable:
         return [host.status(name) for host in list(self._shelf.hosts.values())]
 
     def told(self) -> list[ModelStatus]:
-        """States of all models as frontends can read them: a state that breaks the schema is told as a failed one."""
-        return [codec.sayable(status) for status in self.statuses()]
+        """States of all models at the last call of `changes`, as frontends can read them.
+
+        A state that breaks the schema is told as a failed one.
+        """
+        return [codec.sayable(status) for status in self._told.values()]
 
     def changes(self) -> tuple[list[ModelStatus], list[str]]:
         """States, as `told`, that are others than at the last call, and names of models that are gone since."""

@@ -132,6 +132,8 @@ class Runtime:
 
     def welcome(self) -> Welcome:
         """Present state, for a new session."""
+        # NOTE: changes are told as differences, and those of a new session begin where those of all others are.
+        self._announce_models()
         return Welcome(
             VERSION,
             self._arena.epoch,

@@ -82,7 +82,7 @@ class Keyless:
     def of(cls, server: Server) -> Keyless:
         """The rules of the settings."""
         binds = (server.bind, server.metrics_bind, server.health_bind)
-        own = (bind.rpartition(":")[0] for bind in binds if not bind.startswith("unix:"))
+        own = (bind.rpartition(":")[0] for bind in binds if not bind.startswith(("unix:", "fd:")))
         return cls({name.lower() for name in (*server.allowed_hosts, *own) if name}, server.behind_proxy)
 
     def refusal(self, scope: dict[str, Any], need: Need) -> Forbidden | None:

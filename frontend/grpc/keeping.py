@@ -24,6 +24,8 @@ from frontend.grpc.connections import of_port
 from frontend.grpc.peers import Peer, host_of
 
 LOOK_EVERY_S, LOOK_AGAIN_S = 1.0, 0.1
+UNASKED_S = 10.0
+"""How long a connection may be too busy to be asked to leave before it is ended all the same."""
 _REST = 50
 """PERF: a look through very many descriptors takes a while; this many times that while is rest."""
 
@@ -90,8 +92,9 @@ class Keeper:
             if peer in closing:
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
-            elif peer in idle:
-                farewell.ask(connection)
+            elif peer in idle and (
+                farewell.ask(connection) or now - self._since[peer] >= self._idle_s + UNASKED_S
+            ):
                 self._asked.add(peer)
         return len(closing)
 

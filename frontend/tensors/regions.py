@@ -125,7 +125,7 @@ class ClientRegions:
         Raises `Unsupported`, `RegionNotFound`, or `InvalidInput` for what lies outside the region.
         """
         self._check_offered(None)
-        return part_of(self._table.find(use.name), use.offset, use.nbytes)
+        return part_of(self._table.find(use.name, holding=True), use.offset, use.nbytes)
 
     def _check_offered(self, kind: Kind | None) -> None:
         if not self._settings.enabled:

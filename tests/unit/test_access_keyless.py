@@ -65,6 +65,7 @@ def test_listed_hosts_and_the_one_of_the_address_are_answered() -> None:
     assert refusal(INFER, [(b"host", b"evil.example")], setting=listed), "each of several fields counts"
     assert not refusal(INFER, host=b"evil.example", setting=Server(allowed_hosts=("*",)))
     assert refusal(ADMIN, host=b"gpu.example", setting=listed), "that name may lead to a proxy"
+    assert refusal(INFER, host=b"fd", setting=Server(bind="fd://3")), "an inherited socket names no host"
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,10 @@ def test_an_unknown_model_is_answered_with_the_nearest_name(tmp_path: Path) -> N
         ("id: a\nsource: {kind: hub, repo: x}\nprofiles: {p: {extends: q}}\n", "'p' must extend"),
         ("id: a\nsource: {kind: hub, repo: x}\nprofiles: {p: {extends: p}}\n", "'p' must extend"),
         ("id: a\nsource: {kind: hub, repo: x}\nprofiles: {p: {output_types: [sparse]}}\n", "sparse"),
+        (
+            "id: a\nsource: {kind: hub, repo: x}\noutputs:\n  dense: {dims: 3}\n  multivector: {dims: -1}\n",
+            "model.yaml:3: ",
+        ),
         ("id: [", "model.yaml"),
         ("id: a\nsource: {kind: hub, repo: x}\nid: b\n", ":3: 'id' stands twice"),
         ("id: a\nsource: {kind: hub,\nadapter: dense\n", "model.yaml:4: while parsing"),

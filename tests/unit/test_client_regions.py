@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -274,8 +275,11 @@ def test_a_region_in_use_stays_listed_and_takes_nothing_new_until_its_requests_h
         with second.holding(["r"]):
             assert second.unregister("system", "r") is True
             assert listed() == ["r"] and second.status("system", "r")[0].nbytes == 64
+            assert second.resolve(RegionUse("r", 0, 4)).nbytes == 4, (
+                "the request that holds the region goes on"
+            )
             with pytest.raises(RegionNotFound):
-                second.resolve(RegionUse("r", 0, 4))
+                ClientRegions(settings, objects).resolve(RegionUse("r", 0, 4))
             with pytest.raises(RegionNotFound), first.holding(["r"]):
                 pass
             with pytest.raises(RegionExists):
@@ -287,6 +291,31 @@ def test_a_region_in_use_stays_listed_and_takes_nothing_new_until_its_requests_h
     with first.holding(["r"]):
         assert first.resolve(RegionUse("r", 0, 4)).nbytes == 4
     assert listed() == ["r"] and first.unregister("system", "r") and listed() == []
+
+
+def test_a_region_registered_anew_while_the_one_before_is_let_go_stays(
+    tmp_path: Path, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(tmp_path)
+    first, second = ClientRegions(settings, objects), ClientRegions(settings, objects)
+    first.register_system("r", "/client_a", 0, 64)
+    with second.holding(["r"]):
+        second.unregister("system", "r")
+        for descriptor, _ in second._table._held.values():
+            os.close(descriptor)
+        second._table._held = {path: (os.open(os.devnull, os.O_RDONLY), 1) for path in second._table._held}
+        opened, before = os.open, list[str]()
+
+        def late(path: Any, *more: Any) -> int:
+            if not before:
+                before.append(str(path))
+                assert second.status("system") == []
+                second.register_system("r", "/client_a", 0, 32)
+            return opened(path, *more)
+
+        monkeypatch.setattr(os, "open", late)
+        assert [entry.nbytes for entry in first.status("system")] == [32] and before
+        monkeypatch.undo()
 
 
 def test_a_region_whose_user_has_died_is_let_go(tmp_path: Path, objects: Path) -> None:

@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2
 from frontend.access import keys
 from frontend.access.gate import Gate
 from frontend.access.keyfile import KeyEntry
-from frontend.grpc import farewell
+from frontend.grpc import farewell, keeping
 from frontend.grpc.keeping import surplus
 from frontend.grpc.peers import Peer, host_of
 from frontend.grpc.server import GrpcServer
@@ -251,7 +251,11 @@ def test_idle_connections_of_one_address_leave_room_for_others(tmp_path: Path) -
     play(tmp_path, Gate(), session, grpc__max_connections=str(PLACES))
 
 
-def test_no_more_connections_are_taken_than_are_set_apart(tmp_path: Path) -> None:
+def test_no_more_connections_are_taken_than_are_set_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "LOOK_EVERY_S", 600.0)  # nor does a look end what holds no call yet
+
     async def session(server: Running) -> None:
         kept = [await flood(server.port) for _ in range(4)]
         for one in kept:

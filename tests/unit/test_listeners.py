@@ -14,7 +14,7 @@ from frontend.listeners import Listeners, addresses, check, refuse
 from frontend.protocols.registry import as_bytes
 from frontend.protocols.sie import SieProtocol
 from ipc.errors import ConfigError
-from ipc.settings import Server, Settings
+from ipc.settings import Grpc, Server, Settings
 
 APART = Server(metrics_bind="127.0.0.1:8002", health_bind="[::1]:8003")
 TOGETHER = Server(metrics_bind="127.0.0.1:8002", health_bind="127.0.0.1:8002", metrics_on_bind=False)
@@ -71,12 +71,22 @@ def test_both_may_be_one_address_and_metrics_may_be_there_alone() -> None:
         (Server(bind="127.0.0.1"), r"server\.bind: expected HOST:PORT"),
         (Server(metrics_bind="127.0.0.1:1", health_bind="127.0.0.2:1"), "one port on two hosts"),
         (Server(bind="127.0.0.1:x"), r"server\.bind: expected HOST:PORT"),
+        (Server(bind="*:8000"), r"server\.bind: expected HOST:PORT"),
         (Server(metrics_on_bind=False), "needs server.metrics_bind"),
+        (Server(bind="127.0.0.1:8001"), r"grpc\.bind = 127.0.0.1:8001: needs another port than server\.bind"),
+        (
+            Server(health_bind="0.0.0.0:8001"),
+            r"another port than server\.health_bind, which has 0.0.0.0:8001",
+        ),
     ],
 )
 def test_addresses_that_cannot_be_served_are_refused(server: Server, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        check(server)
+        check(Settings(server=server))
+
+
+def test_without_grpc_its_port_is_free() -> None:
+    check(Settings(server=Server(bind="127.0.0.1:8001"), grpc=Grpc(enabled=False)))
 
 
 def test_a_unix_socket_beside_other_addresses_is_the_main_address() -> None:

@@ -69,6 +69,17 @@ def test_all_models_are_told_once_and_then_only_those_that_changed(models: Model
     assert {status.state for status in models.told()} == {"loaded"}
 
 
+def test_a_new_session_begins_where_the_differences_of_all_others_are(models: ModelTable) -> None:
+    models.changes()
+    load(models, "org/m0")
+    assert "loaded" not in {status.state for status in models.told()}, (
+        "the difference would be told to nobody"
+    )
+    changed, _ = models.changes()
+    assert [status.state for status in changed] == ["loaded"]
+    assert [status.name for status in models.told() if status.state == "loaded"] == ["org/m0"]
+
+
 def test_what_the_catalog_loses_is_told_as_gone_and_what_it_keeps_is_not_told_again(
     models: ModelTable,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -97,3 +98,12 @@ def test_equal_items_have_the_same_vectors_of_every_kind() -> None:
     assert reply.rows("multivector") == [2, 1, 2]
     assert (found["sparse.indices"].tolist(), found["sparse.values"].tolist()) == ([7, 7], [1, 1])
     assert reply.rows("sparse.indices") == [1, 0, 1] and found["sparse.indices"].dtype == np.int32
+
+
+def test_a_lease_ends_on_the_loop_whose_socket_says_so() -> None:
+    ended: list[int] = []
+    reply: Any = SimpleNamespace(
+        errors=[], repeat=lambda firsts: None, release=lambda: ended.append(threading.get_ident())
+    )
+    asyncio.run(Engine._unify(reply, texts("a", "a"), large=True))
+    assert ended == [threading.get_ident()]

@@ -188,7 +188,7 @@ def test_a_mistake_in_the_file_names_its_line(tmp_path: Path, text: str, message
     assert str(path) in refused.value.message
 
 
-def test_variables_of_a_kubernetes_service_named_penstock_are_no_mistake() -> None:
+def test_variables_of_kubernetes_services_are_no_mistake() -> None:
     names = (
         "SERVICE_HOST",
         "SERVICE_PORT",
@@ -197,7 +197,7 @@ def test_variables_of_a_kubernetes_service_named_penstock_are_no_mistake() -> No
         "PORT_8080_TCP",
         "PORT_8080_TCP_ADDR",
     )
-    environ = {f"PENSTOCK_{name}": "x" for name in names}
+    environ = {f"PENSTOCK_{service}{name}": "x" for service in ("", "GRPC_", "BATCH_JOBS_") for name in names}
     assert (
         settings.load(environ=environ | {"PENSTOCK_KEY": "k", "PENSTOCK_SUPERVISE": "0"})
         == settings.Settings()

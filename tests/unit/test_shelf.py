@@ -392,8 +392,7 @@ def test_a_loaded_model_that_cannot_be_told_any_more_is_told_as_failed_and_no_ot
     models = table(tmp_path, version("old"), ENTRY)
     load(models, host(models).instance)
     host(models).instance.load_s = cast("Any", b"1")
-    assert [(status.name, status.state) for status in models.told()] == [
-        ("m@1", "failed"),
-        ("org/m", "available"),
-    ]
-    assert "load_s: Expected `float`, got `bytes`" in models.told()[0].error_message
+    models.changes()
+    told = {status.name: status for status in models.told()}
+    assert {name: status.state for name, status in told.items()} == {"m@1": "failed", "org/m": "available"}
+    assert "load_s: Expected `float`, got `bytes`" in told["m@1"].error_message
