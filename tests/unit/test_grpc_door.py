@@ -204,7 +204,7 @@ def test_health_checks_need_no_key_and_end_when_their_message_does_not_come(tmp_
         assert server.taken == 0 and server.door._open_places.free == server.door._open_places.limit
         stranger.close()
 
-    play(tmp_path, GATE, session, server__header_deadline_s="0.5")
+    play(tmp_path, GATE, session, server__header_deadline_s="2")
 
 
 def test_a_message_that_never_comes_holds_a_place_no_longer_than_a_request_may_take(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_idle_connections_end(tmp_path: Path) -> None:
         idle.close()
         busy.close()
 
-    play(tmp_path, GATE, session, server__keepalive_s="0.2")
+    play(tmp_path, GATE, session, server__keepalive_s="1")
 
 
 def test_a_caller_has_no_more_places_than_are_free() -> None:
