@@ -4,7 +4,8 @@ All values come from Penstock's own settings (server.yaml, PENSTOCK_SECTION__FIE
 frontend/hooks.py.
 """
 
-from frontend import hooks, listeners
+from frontend import hooks
+from frontend.http import listeners
 from frontend.server import gunicorn_log
 
 _config = hooks.read_settings()

@@ -21,7 +21,7 @@ import transformers
 from benchmarks.corpus import passages
 from benchmarks.options import parser
 from benchmarks.report import Report
-from ipc.messages import EncodeCall, InputItem
+from ipc.wire.messages import EncodeCall, InputItem
 from tests.tiny import vocabularies
 from workers.adapters.base import LoadContext
 from workers.adapters.bge_m3 import BgeM3Adapter

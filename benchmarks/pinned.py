@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.options import parser
 from benchmarks.report import Report
-from ipc.arena import BLOCKS_OFFSET, STAMP_NBYTES, Arena
+from ipc.memory.arena import BLOCKS_OFFSET, STAMP_NBYTES, Arena
 
 SIZES = (64 << 10, 1 << 20, 16 << 20, 64 << 20)
 

@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 from benchmarks.options import parser
 from benchmarks.report import Report, Row
 from benchmarks.statistic import median_ratio
-from ipc.arena import Arena, ArenaView
-from ipc.leases import Block, LeaseTable
-from ipc.paths import SHM_ROOT
+from ipc.memory.arena import Arena, ArenaView
+from ipc.memory.leases import Block, LeaseTable
+from ipc.processes.paths import SHM_ROOT
 
 Floats = NDArray[np.float32]
 EPOCH = "0123456789abcdef"

@@ -8,14 +8,15 @@ from typing import Any
 import falcon
 import falcon.asgi
 
-from frontend import configuration, health, paths
 from frontend.access.gate import Gate
 from frontend.access.middleware import AccessMiddleware
-from frontend.denial import SEND_KEY
-from frontend.disconnect import CALLBACK_KEY, noting
+from frontend.arbiter import configuration
+from frontend.http import health, paths
+from frontend.http.denial import SEND_KEY
+from frontend.http.disconnect import CALLBACK_KEY, noting
+from frontend.http.listeners import Listeners, refuse
+from frontend.http.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware
 from frontend.lifespan import Lifespan
-from frontend.listeners import Listeners, refuse
-from frontend.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware
 from frontend.openapi import pages
 from frontend.protocols.registry import WireProtocol, as_bytes, protocol_of, protocols
 from frontend.services import Services

@@ -13,15 +13,18 @@ import subprocess
 import sys
 from typing import Any
 
-from frontend import announce, configuration, listeners, owning
+from frontend.arbiter import announce, configuration, owning
 from frontend.grpc import address
 from frontend.grpc.succession import SUCCESSION
+from frontend.http import listeners
 from frontend.server.limits import ServerLimits
 from frontend.server.worker import PenstockWorker
-from ipc import logs, processes, sweep
+from ipc import logs
 from ipc.addresses import port_of
 from ipc.errors import ConfigError
-from ipc.liveness import life_pipe
+from ipc.processes import starting as processes
+from ipc.processes import sweep
+from ipc.processes.liveness import life_pipe
 from ipc.settings import Settings
 from ipc.version import VERSION
 
@@ -90,7 +93,7 @@ def on_starting(server: Any) -> None:
     os.set_inheritable(read, True)
     server.penstock_life_pipe = write
     process = subprocess.Popen(
-        processes.command("workers.supervisor", "--life-fd", str(read)),
+        processes.command("workers.supervisor.process", "--life-fd", str(read)),
         env=processes.environment(),
         pass_fds=(read,),
         start_new_session=True,

@@ -13,23 +13,27 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from frontend import announce
-from frontend.bodies import BodyReader
-from frontend.catalog_following import CatalogFollower
-from frontend.engine import Engine
+from frontend.arbiter import announce
+from frontend.engine.local.catalog_following import CatalogFollower
+from frontend.engine.local.client import Client
+from frontend.engine.local.copy_budget import CopyBudget
+from frontend.engine.local.engine import Engine
+from frontend.engine.recording import Recorder
+from frontend.http.bodies import BodyReader
 from frontend.protocols.registry import grpc_services
-from frontend.recording import Recorder
 from frontend.services import Services
+from frontend.status.recent import RecentWriter, ring_path
 from frontend.tensors import extensions, states
 from frontend.tensors.uploading import InputRoom
 from frontend.tracing import starting
-from ipc import copies, logs, metrics, processes, sweep, version
-from ipc.client import Client
-from ipc.copy_budget import CopyBudget
-from ipc.liveness import SlotLock, is_held, lowest_free_slot
-from ipc.notify import Notifier
-from ipc.paths import RunPaths, prepare_run_dir
-from ipc.recent import RecentWriter, ring_path
+from ipc import logs, version
+from ipc.memory import copies
+from ipc.metrics import registry as metrics
+from ipc.processes import starting as processes
+from ipc.processes import sweep
+from ipc.processes.liveness import SlotLock, is_held, lowest_free_slot
+from ipc.processes.notify import Notifier
+from ipc.processes.paths import RunPaths, prepare_run_dir
 
 if TYPE_CHECKING:
     from frontend.grpc.server import GrpcServer

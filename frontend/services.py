@@ -7,24 +7,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from frontend import context
 from frontend.access.gate import Gate
 from frontend.access.restricted import Restrictions
-from frontend.bodies import BodyReader
-from frontend.catalog_following import CatalogFollower
-from frontend.engine import Engine
-from frontend.places import Places
-from frontend.recording import Recorder
+from frontend.engine import context
+from frontend.engine.local.catalog_following import CatalogFollower
+from frontend.engine.local.client import Client
+from frontend.engine.local.copy_budget import CopyBudget
+from frontend.engine.local.engine import Engine
+from frontend.engine.recording import Recorder
+from frontend.http.bodies import BodyReader
+from frontend.http.places import Places
 from frontend.server.drain import DRAIN, Drain
+from frontend.status.recent import RecentWriter
 from frontend.tensors.extensions import Extensions
 from frontend.tensors.served import ServedModels
 from frontend.tensors.uploading import InputRoom, UploadOrder
 from frontend.tracing.tracer import Tracer
-from ipc.catalog import Catalog
-from ipc.client import Client
-from ipc.copy_budget import CopyBudget
+from ipc.catalog.entries import Catalog
 from ipc.errors import QueueFull
-from ipc.recent import RecentWriter
 from ipc.settings import Settings
 
 REQUESTS_OF_PIXELS = 4

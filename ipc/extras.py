@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipc.processes import TOP
+from ipc.processes.starting import TOP
 from ipc.version import VERSION
 
 _ALONE = {"gliner": "gliner"}

@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from ipc import addresses, setting_values, yaml_text
+from ipc import addresses, setting_values
+from ipc.catalog import yaml_text
 from ipc.errors import ConfigError
 
 PREFIX = "PENSTOCK_"

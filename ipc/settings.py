@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from ipc.paths import RunPaths, default_run_root
+from ipc.processes.paths import RunPaths, default_run_root
 from ipc.setting_sources import PREFIX, Sources
 
 SIE_NAMES = {

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ipc.catalog import (
+from ipc.catalog.entries import (
     AdapterSource,
     Catalog,
     DirectorySource,
@@ -19,7 +19,7 @@ from ipc.catalog import (
     check_lists,
     check_lora_dirs,
 )
-from ipc.repository.opening import check_models, open_catalog
+from ipc.catalog.repository.opening import check_models, open_catalog
 from ipc.settings import Settings
 from workers.adapters import registry
 

@@ -12,14 +12,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from frontend import listeners, owning
 from frontend.access import keyfile
-from frontend.configuration import restrictions_of
+from frontend.arbiter import owning
+from frontend.arbiter.configuration import restrictions_of
+from frontend.http import listeners
 from frontend.tracing import otlp
-from ipc import processes, settings, sweep
+from ipc import settings
 from ipc.errors import ConfigError
-from ipc.liveness import SlotLock, SlotTaken
-from ipc.paths import asset
+from ipc.processes import starting as processes
+from ipc.processes import sweep
+from ipc.processes.liveness import SlotLock, SlotTaken
+from ipc.processes.paths import asset
 from ipc.version import VERSION
 from penstock import catalog, doctor, keys, layout, models
 
@@ -143,7 +146,7 @@ def _run(options: argparse.Namespace) -> int:
 def _serve(options: argparse.Namespace, flags: dict[str, str], config: settings.Settings) -> int:
     catalog.read(config)
     # The process becomes Gunicorn, so that signals and systemd see one main process.
-    return _become(options, flags, "frontend.arbiter", "-c", str(asset("gunicorn.conf.py")))
+    return _become(options, flags, "frontend.arbiter.program", "-c", str(asset("gunicorn.conf.py")))
 
 
 def _become(options: argparse.Namespace, flags: dict[str, str], module: str, *arguments: str) -> int:

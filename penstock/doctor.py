@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from frontend import listeners
 from frontend.access import keyfile
-from frontend.configuration import restrictions_of
+from frontend.arbiter.configuration import restrictions_of
+from frontend.http import listeners
 from frontend.server import descriptors
 from ipc import addresses, extras
 from ipc.errors import ConfigError, PenstockError
-from ipc.liveness import is_held
-from ipc.paths import SERVER, prepare_run_dir
+from ipc.processes.liveness import is_held
+from ipc.processes.paths import SERVER, prepare_run_dir
 from ipc.settings import Settings, count_gpus
 from ipc.version import VERSION
 from penstock import catalog, families

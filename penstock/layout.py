@@ -14,7 +14,7 @@ import urllib.parse
 import urllib.request
 from typing import Any
 
-from ipc.datatypes import BYTES, DATATYPES
+from ipc.memory.datatypes import BYTES, DATATYPES
 
 UNKNOWN_SIZE = 2
 """Shown for a dimension that may have any size."""

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ipc import extras
-from ipc.catalog import HubSource, ModelEntry, read_entries
+from ipc.catalog.entries import HubSource, ModelEntry, read_entries
 from ipc.settings import Settings
 from penstock.families import FAMILIES, Family
 from penstock.presence import directory_of, nbytes

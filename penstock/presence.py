@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ipc.catalog import AdapterSource, DirectorySource, HubSource, ModelEntry
+from ipc.catalog.entries import AdapterSource, DirectorySource, HubSource, ModelEntry
 from workers.loading import source
 
 

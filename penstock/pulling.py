@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ipc.catalog import HubSource, ModelEntry
+from ipc.catalog.entries import HubSource, ModelEntry
 from penstock.presence import directory_of, located, nbytes
 from workers.loading import failure
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipc.catalog import ModelEntry, read_entries
+from ipc.catalog.entries import ModelEntry, read_entries
 from penstock.families import FAMILIES, Family
 from tools.source_tree import ROOT
 

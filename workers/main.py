@@ -17,12 +17,15 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from ipc import logs, metrics, processes, settings, sweep
-from ipc.arena import Arena
+from ipc import logs, settings
+from ipc.catalog.repository.overrides import Overrides
 from ipc.errors import ConfigError
-from ipc.liveness import SlotLock, SlotTaken
-from ipc.paths import prepare_run_dir
-from ipc.repository.overrides import Overrides
+from ipc.memory.arena import Arena
+from ipc.metrics import registry as metrics
+from ipc.processes import starting as processes
+from ipc.processes import sweep
+from ipc.processes.liveness import SlotLock, SlotTaken
+from ipc.processes.paths import prepare_run_dir
 from workers.lifecycle.accepted import open_catalog
 
 if TYPE_CHECKING:
@@ -105,8 +108,8 @@ def _serve(config: settings.Settings, slot: int, life_fd: int) -> None:
     # usual 5 ms every answer would wait until that thread rests.
     sys.setswitchinterval(SWITCH_S)
     # Imported here: torch takes a second, and a wrong configuration should be told before that.
-    from workers import device as devices
     from workers.adapters.shared import images
+    from workers.device import devices
     from workers.runtime import Runtime
 
     # PERF: modules are never garbage, but every full collection, as after an unload, would look at all that torch has

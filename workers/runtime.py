@@ -10,33 +10,46 @@ import os
 import time
 
 from ipc import deadline, logs
-from ipc.arena import Arena
-from ipc.catalog import Catalog
-from ipc.endpoint import Endpoint
+from ipc.catalog.entries import Catalog
 from ipc.errors import Draining, ModelNotLoaded, PenstockError, Unsupported
-from ipc.leases import LeaseTable
-from ipc.liveness import start_ticks
-from ipc.messages import LANES, VERSION, Credits, Forget, InferCall, Leaving, Load, Models, Submit, Welcome
-from ipc.metrics import WorkerMetrics
-from ipc.notify import Notifier
-from ipc.sessions import Session
+from ipc.memory.arena import Arena
+from ipc.memory.leases import LeaseTable
+from ipc.metrics.registry import WorkerMetrics
+from ipc.processes.liveness import start_ticks
+from ipc.processes.notify import Notifier
 from ipc.settings import Settings
-from ipc.streams import PartFlow, Taken
-from workers import device as devices
-from workers import oom, operations, outputs, tracing
-from workers.chunks import is_short
-from workers.executor import Executor
-from workers.job import Job
-from workers.jobs import JobBook
-from workers.models import ModelTable
+from ipc.wire.messages import (
+    LANES,
+    VERSION,
+    Credits,
+    Forget,
+    InferCall,
+    Leaving,
+    Load,
+    Models,
+    Submit,
+    Welcome,
+)
+from ipc.wire.streams import PartFlow, Taken
+from workers import operations
+from workers.device import devices, oom
+from workers.device.executor import Executor
+from workers.endpoint.endpoint import Endpoint
+from workers.endpoint.sessions import Session
+from workers.lifecycle.models import ModelTable
+from workers.memory import outputs
+from workers.memory.client_regions import ClientMemory
+from workers.memory.payload import NOTHING, Payload
 from workers.operations import operation_of
-from workers.payload import NOTHING, Payload
-from workers.preparing import Preparer
-from workers.queue import WorkQueue
-from workers.regions import ClientMemory
-from workers.reporting import Reporter
-from workers.statistics import Statistics
-from workers.streamed import Streamed
+from workers.reporting import tracing
+from workers.reporting.reporter import Reporter
+from workers.reporting.statistics import Statistics
+from workers.scheduling.chunks import is_short
+from workers.scheduling.job import Job
+from workers.scheduling.jobs import JobBook
+from workers.scheduling.preparing import Preparer
+from workers.scheduling.queue import WorkQueue
+from workers.strategies.streamed import Streamed
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from benchmarks.loops.child import Vectors, by_tokens, read_questions, serve, setting, take_output
-from ipc.messages import InputItem, ScoreCall
+from ipc.wire.messages import InputItem, ScoreCall
 from workers.adapters.base import LoadContext, Prepared
 from workers.adapters.cross_encoder import CrossEncoderAdapter
 

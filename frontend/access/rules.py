@@ -41,7 +41,7 @@ ADMIN_V2 = re.compile(
 
 
 def need_of(path: str, open_metrics: bool) -> Need:
-    """Scope that a normalized path (`frontend.paths`) needs; empty when it is open to all."""
+    """Scope that a normalized path (`frontend.http.paths`) needs; empty when it is open to all."""
     if path.startswith(ADMIN_FOLDERS) or ADMIN_V2.fullmatch(path):
         return "admin"
     if path in OPEN or (open_metrics and path == "/metrics"):

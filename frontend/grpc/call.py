@@ -14,15 +14,15 @@ from typing import Any
 
 from grpc import aio
 
-from frontend import context, finishing
 from frontend.access.gate import ANONYMOUS, Grant
 from frontend.access.rules import Need
-from frontend.context import RequestContext
+from frontend.engine import context, finishing
+from frontend.engine.context import RequestContext
 from frontend.grpc.peers import Peer, host_of
 from frontend.services import Services
 from ipc import deadline, logs
 from ipc.errors import AccessRefused, PenstockError
-from ipc.metrics import NO_KEY
+from ipc.metrics.registry import NO_KEY
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from frontend.access.rules import Need
 from frontend.grpc.call import head_of
 from frontend.grpc.keeping import Calls
 from frontend.grpc.peers import Peer, host_of
-from frontend.places import Places
+from frontend.http.places import Places
 from ipc.errors import AccessRefused, PenstockError, QueueFull
 from ipc.settings import Settings
 

@@ -15,7 +15,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2
 
 from frontend.grpc.accepting import caller
-from frontend.places import Places
+from frontend.http.places import Places
 from frontend.services import Services
 
 WATCH_EVERY_S = 0.5

@@ -21,7 +21,6 @@ from typing import Any
 from google.protobuf.message import Message
 from grpc import StatusCode, aio
 
-from frontend import tracebacks
 from frontend.access.rules import Need
 from frontend.grpc import statuses
 from frontend.grpc.accepting import LAST_WORD_S, cut_off
@@ -29,6 +28,7 @@ from frontend.grpc.call import Call
 from frontend.grpc.received import SPLIT_NBYTES, Form, Received
 from frontend.grpc.service import Answer, GrpcService, Method, Several, serialized
 from frontend.grpc.waiting import Waiting
+from frontend.http import tracebacks
 from frontend.services import Services
 from ipc import deadline
 from ipc.errors import DeadlineExceeded, Forbidden, InvalidInput, PenstockError, Unauthenticated

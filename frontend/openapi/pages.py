@@ -9,7 +9,7 @@ import falcon
 import falcon.asgi
 from falcon.asgi import Request, Response
 
-from frontend.inline_page import InlinePage
+from frontend.http.inline_page import InlinePage
 from frontend.openapi.routes import schema
 
 _HTML = Path(__file__).parent / "assets" / "docs.html"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from uvicorn._types import ASGI3Application, ASGISendEvent, HTTPResponseBodyEvent
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from frontend.disconnect import CALLBACK_KEY, note_disconnect
+from frontend.http.disconnect import CALLBACK_KEY, note_disconnect
 from ipc.errors import LeaseRevoked
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from frontend.gpu_types import CPU, gpu_type
-from ipc.channel import Channel
-from ipc.messages import Credits, ModelStatus
-from ipc.stats import BatchRecord, Stats
+from frontend.engine.local.channel import Channel
+from frontend.status.gpu_types import CPU, gpu_type
+from ipc.wire.messages import Credits, ModelStatus
+from ipc.wire.stats import BatchRecord, Stats
 
 DEFAULT_THRESHOLD_PCT = 85.0
 FILL_S = 10.0

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from frontend.gpu_types import CPU
 from frontend.services import Services
 from frontend.status import traffic
 from frontend.status.devices import WorkerView, device_fields, gpu_fields
+from frontend.status.gpu_types import CPU
 from frontend.status.models import model_fields
-from ipc.liveness import start_ticks
+from ipc.processes.liveness import start_ticks
 from ipc.version import VERSION
 
 BUNDLE = "default"

@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from frontend.engine import STATE_ORDER
+from frontend.engine.local.engine import STATE_ORDER
 from frontend.status.devices import WorkerView, fill
 from frontend.status.traffic import Traffic
-from ipc.catalog import Catalog, HubSource, ModelEntry
-from ipc.messages import ModelStatus
-from ipc.stats import QueueState
+from ipc.catalog.entries import Catalog, HubSource, ModelEntry
+from ipc.wire.messages import ModelStatus
+from ipc.wire.stats import QueueState
 
 
 def model_fields(catalog: Catalog, workers: Sequence[WorkerView], traffic: Traffic) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import falcon
 from falcon.asgi import Request, Response
 
-from frontend.inline_page import InlinePage
+from frontend.http.inline_page import InlinePage
 
 _HTML = Path(__file__).parent / "assets" / "page.html"
 _STYLES = ("page.css",)

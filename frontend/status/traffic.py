@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ipc.metric_files import MetricFiles, Totals
-from ipc.paths import RunPaths
-from ipc.recent import Recent, RecentReader
+from frontend.status.recent import Recent, RecentReader
+from ipc.metrics.files import MetricFiles, Totals
+from ipc.processes.paths import RunPaths
 
 PHASES = ("tokenize", "queue", "device", "copy", "encode")
 SHOWN_REQUESTS = 24

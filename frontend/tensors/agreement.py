@@ -10,9 +10,9 @@ import hashlib
 import secrets
 from collections.abc import Callable, Iterable
 
-from ipc.catalog import Catalog
-from ipc.liveness import is_held
-from ipc.paths import RunPaths
+from ipc.catalog.entries import Catalog
+from ipc.processes.liveness import is_held
+from ipc.processes.paths import RunPaths
 
 _PREFIX = "catalog-"
 

@@ -18,25 +18,26 @@ import msgspec
 import numpy as np
 import orjson
 
-from frontend.costs import characters_of, images_of
-from frontend.labels import check_label_count, check_labels, check_schema
-from frontend.media import check_all
-from frontend.options import Resolved, resolve, typed
-from frontend.quantize import quantize, shorten
+from frontend.engine.costs import characters_of, images_of
+from frontend.engine.local.client import Reply
+from frontend.engine.options import Resolved, resolve, typed
+from frontend.http.media import check_all
+from frontend.http.texts import check_count, check_shared, check_texts
+from frontend.protocols.sie.quantize import quantize, shorten
+from frontend.status.labels import check_label_count, check_labels, check_schema
 from frontend.tensors.catalog_parameters import options_of
 from frontend.tensors.job import Called, Job
 from frontend.tensors.request import InputTensor, TensorRequest
 from frontend.tensors.result import OutputTensor
 from frontend.tensors.served import Served
-from frontend.texts import check_count, check_shared, check_texts
-from ipc import bytes_elements, extraction
-from ipc.catalog import Catalog
-from ipc.client import Reply
-from ipc.datatypes import BYTES
+from ipc.catalog.entries import Catalog
 from ipc.errors import InvalidInput, of_items
-from ipc.field_names import FieldNames
-from ipc.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
+from ipc.memory import bytes_elements
+from ipc.memory.datatypes import BYTES
 from ipc.settings import Limits
+from ipc.wire import extraction
+from ipc.wire.field_names import FieldNames
+from ipc.wire.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
 
 BEFORE = "parameters."
 _DATATYPES = {"float32": "FP32", "float16": "FP16", "binary": "UINT8", "ubinary": "UINT8"}

@@ -6,7 +6,7 @@ All inputs are BYTES: texts in UTF-8, or images as encoded files.
   [1, tokens, width], for a request of one item; `sparse` BYTES [n], each the JSON text `{"indices": [], "values": []}`.
 - score: `query` [1], and `documents` or `images` [n]. `score` FP32 [n], in the order of the documents.
 - extract: `text` or `image` [n], and `labels` [k] for all items. `extraction` BYTES [n], each the JSON text of what
-  `ipc.extraction` describes.
+  `ipc.wire.extraction` describes.
 
 Score and extract models do not batch: their inputs have lengths of their own.
 """
@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from ipc.catalog import ModelEntry
-from ipc.model_config import ModelConfig, TensorConfig
+from ipc.catalog.entries import ModelEntry
+from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.settings import Limits
 
 Kind = Literal["infer", "encode", "score", "extract"]

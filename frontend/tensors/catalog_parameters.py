@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from frontend.tensors.request import Parameter
+from ipc.catalog.option_names import EXTRACT_OPTIONS, SCORE_OPTIONS
 from ipc.errors import InvalidInput
-from ipc.option_names import EXTRACT_OPTIONS, SCORE_OPTIONS
 
 _SHARED = frozenset({"instruction", "lora", "lora_id", "overflow_policy"})
 _KNOWN: dict[str, frozenset[str]] = {

@@ -16,10 +16,10 @@ from frontend.tensors.classification import check_ranked
 from frontend.tensors.request import InputTensor, RegionUse, TensorRequest, WantedOutput
 from frontend.tensors.rules import InputRule
 from frontend.tensors.served import Served
-from ipc import bytes_elements
-from ipc.datatypes import BYTES, DATATYPES, MAX_ELEMENTS
+from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput
-from ipc.model_config import ModelConfig, TensorConfig
+from ipc.memory import bytes_elements
+from ipc.memory.datatypes import BYTES, DATATYPES, MAX_ELEMENTS
 
 MOST_DIMS = 64
 """Dimensions of one input; no model has as many."""

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from frontend.rendering import off_loop
+from frontend.http.rendering import off_loop
 from frontend.tensors.request import WantedOutput
 from frontend.tensors.result import OutputTensor, TopClass
-from ipc.datatypes import DATATYPES
 from ipc.errors import InvalidInput
+from ipc.memory.datatypes import DATATYPES
 
 if TYPE_CHECKING:
     from frontend.tensors.served import Served

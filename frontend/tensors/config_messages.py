@@ -9,8 +9,8 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from ipc.datatypes import DATATYPES
-from ipc.model_config import Control, ModelConfig, TensorConfig
+from ipc.catalog.model_config import Control, ModelConfig, TensorConfig
+from ipc.memory.datatypes import DATATYPES
 
 
 def message_of(schema: ModuleType, config: ModelConfig, name: str) -> Any:
@@ -37,7 +37,7 @@ def message_of(schema: ModuleType, config: ModelConfig, name: str) -> Any:
 
 @cache
 def datatype_of(schema: ModuleType, name: str) -> Any:
-    """A datatype by its name in `ipc.datatypes`; one that the schema lacks is TYPE_INVALID."""
+    """A datatype by its name in `ipc.memory.datatypes`; one that the schema lacks is TYPE_INVALID."""
     known = DATATYPES[name].config
     return schema.DataType.Value(known if known in schema.DataType.keys() else "TYPE_INVALID")  # noqa: SIM118
 

@@ -3,7 +3,8 @@
 1. `load` reads the repository anew, and waits until every version that the policy chooses is loaded as its files are
    now, and known to all frontends (`agreement`); `unload` returns once the workers were told. A load may bring a
    configuration and files (`overriding`), which hold until an unload or until another load brings something.
-2. What was loaded or unloaded by name is marked in the run directory (`ipc.marks`), so that no frontend loads again for
+2. What was loaded or unloaded by name is marked in the run directory (`ipc.store.marks`), so that no frontend
+loads again for
    a request what somebody unloaded. The mark goes with the next `load`, and with the next start of the server.
 3. Only with `repository.control: explicit`.
 """
@@ -16,7 +17,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from frontend.rendering import off_loop_if
+from frontend.http.rendering import off_loop_if
 from frontend.tensors import load_parameters, served
 from frontend.tensors.agreement import Agreement
 from frontend.tensors.load_parameters import Brought
@@ -32,8 +33,8 @@ from ipc.errors import (
     ModelError,
     ModelLoadFailed,
 )
-from ipc.liveness import is_held
-from ipc.marks import Marks
+from ipc.processes.liveness import is_held
+from ipc.store.marks import Marks
 
 if TYPE_CHECKING:
     from frontend.services import Services

@@ -11,7 +11,7 @@ from frontend.tensors.recorder import Recorder
 from frontend.tensors.regions import ClientRegions
 from frontend.tensors.statistics import Reader
 from frontend.tensors.trace_settings import TraceSettings
-from ipc.metrics import FrontendMetrics
+from ipc.metrics.registry import FrontendMetrics
 
 if TYPE_CHECKING:
     from frontend.services import Services

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 
+from frontend.engine.local.client import PartStream, Reply
 from frontend.tensors.job import Called, Job
 from frontend.tensors.placing import Upload, nbytes_of
 from frontend.tensors.request import InputTensor, Sequence, WantedOutput
 from frontend.tensors.result import OutputTensor
-from ipc.client import PartStream, Reply
-from ipc.messages import InferCall, Region, Step, TensorInput, TensorOutput
-from ipc.model_config import ROW_COST
+from ipc.catalog.model_config import ROW_COST
+from ipc.wire.messages import InferCall, Region, Step, TensorInput, TensorOutput
 
 
 async def call(job: Job) -> Called:

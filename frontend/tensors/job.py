@@ -7,17 +7,17 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from frontend.engine.local.channel import Payload
+from frontend.engine.local.client import PartStream, Reply
 from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.request import TensorRequest
 from frontend.tensors.result import OutputTensor
 from frontend.tensors.served import Served, gone
-from ipc.channel import Payload
-from ipc.client import PartStream, Reply
 from ipc.errors import DependencyConflict, ModelLoadFailed, ModelNotFound
-from ipc.messages import Call
+from ipc.wire.messages import Call
 
 if TYPE_CHECKING:
-    from frontend.context import RequestContext
+    from frontend.engine.context import RequestContext
     from frontend.services import Services
 
 Called = tuple[Reply, Callable[[], list[OutputTensor]]]

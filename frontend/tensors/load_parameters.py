@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ipc.catalog.repository import layout
+from ipc.catalog.repository.document import MOST_BYTES
 from ipc.errors import BodyTooLarge, InvalidInput, Unsupported
-from ipc.repository import layout
-from ipc.repository.document import MOST_BYTES
 from ipc.settings import Settings
 
 CONFIG = "config"

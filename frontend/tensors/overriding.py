@@ -1,4 +1,4 @@
-"""Puts in force what a load by name brought (`ipc.repository.overrides`), and takes it back if the load fails.
+"""Puts in force what a load by name brought (`ipc.catalog.repository.overrides`), and takes it back if the load fails.
 
 1. What is wrong with a configuration or with files is found before anything changes, as far as the files tell it.
 2. The pointer is replaced in one step; this frontend follows at once, other processes within about a second.
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from frontend.tensors.load_parameters import Brought
 from frontend.tensors.states import is_repository
+from ipc.catalog.repository import entries, layout
+from ipc.catalog.repository.entries import RepositoryEntry, id_of
+from ipc.catalog.repository.overrides import Override, Overrides
 from ipc.errors import BodyTooLarge, ConfigError, DeadlineExceeded, InvalidInput, ModelLoadFailed
-from ipc.infer_families import split_id
-from ipc.marks import Marks
-from ipc.repository import entries, layout
-from ipc.repository.entries import RepositoryEntry, id_of
-from ipc.repository.overrides import Override, Overrides
+from ipc.metrics.infer_families import split_id
+from ipc.store.marks import Marks
 
 if TYPE_CHECKING:
     from frontend.services import Services

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from frontend.rendering import MAKING, in_steps, off_loop
+from frontend.engine.local.channel import Payload
+from frontend.http.rendering import MAKING, in_steps, off_loop
 from frontend.tensors.request import InputTensor, TensorRequest
-from ipc import copies
-from ipc.channel import Payload
-from ipc.datatypes import DATATYPES
-from ipc.input_arena import InputBlock
+from ipc.memory import copies
+from ipc.memory.datatypes import DATATYPES
+from ipc.memory.input_arena import InputBlock
 
 if TYPE_CHECKING:
     from frontend.services import Services

@@ -1,9 +1,9 @@
 """Receives the body of a request of tensors: a head (JSON, or nothing) and raw bytes after it.
 
-1. A small body, and one whose length is not declared, is read as any other (`frontend.bodies`).
+1. A small body, and one whose length is not declared, is read as any other (`frontend.http.bodies`).
 2. Of a large one the raw bytes go from the connection straight into one block of the input arena, where the worker
    reads them: no other copy is made. Behind them is room for the elements that the head may hold, so that nobody waits
-   for more. The limits of one body and of all bodies, deadlines and disconnects are those of `frontend.bodies`.
+   for more. The limits of one body and of all bodies, deadlines and disconnects are those of `frontend.http.bodies`.
 
     async with receive(services, req, head_nbytes, context.deadline_ns) as body:
         ... parse body.head, slice body.data
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 from falcon.asgi import Request
 
-from frontend.bodies import HeldBody
-from frontend.disconnect import until_disconnect
-from ipc import copies
-from ipc.input_arena import InputBlock
+from frontend.http.bodies import HeldBody
+from frontend.http.disconnect import until_disconnect
+from ipc.memory import copies
+from ipc.memory.input_arena import InputBlock
 
 if TYPE_CHECKING:
     from frontend.services import Services

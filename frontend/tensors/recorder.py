@@ -1,6 +1,7 @@
 """Counts ended tensor requests of one frontend into the metric files of its slot (`penstock_infer_*`).
 
-Batch sizes and models are labels of few values: sizes are rounded (`ipc.infer_families`), names that the catalog lacks
+Batch sizes and models are labels of few values: sizes are rounded (`ipc.metrics.infer_families`), names that the
+catalog lacks
 are left out.
 """
 
@@ -9,11 +10,11 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from ipc.catalog import Catalog
+from ipc.catalog.entries import Catalog
 from ipc.errors import PenstockError
-from ipc.infer_families import UNVERSIONED, size_label
-from ipc.messages import Timing
-from ipc.metrics import FrontendMetrics
+from ipc.metrics.infer_families import UNVERSIONED, size_label
+from ipc.metrics.registry import FrontendMetrics
+from ipc.wire.messages import Timing
 
 _REJECTED = (
     "QUEUE_FULL",
@@ -91,7 +92,7 @@ class Recorder:
         self._metrics.infer_failed.labels(*key).inc(total_ns * 1e-9)
 
     def called(self, kind: str, total_ns: int) -> None:
-        """A call about the server or its models ended; `kind` is one of `ipc.infer_families.CALLS`."""
+        """A call about the server or its models ended; `kind` is one of `ipc.metrics.infer_families.CALLS`."""
         self._metrics.infer_calls.labels(kind).inc()
         self._metrics.infer_calls_time.labels(kind).inc(total_ns * 1e-9)
 

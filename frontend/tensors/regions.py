@@ -1,7 +1,7 @@
 """Shared memory of clients by region name: registered through any frontend, known to all of them at once.
 
 1. `register_system` opens the object once, looks at its size, and puts a row into the table of the server
-   (`ipc.regions`), which outlives this process.
+   (`ipc.store.regions`), which outlives this process.
 2. `resolve` turns a tensor's use of a region into the bytes that a worker reads or writes itself; nothing is read here.
 3. `unregister` takes the row away, once the requests that use the region (`holding`) have ended. Requests that a worker
    has begun hold the memory itself and go on.
@@ -19,9 +19,9 @@ from pathlib import Path
 
 from frontend.tensors.request import RegionUse
 from ipc.errors import InvalidInput, RegionNotFound, Unsupported
-from ipc.messages import Region
-from ipc.paths import SHM_ROOT
-from ipc.regions import (
+from ipc.processes.paths import SHM_ROOT
+from ipc.settings import Settings, count_gpus
+from ipc.store.regions import (
     HANDLE_NBYTES,
     MOST_BYTES,
     Kind,
@@ -32,7 +32,7 @@ from ipc.regions import (
     open_object,
     part_of,
 )
-from ipc.settings import Settings, count_gpus
+from ipc.wire.messages import Region
 
 log = logging.getLogger(__name__)
 

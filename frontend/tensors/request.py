@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from frontend.rendering import Steps
-from ipc.input_arena import InputBlock
+from frontend.http.rendering import Steps
+from ipc.memory.input_arena import InputBlock
 
 Parameter = bool | int | float | str
 
@@ -45,7 +45,8 @@ class Recipe(Protocol):
 class InputTensor:
     """One input as it was sent.
 
-    `shape` includes the batch dimension. `data` are its raw bytes (`ipc.datatypes`), None when they are in `region`.
+    `shape` includes the batch dimension. `data` are its raw bytes (`ipc.memory.datatypes`), None when they are in
+    `region`.
     With a `recipe` they are what it is made of once there is room for it; dimensions that only the recipe can tell are
     -1 until then.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ipc.client import Reply
+from frontend.engine.local.client import Reply
 
 INLINE_CLASSES = 512
 """Entries of classifications above this number are work for a thread: each is text, or a message of its own."""

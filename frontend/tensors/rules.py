@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ipc.datatypes import DATATYPES
-from ipc.model_config import TensorConfig
+from ipc.catalog.model_config import TensorConfig
+from ipc.memory.datatypes import DATATYPES
 
 
 class InputRule(NamedTuple):

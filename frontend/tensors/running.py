@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from frontend.disconnect import until_disconnect
+from frontend.http.disconnect import until_disconnect
 from frontend.tensors import catalog_calls, infer_calls
 from frontend.tensors.checking import check
 from frontend.tensors.classification import classify
@@ -36,7 +36,7 @@ from frontend.tensors.served import Served, ready
 from ipc.errors import DeadlineExceeded, PenstockError, Unsupported
 
 if TYPE_CHECKING:
-    from frontend.context import RequestContext
+    from frontend.engine.context import RequestContext
     from frontend.services import Services
 
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from frontend.engine.local import routing
 from frontend.tensors import catalog_models
 from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.rules import InputRule
 from frontend.tensors.states import VersionState, is_coming, is_repository, is_unloaded, model_of, state_of
-from ipc import routing
-from ipc.catalog import Catalog, ModelEntry
+from ipc.catalog.entries import Catalog, ModelEntry
+from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import (
     DependencyConflict,
     InferenceFailed,
@@ -28,12 +29,11 @@ from ipc.errors import (
     NoReplica,
     PenstockError,
 )
-from ipc.messages import ModelStatus, TensorOutput
-from ipc.model_config import ModelConfig, TensorConfig
+from ipc.wire.messages import ModelStatus, TensorOutput
 
 if TYPE_CHECKING:
+    from frontend.engine.local.client import Client
     from frontend.services import Services
-    from ipc.client import Client
 
 _PASSING = (ModelLoading, ModelNotLoaded, NoReplica)
 """Errors of a model that may be there if one waits."""

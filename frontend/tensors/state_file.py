@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from ipc.liveness import lock_on
+from ipc.processes.liveness import lock_on
 
 T = TypeVar("T", bound=msgspec.Struct)
 

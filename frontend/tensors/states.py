@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ipc.messages import ModelStatus
+from ipc.wire.messages import ModelStatus
 
 if TYPE_CHECKING:
     from frontend.services import Services

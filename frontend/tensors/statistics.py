@@ -1,6 +1,7 @@
 """What tensor requests took, of the whole server: the sums of what all slots have counted.
 
-1. Frontends count requests (`frontend.tensors.recorder`), workers their runs (`workers.executions`), each into the
+1. Frontends count requests (`frontend.tensors.recorder`), workers their runs (`workers.reporting.executions`),
+each into the
    metric files of its slot, where counters go on when a process is started again.
 2. `Reader.read` sums the files. A reading that was begun after it was asked for is shared by all who asked, none is
    kept: figures that two frontends give one after the other never go back.
@@ -12,9 +13,9 @@ import asyncio
 from dataclasses import dataclass, field
 
 from frontend.tensors.states import VersionState, model_of
-from ipc.infer_families import split_id
-from ipc.metric_files import MetricFiles
-from ipc.paths import RunPaths
+from ipc.metrics.files import MetricFiles
+from ipc.metrics.infer_families import split_id
+from ipc.processes.paths import RunPaths
 
 _PREFIX = "penstock_infer_"
 _COMPUTE = ("compute_input", "compute_infer", "compute_output")
@@ -77,9 +78,9 @@ class ModelStatistics:
 
 @dataclass(slots=True)
 class ServerStatistics:
-    """All models by (name, version), and calls to the server itself by kind (`ipc.infer_families.CALLS`).
+    """All models by (name, version), and calls to the server itself by kind (`ipc.metrics.infer_families.CALLS`).
 
-    Version -1 (`ipc.infer_families.UNVERSIONED`) has what failed before its version was known.
+    Version -1 (`ipc.metrics.infer_families.UNVERSIONED`) has what failed before its version was known.
     """
 
     models: dict[tuple[str, int], ModelStatistics] = field(default_factory=dict)

@@ -15,7 +15,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from frontend.disconnect import until_disconnect
+from frontend.engine.local.client import PartStream, Reply
+from frontend.http.disconnect import until_disconnect
 from frontend.tensors import infer_calls, running
 from frontend.tensors.checking import check
 from frontend.tensors.classification import classify
@@ -25,11 +26,10 @@ from frontend.tensors.request import TensorRequest
 from frontend.tensors.result import TensorResult
 from frontend.tensors.running import Known
 from frontend.tensors.served import Served, ready
-from ipc.client import PartStream, Reply
 from ipc.errors import PenstockError
 
 if TYPE_CHECKING:
-    from frontend.context import RequestContext
+    from frontend.engine.context import RequestContext
     from frontend.services import Services
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from ipc import deadline
 from ipc.errors import DeadlineExceeded, ShmExhausted
-from ipc.input_arena import InputArena, InputBlock
+from ipc.memory.input_arena import InputArena, InputBlock
 
 BEFORE_DEADLINE_NS = 50_000_000
 """An answer that there was no room leaves this long before the deadline."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ipc.infer_families import split_id
+from ipc.metrics.infer_families import split_id
 
 _ALL = 1 << 64
 

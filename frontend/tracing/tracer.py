@@ -13,9 +13,9 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from frontend.context import RequestContext
+from frontend.engine.context import RequestContext
 from frontend.tracing.sampling import Sampling
-from ipc.messages import Trace
+from ipc.wire.messages import Trace
 
 UNTRACED = frozenset({"/healthz", "/livez", "/readyz", "/health", "/metrics"})
 """Paths that machines ask for every few seconds."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from frontend.tracing.tracer import Ended
-from ipc.messages import BatchTimes
+from ipc.wire.messages import BatchTimes
 
 Attributes = dict[str, str | int | float | bool]
 

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ipc.catalog import DEFAULT_SIMILARITY, ModelEntry
-from ipc.extraction import Extraction
-from ipc.messages import InputItem
+from ipc.catalog.entries import DEFAULT_SIMILARITY, ModelEntry
+from ipc.wire.extraction import Extraction
+from ipc.wire.messages import InputItem
 from penstock.verification import agreement, texts
 from penstock.verification.agreement import Agreement
 from penstock.verification.pictures import drawn

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from ipc.catalog import ModelEntry
+from ipc.catalog.entries import ModelEntry
 from ipc.errors import PenstockError
 from ipc.settings import Settings
 from penstock.verification.agreement import Agreement

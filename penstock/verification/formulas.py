@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from ipc.messages import InputItem
+from ipc.wire.messages import InputItem
 from penstock.verification.opening import Opening
 from penstock.verification.pictures import opened
 

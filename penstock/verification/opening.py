@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import torch
 
-from ipc.catalog import ModelEntry
+from ipc.catalog.entries import ModelEntry
 from workers.adapters.shared.prompting import Prompts
 
 

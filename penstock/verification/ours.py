@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from ipc.catalog import ModelEntry
+from ipc.catalog.entries import ModelEntry
 from ipc.errors import InferenceFailed
-from ipc.extraction import Extraction
-from ipc.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
 from ipc.settings import Settings
+from ipc.wire.extraction import Extraction
+from ipc.wire.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
 from penstock.presence import ignore_progress, located
-from workers import device as devices
 from workers import operations
 from workers.adapters.base import Adapter, ItemFailure, LoadContext, Prepared
 from workers.adapters.registry import resolve
 from workers.adapters.shared.precision import resolve_dtype
+from workers.device import devices
+from workers.memory.payload import NOTHING
 from workers.operations.results import Results
-from workers.payload import NOTHING
 
 BATCH_ITEMS = 8
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-from ipc.extraction import Classification, Entity, Extraction
+from ipc.wire.extraction import Classification, Entity, Extraction
 from penstock.verification.opening import Opening
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ipc import extras
 from ipc.errors import DependencyConflict, Unsupported
-from ipc.messages import InputItem
+from ipc.wire.messages import InputItem
 from penstock.verification import formulas, pipelines
 from penstock.verification.opening import Opening
 from penstock.verification.pictures import opened

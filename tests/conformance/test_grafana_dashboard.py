@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ipc import metric_families
+from ipc.metrics import families as metric_families
 from tests.conformance.required_tool import required_tool
 from tests.conformance.test_prometheus_live import Prometheus, prometheus
 from tests.harness.server import Server, serving, wait_until

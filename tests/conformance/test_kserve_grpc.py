@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ipc.datatypes import DATATYPES
+from ipc.memory.datatypes import DATATYPES
 from tests.harness.apart import Apart, functions_of
 from tests.harness.server import Server, free_port, serving
 from tests.tiny.program_sources import IDENTITY

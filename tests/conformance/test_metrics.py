@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ipc import metric_families, nv_families
-from ipc.infer_families import REASONS
-from ipc.metrics import (
+from ipc.metrics import families as metric_families
+from ipc.metrics import nv_families
+from ipc.metrics.infer_families import REASONS
+from ipc.metrics.registry import (
     ACCESS_REFUSALS,
     LANES,
     PHASES,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ipc import metric_families
+from ipc.metrics import families as metric_families
 from tests.conformance.required_tool import required_tool
 from tools.source_tree import ROOT
 

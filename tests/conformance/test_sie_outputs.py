@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend.muvera import Muvera
-from frontend.muvera import vector_of as fixed_width
+from frontend.protocols.sie.muvera import Muvera
+from frontend.protocols.sie.muvera import vector_of as fixed_width
 from tests.conformance.models import DIMS, TERMS
 from tests.conformance.rounding import ARRAY_TYPES, reference
 from tests.conformance.wire import FORMS, JSON, MSGPACK, Form, assert_refused

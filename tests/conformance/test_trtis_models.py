@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
-from ipc.datatypes import BYTES, DATATYPES
+from ipc.memory.datatypes import BYTES, DATATYPES
 from ipc.protos import trtis_v1_pb2 as pb
 from tests.conformance.trtis import strings
 from tests.conformance.trtis_transports import TRANSPORTS, Asked, Stub, over_http

@@ -29,7 +29,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from ipc.messages import Call, InputItem
+from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import Adapter, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.spec import AdapterSpec
 

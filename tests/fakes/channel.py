@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ipc.messages import Credits, ModelStatus
+from ipc.wire.messages import Credits, ModelStatus
 
 
 @dataclass
 class FakeChannel:
-    """The attributes of `ipc.channel.Channel` that decide where a request goes."""
+    """The attributes of `frontend.engine.local.channel.Channel` that decide where a request goes."""
 
     slot: int
     models: dict[str, ModelStatus] = field(default_factory=dict)

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from ipc.extraction import Entity, Extraction
-from ipc.messages import Call, ExtractCall, InputItem
+from ipc.wire.extraction import Entity, Extraction
+from ipc.wire.messages import Call, ExtractCall, InputItem
 from tests.fakes.adapter import FakeAdapter
 from workers.adapters.base import ItemFailure, Prepared
 from workers.adapters.spec import AdapterSpec

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 
-from ipc.messages import Call
+from ipc.wire.messages import Call
 from tests.fakes.adapter import FakeAdapter
 from workers.adapters.spec import AdapterSpec
 

@@ -6,12 +6,22 @@ import os
 import time
 from pathlib import Path
 
-from ipc.endpoint import Endpoint, block_ref
 from ipc.errors import ShmExhausted
-from ipc.leases import LeaseTable
-from ipc.liveness import start_ticks
-from ipc.messages import VERSION, Credits, InferCall, ModelStatus, Result, Submit, TensorRef, Timing, Welcome
-from ipc.sessions import Session
+from ipc.memory.leases import LeaseTable
+from ipc.processes.liveness import start_ticks
+from ipc.wire.messages import (
+    VERSION,
+    Credits,
+    InferCall,
+    ModelStatus,
+    Result,
+    Submit,
+    TensorRef,
+    Timing,
+    Welcome,
+)
+from workers.endpoint.endpoint import Endpoint, block_ref
+from workers.endpoint.sessions import Session
 
 MODEL = "fake/answers"
 NBYTES = 10_000

@@ -1,6 +1,6 @@
 """Programs over named tensors that need no files, chosen and told what to do by options and parameters.
 
-Options: `config` is the model configuration (as of `ipc.model_config`), `program` one of
+Options: `config` is the model configuration (as of `ipc.catalog.model_config`), `program` one of
 
     add_sub   OUTPUT0 = INPUT0 + INPUT1, OUTPUT1 = INPUT0 - INPUT1
     echo      every output is the input of the same place in the configuration
@@ -30,8 +30,8 @@ import msgspec
 import numpy as np
 import torch
 
+from ipc.catalog.model_config import ModelConfig
 from ipc.errors import InvalidInput
-from ipc.model_config import ModelConfig
 from workers.adapters.base import LoadContext, Pause
 from workers.adapters.shared.named_tensors import NamedBatch
 from workers.adapters.shared.program import ProgramAdapter

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ipc.messages import Call, InputItem, ScoreCall
+from ipc.wire.messages import Call, InputItem, ScoreCall
 from tests.fakes.adapter import FakeAdapter
 from workers.adapters.base import ItemFailure, Prepared
 from workers.adapters.spec import AdapterSpec

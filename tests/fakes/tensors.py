@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 
 from frontend.access.gate import Gate
-from frontend.bodies import BodyReader
-from frontend.engine import Engine
-from frontend.recording import Recorder
-from frontend.rendering import at_once
+from frontend.engine.local.client import Request
+from frontend.engine.local.engine import Engine
+from frontend.engine.recording import Recorder
+from frontend.http.bodies import BodyReader
+from frontend.http.rendering import at_once
 from frontend.services import Services
 from frontend.tensors.placing import nbytes_of
 from frontend.tensors.request import InputTensor, RegionUse
 from frontend.tensors.uploading import InputRoom
-from ipc.catalog import Catalog, DirectorySource, ModelEntry
-from ipc.client import Request
+from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry
+from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import PenstockError, RegionNotFound
-from ipc.input_arena import InputArena, bytes_of
-from ipc.messages import InferCall, ModelStatus, Region, TensorInfo, Timing
-from ipc.model_config import ModelConfig, TensorConfig
+from ipc.memory.input_arena import InputArena, bytes_of
 from ipc.settings import load
+from ipc.wire.messages import InferCall, ModelStatus, Region, TensorInfo, Timing
 from tests.fakes.channel import FakeChannel
 
 Answer = Callable[[Request], Any]

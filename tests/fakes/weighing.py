@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 import torch
 from msgspec.structs import replace
 
-from ipc.messages import Call, InputItem
+from ipc.wire.messages import Call, InputItem
 from tests.fakes.adapter import FakeAdapter
 from workers.adapters.base import ItemFailure, LoadContext, Prepared
 from workers.adapters.spec import AdapterSpec

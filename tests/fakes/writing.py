@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from msgspec.structs import replace
 
 from tests.fakes.adapter import FakeAdapter
-from workers import stepping
 from workers.adapters.spec import AdapterSpec
+from workers.strategies import stepping
 
 
 class WritingAdapter(FakeAdapter):

@@ -23,17 +23,19 @@ from typing import Any
 import pytest
 import zmq
 
-from ipc import channel, client, deadline, dealer, router
-from ipc.arena import Arena
-from ipc.client import Client, Request
-from ipc.endpoint import Endpoint
+from frontend.engine.local import channel, client, dealer
+from frontend.engine.local.client import Client, Request
+from ipc import deadline
 from ipc.errors import PenstockError
-from ipc.leases import LeaseTable
-from ipc.messages import EncodeCall, InferCall, InputItem, TensorInput, TensorOutput
-from ipc.paths import RunPaths, prepare_run_dir
+from ipc.memory.arena import Arena
+from ipc.memory.leases import LeaseTable
+from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.settings import Arena as ArenaSettings
 from ipc.settings import Limits, Settings
+from ipc.wire.messages import EncodeCall, InferCall, InputItem, TensorInput, TensorOutput
 from tests.fakes.handler import MODEL, NBYTES, AnsweringHandler, answer_of
+from workers.endpoint import router
+from workers.endpoint.endpoint import Endpoint
 
 EPOCH = "0123456789abcdef"
 SETTINGS = Settings(

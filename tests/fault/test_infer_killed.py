@@ -16,14 +16,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from frontend.engine.local.client import Client
 from ipc import deadline
-from ipc.arena import ArenaView
-from ipc.client import Client
 from ipc.errors import DeadlineExceeded, InputRefused, WorkerCrashed
-from ipc.input_arena import InputBlock
-from ipc.liveness import SlotLock
-from ipc.messages import InferCall
-from ipc.sweep import sweep
+from ipc.memory.arena import ArenaView
+from ipc.memory.input_arena import InputBlock
+from ipc.processes.liveness import SlotLock
+from ipc.processes.sweep import sweep
+from ipc.wire.messages import InferCall
 from tests.harness.server import ROOT, wait_until
 from tests.harness.tensors import call_of, read, request_of
 from tests.harness.worker import Workers, program, tensor, workers
@@ -183,7 +183,7 @@ FRONTEND = textwrap.dedent(
     """
     import asyncio, sys
     from pathlib import Path
-    from ipc.client import Client
+    from frontend.engine.local.client import Client
     from ipc.settings import load
     from tests.fault.test_infer_killed import drawn, filled, running_in
     from tests.harness.tensors import request_of

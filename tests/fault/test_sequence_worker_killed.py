@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from frontend.engine.local.client import Client
 from ipc import deadline
-from ipc.client import Client
 from ipc.errors import InputRefused, SequenceLost, SequenceUnknown
 from tests.harness.worker import Workers, totals, workers
 from tests.process.test_sequence_workers import add

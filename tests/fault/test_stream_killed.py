@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from frontend.engine.local.client import Client
 from ipc import deadline
-from ipc.client import Client
 from ipc.errors import InputRefused, WorkerCrashed, WorkerLost
-from ipc.streams import WINDOW
+from ipc.wire.streams import WINDOW
 from tests.fakes.program import BEGUN
 from tests.fault import rounds
 from tests.harness.decoupled import MODEL, Events, message, number_of

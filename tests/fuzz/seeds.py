@@ -8,7 +8,7 @@ import zlib
 
 import msgpack
 
-from ipc import codec
+from ipc.wire import codec
 from tests.fuzz import corpus, http2, http_sessions
 from tests.fuzz.session import Session
 from tests.fuzz.valid import LENGTH, PICTURE, REQUESTS, Valid, strings

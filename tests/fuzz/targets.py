@@ -16,9 +16,11 @@ import msgspec
 import orjson
 from google.protobuf.message import DecodeError, Message
 
-from frontend import context, media
+from frontend.engine import context
 from frontend.grpc import wire
 from frontend.grpc.received import Form
+from frontend.http import media
+from frontend.http.rendering import at_once
 from frontend.protocols.kserve_v2 import compression, generate, images, raw, reading
 from frontend.protocols.kserve_v2.grpc import counting
 from frontend.protocols.kserve_v2.grpc import reading as grpc_reading
@@ -26,21 +28,21 @@ from frontend.protocols.kserve_v2.schemas import CONTROL
 from frontend.protocols.sie import schemas
 from frontend.protocols.trtis_v1 import requests
 from frontend.protocols.trtis_v1.text import one_line, read_request_header
-from frontend.rendering import at_once
 from frontend.tensors import checking, load_parameters
 from frontend.tensors.request import TensorRequest
 from frontend.tensors.rules import InputRule
 from frontend.tensors.served import Served
-from ipc import bytes_elements, codec
-from ipc.datatypes import BYTES
+from ipc.catalog.model_config import ModelConfig, SequenceBatching
+from ipc.catalog.repository import conversion, document
+from ipc.catalog.repository.layout import ModelRefused
 from ipc.errors import BodyTooLarge, InvalidInput, PenstockError, ProtocolError, Unsupported
-from ipc.messages import InferCall, Submit, TensorOutput
-from ipc.model_config import ModelConfig, SequenceBatching
+from ipc.memory import bytes_elements
+from ipc.memory.datatypes import BYTES
 from ipc.protos import kserve_v2_pb2 as kserve
 from ipc.protos import trtis_v1_pb2 as trtis
-from ipc.repository import conversion, document
-from ipc.repository.layout import ModelRefused
 from ipc.settings import Limits, load
+from ipc.wire import codec
+from ipc.wire.messages import InferCall, Submit, TensorOutput
 from tests.fakes.tensors import entry, finish, loaded, tensor
 
 Target = Callable[[bytes], None]

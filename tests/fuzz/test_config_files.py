@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipc.repository import document
+from ipc.catalog.repository import document
 from tests.unit.test_repository_properties import PIECES, VALID, read
 
 pytestmark = pytest.mark.fuzz

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ipc.messages import InputItem
+from ipc.wire.messages import InputItem
 from tests.harness.calls import asked
 from tests.tiny.models import build
 from tests.tiny.texts import mixed_lengths

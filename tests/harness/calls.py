@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipc.messages import EncodeCall
+from ipc.wire.messages import EncodeCall
 
 
 def asked(instruction: str | None = None, *, is_query: bool = False) -> EncodeCall:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from tests.harness.server import Server, wait_until
-from workers.reporting import EVERY_S
+from workers.reporting.reporter import EVERY_S
 
 GAUGES = (
     "penstock_requests_in_flight",

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ipc.liveness import is_held
+from ipc.processes.liveness import is_held
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_CATALOG = ROOT / "tests" / "fakes" / "catalog"

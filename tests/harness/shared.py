@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from ipc.paths import SHM_ROOT
+from ipc.processes.paths import SHM_ROOT
 from tests.harness.server import Answer, Server
 
 

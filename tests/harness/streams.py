@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ipc import metrics
-from ipc.client import Client, Request
-from ipc.part_stream import PartStream
+from frontend.engine.local.client import Client, Request
+from frontend.engine.local.part_stream import PartStream
+from ipc.metrics import registry as metrics
 from tests.harness.tensors import call_of, read, request_of
 from tests.harness.worker import Workers
 

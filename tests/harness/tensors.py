@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from frontend.engine.local.client import Client, Reply, Request
 from ipc import deadline
-from ipc.client import Client, Reply, Request
-from ipc.datatypes import DATATYPES
-from ipc.messages import InferCall, TensorInput, TensorOutput
+from ipc.memory.datatypes import DATATYPES
+from ipc.wire.messages import InferCall, TensorInput, TensorOutput
 
 Named = Mapping[str, tuple[str, np.ndarray]]
 """Arrays by name, with their datatypes; BYTES as arrays of `bytes`."""

@@ -21,13 +21,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ipc import copies, deadline, metrics
-from ipc.client import Client
-from ipc.paths import RunPaths
+from frontend.engine.local.client import Client
+from ipc import deadline
+from ipc.memory import copies
+from ipc.metrics import registry as metrics
+from ipc.processes.paths import RunPaths
+from ipc.processes.sweep import sweep
 from ipc.settings import Settings, load
-from ipc.sweep import sweep
 from tests.harness.server import ROOT, wait_until
-from workers.reporting import EVERY_S
+from workers.reporting.reporter import EVERY_S
 
 Options = dict[str, Any]
 

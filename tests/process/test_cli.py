@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ipc.liveness import SlotLock
+from ipc.processes.liveness import SlotLock
 from ipc.version import VERSION
 from penstock.cli import main
 from tests.harness.server import FAKE_CATALOG, ROOT, Server, alive, free_port, wait_until

@@ -16,7 +16,7 @@ import pytest
 
 from ipc.protos import kserve_v2_pb2 as pb
 from ipc.protos import trtis_v1_pb2 as v1
-from ipc.streams import WINDOW
+from ipc.wire.streams import WINDOW
 from tests.conformance import trtis
 from tests.harness.decoupled import MODEL, Events, message, number_of
 from tests.harness.rpc import Rpc, address_of, failure_of, grpc_settings

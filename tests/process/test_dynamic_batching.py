@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from frontend.engine.local.client import Client, Request
 from ipc import deadline
-from ipc.arena import ArenaView
-from ipc.client import Client, Request
 from ipc.errors import DeadlineExceeded
+from ipc.memory.arena import ArenaView
 from tests.harness.tensors import call_of, infer, read, request_of
 from tests.harness.worker import Options, Workers, program, tensor, workers
 

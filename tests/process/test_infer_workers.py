@@ -10,9 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ipc import copies
-from ipc.client import Client
-from ipc.datatypes import DATATYPES
+from frontend.engine.local.client import Client
 from ipc.errors import (
     InferenceFailed,
     InvalidInput,
@@ -22,7 +20,9 @@ from ipc.errors import (
     UnexpectedOutput,
     Unsupported,
 )
-from ipc.messages import BlockRef, InferCall, Inputs, Region, TensorInput, TensorOutput
+from ipc.memory import copies
+from ipc.memory.datatypes import DATATYPES
+from ipc.wire.messages import BlockRef, InferCall, Inputs, Region, TensorInput, TensorOutput
 from tests.harness.tensors import call_of, infer, infer_large, raw_of, read, request_of
 from tests.harness.worker import ADD_SUB, Workers, program, tensor, workers
 

@@ -20,8 +20,8 @@ from typing import Any
 import grpc
 import pytest
 
+from ipc.catalog.repository.overrides import ENDING, Override, Overrides
 from ipc.protos import kserve_v2_pb2 as pb
-from ipc.repository.overrides import ENDING, Override, Overrides
 from tests.harness.rpc import Rpc, address_of, grpc_settings
 from tests.harness.server import ROOT, Answer, Server, serving, wait_until
 from tests.harness.shared import client_object, register, unregister

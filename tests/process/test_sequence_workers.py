@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frontend.engine.local.client import Client
 from ipc import deadline
-from ipc.client import Client
 from ipc.errors import InferenceFailed, InvalidInput, QueueFull, SequenceUnknown
-from ipc.messages import Step
+from ipc.wire.messages import Step
 from tests.harness.server import wait_until
 from tests.harness.tensors import infer
 from tests.harness.worker import Workers, totals, workers

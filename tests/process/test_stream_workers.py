@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ipc.client import Client
+from frontend.engine.local.client import Client
 from ipc.errors import (
     DeadlineExceeded,
     InferenceFailed,
@@ -22,8 +22,8 @@ from ipc.errors import (
     UnexpectedOutput,
     Unsupported,
 )
-from ipc.messages import Region, TensorOutput
-from ipc.streams import WINDOW
+from ipc.wire.messages import Region, TensorOutput
+from ipc.wire.streams import WINDOW
 from tests.harness.streams import all_of, asking, in_use, record_of, rest_of
 from tests.harness.tensors import call_of, infer, read, request_of
 from tests.harness.worker import ADD_SUB, Workers, parts, workers

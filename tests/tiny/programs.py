@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from ipc.datatypes import BYTES, DATATYPES
+from ipc.memory.datatypes import BYTES, DATATYPES
 from tests.tiny import onnx_files, program_sources
 from tests.tiny.program_modules import (
     LABELS,

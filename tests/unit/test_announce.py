@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from frontend import announce
+from frontend.arbiter import announce
 from ipc import logs
-from ipc.messages import ModelStatus
-from ipc.paths import prepare_run_dir
+from ipc.processes.paths import prepare_run_dir
 from ipc.settings import Server, Settings, load
+from ipc.wire.messages import ModelStatus
 from tests.harness.server import wait_until
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipc.messages import EncodeCall
+from ipc.wire.messages import EncodeCall
 from workers.adapters.base import Gathering, Prepared
-from workers.batcher import ATTENTION_NS, TURN_PARTS, Batcher
-from workers.job import Job, Piece
+from workers.scheduling.batcher import ATTENTION_NS, TURN_PARTS, Batcher
+from workers.scheduling.job import Job, Piece
 
 SECOND_NS = 1_000_000_000
 NOW_NS = 1000 * SECOND_NS

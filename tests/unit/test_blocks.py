@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipc.blocks import ALIGNMENT, BlockList, round_up
 from ipc.errors import ProtocolError
+from ipc.memory.blocks import ALIGNMENT, BlockList, round_up
 
 BASE = 16 * ALIGNMENT
 PAGES = 24

@@ -8,8 +8,8 @@ import tracemalloc
 
 import pytest
 
-from ipc import bytes_elements
 from ipc.errors import InvalidInput
+from ipc.memory import bytes_elements
 
 
 def raw(*elements: bytes) -> bytes:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ipc.catalog import (
+from ipc.catalog.entries import (
     MOST_COMPARED,
     Catalog,
     DirectorySource,
@@ -181,7 +181,7 @@ def test_an_unknown_name_is_compared_with_few_of_many_names(tmp_path: Path) -> N
 
     catalog = Catalog([ModelEntry(f"model_{n}", DirectorySource("/w")) for n in range(5000)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ipc.catalog.difflib.get_close_matches", compare)
+        patch.setattr("ipc.catalog.entries.difflib.get_close_matches", compare)
         assert catalog.absence("modle_17") == ""
     assert compared == [MOST_COMPARED]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from frontend import catalog_following
-from frontend.catalog_following import CatalogFollower
+from frontend.engine.local import catalog_following
+from frontend.engine.local.catalog_following import CatalogFollower
 from ipc import settings
-from ipc.catalog import Catalog, DirectorySource, ModelEntry, load_catalog
+from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry, load_catalog
 from ipc.errors import ConfigError
 
 OLD, NEW = (ModelEntry(f"org/{name}", DirectorySource("/w")) for name in ("old", "new"))

@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend import context
+from frontend.engine import context
 from frontend.services import Services
 from frontend.tensors import served
 from frontend.tensors.request import InputTensor, Parameter, RegionUse, TensorRequest, WantedOutput
 from frontend.tensors.result import TensorResult
 from frontend.tensors.running import run
-from ipc import deadline, extraction
-from ipc.catalog import OutputSpec
+from ipc import deadline
+from ipc.catalog.entries import OutputSpec
 from ipc.errors import InputTooLong, InvalidInput
-from ipc.messages import EncodeCall, ExtractCall, InputItem, ItemError, ScoreCall
+from ipc.wire import extraction
+from ipc.wire.messages import EncodeCall, ExtractCall, InputItem, ItemError, ScoreCall
 from tests.fakes.tensors import ArrayReply, elements, entry, loaded, services_of
 from tests.tiny.pictures import encoded, picture
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from ipc import settings
-from ipc.catalog import (
+from ipc.catalog.entries import (
     Catalog,
     DirectorySource,
     ModelEntry,
@@ -18,7 +18,7 @@ from ipc.catalog import (
     load_catalog,
     preloaded_names,
 )
-from ipc.catalog_watch import CatalogWatch, look
+from ipc.catalog.watch import CatalogWatch, look
 from ipc.errors import ConfigError
 from workers.lifecycle import crashes
 from workers.lifecycle.accepted import open_catalog

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from ipc.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
-from workers.chunks import CHUNK_CHARACTERS, CHUNK_ITEMS, LONE_CHARACTERS, chunk_end, is_long, is_short
+from ipc.wire.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
+from workers.scheduling.chunks import (
+    CHUNK_CHARACTERS,
+    CHUNK_ITEMS,
+    LONE_CHARACTERS,
+    chunk_end,
+    is_long,
+    is_short,
+)
 
 TEXT = InputItem("river")
 QUARTER = InputItem("a" * (CHUNK_CHARACTERS // 4))

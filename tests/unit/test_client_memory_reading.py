@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from ipc import copies
 from ipc.errors import InvalidInput, Unsupported
-from ipc.messages import Region, TensorInput
+from ipc.memory import copies
 from ipc.settings import load
-from workers.payload import Payload
-from workers.regions import ClientMemory, OpenRegion
+from ipc.wire.messages import Region, TensorInput
+from workers.memory.client_regions import ClientMemory, OpenRegion
+from workers.memory.payload import Payload
 
 SIZE = 1 << 20
 

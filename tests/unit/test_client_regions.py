@@ -14,11 +14,11 @@ import pytest
 from frontend.tensors import regions as regions_module
 from frontend.tensors.regions import ClientRegions
 from frontend.tensors.request import RegionUse
-from ipc import sweep
 from ipc.errors import InvalidInput, PenstockError, RegionExists, RegionNotFound, Unsupported
-from ipc.messages import Region
-from ipc.paths import prepare_run_dir
+from ipc.processes import sweep
+from ipc.processes.paths import prepare_run_dir
 from ipc.settings import Settings, load
+from ipc.wire.messages import Region
 
 SIZE = 4096
 FAR = 1 << 62

@@ -11,9 +11,10 @@ from typing import Any, cast
 
 import pytest
 
+from frontend.engine.local.channel import Channel
+from frontend.engine.local.client import Client, Request
+from frontend.engine.local.retry import Attempts
 from ipc import deadline
-from ipc.channel import Channel
-from ipc.client import Client, Request
 from ipc.errors import (
     DeadlineExceeded,
     ModelLoading,
@@ -23,9 +24,8 @@ from ipc.errors import (
     SequenceUnknown,
     WorkerLost,
 )
-from ipc.messages import InferCall, ModelStatus, Step
-from ipc.retry import Attempts
 from ipc.settings import Settings, load
+from ipc.wire.messages import InferCall, ModelStatus, Step
 from tests.fakes.channel import FakeChannel
 
 

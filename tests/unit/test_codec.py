@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipc import codec, messages
+from ipc.catalog.model_config import Control, ModelConfig, SequenceBatching
 from ipc.errors import ProtocolError
-from ipc.messages import (
+from ipc.wire import codec, messages
+from ipc.wire.messages import (
     BlockRef,
     Cancel,
     Credits,
@@ -34,7 +35,6 @@ from ipc.messages import (
     Timing,
     Welcome,
 )
-from ipc.model_config import Control, ModelConfig, SequenceBatching
 
 CALL = EncodeCall([InputItem("hé"), InputItem(ids=[1, 2])], ["dense"], "ask", True)
 STATUS = ModelStatus("m", "loaded", "cpu", 1, 512, {"dense": 4}, 1.0, 0.5)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend import configuration
+from frontend.arbiter import configuration
 from ipc.settings import load
 
 

@@ -12,22 +12,22 @@ from typing import Any
 import pytest
 import torch
 
-from ipc.arena import BLOCKS_OFFSET, Arena
+from ipc.catalog.model_config import ModelConfig
 from ipc.errors import InvalidInput, PenstockError
-from ipc.leases import LeaseTable
-from ipc.messages import InferCall, Region, TensorInput, TensorOutput
-from ipc.model_config import ModelConfig
+from ipc.memory.arena import BLOCKS_OFFSET, Arena
+from ipc.memory.leases import LeaseTable
 from ipc.settings import load
+from ipc.wire.messages import InferCall, Region, TensorInput, TensorOutput
 from tests.fakes.program import FakeProgram
 from tests.fakes.tensors import tensor
 from workers.adapters.base import Prepared
-from workers.copy_room import CopyRoom
-from workers.job import Job
-from workers.jobs import JobBook
-from workers.payload import NOTHING, Payload
-from workers.queue import WorkQueue
-from workers.regions import ClientMemory
+from workers.memory.client_regions import ClientMemory
+from workers.memory.copy_room import CopyRoom
+from workers.memory.payload import NOTHING, Payload
 from workers.runtime import Runtime
+from workers.scheduling.job import Job
+from workers.scheduling.jobs import JobBook
+from workers.scheduling.queue import WorkQueue
 
 MIB = 1 << 20
 LARGE = 5 * MIB // 8

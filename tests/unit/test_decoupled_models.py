@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ipc.catalog import DirectorySource
-from ipc.repository import entries
-from ipc.repository.layout import ModelRefused
+from ipc.catalog.entries import DirectorySource
+from ipc.catalog.repository import entries
+from ipc.catalog.repository.layout import ModelRefused
 from ipc.settings import Repository
 from tests.tiny import programs
 from workers.adapters.base import LoadContext

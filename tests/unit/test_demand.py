@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ipc import demand
-from ipc.demand import Demand
+from frontend.engine.local import demand
+from frontend.engine.local.demand import Demand
 from ipc.errors import ModelLoadFailed, ModelNotFound, ModelNotLoaded
-from ipc.messages import ModelStatus
+from ipc.wire.messages import ModelStatus
 
 MODEL = "org/m"
 

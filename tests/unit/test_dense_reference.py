@@ -13,7 +13,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
-from ipc.messages import EncodeCall, InputItem
+from ipc.wire.messages import EncodeCall, InputItem
 from tests.harness.calls import asked
 from tests.tiny.models import build
 from tests.tiny.texts import mixed_lengths

@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from ipc.extraction import Extraction
-from ipc.messages import Call, EncodeCall, ExtractCall, InputItem
 from ipc.settings import Settings
+from ipc.wire.extraction import Extraction
+from ipc.wire.messages import Call, EncodeCall, ExtractCall, InputItem
 from tests.fakes.adapter import FakeAdapter
-from workers import oom, stepping
 from workers.adapters.base import ItemFailure, Prepared
-from workers.executor import Executor
-from workers.forming import Batch
-from workers.job import Job, Piece
-from workers.queue import WorkQueue
-from workers.watchdog import LEAST_STEP_S
+from workers.device import oom
+from workers.device.executor import Executor
+from workers.device.watchdog import LEAST_STEP_S
+from workers.scheduling.forming import Batch
+from workers.scheduling.job import Job, Piece
+from workers.scheduling.queue import WorkQueue
+from workers.strategies import stepping
 
 TEXT = "a text that is read in some parts"
 

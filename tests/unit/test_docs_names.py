@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ipc import metric_families, settings
+from ipc import settings
+from ipc.metrics import families as metric_families
 from tools.source_tree import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"])

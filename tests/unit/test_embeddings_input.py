@@ -9,7 +9,7 @@ import pytest
 from frontend.protocols.sie.embeddings import check_input, inputs_of
 from frontend.protocols.sie.foreign import check_takes_texts
 from frontend.protocols.sie.schemas import EmbeddingsRequest
-from ipc.catalog import HubSource, ModelEntry
+from ipc.catalog.entries import HubSource, ModelEntry
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
 

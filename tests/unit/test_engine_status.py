@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from frontend.engine import Engine
+from frontend.engine.local.engine import Engine
 from frontend.server.drain import Drain
-from ipc.catalog import Catalog, DirectorySource, ModelEntry
-from ipc.messages import ModelStatus
+from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry
 from ipc.settings import Catalog as CatalogSettings
 from ipc.settings import Settings
+from ipc.wire.messages import ModelStatus
 
 
 def engine(

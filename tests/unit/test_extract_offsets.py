@@ -9,8 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ipc.extraction import Extraction
-from ipc.messages import ExtractCall, InputItem
+from ipc.wire.extraction import Extraction
+from ipc.wire.messages import ExtractCall, InputItem
 from tests.conformance.extractors import required_library
 from tests.tiny.models import build
 from workers.adapters import registry

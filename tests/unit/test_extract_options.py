@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from ipc.catalog.option_names import EXTRACT_OPTIONS
 from ipc.errors import InvalidInput
-from ipc.extraction import Entity
-from ipc.messages import ExtractCall
-from ipc.option_names import EXTRACT_OPTIONS
+from ipc.wire.extraction import Entity
+from ipc.wire.messages import ExtractCall
 from workers.adapters import registry
 from workers.adapters.base import LoadContext
 from workers.adapters.shared.options import OptionReader

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from grpc import StatusCode
 
-from frontend import context
-from frontend.context import RequestContext
+from frontend.engine import context
+from frontend.engine.context import RequestContext
 from frontend.grpc.statuses import status_of
 from frontend.protocols.kserve_v2.errors import render
 from frontend.protocols.trtis_v1 import codes
@@ -24,8 +24,8 @@ from frontend.tensors.request import InputTensor, TensorRequest
 from frontend.tensors.running import run
 from frontend.tensors.streamed import results
 from ipc import deadline
+from ipc.catalog.model_config import ModelConfig
 from ipc.errors import DependencyConflict, ModelLoadFailed, ModelNotFound, PenstockError
-from ipc.model_config import ModelConfig
 from ipc.protos import trtis_v1_pb2 as pb
 from tests.fakes.tensors import entry, loaded, services_of, tensor
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from ipc.catalog import DirectorySource, ModelEntry, OutputSpec
+from ipc.catalog.entries import DirectorySource, ModelEntry, OutputSpec
 from ipc.errors import InferenceFailed, InvalidInput
-from ipc.messages import Call, InputItem
+from ipc.wire.messages import Call, InputItem
 from tests.fakes.weighing import WeighingAdapter
 from workers.adapters.base import ItemFailure, Prepared
 from workers.lifecycle import fingerprint

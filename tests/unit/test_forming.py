@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from ipc.settings import Settings
 from tests.unit.test_batcher import job
-from workers.forming import Batch, Former
-from workers.job import Job, Piece
-from workers.queue import WorkQueue
+from workers.scheduling.forming import Batch, Former
+from workers.scheduling.job import Job, Piece
+from workers.scheduling.queue import WorkQueue
 
 
 class Book:

@@ -14,27 +14,27 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ipc.arena import BLOCKS_OFFSET, Arena
-from ipc.endpoint import Endpoint
+from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InferenceFailed
-from ipc.leases import Block, LeaseTable
-from ipc.messages import InferCall, TensorInput, TensorOutput
-from ipc.model_config import ModelConfig, TensorConfig
+from ipc.memory.arena import BLOCKS_OFFSET, Arena
+from ipc.memory.leases import Block, LeaseTable
 from ipc.settings import Settings
-from ipc.streams import Part, PartFlow
+from ipc.wire.messages import InferCall, TensorInput, TensorOutput
+from ipc.wire.streams import Part, PartFlow
 from tests.fakes.program import FakeProgram
 from workers.adapters.shared.named_tensors import NamedBatch
-from workers.executions import Executions
-from workers.forming import collate
-from workers.generations import Generations
-from workers.job import Job
-from workers.jobs import JobBook
-from workers.named_outputs import Placer
+from workers.device.watchdog import Activity
+from workers.endpoint.endpoint import Endpoint
+from workers.memory.named_outputs import Placer
+from workers.memory.payload import Payload
 from workers.operations.infer import Infer
-from workers.payload import Payload
-from workers.queue import WorkQueue
-from workers.streamed import Streamed
-from workers.watchdog import Activity
+from workers.reporting.executions import Executions
+from workers.scheduling.forming import collate
+from workers.scheduling.job import Job
+from workers.scheduling.jobs import JobBook
+from workers.scheduling.queue import WorkQueue
+from workers.strategies.stream import Generations
+from workers.strategies.streamed import Streamed
 
 CONFIG = ModelConfig(
     name="parts",

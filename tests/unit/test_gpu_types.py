@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.gpu_types import gpu_type
+from frontend.status.gpu_types import gpu_type
 
 GIB = 1 << 30
 

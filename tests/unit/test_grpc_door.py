@@ -23,7 +23,7 @@ from frontend.grpc import farewell, keeping
 from frontend.grpc.keeping import surplus
 from frontend.grpc.peers import Peer, host_of
 from frontend.grpc.server import GrpcServer
-from frontend.places import Places
+from frontend.http.places import Places
 from frontend.protocols.kserve_v2.grpc.service import KserveService
 from frontend.protocols.trtis_v1.grpc.service import TrtisService
 from frontend.server import descriptors

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from frontend.bodies import BodyReader
 from frontend.grpc import wire
 from frontend.grpc.received import SPLIT_NBYTES, Form, Received
 from frontend.grpc.service import Method
 from frontend.grpc.unary import Unary
+from frontend.http.bodies import BodyReader
 from frontend.protocols.kserve_v2.grpc import counting
 from ipc.errors import InvalidInput, PenstockError, QueueFull, RateLimited, Unauthenticated
 from ipc.protos import kserve_v2_pb2 as kserve

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from frontend.engine.local.copy_budget import CopyBudget
 from frontend.grpc.accepting import Server
 from frontend.grpc.door import Door
 from frontend.grpc.methods import mount
 from frontend.grpc.service import Method
 from frontend.grpc.streaming import Streams
 from frontend.grpc.waiting import Waiting
-from ipc.copy_budget import CopyBudget
 from ipc.protos import kserve_v2_pb2 as pb
 from tests.fakes.tensors import services_of
 from tests.fuzz.http2 import PREFACE, RST_STREAM, SETTINGS, frame, rpc

@@ -11,12 +11,12 @@ from typing import Any
 import msgpack
 import pytest
 
-from frontend.costs import characters_of, images_of
-from frontend.engine import Engine
-from frontend.values import LONG_NBYTES, UNCHECKED_NBYTES, without_long_values
-from ipc.messages import Call, EncodeCall, InputItem, ModelStatus, ScoreCall
+from frontend.engine.costs import characters_of, images_of
+from frontend.engine.local.engine import Engine
+from frontend.http.values import LONG_NBYTES, UNCHECKED_NBYTES, without_long_values
 from ipc.settings import Limits
-from workers.chunks import CHUNK_IMAGES, CHUNK_ITEMS, chunk_end
+from ipc.wire.messages import Call, EncodeCall, InputItem, ModelStatus, ScoreCall
+from workers.scheduling.chunks import CHUNK_IMAGES, CHUNK_ITEMS, chunk_end
 
 TEXT, IMAGE, ALBUM = InputItem("river"), InputItem(images=[b"a"]), InputItem(images=[b"a", b"b"])
 STATUS = ModelStatus("m", "loaded", max_sequence_length=77, image_tokens=1024)

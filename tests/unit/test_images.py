@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from ipc.messages import InputItem
 from ipc.settings import Limits
+from ipc.wire.messages import InputItem
 from tests.conformance.hostile_images import FAILED, USED
 from tests.tiny.models import build
 from tests.tiny.pictures import encoded, picture

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipc import bytes_elements
+from ipc.catalog.model_config import ModelConfig
 from ipc.errors import InvalidInput
-from ipc.messages import InferCall, Region, TensorInput, TensorOutput
-from ipc.model_config import ModelConfig
+from ipc.memory import bytes_elements
+from ipc.wire.messages import InferCall, Region, TensorInput, TensorOutput
 from tests.fakes.program import FakeProgram
 from tests.fakes.tensors import tensor
 from tests.unit.test_batcher import NOW_NS, filled, job
 from workers import operations
 from workers.adapters.base import Prepared
 from workers.adapters.shared.named_tensors import NamedInputs
-from workers.job import Job
+from workers.scheduling.job import Job
 
 
 def program(rows: int, *datatypes: str) -> FakeProgram:

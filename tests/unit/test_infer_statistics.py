@@ -14,9 +14,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from frontend.tensors.statistics import Duration, Reader, RequestStatistics, ServerStatistics
-from ipc import metrics
-from ipc.infer_families import LARGEST_SIZE, size_label, split_id
-from ipc.paths import RunPaths, prepare_run_dir
+from ipc.metrics import registry as metrics
+from ipc.metrics.infer_families import LARGEST_SIZE, size_label, split_id
+from ipc.processes.paths import RunPaths, prepare_run_dir
 
 MS = 1_000_000
 
@@ -25,8 +25,9 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from frontend.tensors.recorder import Recorder, Times
-from ipc import errors, metrics
-from ipc.paths import RunPaths
+from ipc import errors
+from ipc.metrics import registry as metrics
+from ipc.processes.paths import RunPaths
 
 class Catalog(dict):
     versions = {"add": (1, 3)}
@@ -40,9 +41,9 @@ recorder = Recorder(families, Catalog({"org/name": 1}))
 WORKER = """
 import sys
 from pathlib import Path
-from ipc import metrics
-from ipc.paths import RunPaths
-from workers.executions import Executions
+from ipc.metrics import registry as metrics
+from ipc.processes.paths import RunPaths
+from workers.reporting.executions import Executions
 
 metrics.configure(RunPaths(Path(sys.argv[1]), "t"), sys.argv[2])
 families = metrics.WorkerMetrics(sys.argv[2])

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipc.arena import ArenaView
-from ipc.blocks import ALIGNMENT, round_up
 from ipc.errors import LeaseRevoked, ProtocolError
-from ipc.input_arena import InputArena, InputBlock, bytes_of, view_of
-from ipc.messages import Inputs
-from ipc.paths import RunPaths
-from ipc.sweep import sweep, sweep_frontend
+from ipc.memory.arena import ArenaView
+from ipc.memory.blocks import ALIGNMENT, round_up
+from ipc.memory.input_arena import InputArena, InputBlock, bytes_of, view_of
+from ipc.processes.paths import RunPaths
+from ipc.processes.sweep import sweep, sweep_frontend
+from ipc.wire.messages import Inputs
 
 NBYTES = 1 << 20
 

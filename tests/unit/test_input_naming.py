@@ -10,15 +10,16 @@ from typing import Any, cast
 import pytest
 import zmq.asyncio
 
-from ipc import codec, input_arena
-from ipc.channel import Channel
-from ipc.endpoint import Endpoint, Handler
+from frontend.engine.local.channel import Channel
 from ipc.errors import ProtocolError
-from ipc.input_arena import InputArena
-from ipc.leases import LeaseTable
-from ipc.messages import InferCall, Inputs, Submit
-from ipc.paths import RunPaths
-from ipc.sessions import Session
+from ipc.memory import input_arena
+from ipc.memory.input_arena import InputArena
+from ipc.memory.leases import LeaseTable
+from ipc.processes.paths import RunPaths
+from ipc.wire import codec
+from ipc.wire.messages import InferCall, Inputs, Submit
+from workers.endpoint.endpoint import Endpoint, Handler
+from workers.endpoint.sessions import Session
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import pytest
 from frontend.tensors import uploading
 from frontend.tensors.uploading import InputRoom
 from ipc import deadline
-from ipc.arena import BLOCKS_OFFSET
 from ipc.errors import ShmExhausted
-from ipc.input_arena import InputArena, InputBlock
-from ipc.paths import RunPaths
+from ipc.memory.arena import BLOCKS_OFFSET
+from ipc.memory.input_arena import InputArena, InputBlock
+from ipc.processes.paths import RunPaths
 
 KIB = 1 << 10
 ROOM = BLOCKS_OFFSET + (1 << 20)

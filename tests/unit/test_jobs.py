@@ -9,15 +9,15 @@ from typing import cast
 
 import pytest
 
-from ipc.arena import Arena
-from ipc.endpoint import Endpoint
 from ipc.errors import InferenceFailed, PenstockError
-from ipc.leases import LeaseTable
+from ipc.memory.arena import Arena
+from ipc.memory.leases import LeaseTable
 from ipc.settings import Settings
 from tests.unit.test_batcher import job
-from workers.job import Job, Output, Piece
-from workers.jobs import JobBook
-from workers.queue import WorkQueue
+from workers.endpoint.endpoint import Endpoint
+from workers.scheduling.job import Job, Output, Piece
+from workers.scheduling.jobs import JobBook
+from workers.scheduling.queue import WorkQueue
 
 HOUR_NS = 3600 * 10**9
 

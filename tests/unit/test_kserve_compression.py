@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from frontend.http.rendering import at_once
 from frontend.protocols.kserve_v2 import compression
-from frontend.rendering import at_once
 from ipc.errors import BodyTooLarge, InvalidInput, Unsupported
 
 TEXT = b'{"inputs": []}' * 50

@@ -14,8 +14,8 @@ import torch
 
 from frontend.protocols.kserve_v2 import elements, numbers
 from frontend.tensors.receiving import HEAD_GROWTH
-from ipc.datatypes import DATATYPES
 from ipc.errors import InvalidInput
+from ipc.memory.datatypes import DATATYPES
 
 INTEGERS = [name for name in DATATYPES if "INT" in name]
 BITS = {name: int(name.removeprefix("U").removeprefix("INT")) for name in INTEGERS}

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from frontend import context
+from frontend.engine import context
+from frontend.engine.local.client import Request
 from frontend.protocols.kserve_v2.grpc import infer
 from frontend.protocols.kserve_v2.grpc.counting import STRING_NBYTES
 from frontend.protocols.kserve_v2.grpc.infer import Infer
@@ -22,12 +23,12 @@ from frontend.services import Services
 from frontend.tensors import served
 from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.result import INLINE_CLASSES
-from ipc import bytes_elements, deadline
-from ipc.client import Request
+from ipc import deadline
+from ipc.catalog.model_config import ModelConfig, SequenceBatching
 from ipc.errors import InvalidInput, LeaseRevoked
-from ipc.messages import TensorInput
-from ipc.model_config import ModelConfig, SequenceBatching
+from ipc.memory import bytes_elements
 from ipc.protos import kserve_v2_pb2 as pb
+from ipc.wire.messages import TensorInput
 from tests.fakes.tensors import InferReply, elements, entry, loaded, services_of, tensor
 
 WIDTH = INLINE_CLASSES + 1

@@ -9,13 +9,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frontend.http.rendering import at_once
 from frontend.protocols.kserve_v2 import compression, elements, images, picture_decoding, reading
-from frontend.rendering import at_once
 from frontend.tensors.request import InputTensor
-from ipc import bytes_elements
-from ipc.datatypes import DATATYPES
+from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput
-from ipc.model_config import ModelConfig, TensorConfig
+from ipc.memory import bytes_elements
+from ipc.memory.datatypes import DATATYPES
 from ipc.settings import Limits
 from tests.fakes.tensors import finish
 

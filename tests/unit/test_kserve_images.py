@@ -16,9 +16,9 @@ from frontend.protocols.kserve_v2 import images, picture_decoding
 from frontend.protocols.kserve_v2.picture_decoding import decode
 from frontend.protocols.kserve_v2.resizing import resize
 from frontend.tensors.request import InputTensor
-from ipc import bytes_elements
+from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import BodyTooLarge, InvalidInput
-from ipc.model_config import ModelConfig, TensorConfig
+from ipc.memory import bytes_elements
 from ipc.settings import Limits
 from tests.fakes.tensors import finish
 

@@ -15,9 +15,9 @@ import pytest
 from falcon import testing
 from falcon.asgi import Request, Response
 
-from frontend import context
 from frontend.access.restricted import Restrictions
-from frontend.disconnect import noting
+from frontend.engine import context
+from frontend.http.disconnect import noting
 from frontend.protocols.kserve_v2 import answers
 from frontend.protocols.kserve_v2.generate import GenerateResource, request_of
 from frontend.protocols.kserve_v2.infer import LENGTH_HEADER, InferResource
@@ -26,10 +26,11 @@ from frontend.protocols.kserve_v2.schemas import GENERATE
 from frontend.protocols.kserve_v2.server_settings import TraceResource
 from frontend.protocols.kserve_v2.shared_memory import SharedMemoryResource
 from frontend.services import Services
-from ipc import copies, deadline
+from ipc import deadline
+from ipc.catalog.model_config import ModelConfig
 from ipc.errors import BodyTooLarge, InferenceFailed, InvalidInput, PenstockError, Unsupported
-from ipc.model_config import ModelConfig
-from ipc.regions import Kind
+from ipc.memory import copies
+from ipc.store.regions import Kind
 from tests.fakes.tensors import InferReply, entry, loaded, services_of, tensor
 
 CONFIG = ModelConfig(

@@ -9,8 +9,8 @@ import pytest
 
 from frontend.protocols.kserve_v2 import raw, reading
 from frontend.protocols.kserve_v2.reading import InferRequest
+from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput
-from ipc.model_config import ModelConfig, TensorConfig
 
 
 def tensor(name: str = "a", shape: Any = (2,), datatype: str = "INT16", **more: Any) -> dict[str, Any]:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from frontend.http.rendering import at_once
 from frontend.protocols.kserve_v2.reading import InferRequest
 from frontend.protocols.kserve_v2.rendering import LONG_NBYTES, Answer, is_long, json_of, render
-from frontend.rendering import at_once
 from frontend.tensors.request import TensorRequest
 from frontend.tensors.result import INLINE_CLASSES, OutputTensor, TensorResult, TopClass
 from ipc.errors import InvalidInput

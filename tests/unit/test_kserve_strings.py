@@ -12,8 +12,8 @@ from frontend.protocols.kserve_v2 import generate, images, rendering, strings
 from frontend.protocols.kserve_v2.describing import _output
 from frontend.tensors.request import InputTensor
 from frontend.tensors.result import OutputTensor, TensorResult
+from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput
-from ipc.model_config import ModelConfig, TensorConfig
 from ipc.settings import Limits
 from tests.fakes.tensors import elements, finish, tensor
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ipc.messages import ExtractCall, InputItem
+from ipc.wire.messages import ExtractCall, InputItem
 from tests.conformance.extractors import required_library
 from tests.tiny.models import build
 from workers.adapters import registry

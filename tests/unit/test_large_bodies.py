@@ -10,7 +10,7 @@ import threading
 import msgspec
 import pytest
 
-from frontend import values
+from frontend.http import values
 from frontend.protocols.sie.schemas import EncodeRequest, Keys, read, read_aside
 from ipc.errors import InvalidInput
 from ipc.settings import Limits

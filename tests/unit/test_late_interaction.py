@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipc.errors import InvalidInput
-from ipc.messages import Call, EncodeCall, InputItem, ScoreCall
+from ipc.wire.messages import Call, EncodeCall, InputItem, ScoreCall
 from workers.adapters.base import Adapter, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared import late_interaction
 from workers.adapters.shared.late_interaction import LateInteraction, max_sim, slices

@@ -13,10 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from ipc.arena import BLOCKS_OFFSET, PREPARING_MAX, STAMP_NBYTES, Arena, ArenaView
-from ipc.blocks import ALIGNMENT, round_up
 from ipc.errors import ConfigError, LeaseRevoked, ProtocolError
-from ipc.leases import Block, LeaseTable
+from ipc.memory.arena import BLOCKS_OFFSET, PREPARING_MAX, STAMP_NBYTES, Arena, ArenaView
+from ipc.memory.blocks import ALIGNMENT, round_up
+from ipc.memory.leases import Block, LeaseTable
 
 EPOCH = "0123456789abcdef"
 BLOCKS_NBYTES = 16 * ALIGNMENT

@@ -12,10 +12,10 @@ import pytest
 
 from frontend import lifespan
 from frontend.access.gate import Gate
-from frontend.engine import Engine
+from frontend.engine.local.engine import Engine
 from frontend.lifespan import Lifespan
 from frontend.services import Services
-from ipc.catalog import load_catalog
+from ipc.catalog.entries import load_catalog
 from ipc.settings import load
 from tests.harness.server import FAKE_CATALOG
 

@@ -10,7 +10,7 @@ from typing import Any
 import falcon
 import pytest
 
-from frontend.listeners import Listeners, addresses, check, refuse
+from frontend.http.listeners import Listeners, addresses, check, refuse
 from frontend.protocols.registry import as_bytes
 from frontend.protocols.sie import SieProtocol
 from ipc.errors import ConfigError

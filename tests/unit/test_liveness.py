@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ipc.liveness import (
+from ipc.processes.liveness import (
     SlotLock,
     SlotTaken,
     is_held,
@@ -23,7 +23,10 @@ from ipc.liveness import (
 )
 
 WAIT = "import sys; print('up', flush=True); sys.stdin.read()"
-HOLD = f"import pathlib, sys; from ipc.liveness import SlotLock; held = SlotLock(pathlib.Path(sys.argv[1])); {WAIT}"
+HOLD = (
+    f"import pathlib, sys; from ipc.processes.liveness import SlotLock; "
+    f"held = SlotLock(pathlib.Path(sys.argv[1])); {WAIT}"
+)
 RENAME = f"import ctypes; ctypes.CDLL(None).prctl(15, b'a) R 1 (b', 0, 0, 0); {WAIT}"
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from frontend.protocols.kserve_v2.configuration import configuration
 from frontend.tensors.load_parameters import MOST_FILES, Brought, read
+from ipc.catalog.repository import conversion, document, entries
+from ipc.catalog.repository.document import MOST_BYTES
+from ipc.catalog.repository.overrides import Override, Overrides
 from ipc.errors import BodyTooLarge, InvalidInput, Unsupported
-from ipc.repository import conversion, document, entries
-from ipc.repository.document import MOST_BYTES
-from ipc.repository.overrides import Override, Overrides
 from ipc.settings import Repository, Settings, load
 from tests.tiny.program_sources import IDENTITY
 from tests.tiny.programs import write_model

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from frontend.tensors.log_settings import LogSettings
-from ipc import deadline, logs, sweep
+from ipc import deadline, logs
 from ipc.errors import InvalidInput, Unsupported
-from ipc.paths import prepare_run_dir
+from ipc.processes import sweep
+from ipc.processes.paths import prepare_run_dir
 from ipc.settings import Settings, load
 
 LEVELS = ("debug", "info", "warning", "error", "critical")

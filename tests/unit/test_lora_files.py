@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ipc.catalog import DirectorySource, HubSource, ModelEntry, is_lora_name, read_entry
+from ipc.catalog.entries import DirectorySource, HubSource, ModelEntry, is_lora_name, read_entry
 from ipc.errors import ConfigError
 from tests.tiny import loras
 from workers.adapters.shared.peft_layout import Lora, UnsupportedLora

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from ipc.messages import EncodeCall, InputItem
+from ipc.wire.messages import EncodeCall, InputItem
 from tests.tiny import loras
 from tests.tiny.models import build
 from tests.tiny.texts import mixed_lengths

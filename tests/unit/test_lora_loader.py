@@ -13,9 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 from ipc import settings
-from ipc.catalog import DirectorySource, ModelEntry
+from ipc.catalog.entries import DirectorySource, ModelEntry
 from ipc.errors import InferenceFailed, InvalidInput, LoraLoading, PenstockError
-from ipc.messages import EncodeCall
+from ipc.wire.messages import EncodeCall
 from tests.fakes.adapter import FakeAdapter
 from tests.harness.server import wait_until
 from workers.adapters.shared.lora import FittedLora, LoraLayers

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from frontend.options import resolve
-from ipc.catalog import Catalog, DirectorySource, ModelEntry, Profile
+from frontend.engine.options import resolve
+from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry, Profile
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
 

@@ -13,23 +13,23 @@ from typing import Any, cast
 import pytest
 import zmq
 
-import ipc.endpoint
-from ipc.arena import BLOCKS_OFFSET, Arena
-from ipc.catalog import Catalog, DirectorySource, ModelEntry
-from ipc.channel import Channel
-from ipc.endpoint import Endpoint, Handler
-from ipc.leases import LeaseTable
-from ipc.messages import Models, ModelStatus
-from ipc.metrics import WorkerMetrics
-from ipc.paths import RunPaths
+import workers.endpoint.endpoint
+from frontend.engine.local.channel import Channel
+from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry
+from ipc.memory.arena import BLOCKS_OFFSET, Arena
+from ipc.memory.leases import LeaseTable
+from ipc.metrics.registry import WorkerMetrics
+from ipc.processes.paths import RunPaths
+from ipc.wire.messages import Models, ModelStatus
 from tests.fakes.adapter import FakeAdapter
 from tests.fakes.clock import Clock
 from tests.unit.test_shelf import table
-from workers.device import Device
-from workers.models import ModelTable
-from workers.reporting import Reporter
+from workers.device.devices import Device
+from workers.endpoint.endpoint import Endpoint, Handler
+from workers.lifecycle.models import ModelTable
+from workers.reporting.reporter import Reporter
+from workers.reporting.statistics import BatchLog
 from workers.runtime import Runtime
-from workers.statistics import BatchLog
 
 MODELS = 300
 
@@ -125,7 +125,7 @@ def endpoint(tmp_path: Path) -> Iterator[Endpoint]:
 def test_the_tick_comes_between_two_of_many_things_that_were_posted(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock.of(ipc.endpoint, monkeypatch)
+    clock = Clock.of(workers.endpoint.endpoint, monkeypatch)
     order: list[str] = []
 
     def work() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ipc import sweep
-from ipc.marks import Marks
-from ipc.paths import RunPaths, prepare_run_dir
+from ipc.processes import sweep
+from ipc.processes.paths import RunPaths, prepare_run_dir
+from ipc.store.marks import Marks
 
 
 @pytest.fixture

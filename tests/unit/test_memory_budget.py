@@ -7,7 +7,7 @@ import torch
 
 from ipc.settings import Settings, Worker
 from tests.fakes.clock import Clock
-from workers.device import Device
+from workers.device.devices import Device
 from workers.lifecycle import memory
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipc.catalog import Catalog, DirectorySource, ModelEntry, Profile
+from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry, Profile
 from tests.fakes.adapter import FakeAdapter
 from workers.lifecycle import sharing
 from workers.lifecycle.instance import NEXT, Instance, WrongTransition

@@ -12,8 +12,8 @@ import torch
 import yaml
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
-from ipc.catalog import load_catalog
-from ipc.messages import EncodeCall, InputItem
+from ipc.catalog.entries import load_catalog
+from ipc.wire.messages import EncodeCall, InputItem
 from tests.harness.calls import asked
 from tests.tiny.models import build, write_json
 from workers.adapters.base import LoadContext, Prepared

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from frontend.muvera import Muvera, check_size, vector_of
+from frontend.protocols.sie.muvera import Muvera, check_size, vector_of
 from ipc.errors import InvalidInput
 
 RANDOM = np.random.default_rng(11)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from ipc.datatypes import DATATYPES
+from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput, UnexpectedOutput
-from ipc.model_config import ModelConfig, TensorConfig
+from ipc.memory.datatypes import DATATYPES
 from workers.adapters.shared.named_tensors import NamedBatch, NamedInputs
 from workers.adapters.shared.program import zeros
 from workers.adapters.shared.signature import Signature, TensorFacts

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ipc import nv_families
+from ipc.metrics import nv_families
 
 
 def family(name: str, **labels: str) -> SimpleNamespace:

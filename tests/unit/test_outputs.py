@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from ipc import tensors
-from ipc.arena import Arena
 from ipc.errors import InvalidInput
-from ipc.leases import LeaseTable
-from ipc.messages import EncodeCall, InputItem
-from workers import outputs
+from ipc.memory import tensors
+from ipc.memory.arena import Arena
+from ipc.memory.leases import LeaseTable
+from ipc.wire.messages import EncodeCall, InputItem
 from workers.adapters.base import Prepared
-from workers.job import Job, Piece
+from workers.memory import outputs
 from workers.operations.results import Part, Results
+from workers.scheduling.job import Job, Piece
 
 WIDTH = 4
 WIDTHS = [WIDTH, (1 << 18) + 1]

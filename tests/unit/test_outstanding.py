@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ipc.messages import InferCall, Submit
-from ipc.outstanding import Outstanding
-from ipc.streams import WINDOW
+from frontend.engine.local.outstanding import Outstanding
+from ipc.wire.messages import InferCall, Submit
+from ipc.wire.streams import WINDOW
 
 
 def request(number: int, cost: int, parts: int = 0, caller: str = "") -> Submit:

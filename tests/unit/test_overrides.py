@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from frontend.catalog_following import CatalogFollower
+from frontend.engine.local.catalog_following import CatalogFollower
 from ipc import deadline
-from ipc.catalog import Catalog
+from ipc.catalog.entries import Catalog
+from ipc.catalog.repository import entries
+from ipc.catalog.repository.layout import is_model_name
+from ipc.catalog.repository.opening import open_catalog
+from ipc.catalog.repository.overrides import Override, Overrides
 from ipc.errors import ConfigError, DeadlineExceeded, InvalidInput
-from ipc.paths import prepare_run_dir
-from ipc.repository import entries
-from ipc.repository.layout import is_model_name
-from ipc.repository.opening import open_catalog
-from ipc.repository.overrides import Override, Overrides
+from ipc.processes.paths import prepare_run_dir
 from ipc.settings import Repository, Settings, load
 from tests.harness.server import FAKE_CATALOG
 from tests.tiny.program_sources import IDENTITY

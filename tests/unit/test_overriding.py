@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from frontend.bodies import BodyReader
+from frontend.http.bodies import BodyReader
 from frontend.tensors import load_parameters
 from frontend.tensors.control import LONG_NBYTES, RepositoryControl
 from frontend.tensors.load_parameters import Brought
 from frontend.tensors.overriding import Overriding
 from ipc import deadline
-from ipc.catalog import Catalog
+from ipc.catalog.entries import Catalog
+from ipc.catalog.repository.overrides import Overrides
 from ipc.errors import BodyTooLarge, ConfigError, DeadlineExceeded, InvalidInput, ModelLoadFailed
-from ipc.marks import Marks
-from ipc.paths import prepare_run_dir
-from ipc.repository.overrides import Overrides
+from ipc.processes.paths import prepare_run_dir
 from ipc.settings import Settings, load
+from ipc.store.marks import Marks
 from tests.tiny.program_sources import IDENTITY
 
 PROGRAM = IDENTITY.encode()

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from ipc.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
-from ipc.metrics import WorkerMetrics
+from ipc.metrics.registry import WorkerMetrics
+from ipc.wire.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
 from tests.conformance.extractors import required_library
 from tests.fakes.adapter import FakeAdapter
 from tests.tiny.models import build
@@ -24,9 +24,9 @@ from workers.adapters.registry import resolve
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.image_extracting import patches
 from workers.adapters.shared.packing import TokenSequence
-from workers.batch_metrics import BatchMetrics
-from workers.forming import Batch
-from workers.job import Piece
+from workers.reporting.batch_metrics import BatchMetrics
+from workers.scheduling.forming import Batch
+from workers.scheduling.job import Piece
 
 TEXTS = (
     "Marie Curie lives in Paris beside the old river",

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ipc import codec
-from ipc.messages import BlockRef, Result, TensorInfo, TensorRef, Timing
-from ipc.part_stream import TELL_AFTER
-from ipc.streams import MAX_WINDOW, WINDOW, Part, PartFlow, Taken
+from frontend.engine.local.part_stream import TELL_AFTER
+from ipc.wire import codec
+from ipc.wire.messages import BlockRef, Result, TensorInfo, TensorRef, Timing
+from ipc.wire.streams import MAX_WINDOW, WINDOW, Part, PartFlow, Taken
 
 
 class FlowMachine(RuleBasedStateMachine):

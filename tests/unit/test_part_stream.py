@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from ipc.arena import BLOCKS_OFFSET, Arena, ArenaView
-from ipc.copy_budget import CopyBudget
-from ipc.delivery import Delivery
-from ipc.endpoint import block_ref
+from frontend.engine.local.copy_budget import CopyBudget
+from frontend.engine.local.delivery import Delivery
+from frontend.engine.local.part_stream import TELL_AFTER, PartStream
 from ipc.errors import DeadlineExceeded, LeaseRevoked, PenstockError, ShmExhausted, WorkerLost
-from ipc.leases import Block, LeaseTable
-from ipc.messages import Result, TensorInfo, TensorRef, Timing
-from ipc.part_stream import TELL_AFTER, PartStream
+from ipc.memory.arena import BLOCKS_OFFSET, Arena, ArenaView
+from ipc.memory.leases import Block, LeaseTable
+from ipc.wire.messages import Result, TensorInfo, TensorRef, Timing
+from workers.endpoint.endpoint import block_ref
 
 EPOCH = "0123456789abcdef"
 SESSION = b"frontend-0"

@@ -6,9 +6,9 @@ import os
 import time
 from pathlib import Path
 
-from ipc.field_names import FieldNames
-from ipc.messages import EncodeCall, InferCall, InputItem, Step
-from ipc.poison import PoisonList
+from frontend.engine.local.poison import PoisonList
+from ipc.wire.field_names import FieldNames
+from ipc.wire.messages import EncodeCall, InferCall, InputItem, Step
 
 CALL = EncodeCall([InputItem("boom")], ["dense"])
 OTHER = EncodeCall([InputItem("fine")], ["dense"])

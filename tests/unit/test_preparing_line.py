@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from tests.unit.test_batcher import job
-from workers.preparing_line import BULK_EVERY, PreparingLine
+from workers.scheduling.preparing_line import BULK_EVERY, PreparingLine
 
 
 def test_queries_are_prepared_before_bulk_work_that_came_earlier() -> None:

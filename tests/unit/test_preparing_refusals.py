@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from ipc.errors import PenstockError
-from ipc.field_names import FieldNames
-from ipc.messages import Call, EncodeCall, InputItem, ScoreCall
+from ipc.wire.field_names import FieldNames
+from ipc.wire.messages import Call, EncodeCall, InputItem, ScoreCall
 from tests.fakes.scorer import FakeScorer
 from workers.adapters.base import ItemFailure, ItemRefused, Prepared
-from workers.job import Job
-from workers.preparing import Preparer
+from workers.scheduling.job import Job
+from workers.scheduling.preparing import Preparer
 
 ITEMS = [InputItem("a"), InputItem(ids=[1 << 40])]
 QUERY = InputItem(ids=[1 << 41])

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from ipc.catalog import DirectorySource
-from ipc.datatypes import DATATYPES
+from ipc.catalog.entries import DirectorySource
+from ipc.catalog.repository import entries
+from ipc.catalog.repository.layout import ModelRefused
 from ipc.errors import InvalidInput
-from ipc.messages import InferCall, TensorInput, TensorOutput
-from ipc.repository import entries
-from ipc.repository.layout import ModelRefused
+from ipc.memory.datatypes import DATATYPES
 from ipc.settings import Repository
+from ipc.wire.messages import InferCall, TensorInput, TensorOutput
 from tests.tiny import onnx_files, programs
 from tests.tiny.program_modules import LABELS, SIDE, Classifier, Counter
 from workers.adapters.base import LoadContext, Prepared
@@ -27,8 +27,8 @@ from workers.adapters.shared.named_tensors import NamedBatch, NamedInputs
 from workers.adapters.shared.program import ProgramAdapter
 from workers.lifecycle.program_proof import call_of
 from workers.loading.source import SourceError
+from workers.memory.payload import Payload
 from workers.operations import operation_of
-from workers.payload import Payload
 
 CPU = torch.device("cpu")
 
@@ -299,7 +299,7 @@ def test_a_script_that_changes_nothing_is_given_no_copy(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[str] = []
-    monkeypatch.setattr("ipc.copies.count", lambda kind, nbytes: counted.append(kind))
+    monkeypatch.setattr("ipc.memory.copies.count", lambda kind, nbytes: counted.append(kind))
     sent = [numbers(1, seed) for seed in (1, 2)]
     run(load(repository, "add_sub_script"), request(1, INPUT0=sent[0], INPUT1=sent[1]))
     run(scripted(tmp_path, Plain()), request(1, INPUT=np.ones(4, np.float32)))

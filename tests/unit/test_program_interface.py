@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ipc.catalog import DirectorySource
-from ipc.model_config import Control, ModelConfig, SequenceBatching, TensorConfig
-from ipc.repository.entries import RepositoryEntry
-from ipc.repository.layout import ModelRefused
+from ipc.catalog.entries import DirectorySource
+from ipc.catalog.model_config import Control, ModelConfig, SequenceBatching, TensorConfig
+from ipc.catalog.repository.entries import RepositoryEntry
+from ipc.catalog.repository.layout import ModelRefused
 from workers.adapters.shared.interface import Fitted, Interface, ProgramTensor, fit
 
 A, B = ProgramTensor("A", "FP32", (-1, 4)), ProgramTensor("B", "INT64", (-1, -1))

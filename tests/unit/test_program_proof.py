@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from ipc.catalog.model_config import ModelConfig, SequenceBatching, TensorConfig
 from ipc.errors import UnexpectedOutput
-from ipc.model_config import ModelConfig, SequenceBatching, TensorConfig
 from workers.adapters.base import LoadContext
 from workers.adapters.shared.named_tensors import NamedBatch
 from workers.adapters.shared.program import ProgramAdapter, Sample

@@ -15,7 +15,7 @@ from ipc.errors import QueueFull
 from ipc.settings import Queue, Settings
 from tests.unit.test_batcher import job
 from workers.adapters.base import Gathering
-from workers.queue import DrainRate, WorkQueue
+from workers.scheduling.queue import DrainRate, WorkQueue
 
 
 def work_queue(min_tokens: int = 100, max_wait_s: float = 2.0) -> WorkQueue:

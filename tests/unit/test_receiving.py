@@ -12,11 +12,12 @@ import pytest
 from falcon import testing
 from falcon.asgi import Request
 
-from frontend.disconnect import note_disconnect, noting
+from frontend.http.disconnect import note_disconnect, noting
 from frontend.services import Services
 from frontend.tensors.receiving import Body, receive
-from ipc import copies, deadline
+from ipc import deadline
 from ipc.errors import BodyTooLarge, Cancelled, DeadlineExceeded, PenstockError, ShmExhausted
+from ipc.memory import copies
 from tests.fakes.tensors import services_of
 
 MIB = 1 << 20

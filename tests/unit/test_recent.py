@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ipc import recent
-from ipc.paths import RunPaths, prepare_run_dir
-from ipc.recent import ANSWERS, ERRORS, SLOT_NBYTES, Recent, RecentReader, RecentWriter, ring_path
+from frontend.status import recent
+from frontend.status.recent import ANSWERS, ERRORS, SLOT_NBYTES, Recent, RecentReader, RecentWriter, ring_path
+from ipc.processes.paths import RunPaths, prepare_run_dir
 
 
 @pytest.fixture

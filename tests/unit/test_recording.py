@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, Histogram
 
-from frontend.recording import Recorder
-from ipc.metrics import UNKNOWN, FrontendMetrics
-from ipc.tally import Tally
+from frontend.engine.recording import Recorder
+from ipc.metrics.registry import UNKNOWN, FrontendMetrics
+from ipc.metrics.tally import Tally
 
 
 class _Family:

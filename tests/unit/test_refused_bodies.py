@@ -16,22 +16,22 @@ import pytest
 from falcon.testing import TestClient
 from grpc import aio
 
-from frontend import tracebacks
+from frontend.engine.local.copy_budget import CopyBudget
 from frontend.grpc.accepting import Server
 from frontend.grpc.door import Door
 from frontend.grpc.methods import mount
 from frontend.grpc.streaming import Streams
-from frontend.middleware import ErrorRenderer, RequestMiddleware
+from frontend.http import tracebacks
+from frontend.http.middleware import ErrorRenderer, RequestMiddleware
 from frontend.protocols.kserve_v2 import KserveProtocol
 from frontend.protocols.kserve_v2.grpc.service import KserveService
 from frontend.protocols.sie import SieProtocol
 from frontend.protocols.trtis_v1 import TrtisProtocol
 from frontend.protocols.trtis_v1.grpc.service import TrtisService
 from frontend.services import Services
-from ipc.copy_budget import CopyBudget
+from ipc.catalog.model_config import ModelConfig
 from ipc.errors import InvalidInput, PenstockError
-from ipc.model_config import ModelConfig
-from ipc.paths import prepare_run_dir
+from ipc.processes.paths import prepare_run_dir
 from ipc.protos import kserve_v2_pb2 as kserve
 from ipc.protos import trtis_v1_pb2 as trtis
 from tests.fakes.tensors import entry, loaded, services_of, tensor

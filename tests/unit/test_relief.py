@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes.clock import Clock
-from workers import oom
+from workers.device import oom
 
 
 @pytest.fixture

@@ -15,15 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend import context, media, rendering, tracebacks
+from frontend.engine import context
+from frontend.http import media, rendering, tracebacks
+from frontend.http.rendering import Line, Steps, in_steps, off_loop
 from frontend.protocols.kserve_v2 import images, picture_decoding
-from frontend.rendering import Line, Steps, in_steps, off_loop
 from frontend.services import Services
 from frontend.tensors.request import InputTensor, TensorRequest
 from frontend.tensors.running import run
 from ipc import deadline
+from ipc.catalog.model_config import ModelConfig
 from ipc.errors import DeadlineExceeded, QueueFull
-from ipc.model_config import ModelConfig
 from ipc.settings import Limits
 from tests.fakes.tensors import InferReply, elements, entry, loaded, services_of, tensor
 from tests.tiny.pictures import encoded, picture

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend.context import of_ids
-from frontend.engine import Engine
+from frontend.engine.context import of_ids
+from frontend.engine.local.delivery import Delivery
+from frontend.engine.local.engine import Engine
+from frontend.engine.local.exchange import Reply
+from frontend.engine.repeats import firsts_of
 from frontend.protocols.sie.score import ranking
-from frontend.repeats import firsts_of
 from frontend.server.drain import Drain
-from ipc import tensors
-from ipc.catalog import Catalog
-from ipc.delivery import Delivery
-from ipc.exchange import Reply
-from ipc.messages import Call, EncodeCall, InputItem, ItemError, Result, ScoreCall, Timing
+from ipc.catalog.entries import Catalog
+from ipc.memory import tensors
 from ipc.settings import Limits, Settings
+from ipc.wire.messages import Call, EncodeCall, InputItem, ItemError, Result, ScoreCall, Timing
 
 
 def texts(*given: str) -> list[InputItem]:

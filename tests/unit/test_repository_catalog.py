@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from ipc.catalog import preloaded_names
-from ipc.catalog_watch import CatalogWatch, look
+from ipc.catalog.entries import preloaded_names
+from ipc.catalog.model_config import InstanceGroup, ModelConfig
+from ipc.catalog.repository.entries import RepositoryEntry
+from ipc.catalog.repository.layout import ModelRefused
+from ipc.catalog.repository.opening import check_models, open_catalog
+from ipc.catalog.repository.retaining import with_retained
+from ipc.catalog.watch import CatalogWatch, look
 from ipc.errors import ConfigError
-from ipc.model_config import InstanceGroup, ModelConfig
-from ipc.repository.entries import RepositoryEntry
-from ipc.repository.layout import ModelRefused
-from ipc.repository.opening import check_models, open_catalog
-from ipc.repository.retaining import with_retained
 from ipc.settings import Catalog as CatalogSettings
 from ipc.settings import Repository
 from tests.harness.server import FAKE_CATALOG

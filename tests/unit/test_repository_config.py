@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ipc.model_config import (
+from ipc.catalog.model_config import (
     Control,
     DynamicBatching,
     InstanceGroup,
@@ -17,8 +17,8 @@ from ipc.model_config import (
     Warmup,
     WarmupInput,
 )
-from ipc.repository import conversion, document, labels
-from ipc.repository.layout import ModelRefused
+from ipc.catalog.repository import conversion, document, labels
+from ipc.catalog.repository.layout import ModelRefused
 
 IN = 'input { name: "A" data_type: TYPE_FP32 dims: [2, -1] }\n'
 OUT = 'output { name: "B" data_type: TYPE_FP32 dims: 2 }\n'

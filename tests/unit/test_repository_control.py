@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from frontend.bodies import BodyReader
+from frontend.http.bodies import BodyReader
 from frontend.tensors.agreement import Agreement
 from frontend.tensors.control import UNLOAD_S, RepositoryControl
 from frontend.tensors.served import ServedModels
 from ipc import deadline
-from ipc.catalog import Catalog, DirectorySource, ModelEntry
+from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry
 from ipc.errors import ControlDisabled, DeadlineExceeded, InvalidInput, ModelLoadFailed, Unsupported
-from ipc.liveness import SlotLock
-from ipc.marks import Marks
-from ipc.messages import ModelStatus
-from ipc.paths import prepare_run_dir
+from ipc.processes.liveness import SlotLock
+from ipc.processes.paths import prepare_run_dir
 from ipc.settings import load
+from ipc.store.marks import Marks
+from ipc.wire.messages import ModelStatus
 from tests.fakes.channel import FakeChannel
 
 

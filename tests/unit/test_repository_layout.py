@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ipc.catalog.repository import entries, layout
+from ipc.catalog.repository.entries import RepositoryEntry
+from ipc.catalog.repository.layout import ModelRefused
 from ipc.errors import ConfigError
-from ipc.repository import entries, layout
-from ipc.repository.entries import RepositoryEntry
-from ipc.repository.layout import ModelRefused
 from ipc.settings import Repository
 
 CONFIG = """

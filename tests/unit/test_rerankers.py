@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from ipc.messages import InputItem, ScoreCall
+from ipc.wire.messages import InputItem, ScoreCall
 from tests.tiny import vocabularies
 from tests.tiny.models import SIZES, build, save
 from tests.tiny.texts import mixed_lengths, sentences

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ipc import deadline, retry
+from frontend.engine.local import retry
+from ipc import deadline
 from ipc.errors import WorkerCrashed, WorkerLost
 
 SUSPECT, BYSTANDER = True, False

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ipc import routing
+from frontend.engine.local import routing
 from ipc.errors import (
     DependencyConflict,
     ModelLoadFailed,
@@ -18,7 +18,7 @@ from ipc.errors import (
     PenstockError,
     QueueFull,
 )
-from ipc.messages import Credits, ModelStatus
+from ipc.wire.messages import Credits, ModelStatus
 from tests.fakes.channel import FakeChannel
 
 LOADED = ModelStatus("m", "loaded")

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipc.arena import BLOCKS_OFFSET, Arena
 from ipc.errors import Unsupported
-from ipc.leases import LeaseTable
-from ipc.messages import InferCall, Submit
-from ipc.notify import Listener, Notifier
+from ipc.memory.arena import BLOCKS_OFFSET, Arena
+from ipc.memory.leases import LeaseTable
+from ipc.processes.notify import Listener, Notifier
 from ipc.settings import Settings
-from workers import named_outputs
-from workers.executor import Executor
-from workers.interlude import Interlude
-from workers.jobs import JobBook
-from workers.named_outputs import Placer
-from workers.queue import WorkQueue
+from ipc.wire.messages import InferCall, Submit
+from workers.device.executor import Executor
+from workers.device.watchdog import Activity
+from workers.memory import named_outputs
+from workers.memory.named_outputs import Placer
 from workers.runtime import Runtime
-from workers.watchdog import Activity
+from workers.scheduling.jobs import JobBook
+from workers.scheduling.queue import WorkQueue
+from workers.strategies.interlude import Interlude
 
 
 @pytest.mark.parametrize(("streams", "words"), [(True, "any number of responses"), (False, "one response")])

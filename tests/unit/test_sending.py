@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from frontend.sending import LeasedBody
-from ipc.copy_budget import CopyBudget
+from frontend.engine.local.copy_budget import CopyBudget
+from frontend.http.sending import LeasedBody
 from ipc.errors import LeaseRevoked
 from ipc.settings import Arena
 from tests.fakes.lease import FakeLease

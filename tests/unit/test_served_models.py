@@ -14,10 +14,10 @@ from frontend.services import Services
 from frontend.tensors import served
 from frontend.tensors.refusals import UnavailableModel
 from ipc import deadline
-from ipc.catalog import Catalog, OutputSpec
+from ipc.catalog.entries import Catalog, OutputSpec
+from ipc.catalog.model_config import ModelConfig
 from ipc.errors import ModelLoadFailed, ModelLoading, ModelNotFound, NoReplica
-from ipc.messages import ModelStatus
-from ipc.model_config import ModelConfig
+from ipc.wire.messages import ModelStatus
 from tests.fakes.tensors import entry, loaded, services_of, tensor
 
 CONFIG = ModelConfig(name="adder", inputs=(tensor("A", "FP32", 2),), outputs=(tensor("O", "FP32", 2),))

@@ -11,25 +11,25 @@ import numpy as np
 import pytest
 
 from ipc import settings
-from ipc.catalog import Catalog, DirectorySource, ModelEntry
-from ipc.catalog_watch import CatalogWatch
+from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry
+from ipc.catalog.model_config import ModelConfig
+from ipc.catalog.repository.entries import RepositoryEntry
+from ipc.catalog.watch import CatalogWatch
 from ipc.errors import ProtocolError
-from ipc.marks import Marks
-from ipc.metrics import WorkerMetrics
-from ipc.model_config import ModelConfig
-from ipc.paths import prepare_run_dir
-from ipc.repository.entries import RepositoryEntry
+from ipc.metrics.registry import WorkerMetrics
+from ipc.processes.paths import prepare_run_dir
+from ipc.store.marks import Marks
 from tests.fakes.adapter import FakeAdapter
-from workers.device import Device
-from workers.jobs import JobBook
+from workers.device.devices import Device
 from workers.lifecycle import keeper as keeping
 from workers.lifecycle import loading
 from workers.lifecycle.instance import Instance
 from workers.lifecycle.loading import Loaded
 from workers.lifecycle.memory import Budget
+from workers.lifecycle.models import ModelTable
 from workers.lifecycle.shelf import Host
 from workers.loading.failure import LoadFailure
-from workers.models import ModelTable
+from workers.scheduling.jobs import JobBook
 
 ENTRY = ModelEntry("org/m", DirectorySource("/weights"), adapter="tests.fakes.weighing:WeighingAdapter")
 

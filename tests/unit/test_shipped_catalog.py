@@ -7,9 +7,17 @@ from typing import Any
 
 import pytest
 
-from ipc.catalog import ENCODE_OUTPUTS, Catalog, HubSource, ModelEntry, load_catalog, read_entries, read_entry
-from ipc.paths import asset
-from ipc.repository.layout import PROGRAMS
+from ipc.catalog.entries import (
+    ENCODE_OUTPUTS,
+    Catalog,
+    HubSource,
+    ModelEntry,
+    load_catalog,
+    read_entries,
+    read_entry,
+)
+from ipc.catalog.repository.layout import PROGRAMS
+from ipc.processes.paths import asset
 from penstock.families import FAMILIES
 from workers.adapters import registry
 

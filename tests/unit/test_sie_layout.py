@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from frontend.protocols.sie.models import model_info
-from ipc.catalog import (
+from ipc.catalog.entries import (
     AdapterSource,
     Catalog,
     DirectorySource,
@@ -16,11 +16,11 @@ from ipc.catalog import (
     preloaded_names,
     read_entry,
 )
+from ipc.catalog.sie_layout import FAMILIES
 from ipc.errors import ConfigError
-from ipc.messages import ModelStatus
-from ipc.sie_layout import FAMILIES
+from ipc.wire.messages import ModelStatus
 from workers.adapters import registry
-from workers.oom import ModelBudgets
+from workers.device.oom import ModelBudgets
 
 M3 = """
 sie_id: org/m3

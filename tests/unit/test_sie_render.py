@@ -13,8 +13,8 @@ import pytest
 
 from frontend.protocols.sie.arrays import array_prefix
 from frontend.protocols.sie.outputs import Dense, Multivector, Output, Sparse
+from frontend.protocols.sie.quantize import OUTPUT_DTYPES, quantize
 from frontend.protocols.sie.render import Answer, json_array, json_parts, msgpack_parts
-from frontend.quantize import OUTPUT_DTYPES, quantize
 
 RANDOM = np.random.default_rng(3)
 TIMING = {"total_ms": 1.5}

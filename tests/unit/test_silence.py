@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ipc import silence
-from ipc.silence import LONG_S, Silence
+from frontend.engine.local import silence
+from frontend.engine.local.silence import LONG_S, Silence
 from tests.fakes.clock import Clock
 
 

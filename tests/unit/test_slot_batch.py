@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from ipc import codec
+from ipc.catalog.model_config import Control, ModelConfig, SequenceBatching, TensorConfig
+from ipc.catalog.repository.layout import ModelRefused
 from ipc.errors import InvalidInput
-from ipc.messages import InferCall, ModelStatus, Step
-from ipc.model_config import Control, ModelConfig, SequenceBatching, TensorConfig
-from ipc.repository.layout import ModelRefused
+from ipc.wire import codec
+from ipc.wire.messages import InferCall, ModelStatus, Step
 from tests.tiny import onnx_files, programs
 from tests.unit.test_program_adapters import load
 from workers.adapters.base import Prepared

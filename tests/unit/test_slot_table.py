@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipc.errors import QueueFull, SequenceUnknown
-from ipc.messages import InferCall, Step
-from workers.job import Job
-from workers.sequences import MAX_LOST, SlotTable, Turn
+from ipc.wire.messages import InferCall, Step
+from workers.scheduling.job import Job
+from workers.strategies.sequences import MAX_LOST, SlotTable, Turn
 
 IDLE_NS = 1000
 _ids = count(1)

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from ipc.arena import BLOCKS_OFFSET, Arena
-from ipc.leases import LeaseTable
-from ipc.messages import InferCall, Step, TensorOutput
-from ipc.model_config import Control, ModelConfig, SequenceBatching
+from ipc.catalog.model_config import Control, ModelConfig, SequenceBatching
+from ipc.memory.arena import BLOCKS_OFFSET, Arena
+from ipc.memory.leases import LeaseTable
 from ipc.settings import Settings
+from ipc.wire.messages import InferCall, Step, TensorOutput
 from tests.fakes.program import FakeProgram
 from tests.fakes.tensors import tensor
 from workers.adapters.base import Prepared
-from workers.job import Job
-from workers.jobs import JobBook
-from workers.queue import WorkQueue
 from workers.runtime import Runtime
+from workers.scheduling.job import Job
+from workers.scheduling.jobs import JobBook
+from workers.scheduling.queue import WorkQueue
 
 WIDTH = 65_536
 _ids = count(1)

@@ -12,10 +12,10 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import save_file
 
-from ipc.catalog import DirectorySource, HubSource, ModelEntry
+from ipc.catalog.entries import DirectorySource, HubSource, ModelEntry
 from ipc.settings import Settings
 from tests.fakes.hub import COMMIT, hub
-from workers.device import Device
+from workers.device.devices import Device
 from workers.lifecycle import loading
 from workers.lifecycle.instance import Instance
 from workers.lifecycle.loading import BYTES_PER_S, DOWNLOADED_PER_S, expected_s

@@ -13,17 +13,17 @@ import pytest
 import torch
 
 from ipc.errors import DeadlineExceeded
-from ipc.extraction import Extraction
-from ipc.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
+from ipc.wire.extraction import Extraction
+from ipc.wire.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
 from tests.tiny.models import build
 from tests.tiny.pictures import encoded, picture
-from workers import stepping
 from workers.adapters.base import Adapter, LoadContext, Prepared, SparseRows
 from workers.adapters.registry import resolve
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.packing import PackedBatch, divided
-from workers.job import Piece
-from workers.watchdog import Activity
+from workers.device.watchdog import Activity
+from workers.scheduling.job import Piece
+from workers.strategies import stepping
 
 WINDOW, BUDGET = 16, 128
 TEXT = " ".join(["The river turns the wheel, and Marie Curie lives in Paris."] * 30)

@@ -15,7 +15,7 @@ from frontend.server.websocket import is_handshake
 from frontend.services import Services
 from frontend.status.feed import Feed
 from frontend.status.stream import origin_allowed
-from ipc.catalog import Catalog
+from ipc.catalog.entries import Catalog
 from ipc.errors import QueueFull
 from ipc.settings import load
 

@@ -12,14 +12,14 @@ from frontend.access.gate import Gate
 from frontend.services import Services
 from frontend.status.devices import WorkerView, fill, threshold_pct
 from frontend.status.frame import View, build
+from frontend.status.recent import Recent, RecentWriter, ring_path
 from frontend.status.traffic import Traffic, TrafficReader, latencies
-from ipc.catalog import load_catalog
-from ipc.messages import Credits, ModelStatus
-from ipc.metric_files import Totals
-from ipc.paths import RunPaths, prepare_run_dir
-from ipc.recent import Recent, RecentWriter, ring_path
+from ipc.catalog.entries import load_catalog
+from ipc.metrics.files import Totals
+from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.settings import load
-from ipc.stats import BatchRecord, QueueState, Stats
+from ipc.wire.messages import Credits, ModelStatus
+from ipc.wire.stats import BatchRecord, QueueState, Stats
 from tests.harness.server import FAKE_CATALOG
 
 GIB = 1 << 30

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from ipc.extraction import Extraction
-from ipc.messages import ExtractCall, InputItem
+from ipc.wire.extraction import Extraction
+from ipc.wire.messages import ExtractCall, InputItem
 from tests.tiny.models import build
 from tests.tiny.pictures import encoded, picture
-from workers import stepping
 from workers.adapters.base import Adapter, ItemFailure, LoadContext, Prepared
 from workers.adapters.registry import resolve
-from workers.job import Piece
-from workers.watchdog import Activity
+from workers.device.watchdog import Activity
+from workers.scheduling.job import Piece
+from workers.strategies import stepping
 
 
 def piece(state: str = "open", left_s: float = 60.0) -> Any:
@@ -46,7 +46,7 @@ def test_each_step_starts_the_limit_anew() -> None:
 
 def test_the_first_of_several_parts_has_its_share_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1.0]
-    monkeypatch.setattr("workers.watchdog.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("workers.device.watchdog.time.monotonic", lambda: clock[0])
     activity = Activity()
     with stepping.running(activity, []):
         for tokens, limit_s in (([100, 300], 100.0), ([400], 400.0)):

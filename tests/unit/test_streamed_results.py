@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend import context
+from frontend.engine import context
 from frontend.protocols.kserve_v2.generate import _only
 from frontend.services import Services
 from frontend.tensors.request import InputTensor, TensorRequest
 from frontend.tensors.streamed import closing, results
 from ipc import deadline
+from ipc.catalog.model_config import ModelConfig
 from ipc.errors import InvalidInput, LeaseRevoked
-from ipc.model_config import ModelConfig
 from tests.fakes.tensors import FakeStatistics, InferReply, entry, loaded, services_of, tensor
 
 COUNT = 3

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ipc.arena import Arena
-from ipc.liveness import SlotLock
-from ipc.paths import SERVER, RunPaths, prepare_run_dir
-from ipc.sweep import sweep, sweep_slot
+from ipc.memory.arena import Arena
+from ipc.processes.liveness import SlotLock
+from ipc.processes.paths import SERVER, RunPaths, prepare_run_dir
+from ipc.processes.sweep import sweep, sweep_slot
 
 
 @pytest.fixture

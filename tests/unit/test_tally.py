@@ -7,7 +7,7 @@ import random
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from ipc.tally import FLUSH_S, Tally
+from ipc.metrics.tally import FLUSH_S, Tally
 
 BOUNDS = (0.25, 1.0, 4.0)
 

@@ -12,8 +12,8 @@ import pytest
 from frontend.tensors.checking import check, check_shapes, default_dims, expected_nbytes
 from frontend.tensors.request import InputTensor, RegionUse, Sequence, TensorRequest, WantedOutput
 from frontend.tensors.served import Served, find
+from ipc.catalog.model_config import ModelConfig, SequenceBatching
 from ipc.errors import InvalidInput
-from ipc.model_config import ModelConfig, SequenceBatching
 from tests.fakes.tensors import elements, entry, loaded, services_of, tensor
 
 CONFIG = ModelConfig(

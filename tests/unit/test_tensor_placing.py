@@ -11,17 +11,18 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from frontend import context
-from frontend.context import RequestContext
-from frontend.rendering import Steps
+from frontend.engine import context
+from frontend.engine.context import RequestContext
+from frontend.engine.local.client import Request
+from frontend.http.rendering import Steps
 from frontend.services import Services
 from frontend.tensors.request import InputTensor, Plan, Sequence, TensorRequest
 from frontend.tensors.running import run
-from ipc import copies, deadline
-from ipc.client import Request
+from ipc import deadline
+from ipc.catalog.model_config import ModelConfig, SequenceBatching
 from ipc.errors import DeadlineExceeded, InvalidInput, QueueFull
-from ipc.input_arena import InputBlock
-from ipc.model_config import ModelConfig, SequenceBatching
+from ipc.memory import copies
+from ipc.memory.input_arena import InputBlock
 from tests.fakes.tensors import InferReply, entry, loaded, services_of, tensor
 
 T = TypeVar("T")

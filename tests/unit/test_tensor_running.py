@@ -11,19 +11,19 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from frontend import context
-from frontend.context import RequestContext
-from frontend.disconnect import CALLBACK_KEY, note_disconnect
+from frontend.engine import context
+from frontend.engine.context import RequestContext
+from frontend.engine.local.client import Request
+from frontend.http.disconnect import CALLBACK_KEY, note_disconnect
 from frontend.services import Services
 from frontend.tensors.refusals import TimeoutExpired, UnavailableModel
 from frontend.tensors.request import InputTensor, RegionUse, Sequence, TensorRequest, WantedOutput
 from frontend.tensors.running import book_answered, book_failure, run
 from ipc import deadline
-from ipc.client import Request
+from ipc.catalog.model_config import ModelConfig, SequenceBatching
 from ipc.errors import Cancelled, DeadlineExceeded, InvalidInput, QueueFull, RegionNotFound, ShmExhausted
-from ipc.input_arena import InputBlock
-from ipc.messages import Region, Step, TensorInfo, TensorInput, TensorOutput
-from ipc.model_config import ModelConfig, SequenceBatching
+from ipc.memory.input_arena import InputBlock
+from ipc.wire.messages import Region, Step, TensorInfo, TensorInput, TensorOutput
 from tests.fakes.tensors import InferReply, elements, entry, loaded, services_of, tensor
 
 T = TypeVar("T")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.fakes.clock import Clock
-from workers import oom
-from workers.oom import ModelBudgets, TokenBudget
+from workers.device import oom
+from workers.device.oom import ModelBudgets, TokenBudget
 
 
 @pytest.fixture

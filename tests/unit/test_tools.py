@@ -24,10 +24,10 @@ def problems(root: Path) -> str:
 @pytest.mark.parametrize(
     ("name", "code", "expected"),
     [
-        ("ipc/codec.py", "import falcon", "ipc imports falcon"),
-        ("ipc/codec.py", "def f():\n    from torch import nn", "ipc imports torch.nn"),
+        ("ipc/wire/codec.py", "import falcon", "ipc imports falcon"),
+        ("ipc/wire/codec.py", "def f():\n    from torch import nn", "ipc imports torch.nn"),
         ("frontend/app.py", "import torch.nn as nn", "frontend must not import torch"),
-        ("frontend/app.py", "from workers.queue import Queue", "frontend must not import workers"),
+        ("frontend/app.py", "from workers.scheduling.queue import Queue", "frontend must not import workers"),
         ("frontend/app.py", "import penstock", "frontend must not import penstock"),
         (
             "frontend/app.py",
@@ -39,7 +39,7 @@ def problems(root: Path) -> str:
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import falcon",
             "import falcon",
         ),
-        ("workers/main.py", "import frontend.engine", "workers must not import frontend"),
+        ("workers/main.py", "import frontend.engine.local.engine", "workers must not import frontend"),
         (
             "workers/adapters/dense.py",
             "from workers.adapters import sparse",
@@ -58,12 +58,12 @@ def problems(root: Path) -> str:
         ("penstock/cli.py", "import pickle", "pickle is banned"),
         ("workers/main.py", "import marshal, shelve", "shelve is banned"),
         (
-            "ipc/arena.py",
+            "ipc/memory/arena.py",
             "from multiprocessing import shared_memory",
             "multiprocessing.shared_memory is banned",
         ),
         (
-            "ipc/arena.py",
+            "ipc/memory/arena.py",
             "import multiprocessing.shared_memory as shm",
             "multiprocessing.shared_memory is banned",
         ),
@@ -90,16 +90,16 @@ def test_import_rule_refuses(tmp_path: Path, name: str, code: str, expected: str
     ("name", "code"),
     [
         (
-            "ipc/codec.py",
+            "ipc/wire/codec.py",
             "import msgspec, zmq, numpy, mmap\nfrom ipc import errors\nfrom prometheus_client import Counter",
         ),
-        ("frontend/app.py", "import falcon.asgi\nfrom ipc.client import Client"),
+        ("frontend/app.py", "import falcon.asgi\nfrom frontend.engine.local.client import Client"),
         (
             "frontend/protocols/sie/routes.py",
-            "from frontend.protocols.sie import schemas\nimport frontend.engine",
+            "from frontend.protocols.sie import schemas\nimport frontend.engine.local.engine",
         ),
         ("frontend/protocols/registry.py", "from frontend.protocols import chat, sie"),
-        ("workers/main.py", "import torch\nfrom ipc.endpoint import Endpoint"),
+        ("workers/main.py", "import torch\nfrom workers.endpoint.endpoint import Endpoint"),
         (
             "workers/adapters/dense.py",
             "from workers.adapters.shared import pooling\nfrom workers.adapters.base import Adapter",
@@ -154,10 +154,10 @@ def test_duplication_ignores_imports_docstrings_and_runs_below_six_lines(tmp_pat
 
 
 def test_report_says_what_was_found_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path, "ipc/codec.py", "x = 1\nimport pickle\n")
+    write(tmp_path, "ipc/wire/codec.py", "x = 1\nimport pickle\n")
     assert report("imports", imports.find(tmp_path)) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "ipc/codec.py:2: pickle is banned everywhere",
+        "ipc/wire/codec.py:2: pickle is banned everywhere",
         "imports: 1 finding",
     ]
     assert report("imports", []) == 0

@@ -14,7 +14,7 @@ from frontend.tracing.sampling import Sampling
 from frontend.tracing.tracer import Ended, Tracer
 from ipc import deadline
 from ipc.errors import InvalidInput, Unsupported
-from ipc.paths import prepare_run_dir
+from ipc.processes.paths import prepare_run_dir
 from ipc.settings import Settings, load
 
 _random = random.Random(5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frontend.protocols.trtis_v1 import server_status
-from ipc.model_config import ModelConfig
+from ipc.catalog.model_config import ModelConfig
 
 
 @pytest.fixture(autouse=True)

@@ -12,16 +12,16 @@ import falcon.asgi
 import numpy as np
 import pytest
 
-from frontend import context
+from frontend.engine import context
+from frontend.engine.local.client import Request
 from frontend.protocols.trtis_v1 import infer, responses
 from frontend.protocols.trtis_v1.grpc.service import TrtisService
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.services import Services
 from frontend.tensors.result import INLINE_CLASSES, OutputTensor, TensorResult, TopClass
 from ipc import deadline
-from ipc.client import Request
+from ipc.catalog.model_config import ModelConfig
 from ipc.errors import InvalidInput
-from ipc.model_config import ModelConfig
 from ipc.protos import trtis_v1_pb2 as pb
 from tests.fakes.tensors import InferReply, entry, loaded, services_of, tensor
 

@@ -21,9 +21,9 @@ from frontend.services import Services
 from frontend.tensors import served
 from frontend.tensors.checking import MOST_DIMS, check_shapes
 from frontend.tensors.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
+from ipc.catalog.model_config import ModelConfig
 from ipc.errors import InvalidInput
-from ipc.model_config import ModelConfig
-from ipc.paths import prepare_run_dir
+from ipc.processes.paths import prepare_run_dir
 from ipc.protos import trtis_v1_pb2 as pb
 from tests.fakes.tensors import ArrayReply, InferReply, entry, loaded, services_of, tensor
 from tests.unit.test_kserve_infer import request

@@ -10,8 +10,8 @@ import pytest
 
 from frontend.protocols.trtis_v1 import numbers
 from frontend.protocols.trtis_v1.numbers import FILE_NAME, RequestNumbers
-from ipc import sweep
-from ipc.paths import RunPaths, prepare_run_dir
+from ipc.processes import sweep
+from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.settings import load
 
 

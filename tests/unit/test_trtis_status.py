@@ -18,13 +18,13 @@ from frontend.protocols.trtis_v1.status import StatusResource, _set
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.services import Services
 from frontend.tensors.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
-from ipc.catalog import Catalog, DirectorySource
+from ipc.catalog.entries import Catalog, DirectorySource
+from ipc.catalog.model_config import ModelConfig
+from ipc.catalog.repository.entries import RepositoryEntry
 from ipc.errors import InvalidInput
-from ipc.messages import ModelStatus
-from ipc.model_config import ModelConfig
-from ipc.paths import prepare_run_dir
+from ipc.processes.paths import prepare_run_dir
 from ipc.protos import trtis_v1_pb2 as pb
-from ipc.repository.entries import RepositoryEntry
+from ipc.wire.messages import ModelStatus
 from tests.fakes.tensors import entry, loaded, services_of
 from tests.unit.test_kserve_infer import request
 from tests.unit.test_trtis_messages import ALL, filled

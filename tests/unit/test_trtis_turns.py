@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from frontend.protocols.trtis_v1.grpc.turns import Turns
-from ipc.model_config import DynamicBatching, ModelConfig
+from ipc.catalog.model_config import DynamicBatching, ModelConfig
 
 ORDERED = ModelConfig(name="m", max_batch_size=1, dynamic_batching=DynamicBatching(preserve_ordering=True))
 FREE = ModelConfig(name="m", max_batch_size=1, dynamic_batching=DynamicBatching())

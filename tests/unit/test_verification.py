@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
-from ipc.extraction import Classification, Entity, Extraction
+from ipc.wire.extraction import Classification, Entity, Extraction
 from penstock.cli import main
 from penstock.verification import agreement, calls, texts
 from tests.tiny import models

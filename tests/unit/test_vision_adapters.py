@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from ipc.errors import InputTooLong, InvalidInput
-from ipc.extraction import Extraction
-from ipc.messages import ExtractCall, InputItem
+from ipc.wire.extraction import Extraction
+from ipc.wire.messages import ExtractCall, InputItem
 from tests.tiny.models import build
 from tests.tiny.pictures import encoded, picture
 from workers.adapters.base import Adapter, ItemFailure, LoadContext, Prepared

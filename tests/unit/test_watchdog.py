@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from ipc.messages import Credits
 from ipc.settings import Settings
+from ipc.wire.messages import Credits
 from tests.fakes.clock import Clock
-from workers import watchdog
+from workers.device import watchdog
+from workers.device.watchdog import LEAST_STEP_S, UNKNOWN_S, UNKNOWN_TOKENS_PER_S, Activity, batch_limit_s
 from workers.runtime import Runtime
-from workers.watchdog import LEAST_STEP_S, UNKNOWN_S, UNKNOWN_TOKENS_PER_S, Activity, batch_limit_s
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_step_gets_its_share_of_the_limit(
     monkeypatch: pytest.MonkeyPatch, floor_s: float, limit_s: float, share: float, step_s: float
 ) -> None:
     clock = [1.0]
-    monkeypatch.setattr("workers.watchdog.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("workers.device.watchdog.time.monotonic", lambda: clock[0])
     activity = Activity(floor_s)
     activity.begin(limit_s)
     activity.renew(share)
@@ -105,7 +105,7 @@ def test_activity_is_overdue_only_while_it_runs_past_its_limit() -> None:
 
 def test_a_vital_thread_that_fails_ends_the_process() -> None:
     code = (
-        "import time; from workers.threads import vital_thread\n"
+        "import time; from workers.device.threads import vital_thread\n"
         "vital_thread('test', lambda: 1 / 0).start(); time.sleep(30)"
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=20, check=False, capture_output=True)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ipc.notify import Notifier
-from ipc.paths import prepare_run_dir
+from ipc.processes.notify import Notifier
+from ipc.processes.paths import prepare_run_dir
 from ipc.settings import load
 from tests.fakes.clock import Clock
-from workers import slots
-from workers.slots import WorkerSlot
+from workers.supervisor import slots
+from workers.supervisor.slots import WorkerSlot
 
 
 @pytest.fixture

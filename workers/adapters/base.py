@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import torch
 
+from ipc.catalog.model_config import ModelConfig
+from ipc.catalog.repository.entries import RepositoryEntry
 from ipc.errors import InvalidInput
-from ipc.extraction import Extraction
-from ipc.messages import Call, InputItem
-from ipc.model_config import ModelConfig
-from ipc.repository.entries import RepositoryEntry
+from ipc.wire.extraction import Extraction
+from ipc.wire.messages import Call, InputItem
 from workers.adapters.shared.lora import LoraLayers
 from workers.adapters.spec import AdapterSpec
 

@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ipc.messages import Call, EncodeCall, InputItem, ScoreCall
-from ipc.option_names import FAMILY_OPTIONS
+from ipc.catalog.option_names import FAMILY_OPTIONS
+from ipc.wire.messages import Call, EncodeCall, InputItem, ScoreCall
 from workers.adapters.base import ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import CheckpointError
 from workers.adapters.shared.late_interaction import max_sim

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ipc.option_names import FAMILY_OPTIONS
+from ipc.catalog.option_names import FAMILY_OPTIONS
 from workers.adapters.shared.two_towers import TwoTowersAdapter
 from workers.adapters.spec import AdapterSpec
 

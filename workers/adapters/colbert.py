@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InvalidInput
-from ipc.messages import Call, EncodeCall, InputItem
-from ipc.option_names import FAMILY_OPTIONS
+from ipc.wire.messages import Call, EncodeCall, InputItem
 from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.heads import load_head
 from workers.adapters.shared.late_interaction import LateInteraction

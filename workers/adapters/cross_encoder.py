@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from ipc.messages import Call, InputItem, ScoreCall
-from ipc.option_names import FAMILY_OPTIONS
+from ipc.catalog.option_names import FAMILY_OPTIONS
+from ipc.wire.messages import Call, InputItem, ScoreCall
 from workers.adapters.base import ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.classification import SequenceClassifier, load_classifier
 from workers.adapters.shared.heads import stored_activation

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ipc.messages import Call, EncodeCall, InputItem
-from ipc.option_names import FAMILY_OPTIONS
+from ipc.catalog.option_names import FAMILY_OPTIONS
+from ipc.wire.messages import Call, EncodeCall, InputItem
 from workers.adapters.base import ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import attends_causally
 from workers.adapters.shared.heads import Normalize, load_head

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ipc.messages import ExtractCall
-from ipc.option_names import FAMILY_OPTIONS
+from ipc.catalog.option_names import FAMILY_OPTIONS
+from ipc.wire.messages import ExtractCall
 from workers.adapters.shared.detecting import Detector, Found, Scene
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.spec import AdapterSpec

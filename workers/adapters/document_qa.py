@@ -14,11 +14,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
+from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InputTooLong, InvalidInput
-from ipc.extraction import Entity, Extraction
-from ipc.messages import Call, ExtractCall, InputItem
-from ipc.option_names import FAMILY_OPTIONS
-from workers import stepping
+from ipc.wire.extraction import Entity, Extraction
+from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.extracting import NOT_FINITE, place_of
 from workers.adapters.shared.image_extracting import (
@@ -34,6 +33,7 @@ from workers.adapters.shared.packing import divided
 from workers.adapters.shared.padding import padding_share
 from workers.adapters.shared.page_words import PageReader, Window, Words, words_of
 from workers.adapters.spec import AdapterSpec
+from workers.strategies import stepping
 
 KINDS = ("layoutlm", "layoutlmv3")
 _CANDIDATES = 256

@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InvalidInput
-from ipc.extraction import Entity, Extraction
-from ipc.messages import ExtractCall
-from ipc.option_names import FAMILY_OPTIONS
+from ipc.wire.extraction import Entity, Extraction
+from ipc.wire.messages import ExtractCall
 from workers.adapters.shared.image_extracting import refuse_endless
 from workers.adapters.shared.image_writing import ImageWriter, Page
 from workers.adapters.spec import AdapterSpec

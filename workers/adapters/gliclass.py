@@ -16,10 +16,10 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InputTooLong, InvalidInput
-from ipc.extraction import Extraction
-from ipc.messages import Call, ExtractCall, InputItem
-from ipc.option_names import FAMILY_OPTIONS
+from ipc.wire.extraction import Extraction
+from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.building import BUILDING
 from workers.adapters.shared.checkpoint import CheckpointError, position_limit

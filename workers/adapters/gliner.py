@@ -20,10 +20,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InputTooLong, InvalidInput
-from ipc.extraction import Extraction
-from ipc.messages import Call, ExtractCall, InputItem
-from ipc.option_names import FAMILY_OPTIONS
+from ipc.wire.extraction import Extraction
+from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.building import BUILDING
 from workers.adapters.shared.checkpoint import CheckpointError

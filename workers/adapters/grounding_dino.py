@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InputTooLong, InvalidInput
-from ipc.messages import ExtractCall
-from ipc.option_names import FAMILY_OPTIONS
+from ipc.wire.messages import ExtractCall
 from workers.adapters.shared.detecting import Detector, Found, Scene, corners_of
 from workers.adapters.shared.image_extracting import CHARACTERS_PER_TOKEN
 from workers.adapters.shared.options import OptionReader

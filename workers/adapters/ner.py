@@ -15,10 +15,10 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InvalidInput
-from ipc.extraction import Entity, Extraction
-from ipc.messages import Call, ExtractCall, InputItem
-from ipc.option_names import FAMILY_OPTIONS
+from ipc.wire.extraction import Entity, Extraction
+from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.classification import TokenClassifier, in_steps, load_classifier
 from workers.adapters.shared.extracting import NOT_FINITE, ClassifierAdapter, text_of

@@ -13,10 +13,10 @@ from typing import ClassVar
 
 import torch
 
+from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InputTooLong
-from ipc.extraction import Extraction
-from ipc.messages import Call, ExtractCall, InputItem
-from ipc.option_names import FAMILY_OPTIONS
+from ipc.wire.extraction import Extraction
+from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.classification import SequenceClassifier, in_steps, load_classifier
 from workers.adapters.shared.extracting import NOT_FINITE, ClassifierAdapter, ranked, text_of

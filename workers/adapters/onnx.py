@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from ipc.datatypes import BYTES
+from ipc.catalog.repository.layout import ModelRefused
 from ipc.errors import InvalidInput
-from ipc.repository.layout import ModelRefused
+from ipc.memory.datatypes import BYTES
 from workers.adapters.base import LoadContext
 from workers.adapters.shared.extras import require
 from workers.adapters.shared.interface import Interface, ProgramTensor, fit

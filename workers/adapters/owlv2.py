@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InputTooLong
-from ipc.messages import ExtractCall
-from ipc.option_names import FAMILY_OPTIONS
+from ipc.wire.messages import ExtractCall
 from workers.adapters.shared.detecting import Detector, Found, Scene, Scenes, corners_of
 from workers.adapters.shared.extras import require
 from workers.adapters.shared.image_extracting import patches

@@ -18,7 +18,7 @@ from typing import ClassVar, Self
 import numpy as np
 import torch
 
-from ipc.repository.layout import ModelRefused
+from ipc.catalog.repository.layout import ModelRefused
 from workers.adapters.base import LoadContext, Pause
 from workers.adapters.shared.model_class import BaseModel, Context, DecoupledModel, Model
 from workers.adapters.shared.named_tensors import NamedBatch

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ipc.messages import Call, InputItem, ScoreCall
-from ipc.option_names import FAMILY_OPTIONS
+from ipc.catalog.option_names import FAMILY_OPTIONS
+from ipc.wire.messages import Call, InputItem, ScoreCall
 from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.checkpoint import load_transformer
 from workers.adapters.shared.encoder import TextEncoder

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ipc.catalog import ADAPTER_FILE
+from ipc.catalog.entries import ADAPTER_FILE
 
 if TYPE_CHECKING:
     from workers.adapters.base import Adapter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Self
 
-from ipc.option_names import FAMILY_OPTIONS
+from ipc.catalog.option_names import FAMILY_OPTIONS
 from workers.adapters.base import LoadContext
 from workers.adapters.shared.extras import require
 from workers.adapters.shared.two_towers import TwoTowersAdapter

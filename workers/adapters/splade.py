@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForMaskedLM
 
-from ipc.messages import Call, EncodeCall, InputItem
-from ipc.option_names import FAMILY_OPTIONS
+from ipc.catalog.option_names import FAMILY_OPTIONS
+from ipc.wire.messages import Call, EncodeCall, InputItem
 from workers.adapters.base import ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import CheckpointError, load_transformer
 from workers.adapters.shared.masked_lm import Head, head_of, largest_logits

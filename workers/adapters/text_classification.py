@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import torch
 
-from ipc.extraction import Classification, Extraction
-from ipc.messages import Call, ExtractCall, InputItem
-from ipc.option_names import FAMILY_OPTIONS
+from ipc.catalog.option_names import FAMILY_OPTIONS
+from ipc.wire.extraction import Classification, Extraction
+from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.classification import SequenceClassifier, load_classifier
 from workers.adapters.shared.extracting import NOT_FINITE, ClassifierAdapter, ranked, text_of

@@ -18,8 +18,8 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.export.passes import move_to_device_pass
 from torch.fx import GraphModule
 
+from ipc.catalog.repository.layout import ModelRefused
 from ipc.errors import InvalidInput
-from ipc.repository.layout import ModelRefused
 from workers.adapters.base import LoadContext
 from workers.adapters.shared.interface import DATATYPE_OF, Interface, ProgramTensor, fit
 from workers.adapters.shared.named_tensors import NamedBatch

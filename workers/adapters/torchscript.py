@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from ipc.datatypes import BYTES
-from ipc.model_config import ModelConfig
-from ipc.repository.layout import ModelRefused
+from ipc.catalog.model_config import ModelConfig
+from ipc.catalog.repository.layout import ModelRefused
+from ipc.memory.datatypes import BYTES
 from workers.adapters.base import LoadContext
 from workers.adapters.shared.interface import Interface, ProgramTensor, fit
 from workers.adapters.shared.named_tensors import NamedBatch

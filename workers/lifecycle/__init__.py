@@ -1,4 +1,4 @@
-"""How a model comes to this worker and leaves it again, in parts that `workers.models` puts together.
+"""How a model comes to this worker and leaves it again, in parts that `workers.lifecycle.models` puts together.
 
 instance     one set of weights: its state, the models that share it
 sharing      which models may share one

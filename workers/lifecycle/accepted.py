@@ -12,11 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from ipc.catalog import Catalog, ModelEntry, check_lists, check_lora_dirs
+from ipc.catalog.entries import Catalog, ModelEntry, check_lists, check_lora_dirs
+from ipc.catalog.repository import opening
+from ipc.catalog.repository.entries import RepositoryEntry
+from ipc.catalog.repository.overrides import Overrides
 from ipc.errors import ConfigError
-from ipc.repository import opening
-from ipc.repository.entries import RepositoryEntry
-from ipc.repository.overrides import Overrides
 from ipc.settings import Catalog as CatalogSettings
 from ipc.settings import Repository
 

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import torch
 
-from ipc.catalog import ModelEntry
+from ipc.catalog.entries import ModelEntry
 from ipc.version import VERSION
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
-from ipc.catalog import LoraSource, ModelEntry
-from ipc.messages import ModelStatus
+from ipc.catalog.entries import LoraSource, ModelEntry
+from ipc.wire.messages import ModelStatus
 from workers.adapters.base import Adapter
 from workers.adapters.shared.lora import FittedLora
 from workers.loading.failure import LoadFailure

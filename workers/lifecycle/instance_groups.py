@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from ipc.catalog import ModelEntry
-from ipc.repository.entries import RepositoryEntry
-from ipc.repository.layout import ModelRefused
+from ipc.catalog.entries import ModelEntry
+from ipc.catalog.repository.entries import RepositoryEntry
+from ipc.catalog.repository.layout import ModelRefused
 
 
 def takes(entry: ModelEntry, slot: int, device: torch.device, workers: int) -> bool:

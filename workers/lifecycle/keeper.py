@@ -15,18 +15,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ipc.catalog import Catalog
-from ipc.catalog_watch import EVERY_S, CatalogWatch
+from ipc.catalog.entries import Catalog
+from ipc.catalog.repository.entries import RepositoryEntry
+from ipc.catalog.repository.layout import ModelRefused
+from ipc.catalog.repository.opening import open_catalog, tell_bad
+from ipc.catalog.repository.overrides import Overrides
+from ipc.catalog.repository.retaining import with_retained
+from ipc.catalog.watch import EVERY_S, CatalogWatch
 from ipc.errors import ConfigError, ModelNotLoaded, ProtocolError
-from ipc.metrics import WorkerMetrics
-from ipc.repository.entries import RepositoryEntry
-from ipc.repository.layout import ModelRefused
-from ipc.repository.opening import open_catalog, tell_bad
-from ipc.repository.overrides import Overrides
-from ipc.repository.retaining import with_retained
+from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
-from workers.device import Device
-from workers.jobs import JobBook
+from workers.device.devices import Device
+from workers.device.threads import vital_thread
 from workers.lifecycle import accepted, memory, sharing
 from workers.lifecycle.crashes import LoadMarks
 from workers.lifecycle.instance import Instance
@@ -35,7 +35,7 @@ from workers.lifecycle.loras import LoraLoader
 from workers.lifecycle.shelf import Shelf
 from workers.loading import failure
 from workers.loading.source import DownloadFailed, SourceError
-from workers.threads import vital_thread
+from workers.scheduling.jobs import JobBook
 
 log = logging.getLogger(__name__)
 

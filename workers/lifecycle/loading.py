@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-from ipc import codec
-from ipc.catalog import AdapterSource, DirectorySource, HubSource, ModelEntry, check_names
-from ipc.option_names import FAMILY_OPTIONS
-from ipc.repository.entries import RepositoryEntry
+from ipc.catalog.entries import AdapterSource, DirectorySource, HubSource, ModelEntry, check_names
+from ipc.catalog.option_names import FAMILY_OPTIONS
+from ipc.catalog.repository.entries import RepositoryEntry
 from ipc.settings import Settings
+from ipc.wire import codec
 from workers.adapters.base import Adapter, LoadContext
 from workers.adapters.registry import resolve
 from workers.adapters.shared.building import BUILDING
 from workers.adapters.shared.precision import resolve_dtype
-from workers.device import Device, batch_tokens
+from workers.device.devices import Device, batch_tokens
 from workers.lifecycle import fingerprint, instance_groups, memory
 from workers.lifecycle.instance import Instance
 from workers.lifecycle.proof import prove

@@ -22,20 +22,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ipc.catalog import LoraSource, ModelEntry
+from ipc.catalog.entries import LoraSource, ModelEntry
 from ipc.errors import InferenceFailed, InvalidInput, LoraLoading
-from ipc.messages import Call
 from ipc.settings import Settings
+from ipc.wire.messages import Call
 from workers.adapters.base import Adapter
 from workers.adapters.shared.lora import FittedLora, LoraLayers
-from workers.jobs import JobBook
+from workers.device.threads import vital_thread
 from workers.lifecycle.crashes import LoadMarks
 from workers.lifecycle.instance import Instance, LoraState
 from workers.lifecycle.proof import prove
 from workers.lifecycle.shelf import Shelf
 from workers.loading import failure, lora_source
 from workers.loading.failure import LoadFailure
-from workers.threads import vital_thread
+from workers.scheduling.jobs import JobBook
 
 log = logging.getLogger(__name__)
 

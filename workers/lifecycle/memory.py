@@ -22,7 +22,7 @@ import torch
 
 from ipc.settings import Settings
 from workers.adapters.base import Adapter
-from workers.device import Device
+from workers.device.devices import Device
 from workers.loading.weights import weight_files
 
 TRIM_AFTER_BYTES = 128 << 20

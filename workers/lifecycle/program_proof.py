@@ -14,17 +14,18 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ipc import bytes_elements
-from ipc.datatypes import BYTES
 from ipc.errors import UnexpectedOutput
-from ipc.messages import InferCall, TensorInput, TensorOutput
-from workers import oom, operations
+from ipc.memory import bytes_elements
+from ipc.memory.datatypes import BYTES
+from ipc.wire.messages import InferCall, TensorInput, TensorOutput
+from workers import operations
 from workers.adapters.base import Pause
 from workers.adapters.shared.named_tensors import NamedBatch, host_array
 from workers.adapters.shared.program import ProgramAdapter, Sample
+from workers.device import oom
+from workers.memory.payload import Payload
 from workers.operations.infer import Infer
 from workers.operations.named import NamedOutput
-from workers.payload import Payload
 
 log = logging.getLogger(__name__)
 

@@ -16,17 +16,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ipc import extraction
-from ipc.catalog import ModelEntry
+from ipc.catalog.entries import ModelEntry
 from ipc.errors import InferenceFailed, InvalidInput
-from ipc.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
+from ipc.wire import extraction
+from ipc.wire.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
 from workers import operations
 from workers.adapters.base import Adapter, ItemFailure, Prepared
 from workers.adapters.shared.program import ProgramAdapter
 from workers.lifecycle import program_proof
 from workers.lifecycle.fingerprint import FINDINGS
+from workers.memory.payload import NOTHING
 from workers.operations.results import Results
-from workers.payload import NOTHING
 
 log = logging.getLogger(__name__)
 

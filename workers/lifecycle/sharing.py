@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ipc.catalog import Catalog, ModelEntry
+from ipc.catalog.entries import Catalog, ModelEntry
 from workers.adapters.registry import resolve
 
 _PER_REQUEST = ("instruction", "overflow_policy", "lora", "lora_id")

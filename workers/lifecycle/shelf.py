@@ -16,17 +16,17 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ipc.catalog import ALL, Catalog, ModelEntry, preloaded_names
-from ipc.marks import Marks
-from ipc.messages import ModelStatus
-from ipc.metrics import WorkerMetrics
-from ipc.repository.entries import RepositoryEntry
+from ipc.catalog.entries import ALL, Catalog, ModelEntry, preloaded_names
+from ipc.catalog.repository.entries import RepositoryEntry
+from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
+from ipc.store.marks import Marks
+from ipc.wire.messages import ModelStatus
 from workers.adapters.base import Adapter
-from workers.jobs import JobBook
 from workers.lifecycle import eviction, sharing
 from workers.lifecycle.instance import Instance
 from workers.lifecycle.memory import Budget
+from workers.scheduling.jobs import JobBook
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from ipc.catalog import DirectorySource, HubSource, LoraSource, ModelEntry, is_lora_name
+from ipc.catalog.entries import DirectorySource, HubSource, LoraSource, ModelEntry, is_lora_name
 from workers.adapters.shared.peft_layout import CONFIG, FILES
 from workers.loading.source import SourceError, snapshot
 

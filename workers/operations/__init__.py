@@ -10,15 +10,15 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from ipc.errors import InvalidInput
-from ipc.messages import Call, EncodeCall, ExtractCall, InferCall, ScoreCall
+from ipc.wire.messages import Call, EncodeCall, ExtractCall, InferCall, ScoreCall
 from workers.adapters.base import Adapter, ItemFailure, Prepared
+from workers.memory.payload import Payload
 from workers.operations.encode import Encode
 from workers.operations.extract import Extract
 from workers.operations.infer import Infer
 from workers.operations.named import NamedOutput
 from workers.operations.results import Part, Results
 from workers.operations.score import Score
-from workers.payload import Payload
 
 
 class Operation(Protocol):

@@ -6,10 +6,10 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from ipc.errors import InvalidInput
-from ipc.messages import EncodeCall
+from ipc.wire.messages import EncodeCall
 from workers.adapters.base import Adapter, ItemFailure, Prepared, SparseRows
+from workers.memory.payload import Payload
 from workers.operations.results import Part, Results
-from workers.payload import Payload
 
 
 class Encode:

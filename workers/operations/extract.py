@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ipc import extraction
-from ipc.extraction import Extraction
-from ipc.messages import ExtractCall
+from ipc.wire import extraction
+from ipc.wire.extraction import Extraction
+from ipc.wire.messages import ExtractCall
 from workers.adapters.base import Adapter, ItemFailure, Prepared
+from workers.memory.payload import Payload
 from workers.operations.results import Part, Results
-from workers.payload import Payload
 
 
 class Extract:

@@ -3,7 +3,8 @@
 1. `check` holds names, types, shapes and sizes of a call against the model's configuration.
 2. `prepare` makes arrays of the payload: views, but for BYTES, whose elements become objects. The program may refuse
    their values.
-3. `run` gives the program a batch and checks what it gave back; `workers.named_outputs` takes it to the requests.
+3. `run` gives the program a batch and checks what it gave back; `workers.memory.named_outputs` takes it to the
+requests.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from ipc import bytes_elements
-from ipc.datatypes import BYTES
+from ipc.catalog.model_config import ROW_COST
 from ipc.errors import InvalidInput, UnexpectedOutput
-from ipc.messages import InferCall, Region, TensorInput
-from ipc.model_config import ROW_COST
+from ipc.memory import bytes_elements
+from ipc.memory.datatypes import BYTES
+from ipc.wire.messages import InferCall, Region, TensorInput
 from workers.adapters.base import Prepared
 from workers.adapters.shared.named_tensors import TORCH_TYPES, Array, NamedBatch, NamedInputs
 from workers.adapters.shared.program import ProgramAdapter
 from workers.adapters.shared.signature import Signature, TensorFacts
+from workers.memory.payload import Payload
 from workers.operations.named import NamedOutput, checked
 from workers.operations.results import Part, Results
-from workers.payload import Payload
 
 EARLY_NBYTES = 64 << 10
 """A result of a known size gets its place before it is computed only when it is larger: small ones need no room."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ipc.datatypes import BYTES
 from ipc.errors import UnexpectedOutput
+from ipc.memory.datatypes import BYTES
 from workers.adapters.shared.named_tensors import TORCH_TYPES, host_array
 from workers.adapters.shared.signature import TensorFacts
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from ipc.messages import ScoreCall
+from ipc.wire.messages import ScoreCall
 from workers.adapters.base import Adapter, ItemFailure, Prepared
+from workers.memory.payload import Payload
 from workers.operations.results import Part, Results
-from workers.payload import Payload
 
 
 class Score:

@@ -9,8 +9,8 @@ import falcon
 import orjson
 from falcon.asgi import Request, Response
 
+from frontend.http.rendering import off_loop
 from frontend.protocols.kserve_v2.schemas import Decoder
-from frontend.rendering import off_loop
 from frontend.services import Services
 from ipc.errors import BodyTooLarge
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from falcon.asgi import Request
 
-from frontend.bodies import HeldBody
+from frontend.http.bodies import HeldBody
+from frontend.http.rendering import at_once, in_steps
 from frontend.protocols.kserve_v2 import compression, reading
-from frontend.rendering import at_once, in_steps
 from frontend.services import Services
 from frontend.tensors.receiving import Receiving, receive
 from ipc.errors import BodyTooLarge
-from ipc.input_arena import InputBlock
+from ipc.memory.input_arena import InputBlock
 from ipc.settings import Settings
 
 LENGTH_HEADER = "Inference-Header-Content-Length"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 
-from frontend.rendering import Steps
+from frontend.http.rendering import Steps
 from ipc.errors import BodyTooLarge, InvalidInput, Unsupported
 
 OFFERED = ("gzip", "deflate")

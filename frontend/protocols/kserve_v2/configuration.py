@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipc.datatypes import DATATYPES
-from ipc.model_config import Control, ModelConfig, SequenceBatching, TensorConfig, VersionPolicy
+from ipc.catalog.model_config import Control, ModelConfig, SequenceBatching, TensorConfig, VersionPolicy
+from ipc.memory.datatypes import DATATYPES
 
 
 def configuration(name: str, config: ModelConfig) -> dict[str, Any]:

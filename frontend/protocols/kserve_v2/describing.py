@@ -11,9 +11,9 @@ from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.states import VersionState, model_of
 from frontend.tensors.statistics import ModelStatistics
 from ipc import version
-from ipc.datatypes import BYTES
+from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput
-from ipc.model_config import ModelConfig, TensorConfig
+from ipc.memory.datatypes import BYTES
 
 _ALWAYS = ("classification", "sequence", "sequence(string_id)", "model_repository")
 _BETWEEN = ("schedule_policy", "model_configuration")

@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from frontend.http.values import has_more_values
 from frontend.protocols.kserve_v2 import numbers
 from frontend.protocols.kserve_v2.schemas import MOST_DEPTH
-from frontend.values import has_more_values
-from ipc import bytes_elements
-from ipc.datatypes import BYTES
 from ipc.errors import InvalidInput
+from ipc.memory import bytes_elements
+from ipc.memory.datatypes import BYTES
 
 MOST_OBJECTS = 1 << 20
 """Elements that become Python objects one by one: strings, and what generate counts."""

@@ -9,8 +9,9 @@ from typing import Any
 import orjson
 from falcon.asgi import Request
 
-from frontend import finishing, tracebacks
-from frontend.context import RequestContext
+from frontend.engine import finishing
+from frontend.engine.context import RequestContext
+from frontend.http import tracebacks
 from frontend.protocols.kserve_v2 import errors
 from frontend.services import Services
 from ipc.errors import Cancelled, PenstockError

@@ -19,19 +19,19 @@ import msgspec
 import orjson
 from falcon.asgi import Request, Response
 
+from frontend.http.rendering import at_once, off_loop, off_loop_if
 from frontend.protocols.kserve_v2 import answers, elements, parameters, rendering
 from frontend.protocols.kserve_v2.events import CONTENT_TYPE, EventStream, one_event
 from frontend.protocols.kserve_v2.infer import InferResource
 from frontend.protocols.kserve_v2.paths import Target
 from frontend.protocols.kserve_v2.reading import InferRequest
 from frontend.protocols.kserve_v2.schemas import GENERATE
-from frontend.rendering import at_once, off_loop, off_loop_if
 from frontend.tensors.request import InputTensor, TensorRequest
 from frontend.tensors.result import TensorResult
 from frontend.tensors.running import book_answered
 from frontend.tensors.streamed import closing, results
+from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput, PenstockError
-from ipc.model_config import ModelConfig, TensorConfig
 
 MOST_NBYTES = 16 << 20
 _Parameters = dict[str, bool | int | float | str]

@@ -1,7 +1,8 @@
 """BYTES elements as encoded images, and strings as padded rows, for model inputs that take neither.
 
 1. A model input of four dimensions that is sent as BYTES holds one JPEG or PNG image per element. Headers are looked at
-   first: size and pixels of each image and of all of them are bounded before anything is decoded (`frontend.media`).
+   first: size and pixels of each image and of all of them are bounded before anything is decoded
+   (`frontend.http.media`).
 2. Images are decoded as OpenCV does when it leaves them unchanged (`picture_decoding`), cast to the model's datatype,
    and brought to its height and width. Values stay what they are: no scaling, no mean.
 3. A model input of UINT8 with one or two dimensions that is sent as BYTES holds one string per element (`strings`).
@@ -17,15 +18,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from frontend import media
+from frontend.http import media
+from frontend.http.rendering import Steps
 from frontend.protocols.kserve_v2 import picture_decoding, strings
 from frontend.protocols.kserve_v2.resizing import resize
-from frontend.rendering import Steps
 from frontend.tensors.request import InputTensor, Plan
-from ipc import bytes_elements
-from ipc.datatypes import BYTES, DATATYPES
+from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import BodyTooLarge, InvalidInput
-from ipc.model_config import ModelConfig, TensorConfig
+from ipc.memory import bytes_elements
+from ipc.memory.datatypes import BYTES, DATATYPES
 from ipc.settings import Limits
 
 KINDS = ("jpeg", "png")

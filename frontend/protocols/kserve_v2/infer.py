@@ -15,14 +15,14 @@ import falcon
 from falcon.asgi import Request, Response
 
 from frontend.access.restricted import Restrictions
-from frontend.disconnect import until_disconnect
+from frontend.http.disconnect import until_disconnect
+from frontend.http.rendering import at_once, in_steps, off_loop
+from frontend.http.responding import send_parts
 from frontend.protocols.kserve_v2 import compression, images, raw, reading, rendering
 from frontend.protocols.kserve_v2.arriving import Arrived, Arriving
 from frontend.protocols.kserve_v2.headers import Forwarding
 from frontend.protocols.kserve_v2.paths import Target
 from frontend.protocols.kserve_v2.reading import InferRequest
-from frontend.rendering import at_once, in_steps, off_loop
-from frontend.responding import send_parts
 from frontend.services import Services
 from frontend.tensors import served as served_models
 from frontend.tensors.refusals import UnavailableModel

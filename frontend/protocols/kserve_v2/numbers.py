@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ipc.datatypes import DATATYPES
+from ipc.memory.datatypes import DATATYPES
 
 PIECE_NBYTES = 1 << 16
 FLOATS = frozenset(("FP16", "BF16", "FP32", "FP64"))

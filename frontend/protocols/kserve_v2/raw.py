@@ -6,10 +6,10 @@ import math
 
 from frontend.protocols.kserve_v2.reading import InferRequest
 from frontend.tensors.request import InputTensor, TensorRequest
-from ipc import bytes_elements
-from ipc.datatypes import BYTES, DATATYPES
+from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput
-from ipc.model_config import ModelConfig, TensorConfig
+from ipc.memory import bytes_elements
+from ipc.memory.datatypes import BYTES, DATATYPES
 
 
 def parse(name: str, version: int | None, config: ModelConfig, data: memoryview) -> InferRequest:

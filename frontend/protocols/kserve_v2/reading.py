@@ -18,9 +18,9 @@ from frontend.protocols.kserve_v2 import elements, parameters
 from frontend.protocols.kserve_v2.schemas import INFER, Infer, Input, Output
 from frontend.tensors.checking import check_dimensions
 from frontend.tensors.request import InputTensor, RegionUse, TensorRequest, WantedOutput
-from ipc import datatypes
-from ipc.datatypes import BYTES, DATATYPES
 from ipc.errors import InvalidInput, PenstockError
+from ipc.memory import datatypes
+from ipc.memory.datatypes import BYTES, DATATYPES
 
 MOST_STRINGS = 1 << 20
 UNKNOWN_ID = "<id_unknown>"

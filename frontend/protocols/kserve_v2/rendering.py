@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import orjson
 
+from frontend.http.rendering import Steps
 from frontend.protocols.kserve_v2 import strings
 from frontend.protocols.kserve_v2.reading import InferRequest
-from frontend.rendering import Steps
 from frontend.tensors.result import OutputTensor, TensorResult, TopClass
-from ipc import bytes_elements
-from ipc.datatypes import BYTES, DATATYPES
 from ipc.errors import InvalidInput
+from ipc.memory import bytes_elements
+from ipc.memory.datatypes import BYTES, DATATYPES
 
 PIECE_ELEMENTS = 1 << 16
 LONG_NBYTES = 64 << 10

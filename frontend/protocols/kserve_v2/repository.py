@@ -9,7 +9,7 @@ import falcon
 from falcon.asgi import Request, Response
 
 from frontend.access.restricted import Restrictions
-from frontend.disconnect import until_disconnect
+from frontend.http.disconnect import until_disconnect
 from frontend.protocols.kserve_v2 import answers
 from frontend.protocols.kserve_v2.schemas import CONTROL, INDEX
 from frontend.services import Services

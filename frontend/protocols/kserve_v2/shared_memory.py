@@ -13,7 +13,7 @@ from frontend.protocols.kserve_v2 import answers
 from frontend.protocols.kserve_v2.schemas import REGISTER_CUDA, REGISTER_SYSTEM
 from frontend.services import Services
 from ipc.errors import InvalidInput
-from ipc.regions import Kind, RegionEntry
+from ipc.store.regions import Kind, RegionEntry
 
 _TAIL = re.compile(r"(?:region/(?P<name>.*)/)?(?P<action>status|register|unregister)/?", re.DOTALL)
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from frontend.rendering import Steps
+from frontend.http.rendering import Steps
 from frontend.tensors.request import Plan
 from frontend.tensors.result import OutputTensor, TensorResult
-from ipc import bytes_elements
-from ipc.datatypes import BYTES
+from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput
-from ipc.model_config import ModelConfig, TensorConfig
+from ipc.memory import bytes_elements
+from ipc.memory.datatypes import BYTES
 
 MARKER = "_string"
 """End of the name of an output that is text."""

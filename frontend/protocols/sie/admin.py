@@ -6,7 +6,7 @@ import falcon
 import orjson
 from falcon.asgi import Request, Response
 
-from frontend.disconnect import until_disconnect
+from frontend.http.disconnect import until_disconnect
 from frontend.protocols.sie.schemas import AdminRequest, read_aside
 from frontend.services import Services
 from ipc.errors import DeadlineExceeded

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ipc.extraction import Classification, DetectedObject, Entity, Relation
+from ipc.wire.extraction import Classification, DetectedObject, Entity, Relation
 
 Dtype = Literal["float32", "float16", "int8", "uint8", "binary"]
 Number = int | float

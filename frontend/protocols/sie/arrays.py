@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from frontend.sending import Part
+from frontend.http.sending import Part
 
 _packer = msgpack.Packer()
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from frontend.muvera import Muvera, check_size, read_settings
-from frontend.options import Resolved, typed
+from frontend.engine.options import Resolved, typed
+from frontend.protocols.sie.muvera import Muvera, check_size, read_settings
+from frontend.protocols.sie.quantize import OUTPUT_DTYPES
 from frontend.protocols.sie.schemas import EncodeParams
-from frontend.quantize import OUTPUT_DTYPES
-from ipc.catalog import ENCODE_OUTPUTS, ModelEntry
+from ipc.catalog.entries import ENCODE_OUTPUTS, ModelEntry
 from ipc.errors import InvalidInput
-from ipc.field_names import IN_PARAMS
-from ipc.messages import EncodeCall, InputItem
+from ipc.wire.field_names import IN_PARAMS
+from ipc.wire.messages import EncodeCall, InputItem
 
 BEFORE = IN_PARAMS.options
 

@@ -9,22 +9,22 @@ from typing import Any
 
 import orjson
 
-from frontend.context import RequestContext
-from frontend.options import check_options, resolve
+from frontend.engine.context import RequestContext
+from frontend.engine.local.client import Reply
+from frontend.engine.options import check_options, resolve
+from frontend.http.sending import Part
+from frontend.http.texts import check_count, check_texts
 from frontend.protocols.sie import render
 from frontend.protocols.sie.convert import check_dimensions
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.foreign import check_takes_texts, options_of, usage_of
 from frontend.protocols.sie.outputs import dense_of
 from frontend.protocols.sie.schemas import EmbeddingsRequest
-from frontend.sending import Part
-from frontend.texts import check_count, check_texts
-from ipc.catalog import ModelEntry
-from ipc.client import Reply
+from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
-from ipc.field_names import FieldNames
-from ipc.messages import EncodeCall, InputItem, ModelStatus
 from ipc.settings import Limits
+from ipc.wire.field_names import FieldNames
+from ipc.wire.messages import EncodeCall, InputItem, ModelStatus
 
 
 def check_input(request: EmbeddingsRequest, limits: Limits) -> None:

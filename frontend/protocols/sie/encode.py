@@ -6,18 +6,18 @@ import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from frontend.context import RequestContext
-from frontend.options import check_options, resolve
+from frontend.engine.context import RequestContext
+from frontend.engine.local.client import Reply
+from frontend.engine.options import check_options, resolve
+from frontend.http.sending import Part
 from frontend.protocols.sie.convert import EncodePlan, plan_encode
 from frontend.protocols.sie.flow import InferenceResource, timing_of
 from frontend.protocols.sie.items import check_items, images_in, inputs_of
 from frontend.protocols.sie.outputs import outputs_of
 from frontend.protocols.sie.render import Answer, json_parts, msgpack_parts
 from frontend.protocols.sie.schemas import EncodeParams, EncodeRequest
-from frontend.sending import Part
-from ipc.catalog import ModelEntry
-from ipc.client import Reply
-from ipc.messages import InputItem, ModelStatus
+from ipc.catalog.entries import ModelEntry
+from ipc.wire.messages import InputItem, ModelStatus
 
 
 class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):

@@ -15,19 +15,19 @@ import msgspec
 import numpy as np
 import orjson
 
-from frontend.context import RequestContext
-from frontend.labels import check_labels, check_schema, distinct
-from frontend.options import check_options, resolve
+from frontend.engine.context import RequestContext
+from frontend.engine.local.client import Reply
+from frontend.engine.options import check_options, resolve
+from frontend.http.rendering import off_loop
+from frontend.http.sending import Part
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.items import check_items, images_in, inputs_of
 from frontend.protocols.sie.schemas import ExtractParams, ExtractRequest
-from frontend.rendering import off_loop
-from frontend.sending import Part
-from ipc import extraction
-from ipc.catalog import ModelEntry
-from ipc.client import Reply
-from ipc.extraction import Extraction
-from ipc.messages import ExtractCall, InputItem, ModelStatus
+from frontend.status.labels import check_labels, check_schema, distinct
+from ipc.catalog.entries import ModelEntry
+from ipc.wire import extraction
+from ipc.wire.extraction import Extraction
+from ipc.wire.messages import ExtractCall, InputItem, ModelStatus
 
 INLINE_NBYTES = 256 << 10
 """Findings up to this size are written on the event loop, larger ones in a thread."""

@@ -18,23 +18,23 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import falcon
 from falcon.asgi import Request, Response
 
-from frontend.context import RequestContext
-from frontend.costs import characters_of, images_of
-from frontend.disconnect import until_disconnect
-from frontend.media import check_all
-from frontend.options import target_of
+from frontend.engine.context import RequestContext
+from frontend.engine.costs import characters_of, images_of
+from frontend.engine.local.client import Reply
+from frontend.engine.options import target_of
+from frontend.http.disconnect import until_disconnect
+from frontend.http.media import check_all
+from frontend.http.rendering import off_loop_if
+from frontend.http.responding import send_parts
+from frontend.http.sending import Part
+from frontend.http.values import UNCHECKED_NBYTES
 from frontend.protocols.sie.ignored import warnings_of
 from frontend.protocols.sie.machine_profile import check_machine_profile
 from frontend.protocols.sie.schemas import Body, EncodeParams, ExtractParams, ScoreRequest, read_aside
-from frontend.rendering import off_loop_if
-from frontend.responding import send_parts
-from frontend.sending import Part
 from frontend.services import Services
-from frontend.values import UNCHECKED_NBYTES
-from ipc.catalog import ModelEntry
-from ipc.client import Reply
+from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput, of_items
-from ipc.messages import Call, ModelStatus
+from ipc.wire.messages import Call, ModelStatus
 
 
 class Plan(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from frontend.protocols.sie.schemas import EmbeddingsRequest, RerankRequest
-from ipc.catalog import ModelEntry
+from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
 
 

@@ -17,8 +17,8 @@ from frontend.protocols.sie.schemas import (
     ExtractRequest,
     ScoreRequest,
 )
-from ipc.catalog import ModelEntry
-from ipc.messages import ModelStatus
+from ipc.catalog.entries import ModelEntry
+from ipc.wire.messages import ModelStatus
 
 _SHARED = frozenset(("profile", "overflow_policy", "lora", "lora_id"))
 _RESOLVED = {

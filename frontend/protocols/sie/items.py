@@ -2,19 +2,19 @@
 
 1. `check_items` refuses what no model could take.
 2. `inputs_of` refuses what this model does not take.
-3. The headers of images (`images_in`) are looked at by `frontend.media`, where that takes long in a thread.
+3. The headers of images (`images_in`) are looked at by `frontend.http.media`, where that takes long in a thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from frontend.http.texts import check_count, check_texts
 from frontend.protocols.sie.schemas import Item
-from frontend.texts import check_count, check_texts
-from ipc.catalog import ModelEntry
+from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
-from ipc.messages import InputItem
 from ipc.settings import Limits
+from ipc.wire.messages import InputItem
 
 MEDIA = ("images", "audio", "video", "document")
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from falcon.asgi import Request
 
-from frontend.gpu_types import CPU, UNKNOWN, gpu_type
 from frontend.services import Services
+from frontend.status.gpu_types import CPU, UNKNOWN, gpu_type
 from ipc.errors import InvalidInput, NoReplica
 from ipc.settings import Server
 

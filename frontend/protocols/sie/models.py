@@ -9,9 +9,9 @@ import orjson
 from falcon.asgi import Request, Response
 
 from frontend.services import Services
-from ipc.catalog import DEFAULT_SIMILARITY, ENCODE_OUTPUTS, ModelEntry, Profile
-from ipc.messages import ModelStatus
-from ipc.repository.entries import RepositoryEntry
+from ipc.catalog.entries import DEFAULT_SIMILARITY, ENCODE_OUTPUTS, ModelEntry, Profile
+from ipc.catalog.repository.entries import RepositoryEntry
+from ipc.wire.messages import ModelStatus
 
 INPUT_ORDER = ("text", "image", "audio", "video", "document")
 OUTPUT_ORDER = (*ENCODE_OUTPUTS, "score", "json")

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import orjson
 
-from frontend.context import RequestContext
-from frontend.options import Resolved, check_options, resolve
+from frontend.engine.context import RequestContext
+from frontend.engine.local.client import Reply
+from frontend.engine.options import Resolved, check_options, resolve
+from frontend.http.texts import check_count, check_shared, check_texts
 from frontend.protocols.sie.foreign import check_takes_texts, options_of, usage_of
 from frontend.protocols.sie.schemas import RerankRequest
 from frontend.protocols.sie.score import INLINE_NBYTES, Pairs, ScoringResource, ranking
-from frontend.texts import check_count, check_shared, check_texts
-from ipc.catalog import ModelEntry
-from ipc.client import Reply
+from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
-from ipc.field_names import FieldNames
-from ipc.messages import InputItem
+from ipc.wire.field_names import FieldNames
+from ipc.wire.messages import InputItem
 
 
 def texts_of(request: RerankRequest) -> list[str]:

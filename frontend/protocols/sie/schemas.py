@@ -11,9 +11,9 @@ from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 
-from frontend.decoding import Key, decode, refuse_repeated
-from frontend.rendering import off_loop
-from frontend.values import UNCHECKED_NBYTES, check_values
+from frontend.http.decoding import Key, decode, refuse_repeated
+from frontend.http.rendering import off_loop
+from frontend.http.values import UNCHECKED_NBYTES, check_values
 from ipc.settings import Limits
 
 Text = str | None

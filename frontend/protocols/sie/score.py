@@ -9,19 +9,19 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from frontend.context import RequestContext
-from frontend.options import Resolved, check_options, resolve
+from frontend.engine.context import RequestContext
+from frontend.engine.local.client import Reply
+from frontend.engine.options import Resolved, check_options, resolve
+from frontend.http.rendering import off_loop_if
+from frontend.http.sending import Part
+from frontend.http.texts import check_shared
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.items import check_items, images_in, input_of, inputs_of
 from frontend.protocols.sie.ranked import write
 from frontend.protocols.sie.schemas import Body, ScoreRequest
-from frontend.rendering import off_loop_if
-from frontend.sending import Part
-from frontend.texts import check_shared
-from ipc.catalog import ModelEntry
-from ipc.client import Reply
-from ipc.field_names import FieldNames
-from ipc.messages import InputItem, ModelStatus, ScoreCall
+from ipc.catalog.entries import ModelEntry
+from ipc.wire.field_names import FieldNames
+from ipc.wire.messages import InputItem, ModelStatus, ScoreCall
 
 INLINE_ENTRIES = 512
 INLINE_NBYTES = 256 << 10

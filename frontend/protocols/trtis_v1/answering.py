@@ -15,7 +15,7 @@ from falcon.asgi import Request, Response
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from frontend import tracebacks
+from frontend.http import tracebacks
 from frontend.protocols.trtis_v1.codes import http_status_of, retry_after
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.protocols.trtis_v1.text import many_lines, one_line

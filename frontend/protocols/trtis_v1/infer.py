@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import falcon
 from falcon.asgi import Request, Response
 
-from frontend.context import RequestContext
-from frontend.disconnect import until_disconnect
+from frontend.engine.context import RequestContext
+from frontend.http.disconnect import until_disconnect
+from frontend.http.rendering import off_loop_if
+from frontend.http.responding import send_parts
+from frontend.http.sending import Part
 from frontend.protocols.trtis_v1 import requests, responses
 from frontend.protocols.trtis_v1.answering import set_failure, set_status, wants_binary
 from frontend.protocols.trtis_v1.patterns import target_of
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.protocols.trtis_v1.text import CACHED_CHARACTERS, many_lines, one_line, read_request_header
-from frontend.rendering import off_loop_if
-from frontend.responding import send_parts
-from frontend.sending import Part
 from frontend.services import Services
 from frontend.tensors import checking, served
 from frontend.tensors.receiving import receive

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from frontend.tensors import config_messages
-from ipc.model_config import ModelConfig
+from ipc.catalog.model_config import ModelConfig
 from ipc.protos import trtis_v1_pb2 as pb
 
 
@@ -22,6 +22,6 @@ def config_of(config: ModelConfig, name: str) -> pb.ModelConfig:
 
 
 def datatype_of(name: str) -> pb.DataType:
-    """A datatype by its name in `ipc.datatypes`; BF16, which this contract lacks, is TYPE_INVALID."""
+    """A datatype by its name in `ipc.memory.datatypes`; BF16, which this contract lacks, is TYPE_INVALID."""
     found: pb.DataType = config_messages.datatype_of(pb, name)
     return found

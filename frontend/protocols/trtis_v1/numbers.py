@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-from ipc.paths import RunPaths
+from ipc.processes.paths import RunPaths
 
 FILE_NAME = "request-number"
 KEPT_NBYTES = 1 << 20

@@ -16,12 +16,12 @@ from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.states import VersionState, is_repository, model_of
 from frontend.tensors.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
 from ipc import version
+from ipc.catalog.model_config import ModelConfig
+from ipc.catalog.repository.entries import RepositoryEntry
 from ipc.errors import Draining, InvalidInput, PenstockError
-from ipc.infer_families import UNVERSIONED
-from ipc.liveness import start_ticks
-from ipc.model_config import ModelConfig
+from ipc.metrics.infer_families import UNVERSIONED
+from ipc.processes.liveness import start_ticks
 from ipc.protos import trtis_v1_pb2 as pb
-from ipc.repository.entries import RepositoryEntry
 
 _CONFIGS: dict[str, tuple[ModelConfig, pb.ModelConfig]] = {}
 MOST_CONFIGS = 4096

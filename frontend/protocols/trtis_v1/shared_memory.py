@@ -18,7 +18,7 @@ from falcon.asgi import Request, Response
 from frontend.protocols.trtis_v1.answering import Resource, set_message
 from frontend.protocols.trtis_v1.patterns import number_of
 from ipc.protos import trtis_v1_pb2 as pb
-from ipc.regions import RegionEntry
+from ipc.store.regions import RegionEntry
 
 
 def listed(entries: Iterable[RegionEntry]) -> list[pb.SharedMemoryRegion]:

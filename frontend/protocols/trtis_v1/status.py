@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from falcon.asgi import Request, Response
 
+from frontend.http.rendering import off_loop_if
 from frontend.protocols.trtis_v1.answering import Resource, set_message, wants_binary, wants_json
 from frontend.protocols.trtis_v1.releases import as_of_1_4
 from frontend.protocols.trtis_v1.server_status import server_status
-from frontend.rendering import off_loop_if
 from ipc.protos import trtis_v1_pb2 as pb
 
 INLINE_MODELS = 32

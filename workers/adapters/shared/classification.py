@@ -20,7 +20,6 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from workers import stepping
 from workers.adapters.base import LoadContext
 from workers.adapters.shared.checkpoint import load_transformer
 from workers.adapters.shared.encoder import TextEncoder, rectangle_padding, rectangles
@@ -28,6 +27,7 @@ from workers.adapters.shared.linears import lay_out_linears
 from workers.adapters.shared.packing import PackedBatch, TokenSequence, divided, pack
 from workers.adapters.shared.precision import parameter_bytes
 from workers.adapters.shared.varlen import HALF
+from workers.strategies import stepping
 
 log = logging.getLogger(__name__)
 

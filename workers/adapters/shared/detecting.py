@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ipc.extraction import DetectedObject, Extraction
-from ipc.messages import InputItem
+from ipc.wire.extraction import DetectedObject, Extraction
+from ipc.wire.messages import InputItem
 from workers.adapters.base import ItemFailure, Prepared
 from workers.adapters.shared.extracting import NOT_FINITE
 from workers.adapters.shared.image_extracting import ImageExtractAdapter, Size, patches, pixel_box, size_of

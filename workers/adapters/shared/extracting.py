@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ipc.errors import InvalidInput
-from ipc.extraction import Classification
-from ipc.messages import Call, ExtractCall, InputItem
+from ipc.wire.extraction import Classification
+from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import Adapter, ItemFailure
 from workers.adapters.shared.options import OptionReader
 
@@ -27,7 +27,7 @@ class ExtractAdapter(Adapter):
 
     labels      "required": the caller names what to look for; "own": the model's own, which the caller's may narrow;
                 "unused": ignored
-    overflows   what may be done with texts that are too long (`ipc.option_names.OVERFLOW_POLICIES`)
+    overflows   what may be done with texts that are too long (`ipc.catalog.option_names.OVERFLOW_POLICIES`)
     schema      whether `output_schema` is honoured; where it is not, it is ignored
     asks        whether the instruction is read
     """

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 
 from ipc.errors import InputTooLong, InvalidInput
-from ipc.messages import Call, ExtractCall, InputItem
+from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.checkpoint import load_transformer
 from workers.adapters.shared.extracting import ExtractAdapter

@@ -20,13 +20,13 @@ from transformers.generation.logits_process import LogitsProcessor
 from transformers.generation.stopping_criteria import StoppingCriteria
 
 from ipc.errors import InputTooLong
-from ipc.extraction import Extraction
-from ipc.messages import Call, ExtractCall, InputItem
-from workers import stepping
+from ipc.wire.extraction import Extraction
+from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import ItemFailure, Prepared
 from workers.adapters.shared.extracting import NOT_FINITE
 from workers.adapters.shared.image_extracting import ImageExtractAdapter, Size, size_of
 from workers.adapters.shared.options import NO_LIMIT, OptionReader
+from workers.strategies import stepping
 
 MOST_TOKENS = 4096
 MOST_BEAMS = 16

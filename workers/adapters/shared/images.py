@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ipc.messages import InputItem
 from ipc.settings import Limits
+from ipc.wire.messages import InputItem
 from workers.adapters.base import ItemFailure
 from workers.adapters.shared.extras import require
 

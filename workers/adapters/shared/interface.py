@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from ipc.datatypes import DATATYPES
-from ipc.model_config import ModelConfig, TensorConfig
-from ipc.repository.entries import RepositoryEntry
-from ipc.repository.layout import ModelRefused
+from ipc.catalog.model_config import ModelConfig, TensorConfig
+from ipc.catalog.repository.entries import RepositoryEntry
+from ipc.catalog.repository.layout import ModelRefused
+from ipc.memory.datatypes import DATATYPES
 
 DATATYPE_OF = {
     torch.bfloat16 if name == "BF16" else getattr(torch, datatype.array): name

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ipc.model_config import ModelConfig
+from ipc.catalog.model_config import ModelConfig
 from workers.adapters.base import Pause
 from workers.adapters.shared.named_tensors import NamedBatch
 

@@ -1,7 +1,7 @@
 """Named tensors of a batch as a program takes them: requests joined along their rows, on the host or on the device.
 
 A lone request is given as it lies in the payload, without a copy, where that is aligned; several are joined once.
-Arrays have the types of `ipc.datatypes`: BF16 as uint16 bits, BYTES as arrays of `bytes` objects.
+Arrays have the types of `ipc.memory.datatypes`: BF16 as uint16 bits, BYTES as arrays of `bytes` objects.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ipc import copies
-from ipc.datatypes import BYTES, DATATYPES
-from ipc.messages import Step
-from ipc.model_config import ModelConfig
+from ipc.catalog.model_config import ModelConfig
+from ipc.memory import copies
+from ipc.memory.datatypes import BYTES, DATATYPES
+from ipc.wire.messages import Step
 
 if TYPE_CHECKING:
-    from workers.regions import OpenRegion
+    from workers.memory.client_regions import OpenRegion
 
 CPU = torch.device("cpu")
 TORCH_TYPES: dict[str, torch.dtype] = {

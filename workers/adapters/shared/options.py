@@ -9,9 +9,9 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from ipc.catalog.option_names import OVERFLOW_POLICIES
 from ipc.errors import InvalidInput
-from ipc.messages import Call
-from ipc.option_names import OVERFLOW_POLICIES
+from ipc.wire.messages import Call
 
 _SHOWN = 64
 NO_LIMIT = 2**63

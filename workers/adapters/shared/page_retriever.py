@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from ipc.messages import Call, InputItem
+from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import load_transformer
 from workers.adapters.shared.images import from_first_image, load_image_processor

@@ -19,7 +19,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from ipc.errors import InvalidInput
-from ipc.messages import InputItem
+from ipc.wire.messages import InputItem
 from workers.adapters.shared.image_extracting import Size
 
 MOST_WORDS = 10_000

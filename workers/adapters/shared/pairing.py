@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from ipc.errors import from_code
-from ipc.messages import Call, EncodeCall, InputItem, ScoreCall
+from ipc.wire.messages import Call, EncodeCall, InputItem, ScoreCall
 from workers.adapters.base import Adapter, ItemFailure, Prepared
 
 Int64Array = npt.NDArray[np.int64]

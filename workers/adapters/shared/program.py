@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ipc.datatypes import BYTES, DATATYPES
+from ipc.catalog.model_config import ROW_COST, ModelConfig
 from ipc.errors import InvalidInput
-from ipc.messages import Call, InputItem
-from ipc.model_config import ROW_COST, ModelConfig
+from ipc.memory.datatypes import BYTES, DATATYPES
+from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import Adapter, Gathering, ItemFailure, Prepared
 from workers.adapters.shared.named_tensors import Array, NamedBatch
 from workers.adapters.shared.signature import Signature

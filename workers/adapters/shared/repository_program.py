@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ipc import bytes_elements
-from ipc.datatypes import BYTES, DATATYPES
+from ipc.catalog.model_config import ModelConfig, Warmup, WarmupInput
+from ipc.catalog.repository import document, layout
+from ipc.catalog.repository.entries import RepositoryEntry
+from ipc.catalog.repository.layout import ModelRefused
 from ipc.errors import InvalidInput
-from ipc.model_config import ModelConfig, Warmup, WarmupInput
-from ipc.repository import document, layout
-from ipc.repository.entries import RepositoryEntry
-from ipc.repository.layout import ModelRefused
+from ipc.memory import bytes_elements
+from ipc.memory.datatypes import BYTES, DATATYPES
 from workers.adapters.base import LoadContext
 from workers.adapters.shared.program import ProgramAdapter, Sample, zeros
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ipc.errors import InvalidInput
-from ipc.extraction import Entity
-from ipc.messages import ExtractCall
+from ipc.wire.extraction import Entity
+from ipc.wire.messages import ExtractCall
 
 Fields = Mapping[str, bool]
 """Field names in order, with whether a field collects many texts."""

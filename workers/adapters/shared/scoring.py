@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ipc.errors import InvalidInput
-from ipc.messages import Call, InputItem
+from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import Adapter, Excess
 from workers.adapters.shared.options import OptionReader
 
@@ -17,7 +17,7 @@ from workers.adapters.shared.options import OptionReader
 class ScoreAdapter(Adapter):
     """A model without vectors.
 
-    `overflows` is what may be done with pairs that are too long (`ipc.option_names.OVERFLOW_POLICIES`).
+    `overflows` is what may be done with pairs that are too long (`ipc.catalog.option_names.OVERFLOW_POLICIES`).
     """
 
     overflows: ClassVar[Collection[str]] = ("truncate", "error")

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ipc.datatypes import BYTES, DATATYPES, elements
+from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput
-from ipc.model_config import ModelConfig, TensorConfig
+from ipc.memory.datatypes import BYTES, DATATYPES, elements
 
 Shape = tuple[int, ...]
 

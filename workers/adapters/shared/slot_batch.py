@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from ipc import copies
-from ipc.datatypes import BYTES, DATATYPES
+from ipc.catalog.model_config import Control, ModelConfig
 from ipc.errors import InvalidInput
-from ipc.messages import InferCall, Step
-from ipc.model_config import Control, ModelConfig
+from ipc.memory import copies
+from ipc.memory.datatypes import BYTES, DATATYPES
+from ipc.wire.messages import InferCall, Step
 from workers.adapters.shared.named_tensors import (
     CPU,
     NamedBatch,

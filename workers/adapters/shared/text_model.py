@@ -4,7 +4,7 @@
 2. `payloads` puts the prompt around each text, tokenizes, and fits it into the model's length as one or more windows.
 3. `collate` packs the windows of a batch into one row and notes which item each window belongs to, and which token
    vectors of the row an item gives back. The windows of an item that is over the token budget make several rows.
-4. `run` sends row after row through the model, as steps of the batch (`workers.stepping`).
+4. `run` sends row after row through the model, as steps of the batch (`workers.strategies.stepping`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ipc.messages import InputItem
-from workers import stepping
+from ipc.wire.messages import InputItem
 from workers.adapters.base import Adapter, Excess, LoadContext, Prepared
 from workers.adapters.shared.checkpoint import load_transformer
 from workers.adapters.shared.encoder import TextEncoder
@@ -29,6 +28,7 @@ from workers.adapters.shared.prompting import Prompts
 from workers.adapters.shared.sentence_transformers_layout import ModelLayout
 from workers.adapters.shared.tokenizing import TextTokenizer, as_ids
 from workers.adapters.shared.windows import Part
+from workers.strategies import stepping
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import Encoding, normalizers
 from transformers import AutoTokenizer
 
-from ipc.messages import InputItem
+from ipc.wire.messages import InputItem
 from workers.adapters.base import ItemRefused
 from workers.adapters.shared.beginnings import (
     CHARACTERS_PER_TOKEN,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ipc.messages import Call, InputItem
+from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import load_transformer, position_limit
 from workers.adapters.shared.images import from_first_image, load_image_processor

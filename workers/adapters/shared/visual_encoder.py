@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, ClassVar
 
-from ipc.messages import Call
+from ipc.wire.messages import Call
 from workers.adapters.base import Adapter
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.precision import parameter_bytes
@@ -14,7 +14,7 @@ from workers.adapters.shared.precision import parameter_bytes
 class VisualEncoder(Adapter):
     """Base of these families: an item with an image is an image, of which the first counts; any other is a text.
 
-    `overflows` is what may be done with texts that are too long (`ipc.option_names.OVERFLOW_POLICIES`).
+    `overflows` is what may be done with texts that are too long (`ipc.catalog.option_names.OVERFLOW_POLICIES`).
     """
 
     overflows: ClassVar[Collection[str]] = ("truncate", "error")

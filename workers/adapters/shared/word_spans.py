@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from ipc.extraction import Entity, Extraction, Relation
+from ipc.wire.extraction import Entity, Extraction, Relation
 from workers.adapters.shared.schemas import Fields, filled
 
 _LEAST_FILL = 0.8

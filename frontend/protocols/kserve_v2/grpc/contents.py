@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ipc import bytes_elements, datatypes
-from ipc.datatypes import BYTES, DATATYPES
 from ipc.errors import InvalidInput
+from ipc.memory import bytes_elements, datatypes
+from ipc.memory.datatypes import BYTES, DATATYPES
 from ipc.protos import kserve_v2_pb2 as pb
 
 FIELD_OF = {

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 
 from frontend.grpc.call import Call
 from frontend.grpc.service import Several
+from frontend.http.rendering import off_loop_if
 from frontend.protocols.kserve_v2 import images
 from frontend.protocols.kserve_v2.errors import text_of
 from frontend.protocols.kserve_v2.grpc import counting
@@ -17,14 +18,13 @@ from frontend.protocols.kserve_v2.grpc.reading import EMPTY_FINAL, request_of, v
 from frontend.protocols.kserve_v2.grpc.rendering import empty_final, is_long, response_of, stream_error
 from frontend.protocols.kserve_v2.headers import Forwarding
 from frontend.protocols.kserve_v2.reading import identifying
-from frontend.rendering import off_loop_if
 from frontend.tensors import running, served
 from frontend.tensors.request import TensorRequest
 from frontend.tensors.served import Served
 from frontend.tensors.states import model_of
 from frontend.tensors.streamed import closing, results
-from ipc.datatypes import BYTES
 from ipc.errors import PenstockError
+from ipc.memory.datatypes import BYTES
 from ipc.protos import kserve_v2_pb2 as pb
 
 RAW_INPUT = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from frontend.grpc.call import Call
 from ipc.protos import kserve_v2_pb2 as pb
-from ipc.regions import Kind
+from ipc.store.regions import Kind
 
 
 async def system_status(

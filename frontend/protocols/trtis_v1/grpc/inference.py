@@ -5,10 +5,10 @@ from __future__ import annotations
 from frontend.grpc import wire
 from frontend.grpc.call import Call
 from frontend.grpc.service import Answer
+from frontend.http.rendering import off_loop_if
 from frontend.protocols.trtis_v1 import requests, responses
 from frontend.protocols.trtis_v1.grpc.turns import Turn, Turns
 from frontend.protocols.trtis_v1.statuses import Statuses
-from frontend.rendering import off_loop_if
 from frontend.tensors import checking, served
 from frontend.tensors.result import TensorResult
 from frontend.tensors.running import book_failure, run

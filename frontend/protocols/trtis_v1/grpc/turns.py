@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ipc.model_config import ModelConfig
+from ipc.catalog.model_config import ModelConfig
 
 
 class Turn:

@@ -1,0 +1,132 @@
+"""The one start-up block: where the server is, what it serves on what, its limits, and what is off."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+from frontend.services import Services
+from ipc import addresses, logs
+from ipc.processes.paths import RunPaths
+from ipc.version import VERSION
+
+log = logging.getLogger(__name__)
+
+MOST_MODELS = 12
+"""Models with a line of their own."""
+
+
+def summary(services: Services) -> str:
+    """One line: models ready and workers up."""
+    states = [services.engine.status(name).state for name in services.catalog]
+    up = sum(1 for channel in services.client.channels if channel.responsive)
+    return f"{states.count('loaded')}/{len(states)} models ready, {up} workers up"
+
+
+def started(services: Services) -> None:
+    """Print the block, once in the life of a server: the first ready frontend does. In JSON logs it is one line."""
+    try:
+        os.close(os.open(_marker(services.settings.paths), os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        return
+    text = block(services)
+    if logs.is_text(services.settings.log, sys.stderr):
+        logs.write(text)
+    else:
+        log.info("; ".join(" ".join(line.split()) for line in text.splitlines()))
+
+
+def forget(paths: RunPaths) -> None:
+    """A server starts: its block has not been printed, whatever an earlier one did."""
+    _marker(paths).unlink(missing_ok=True)
+
+
+def _marker(paths: RunPaths) -> Path:
+    return paths.root / "announced"
+
+
+def block(services: Services) -> str:
+    """Text of the block."""
+    settings = services.settings
+    url = _url(settings.server.bind)
+    page = "" if addresses.unix_path(settings.server.bind) else " (in a browser: the live page)"
+    lines = [f"Penstock {VERSION} is ready", f"  url        {url}{page}"]
+    if settings.grpc.enabled:
+        lines.append(f"  gRPC       {settings.grpc.bind}")
+    for what, apart in (("metrics", settings.server.metrics_bind), ("health", settings.server.health_bind)):
+        if apart:
+            lines.append(f"  {what:10s} {apart}")
+    lines += _models(services)
+    for channel in services.client.channels:
+        lines.append(
+            f"  worker {channel.slot}   {channel.device}, {channel.threads} threads, "
+            f"{settings.arena.bytes >> 20} MiB arena"
+        )
+    limits = settings.limits
+    lines += [
+        f"  limits     body {limits.max_body_bytes >> 20} MiB, {limits.max_items} items, "
+        f"text {limits.max_text_bytes >> 10} KiB, request {limits.request_timeout_s:g} s",
+        f"  access     {_access(services)}",
+        f"  frontends  {settings.frontend_count}; run directory {settings.paths.root}",
+        f"  off        {', '.join(_off(services))}",
+        "  not built  chat, several hosts",
+    ]
+    return "\n".join([*lines, *_example(services, url)])
+
+
+def _url(bind: str) -> str:
+    """What curl takes to reach the address: a URL, behind an option for a Unix socket."""
+    if path := addresses.unix_path(bind):
+        return f"--unix-socket {path} http://localhost"
+    host, _, port = bind.rpartition(":")
+    return f"http://{'localhost' if host in ('0.0.0.0', '127.0.0.1', '[::]') else host}:{port}"
+
+
+def _models(services: Services) -> list[str]:
+    """A line for each model that was loaded at the start, or should have been, and one for all others."""
+    statuses = [services.engine.status(name) for name in services.catalog]
+    told = [status for status in statuses if status.state != "available"]
+    lines = []
+    for status in told[:MOST_MODELS]:
+        note = f" ({status.error_class}: {status.error_message})" if status.state == "failed" else ""
+        lines.append(f"  model      {status.name}: {status.state} on {status.device or '-'}{note}")
+    if more := len(statuses) - len(lines):
+        when = ", loaded when asked for" if services.settings.catalog.on_demand else ""
+        lines.append(f"  models     {more}{' more' if lines else ''} in the catalog{when}: see /v1/models")
+    return lines
+
+
+def _example(services: Services, url: str) -> list[str]:
+    """A request to paste, for the first loaded model that it suits."""
+    for name, entry in services.catalog.items():
+        if (
+            services.engine.status(name).state == "loaded"
+            and "dense" in entry.outputs
+            and "text" in entry.inputs
+        ):
+            key = "-H 'Authorization: Bearer KEY' " if services.access.closed else ""
+            body = json.dumps({"model": name, "input": "hello"})
+            return [
+                f"  try        curl {url}/v1/embeddings {key}-H 'Content-Type: application/json' -d '{body}'"
+            ]
+    return []
+
+
+def _off(services: Services) -> list[str]:
+    unset = {
+        "API keys": not services.access.closed,
+        "tracing": not services.settings.tracing.endpoint,
+        "remote code": not services.settings.worker.trust_remote_code,
+    }
+    return [name for name, off in unset.items() if off]
+
+
+def _access(services: Services) -> str:
+    server = services.settings.server
+    if not services.access.closed:
+        return f"no keys (server.keys_file is empty): whoever reaches {server.bind} may call"
+    count = len(services.access.entries)
+    return f"{count} API key{'s' if count > 1 else ''}; /metrics {'open' if server.open_metrics else 'needs one too'}"

@@ -1,0 +1,94 @@
+"""The configuration that this server runs with: the last one that was right.
+
+1. Gunicorn's configuration file calls `accept` at the start and again on every reload (SIGHUP).
+2. At the start a mistake is raised. On a reload it is told, and the configuration accepted before stays.
+3. Frontends are forked from the arbiter and serve with what it accepted, whatever the files say by then.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from frontend.access.gate import Gate
+from frontend.access.restricted import Restrictions
+from frontend.grpc import address
+from frontend.http import listeners
+from frontend.protocols.kserve_v2.headers import Forwarding
+from frontend.tracing import otlp
+from ipc import settings
+from ipc.catalog.entries import Catalog, check_lists, check_lora_dirs
+from ipc.catalog.repository.opening import check_models, open_catalog
+from ipc.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Settings, and the catalog, the API keys and the secrets of restricted groups that they name."""
+
+    settings: settings.Settings
+    catalog: Catalog
+    access: Gate
+    restrictions: Restrictions
+
+
+_accepted: Configuration | None = None
+
+
+def read(config: settings.Settings | None = None) -> Configuration:
+    """`config` (this process's settings when None) with what it names. Raises `ConfigError`."""
+    config = config or settings.load()
+    otlp.check(config.tracing)
+    address.check(config.grpc)
+    listeners.check(config)
+    catalog = open_catalog(config.catalog, config.repository)
+    if _accepted is not None:
+        catalog = catalog.keeping(_accepted.catalog.sources)
+    check_lists(catalog, config.catalog.preload, config.catalog.pinned)
+    check_models(catalog, config.repository)
+    check_lora_dirs(config.catalog.lora_dirs)
+    return Configuration(config, catalog, Gate.of(config.server), restrictions_of(config))
+
+
+def restrictions_of(config: settings.Settings) -> Restrictions:
+    """What the section `kserve` restricts. Raises `ConfigError` for what is wrong in the section."""
+    Forwarding(config.kserve.forward_headers)
+    return Restrictions.of(config.kserve.restricted_file)
+
+
+def accept() -> Configuration:
+    """Read the configuration anew. Raises `ConfigError` when it is wrong and none was accepted before."""
+    global _accepted
+    try:
+        found = read()
+        if _accepted is not None and found.settings.paths != _accepted.settings.paths:
+            raise ConfigError(
+                "run.dir, run.instance and the port they follow from cannot change while the server runs"
+            )
+        if _accepted is not None and _address(found) != _address(_accepted):
+            raise ConfigError("grpc.enabled and grpc.bind cannot change while the server runs")
+        if _accepted is not None and listeners.addresses(found.settings.server) != listeners.addresses(
+            _accepted.settings.server
+        ):
+            raise ConfigError(
+                "server.bind, server.metrics_bind and server.health_bind cannot change while the server runs"
+            )
+        if _accepted is not None and _accepted.access.closed and not found.access.closed:
+            log.warning("server.keys_file is empty now: requests need no key any more")
+        _accepted = found
+    except ConfigError as error:
+        if _accepted is None:
+            raise
+        log.error("the new configuration is refused, the old one stays: %s", error.message)
+    return _accepted
+
+
+def _address(chosen: Configuration) -> tuple[bool, str]:
+    return chosen.settings.grpc.enabled, chosen.settings.grpc.bind
+
+
+def current() -> Configuration:
+    """What was accepted last; outside Gunicorn, what can be read now. Raises `ConfigError`."""
+    return _accepted or read()

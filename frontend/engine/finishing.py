@@ -1,0 +1,41 @@
+"""What is done with every request once its outcome is known: counted, remembered for the live page, its span closed."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from frontend.engine.context import RequestContext
+from frontend.services import Services
+from frontend.status.recent import Recent
+
+
+class Outcome(NamedTuple):
+    """How a request was asked and answered.
+
+    An rpc has no `method`; its `status` is the HTTP status of the same outcome, so that both count alike.
+    """
+
+    method: str
+    path: str
+    route: str
+    status: int
+
+
+def finish(services: Services, made: RequestContext, protocol: str, outcome: Outcome) -> None:
+    """One request of `protocol` has ended; without an operation it is neither counted nor remembered."""
+    if made.operation and services.started:
+        made.phases.setdefault("total", (time.perf_counter() - made.started) * 1e3)
+        status = made.counted_status or outcome.status
+        services.recorder.finished(protocol, made.operation, made.model, str(status), made.error, made.phases)
+        _remember(services, made, protocol, outcome.status)
+    if services.tracer is not None:
+        services.tracer.end(made, *outcome)
+
+
+def _remember(services: Services, made: RequestContext, protocol: str, status: int) -> None:
+    if services.recent is not None:
+        ids = (made.request_id, made.trace_id)
+        services.recent.add(
+            Recent(time.time(), *ids, protocol, made.operation, made.model, status, made.error, made.phases)
+        )

@@ -1,0 +1,405 @@
+"""Frontend side of the socket: one DEALER to one worker slot, on the event loop.
+
+    absent -> connecting -> ready -> (leaving) -> absent
+
+1. `tick` sends `Hello` until `Welcome` answers, then pings.
+2. `Welcome` brings the worker's pid and arena: a pidfd is watched and the arena mapped.
+3. `submit` sends a request and returns a future of its result.
+4. When the pidfd fires, every pending future fails with `WorkerLost`; requests named in the arena's flight record are
+   suspects, the others bystanders. The channel starts again from the beginning.
+
+The ZeroMQ descriptor is edge-triggered, so the socket is looked at again after every send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+
+from frontend.engine.local import dealer
+from frontend.engine.local.delivery import Delivery
+from frontend.engine.local.outstanding import Outstanding
+from frontend.engine.local.silence import Silence
+from ipc.errors import DeadlineExceeded, ProtocolError, WorkerLost, from_code
+from ipc.memory import copies
+from ipc.memory.arena import ArenaView
+from ipc.memory.input_arena import InputBlock
+from ipc.processes.liveness import open_pidfd, start_ticks
+from ipc.processes.paths import RunPaths
+from ipc.wire import codec
+from ipc.wire.directions import ToFrontend, ToWorker
+from ipc.wire.messages import (
+    VERSION,
+    Cancel,
+    Credits,
+    Failure,
+    Forget,
+    Goodbye,
+    Hello,
+    Leaving,
+    Load,
+    Models,
+    ModelStatus,
+    Ping,
+    Pong,
+    Release,
+    Result,
+    Submit,
+    Unload,
+    Unread,
+    Watch,
+    Welcome,
+)
+from ipc.wire.stats import Stats
+from ipc.wire.streams import Part, Taken
+
+log = logging.getLogger(__name__)
+
+PING_EVERY_S = 0.5
+EXPIRE_GRACE_NS = 50_000_000
+FOREIGN_WEIGHT = 0.2
+
+Payload = bytes | memoryview | InputBlock | None
+"""Raw tensors that go with a request: in the frame after it, or in a block of this frontend."""
+
+
+class Channel:
+    """Connection of this frontend to one worker slot."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        paths: RunPaths,
+        slot: int,
+        name: str,
+        changed: Callable[[], None],
+    ) -> None:
+        self.slot = slot
+        self.state, self.joined = "absent", False
+        """Whether the worker was `ready` once."""
+        self.models: dict[str, ModelStatus] = {}
+        self.preloaded = False
+        self.free_bytes = 0
+        self.credits = Credits(0, 0, 0.0)
+        self.stats: Stats | None = None
+        self.device, self.uuid, self.threads = "", "", 0
+        self._outstanding = Outstanding()
+        self.foreign_cost = 0.0
+        self._context, self._paths, self._name, self._changed = context, paths, name, changed
+        self._loop = asyncio.get_running_loop()
+        self._socket: zmq.Socket[bytes] | None = None
+        self._pending: dict[int, tuple[asyncio.Future[Delivery], Submit]] = {}
+        self._ids = itertools.count(1)
+        self._tag, self._pidfd = 0, -1
+        self._arena: ArenaView | None = None
+        self._look_scheduled = False
+        self._last_ping, self._silence = 0.0, Silence()
+        self._mapping: asyncio.Task[None] | None = None
+        self._watching = False
+        self._reading: dict[int, InputBlock] = {}
+        self.streams: dict[int, Callable[[Delivery], None]] = {}
+        """Who takes the parts of a request, by its id."""
+
+    @property
+    def responsive(self) -> bool:
+        """Whether the worker takes new requests and answered a ping lately."""
+        return self.state == "ready" and not self._silence.is_long
+
+    @property
+    def cost(self) -> int:
+        """Cost in flight, without streams that rest."""
+        return self._outstanding.cost
+
+    def cost_in(self, lane: str) -> int:
+        """Cost in flight in one lane."""
+        return self._outstanding.cost_in(lane)
+
+    def has_part(self, lane: str, caller: str, share: float) -> bool:
+        """Whether `caller` is below its own part of the credits of a lane."""
+        return self._outstanding.allows(self.credits.limit, lane, caller, share)
+
+    def tick(self) -> None:
+        """Advance: connect, say hello, ping. Called every 100 ms or so."""
+        self._expire()
+        self._silence.look()
+        # PERF: smoothed, because the worker's word is up to a tick old: all frontends would run to one worker at once.
+        self.foreign_cost += FOREIGN_WEIGHT * (max(0, self.credits.queued - self.cost) - self.foreign_cost)
+        if self.state == "absent":
+            if self._paths.worker_socket(self.slot).exists():
+                self._connect()
+        elif self.state == "connecting" and self._mapping is None:
+            self._send(Hello(VERSION, self._name, self._tag, os.getpid(), start_ticks(os.getpid())))
+        elif self.state in ("ready", "leaving") and time.monotonic() - self._last_ping > PING_EVERY_S:
+            self._last_ping = time.monotonic()
+            self._send(Ping(int(self._last_ping * 1000)))
+
+    def _expire(self) -> None:
+        """Fail what is past its deadline; the worker does so too, but it may hang."""
+        now = time.monotonic_ns()
+        for request, (future, message) in list(self._pending.items()):
+            if now >= message.deadline_ns + EXPIRE_GRACE_NS and not future.done():
+                self.cancel(request)
+                future.set_exception(
+                    DeadlineExceeded("the deadline passed before the result was ready", retry_after_s=1)
+                )
+
+    def _connect(self) -> None:
+        self._tag = random.getrandbits(62)
+        try:
+            path = self._paths.worker_socket(self.slot)
+            self._socket = dealer.connect(self._context, path, f"{self._name}.{self._tag:x}")
+        except zmq.ZMQError as error:
+            log.error("no socket for worker %d: %s", self.slot, error)
+            return
+        self._loop.add_reader(self._socket.FD, self._look)
+        self.state = "connecting"
+        self._look_soon()
+
+    def submit(
+        self, build: Callable[[int], Submit], payload: Payload = None
+    ) -> tuple[int, asyncio.Future[Delivery]]:
+        """Send what `build(id)` makes, with its payload. Raises `WorkerLost` when the socket takes nothing."""
+        request = next(self._ids)
+        message = build(request)
+        block = payload if isinstance(payload, InputBlock) else None
+        frame = None if isinstance(payload, InputBlock) else payload
+        # NOTE: named every time: the worker may have begun anew, or had no memory to map it when it was told last.
+        if (block is not None and not self._send(block.inputs)) or not self._send(message, frame):
+            raise WorkerLost("the worker takes no requests", retry_after_s=1)
+        if block is not None:
+            block.add_reader()
+            self._reading[request] = block
+        future: asyncio.Future[Delivery] = self._loop.create_future()
+        self._pending[request] = (future, message)
+        self._outstanding.begin(message)
+        return request, future
+
+    def cancel(self, request: int) -> None:
+        """The caller has gone: drop the future and tell the worker. Idempotent."""
+        if self._forget(request) is not None:
+            self._send(Cancel(request))
+
+    def abandon(self, request: int, future: asyncio.Future[Delivery]) -> None:
+        """The caller was cancelled: stop the work, or give back a result that had just arrived."""
+        self.cancel(request)
+        if future.done() and not future.cancelled() and future.exception() is None:
+            delivery = future.result()
+            if delivery.arena is not None:
+                self.release(delivery.result, delivery.arena)
+
+    def release(self, result: Result, arena: ArenaView) -> None:
+        """End the lease of a result; only its own worker life is told."""
+        if result.block is not None and arena is self._arena:
+            self._send(Release(result.block.offset, result.block.generation))
+
+    def taken(self, request: int, count: int) -> None:
+        """Parts of a stream were taken, so as many more may come."""
+        self._outstanding.taken(request, count)
+        self._send(Taken(request, count))
+
+    def cost_of(self, model: str) -> int:
+        """Cost in flight of one model."""
+        return sum(message.cost for _, message in self._pending.values() if message.model == model)
+
+    def load(self, model: str, explicit: bool = False) -> bool:
+        """Ask the worker to load a model; its answer is a new state of the model. Returns whether it was sent."""
+        return self.state == "ready" and self._send(Load(model, explicit))
+
+    def unload(self, model: str) -> bool:
+        """Ask the worker to unload a model; its answer is a new state of the model. Returns whether it was sent."""
+        return self.state == "ready" and self._send(Unload(model))
+
+    def forget(self, model: str, sequence: int | str, caller: str = "") -> None:
+        """A sequence of that id and caller begins on another worker."""
+        self._send(Forget(model, sequence, caller))
+
+    def watch(self, on: bool) -> None:
+        """Ask the worker for `stats`, or for no more; to be repeated, since a new life of it knows of nothing."""
+        if self.state in ("ready", "leaving") and self._watching != on and self._send(Watch(on)):
+            self._watching = on
+            self.stats = None
+
+    def leave(self) -> None:
+        """The worker drains: send nothing new."""
+        if self.state == "ready":
+            self.state = "leaving"
+            self._changed()
+
+    def close(self) -> None:
+        """Say goodbye and give up whatever is pending."""
+        if self._socket is not None:
+            self._send(Goodbye())
+        self._reset("the frontend closed", set())
+
+    def _send(self, message: ToWorker, frame: bytes | memoryview | None = None) -> bool:
+        if self._socket is None:
+            return False
+        try:
+            dealer.send(self._socket, codec.encode(message), frame)
+        except zmq.Again:
+            return False
+        finally:
+            self._look_soon()
+        if frame is not None:
+            copies.count("frame", len(frame))
+        return True
+
+    def _look_soon(self) -> None:
+        if not self._look_scheduled:
+            self._look_scheduled = True
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        self._look_scheduled = False
+        socket = self._socket
+        while socket is not None and socket is self._socket and dealer.has_message(socket):
+            try:
+                frames = dealer.receive(socket)
+                self._dispatch(codec.decode_to_frontend(frames), frames[1] if len(frames) > 1 else b"")
+            except zmq.Again:
+                return
+            except ProtocolError as error:
+                log.error("worker %d sent a bad message: %s", self.slot, error.message)
+
+    def _dispatch(self, message: ToFrontend, inline: bytes) -> None:
+        if isinstance(message, Result):
+            self._deliver(message, inline)
+        elif isinstance(message, Failure):
+            future = self._forget(message.id)
+            if future is not None and not future.done():
+                future.set_exception(
+                    from_code(
+                        message.code,
+                        message.message,
+                        retry_after_s=message.retry_after_s,
+                        detail=message.detail,
+                    )
+                )
+        elif isinstance(message, Part):
+            self._deliver_part(message.result, inline)
+        elif isinstance(message, Unread):
+            self._end_reading(message.id)
+        elif isinstance(message, Credits):
+            self.credits = message
+            self._changed()
+        elif isinstance(message, Models):
+            changed = {status.name: status for status in message.models}
+            kept = {name: status for name, status in self.models.items() if name not in message.gone}
+            self._set_models(kept | changed, message)
+        elif isinstance(message, Stats):
+            self.stats = message
+        elif isinstance(message, Pong):
+            self._silence.end()
+        elif isinstance(message, Welcome):
+            if self._mapping is None and self.state == "connecting":
+                # NOTE: taken in now, since newer credits and states may lie right behind.
+                self.credits, self.device = message.credits, message.device
+                self.uuid, self.threads = message.uuid, message.threads
+                self._set_models({status.name: status for status in message.models}, message)
+                self._mapping = self._loop.create_task(self._welcomed(message))
+        elif isinstance(message, Leaving):
+            self.leave()
+        elif isinstance(message, Goodbye):
+            self._reset("the worker dropped this session", set())
+
+    def _end_reading(self, request: int) -> None:
+        block = self._reading.pop(request, None)
+        if block is not None:
+            block.end_reader()
+
+    def _deliver(self, result: Result, inline: bytes) -> None:
+        self._end_reading(result.id)
+        future = self._forget(result.id)
+        if future is not None and not future.done():
+            future.set_result(Delivery(result, self._arena if result.block is not None else None, inline))
+        elif result.block is not None and self._arena is not None:
+            self.release(result, self._arena)
+
+    def _deliver_part(self, result: Result, inline: bytes) -> None:
+        take = self.streams.get(result.id)
+        self._outstanding.received(result.id, result.block is not None)
+        if take is not None:
+            take(Delivery(result, self._arena if result.block is not None else None, inline))
+        elif result.block is not None and self._arena is not None:
+            self.release(result, self._arena)
+
+    def _forget(self, request: int) -> asyncio.Future[Delivery] | None:
+        entry = self._pending.pop(request, None)
+        if entry is None:
+            return None
+        self._outstanding.end(entry[1])
+        return entry[0]
+
+    def _set_models(self, models: dict[str, ModelStatus], message: Models | Welcome) -> None:
+        # NOTE: always another dict: caches and threads hold the one before, which must not change.
+        self.models = models
+        self.preloaded, self.free_bytes = message.preloaded, message.free_bytes
+        self._changed()
+
+    async def _welcomed(self, message: Welcome) -> None:
+        """Watch the worker's process and map its arena off the loop; mapping faults in every page."""
+        try:
+            if message.version != VERSION:
+                raise ProtocolError(
+                    f"worker {self.slot} speaks version {message.version}, this frontend {VERSION}"
+                )
+            self._pidfd = open_pidfd(message.pid, message.start_ticks)
+            self._loop.add_reader(self._pidfd, self._died)
+            self._arena = await asyncio.to_thread(ArenaView, Path(message.arena), message.epoch)
+        except (OSError, ProtocolError) as error:
+            log.warning("worker %d could not be joined: %s", self.slot, error)
+            self._reset("the worker could not be joined", set())
+            return
+        finally:
+            self._mapping = None
+        if self.state != "connecting":
+            return
+        self.state, self.joined = "ready", True
+        self._silence.end()
+        log.info("joined worker %d (%s, epoch %s)", self.slot, message.device, message.epoch)
+        self._changed()
+
+    def _died(self) -> None:
+        self._look()
+        suspects = (
+            {request for tag, request in self._arena.flight() if tag == self._tag} if self._arena else set()
+        )
+        log.warning(
+            "worker %d died with %d requests in flight, %d on the device",
+            self.slot,
+            len(self._pending),
+            len(suspects),
+        )
+        self._reset("the worker process died", suspects)
+
+    def _reset(self, why: str, suspects: set[int]) -> None:
+        pending, self._pending = self._pending, {}
+        for request in list(self._reading):
+            self._end_reading(request)
+        self._outstanding = Outstanding()
+        if self._mapping is not None:
+            self._mapping.cancel()
+            self._mapping = None
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket.FD)
+            self._socket.close(0)
+            self._socket = None
+        self.state, self.models, self._arena = "absent", {}, None
+        self.preloaded, self.free_bytes = False, 0
+        self.stats, self._watching = None, False
+        for request, (future, _) in pending.items():
+            if not future.done():
+                future.set_exception(WorkerLost(why, suspect=request in suspects, retry_after_s=1))
+        self._changed()

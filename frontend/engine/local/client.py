@@ -1,0 +1,389 @@
+"""What a frontend uses to run calls: finds workers, routes, waits for restarts, retries lost requests.
+
+1. Every 100 ms: look for worker sockets in the run directory, advance every channel, read the poison list.
+2. `call` and `stream` pick a channel and send; no channel now means waiting for a change, up to the restart or load
+   wait. A model that nobody has is asked for (`frontend.engine.local.demand`).
+3. A lost worker means another attempt by the rule of `frontend.engine.local.retry`; a second death on the same
+input makes it poison.
+4. The answer is a `Reply`: numpy views on the arena, whose lease ends with `release` (or leaving the context). A stream
+   is a `PartStream` of them; the retry rule ends with its first part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable, Collection
+from typing import TypeVar
+
+import msgspec
+import zmq
+
+from frontend.engine.local import retry, routing
+from frontend.engine.local.channel import Channel
+from frontend.engine.local.copy_budget import CopyBudget
+from frontend.engine.local.delivery import Delivery
+from frontend.engine.local.demand import Demand
+from frontend.engine.local.exchange import Reply, Request
+from frontend.engine.local.part_stream import PartStream
+from frontend.engine.local.poison import PoisonList
+from ipc import deadline
+from ipc.errors import (
+    Draining,
+    InputRefused,
+    InvalidInput,
+    LoraLoading,
+    ModelLoading,
+    ModelNotLoaded,
+    NoReplica,
+    QueueFull,
+    SequenceLost,
+    SequenceUnknown,
+    WorkerCrashed,
+    WorkerLost,
+)
+from ipc.memory import input_arena
+from ipc.memory.input_arena import InputArena, InputBlock
+from ipc.processes.paths import RunPaths
+from ipc.settings import Settings
+from ipc.wire.messages import InferCall, Submit
+from ipc.wire.streams import WINDOW
+
+__all__ = ["Client", "PartStream", "Reply", "Request"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TICK_S = 0.1
+FULL_WAIT_S = 0.05
+# NOTE: free maps of a request may hold what no message can: numbers beyond 64 bits, hundreds of levels.
+_UNSAYABLE = (OverflowError, RecursionError)
+_BEYOND = "options, output_schema or metadata: a number is beyond 64 bits, or values are nested too deep"
+_SOCKET_NAME = re.compile(r"^worker-(\d+)\.sock$")
+
+
+class Client:
+    """All channels of this frontend."""
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        settings: Settings,
+        name: str,
+        on_retry: Callable[[str], None] = lambda reason: None,
+        copies: CopyBudget | None = None,
+    ) -> None:
+        """`copies` bounds what is kept of parts that slow clients do not take."""
+        self._copies = copies or CopyBudget(settings.arena.copy_out_bytes)
+        self._copy_after_s = settings.arena.lease_copy_after_s
+        self._paths, self._limits, self._name, self._on_retry = paths, settings.limits, name, on_retry
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._channels: dict[int, Channel] = {}
+        self._change = asyncio.Event()
+        self._on_demand = settings.catalog.on_demand
+        self.demand = Demand(lambda: self.channels, self._on_demand)
+        self._budget = retry.RetryBudget()
+        self.poison = PoisonList(paths.poison(), settings.limits.poison_ttl_s)
+        self.inputs = InputArena(paths, int(name.rpartition("-")[2]), settings.arena.input_bytes)
+        self._ticker: asyncio.Task[None] | None = None
+        self._joining_until_ns = 0
+
+    @property
+    def channels(self) -> list[Channel]:
+        """Channels by slot."""
+        return [self._channels[slot] for slot in sorted(self._channels)]
+
+    def start(self) -> None:
+        """Begin looking for workers."""
+        self._joining_until_ns = deadline.after(self._limits.restart_wait_s)
+        self._ticker = asyncio.get_running_loop().create_task(self._tick())
+
+    async def close(self) -> None:
+        """Stop, say goodbye to all workers, close the sockets."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        for channel in self.channels:
+            channel.close()
+        self.inputs.close()
+        await asyncio.sleep(0)
+        self._context.destroy(linger=0)
+
+    async def _tick(self) -> None:
+        turn = 0
+        while True:
+            try:
+                self._discover()
+                if turn % 10 == 0:
+                    self.poison.refresh()
+            except OSError as error:
+                log.error("looking for workers failed: %s", error)
+            for channel in self.channels:
+                channel.tick()
+            self.demand.tick()
+            turn += 1
+            await asyncio.sleep(TICK_S)
+
+    def _discover(self) -> None:
+        for path in self._paths.root.iterdir():
+            found = _SOCKET_NAME.match(path.name)
+            slot = int(found[1]) if found else -1
+            if found and slot not in self._channels:
+                self._channels[slot] = Channel(self._context, self._paths, slot, self._name, self._changed)
+
+    def watch(self, on: bool) -> bool:
+        """Ask all workers for `Stats`, or for no more; whether all that serve have answered since."""
+        for channel in self.channels:
+            channel.watch(on)
+        return all(channel.stats is not None for channel in self.channels if channel.state == "ready")
+
+    def _changed(self) -> None:
+        self._change.set()
+        self._change = asyncio.Event()
+
+    async def call(self, request: Request) -> Reply:
+        """Run one call. Raises a `PenstockError`; cancelling the task cancels the work."""
+        return await self._run(request, self._send)
+
+    async def stream(self, request: Request) -> PartStream:
+        """The answer in parts, once the first is there or there is none; closing it ends the work.
+
+        Raises a `PenstockError` as `call` does. What fails from then on ends the iteration with one error.
+        """
+        return await self._run(request, self._open)
+
+    async def _run(self, request: Request, send: Callable[[Channel, Request, bool], Awaitable[T]]) -> T:
+        try:
+            return await self._until_answered(request, send)
+        except _UNSAYABLE as error:
+            raise InvalidInput(_BEYOND) from error
+
+    async def _until_answered(
+        self, request: Request, send: Callable[[Channel, Request, bool], Awaitable[T]]
+    ) -> T:
+        """Send a request until a worker has answered it, or begun to."""
+        if self.poison.holds(request.model, request.call, input_arena.bytes_of(request.payload)):
+            raise InputRefused("this input crashed worker processes before and is refused for a while")
+        self._budget.count_request()
+        suspect = request.sequence is not None and self.poison.is_suspect(
+            request.model, request.call, input_arena.bytes_of(request.payload)
+        )
+        attempts = retry.Attempts()
+        lora_until = 0
+        while True:
+            channel = await self._route(request, attempts)
+            try:
+                return await send(channel, request, attempts.solo or suspect)
+            except Draining:
+                channel.leave()
+            except (ModelLoading, ModelNotLoaded):
+                # It was unloaded while the request was on its way; the new state of the worker follows.
+                await asyncio.sleep(FULL_WAIT_S)
+            except LoraLoading:
+                lora_until = lora_until or deadline.after(self._limits.load_wait_s)
+                if not await self._lora_loaded(channel, request, min(lora_until, request.waits_until_ns)):
+                    raise
+            except QueueFull:
+                # Another worker may have room; a request that was lost before waits for one.
+                if request.sequence is not None:
+                    raise
+                attempts.avoid.add(channel.slot)
+                slots = {c.slot for c in routing.loaded(self.channels, request.model)}
+                if slots <= attempts.avoid:
+                    if not attempts.losses:
+                        raise
+                    attempts.avoid.clear()
+                    await asyncio.sleep(FULL_WAIT_S)
+            except SequenceUnknown as unknown:
+                first = attempts.unknown(unknown, channel.slot)
+                while {c.slot for c in routing.having(self.channels, request.model)} <= attempts.strangers:
+                    if not await self._heard_of_more(request, attempts):
+                        raise first from None
+            except WorkerLost as lost:
+                if (name := request.sequence) is not None:
+                    if lost.suspect:
+                        self._suspect(request, alone=suspect)
+                    raise SequenceLost(
+                        f"the worker was lost, and with it the state of sequence {name!a}, which must begin again"
+                    ) from lost
+                if lost.suspect:
+                    # The device had begun it in time.
+                    request.start_by_ns = 0
+                error = attempts.next_error(lost, channel.slot, request.deadline_ns, self._budget)
+                if isinstance(error, WorkerCrashed):
+                    self.poison.add(request.model, request.call, input_arena.bytes_of(request.payload))
+                if error is not None:
+                    raise error from lost
+                self._on_retry("suspect" if lost.suspect else "bystander")
+
+    async def _heard_of_more(self, request: Request, attempts: retry.Attempts) -> bool:
+        """Wait for workers that may know a sequence and do not answer (yet); whether there was one to wait for."""
+
+        def silent() -> bool:
+            joining = time.monotonic_ns() < self._joining_until_ns
+            others = (c for c in self.channels if c.slot not in attempts.strangers and (c.joined or joining))
+            return any(routing.is_unheard(c, request.model) for c in others)
+
+        attempts.patience_ns = attempts.patience_ns or deadline.after(self._limits.restart_wait_s)
+        left_s = deadline.remaining_s(min(attempts.patience_ns, request.waits_until_ns))
+        if left_s <= 0 or not silent():
+            return False
+        await self._wait(self._change, min(left_s, 0.25))
+        return True
+
+    async def ready(self, model: str, deadline_ns: int, others: Collection[str] = ()) -> None:
+        """Wait until some worker has `model` loaded, or one of `others`, and ask for `model`.
+
+        Raises why it cannot be had, or not in time.
+        """
+
+        def having() -> None:
+            if not any(routing.having(self.channels, other) for other in others):
+                routing.loaded(self.channels, model, on_demand=self._on_demand)
+
+        await self._until(having, model, deadline_ns, patient=False)
+
+    async def wait(self, done: Callable[[], bool], deadline_ns: int) -> None:
+        """Wait until `done()`, looked at after every change. Raises `DeadlineExceeded`."""
+        while not done():
+            deadline.check(deadline_ns, "before the workers were done")
+            await self._wait(self._change, min(deadline.remaining_s(deadline_ns), 0.25))
+
+    async def _route(self, request: Request, attempts: retry.Attempts) -> Channel:
+        """A channel, now or after a wait for a restart, a load, or (for a retry) a free credit."""
+
+        def pick() -> Channel:
+            if request.sequence is not None:
+                return self._home(request, request.sequence, attempts)
+            if attempts.solo:
+                # Suspects all go to one worker, so that a poison among them can cost only that one.
+                return routing.loaded(self.channels, request.model)[0]
+            return routing.pick(
+                self.channels,
+                request.model,
+                request.lane,
+                avoid=attempts.avoid,
+                caller=request.caller,
+                share=request.share,
+                on_demand=self._on_demand,
+                lora=request.call.lora,
+            )
+
+        return await self._until(pick, request.model, request.waits_until_ns, patient=bool(attempts.losses))
+
+    def _home(self, request: Request, name: int | str, attempts: retry.Attempts) -> Channel:
+        """The channel of a sequence; where it begins, other workers are told that theirs of that id is over."""
+        chosen = routing.home(
+            self.channels,
+            request.model,
+            request.lane,
+            name,
+            strangers=attempts.strangers,
+            caller=request.caller,
+            share=request.share,
+            on_demand=self._on_demand,
+        )
+        if request.begins:
+            for other in self.channels:
+                if other is not chosen and other.state == "ready" and request.model in other.models:
+                    other.forget(request.model, name, request.caller)
+        return chosen
+
+    async def _until(self, attempt: Callable[[], T], model: str, deadline_ns: int, patient: bool) -> T:
+        """`attempt` again after every change, until it succeeds or its error has outlasted its wait.
+
+        A full queue is an answer at once, unless `patient`: a request that lost its worker waits for a credit.
+        """
+        give_up: dict[bool, int] = {}
+        while True:
+            deadline.check(deadline_ns, "before a worker could be found")
+            change = self._change
+            try:
+                return attempt()
+            except (NoReplica, ModelLoading, ModelNotLoaded, QueueFull) as error:
+                if isinstance(error, QueueFull) and not patient:
+                    raise
+                loads = isinstance(error, ModelLoading | ModelNotLoaded)
+                if loads:
+                    self.demand.want(model)
+                if isinstance(error, ModelNotLoaded) and not self._on_demand:
+                    raise
+                wait_s = self._limits.load_wait_s if loads else self._limits.restart_wait_s
+                until_ns = give_up.setdefault(loads, deadline.after(wait_s))
+                left_s = deadline.remaining_s(min(until_ns, deadline_ns))
+                if left_s <= 0:
+                    raise
+                await self._wait(change, min(left_s, 0.25))
+
+    async def _lora_loaded(self, channel: Channel, request: Request, until_ns: int) -> bool:
+        """Wait while a worker loads the LoRA adapter of a request; whether there is time left to ask it again."""
+        # The new state of the worker follows its answer.
+        await asyncio.sleep(min(FULL_WAIT_S, max(0.0, deadline.remaining_s(until_ns))))
+        while (left_s := deadline.remaining_s(until_ns)) > 0:
+            status = channel.models.get(request.model)
+            if status is None or status.loras.get(request.call.lora) != "loading":
+                return True
+            await self._wait(self._change, min(left_s, 0.25))
+        return False
+
+    @staticmethod
+    async def _wait(change: asyncio.Event, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await change.wait()
+        except TimeoutError:
+            return
+
+    async def _send(self, channel: Channel, request: Request, solo: bool) -> Reply:
+        number, future = self._submit(channel, request, solo)
+        try:
+            return Reply(channel, await future)
+        except asyncio.CancelledError:
+            channel.abandon(number, future)
+            raise
+
+    async def _open(self, channel: Channel, request: Request, solo: bool) -> PartStream:
+        number, future = self._submit(channel, request, solo, WINDOW)
+
+        stream = PartStream(
+            channel, number, future, self._copies, self._copy_after_s, lambda: self._suspect(request)
+        )
+        try:
+            await stream.begun()
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def _suspect(self, request: Request, *, alone: bool = True) -> None:
+        """A worker died on a request that does not run again."""
+        self.poison.suspect(request.model, request.call, input_arena.bytes_of(request.payload), alone=alone)
+
+    @staticmethod
+    def _submit(
+        channel: Channel, request: Request, solo: bool, parts: int = 0
+    ) -> tuple[int, asyncio.Future[Delivery]]:
+        call = request.call
+        if isinstance(request.payload, InputBlock) and isinstance(call, InferCall):
+            call = msgspec.structs.replace(call, block=request.payload.ref)
+
+        def build(number: int) -> Submit:
+            return Submit(
+                number,
+                request.model,
+                call,
+                request.deadline_ns,
+                request.cost,
+                request.request_id,
+                request.traceparent,
+                solo,
+                request.lane,
+                request.caller,
+                request.share,
+                parts,
+                request.start_by_ns,
+            )
+
+        return channel.submit(build, request.payload)

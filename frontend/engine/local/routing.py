@@ -1,0 +1,174 @@
+"""Which worker takes a request: model loaded, answering, in credit, then the one that is free first.
+
+A worker is free first by its outstanding cost, its rate, and for how long its present step runs already.
+
+A sequence goes to the worker that has its state, whatever else that has to do. When none fits, the error says why, and
+how long it will last: from the drain rate of the workers, or the load time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Sequence
+
+from frontend.engine.local.channel import Channel
+from ipc.errors import (
+    DependencyConflict,
+    ModelLoadFailed,
+    ModelLoading,
+    ModelNotLoaded,
+    NoReplica,
+    PenstockError,
+    QueueFull,
+)
+from ipc.wire.messages import ModelStatus
+
+DEFAULT_LOAD_S = 5
+"""Seconds that a load is expected to take when nothing is known of it."""
+
+
+def retry_after_s(channels: Sequence[Channel]) -> float:
+    """Whole seconds until the least loaded of these workers has drained what it holds; at least 1."""
+    waits = [c.credits.queued / c.credits.rate for c in channels if c.credits.rate > 0]
+    return float(max(1, math.ceil(min(waits)))) if waits else 1.0
+
+
+def has_credit(channel: Channel, lane: str, caller: str = "", share: float = 1.0) -> bool:
+    """Whether this frontend may send more cost of that lane there, at least for that caller.
+
+    One request is always allowed, and so is a caller who is below its part while others fill the credits.
+    """
+    cost = channel.cost_in(lane)
+    return (
+        cost == 0 or cost < channel.credits.limit or (bool(caller) and channel.has_part(lane, caller, share))
+    )
+
+
+def loaded(channels: Sequence[Channel], model: str, *, on_demand: bool = True) -> list[Channel]:
+    """Channels whose worker answers and has the model; raises the error of `explain` when there is none."""
+    able = having(channels, model)
+    if not able:
+        raise explain(channels, model, on_demand=on_demand)
+    return able
+
+
+def having(channels: Sequence[Channel], model: str) -> list[Channel]:
+    """Channels whose worker answers and has the model."""
+    return [c for c in channels if c.responsive and model in c.models and c.models[model].state == "loaded"]
+
+
+def is_unheard(channel: Channel, model: str) -> bool:
+    """Whether the worker may have the model and does not answer: it is silent, or was never joined yet."""
+    if channel.state == "ready":
+        return not channel.responsive and model in channel.models and channel.models[model].state == "loaded"
+    return channel.state == "connecting" and not channel.joined
+
+
+def pick(
+    channels: Sequence[Channel],
+    model: str,
+    lane: str,
+    *,
+    avoid: Collection[int] = (),
+    caller: str = "",
+    share: float = 1.0,
+    on_demand: bool = True,
+    lora: str = "",
+) -> Channel:
+    """The channel to use; `avoid` names slots to leave out if there is another; `caller` has that `share`.
+
+    A worker that has the LoRA adapter `lora`, or is loading it, goes before the others.
+
+    Raises the error of `explain` when no worker has the model, `QueueFull` when all that have it are out of credits.
+    """
+    able = loaded(channels, model, on_demand=on_demand)
+    preferred = [c for c in able if c.slot not in avoid] or able
+    open_ = [c for c in preferred if has_credit(c, lane, caller, share)]
+    if not open_:
+        raise QueueFull(
+            "the queue of every worker with this model is full", retry_after_s=retry_after_s(able)
+        )
+
+    if lora:
+        open_ = [c for c in open_ if lora in c.models[model].loras] or open_
+
+    def wait_s(channel: Channel) -> float:
+        # A step that has taken seconds may take as many more, whatever the rate says.
+        waiting = channel.cost + channel.foreign_cost
+        return channel.credits.step_s + waiting / max(channel.credits.rate, 1.0)
+
+    return min(open_, key=lambda c: (wait_s(c), c.cost, c.slot))
+
+
+def home(
+    channels: Sequence[Channel],
+    model: str,
+    lane: str,
+    sequence: int | str,
+    *,
+    strangers: Collection[int] = (),
+    caller: str = "",
+    share: float = 1.0,
+    on_demand: bool = True,
+) -> Channel:
+    """The channel of a sequence: all frontends choose the same worker, and few ids move when workers come or go.
+
+    It has the highest of the hashes of model, caller, id and slot (rendezvous hashing). `strangers` names slots that do
+    not know the sequence: it began elsewhere, before workers came or went. Raises as `pick`.
+    """
+    able = loaded(channels, model, on_demand=on_demand)
+    known = [c for c in able if c.slot not in strangers] or able
+    name = f"{model}\0{caller}\0{sequence!r}" if caller else f"{model}\0{sequence!r}"
+
+    def weight(channel: Channel) -> bytes:
+        return hashlib.blake2b(f"{name}\0{channel.slot}".encode(), digest_size=8).digest()
+
+    chosen = max(known, key=weight)
+    if not has_credit(chosen, lane, caller, share):
+        raise QueueFull(
+            "the queue of the worker with this sequence is full", retry_after_s=retry_after_s([chosen])
+        )
+    return chosen
+
+
+def explain(channels: Sequence[Channel], model: str, *, on_demand: bool = True) -> PenstockError:
+    """Why no worker can run `model` now; `on_demand`: a model that is only available is loaded when asked for."""
+    up = [c for c in channels if c.state == "ready"]
+    found = [c.models[model] for c in up if model in c.models]
+    if not up or any(status.state == "loaded" for status in found):
+        return NoReplica("no worker is up", retry_after_s=2)
+    loading = [status for status in found if status.state == "loading"]
+    available = [status for status in found if status.state == "available"]
+    failed = [status for status in found if status.state == "failed"]
+    lasting = [status for status in failed if status.permanent]
+    leaving = any(status.state == "unloading" for status in found)
+    if loading:
+        return _loading(model, loading)
+    if lasting or (failed and not (available or leaving)):
+        return why_failed((lasting or failed)[0])
+    if available and on_demand:
+        return _loading(model, available)
+    if available:
+        return ModelNotLoaded(f"Model '{model}' is not loaded and is not loaded on demand", retry_after_s=5)
+    why = "is being unloaded" if found else "is not known to the workers yet"
+    return ModelNotLoaded(f"Model '{model}' {why}", retry_after_s=1)
+
+
+def _loading(model: str, statuses: Sequence[ModelStatus]) -> ModelLoading:
+    """A load runs or begins; Retry-After is what the quickest of them is still expected to take."""
+    expected = [status.load_s * (1 - status.progress) for status in statuses if status.load_s]
+    seconds = max(1, math.ceil(min(expected))) if expected else DEFAULT_LOAD_S
+    return ModelLoading(f"Model '{model}' is loading", retry_after_s=seconds)
+
+
+def why_failed(status: ModelStatus) -> PenstockError:
+    """The failure of a load as a worker tells it."""
+    if status.error_class == "DEPENDENCY":
+        return DependencyConflict(status.error_message, compatible_bundles=[])
+    return ModelLoadFailed(
+        status.error_message,
+        error_class=status.error_class,
+        attempts=status.attempts,
+        permanent=status.permanent,
+    )

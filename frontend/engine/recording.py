@@ -1,0 +1,128 @@
+"""Counts requests, phases and refusals, with the label children looked up once and written a little later."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from functools import lru_cache
+from typing import Any
+
+from ipc.metrics.registry import UNKNOWN, FrontendMetrics
+from ipc.metrics.tally import Amount, Observations
+
+_REJECTIONS = {
+    "QUEUE_FULL": "queue_full",
+    "NO_REPLICA": "no_worker",
+    "MODEL_LOADING": "loading",
+    "MODEL_NOT_LOADED": "loading",
+    "LORA_LOADING": "loading",
+    "SHM_EXHAUSTED": "queue_full",
+    "DEADLINE_EXCEEDED": "deadline",
+    "INPUT_TOO_LONG": "too_long",
+    "BODY_TOO_LARGE": "too_long",
+    "DRAINING": "draining",
+}
+_SIE_PHASES = {"total": "total", "queue": "queue", "tokenize": "tokenize", "device": "inference"}
+
+
+class _InFlight:
+    """Counts one request as being served for as long as it is entered."""
+
+    __slots__ = ("_gauges",)
+
+    def __init__(self, gauges: tuple[Amount, ...]) -> None:
+        self._gauges = gauges
+
+    def __enter__(self) -> None:
+        for gauge in self._gauges:
+            gauge.inc()
+
+    def __exit__(self, *_: object) -> None:
+        for gauge in self._gauges:
+            gauge.inc(-1)
+
+
+class Recorder:
+    """Writes one request into all families it belongs to, soon after (`ipc.metrics.tally`)."""
+
+    def __init__(self, metrics: FrontendMetrics, models: Container[str]) -> None:
+        self._metrics, self._models, self._tally = metrics, models, metrics.tally
+        self._outcomes = lru_cache(maxsize=4096)(self._outcome)
+        self._phases = lru_cache(maxsize=4096)(self._phase)
+        self._gauges = lru_cache(maxsize=4096)(self._serving)
+        self._amounts = lru_cache(maxsize=4096)(self._amount)
+
+    def _amount(self, family: str, *labels: str) -> Amount:
+        return self._tally.amount(self._child(family, *labels))
+
+    def _child(self, family: str, *labels: str) -> Any:
+        return getattr(self._metrics, family).labels(*labels)
+
+    def _outcome(
+        self, protocol: str, operation: str, model: str, status: str, code: str
+    ) -> tuple[Amount, ...]:
+        """What one more request counts into."""
+        found = [self._amount("requests", protocol, operation, model, status)]
+        if protocol == "sie":
+            outcome = "queue_full" if code == "QUEUE_FULL" else "error" if code else "success"
+            found.append(self._amount("sie_requests", model, operation, outcome))
+        if code in _REJECTIONS:
+            found.append(self._amount("rejected", model, _REJECTIONS[code]))
+        return tuple(found)
+
+    def _phase(
+        self, protocol: str, operation: str, model: str, phase: str, outcome: str
+    ) -> tuple[Observations, ...]:
+        """What the time of a phase is observed in."""
+        children = [self._child("duration", operation, model, phase, outcome)]
+        if protocol == "sie" and phase in _SIE_PHASES:
+            children.append(self._child("sie_duration", model, operation, _SIE_PHASES[phase]))
+        return tuple(map(self._tally.observations, children))
+
+    def _serving(self, model: str, lane: str) -> tuple[Amount, ...]:
+        return self._amount("in_flight", model, lane), self._amount("sie_active", model)
+
+    def model_label(self, model: str) -> str:
+        """The model's name if the catalog has it, so that clients cannot invent label values."""
+        return model if model in self._models else UNKNOWN
+
+    def finished(
+        self, protocol: str, operation: str, model: str, status: str, code: str, phases: dict[str, float]
+    ) -> None:
+        """One request ended with HTTP `status` and error `code` (empty for success); `phases` are milliseconds."""
+        model = self.model_label(model)
+        for counter in self._outcomes(protocol, operation, model, status, code):
+            counter.inc()
+        outcome = "error" if code or status >= "400" else "ok"
+        for phase, milliseconds in phases.items():
+            if milliseconds <= 0:
+                continue
+            for histogram in self._phases(protocol, operation, model, phase, outcome):
+                histogram.observe(milliseconds / 1000)
+
+    def called(self, key: str, code: str) -> None:
+        """A request with the API key of that name, or without one of the file, ended with HTTP status `code`."""
+        self._amounts("by_key", key, code).inc()
+
+    def refused(self, reason: str) -> None:
+        """A request was refused for what its key is or may: unauthenticated, forbidden or rate_limited."""
+        self._amounts("access_refused", reason).inc()
+
+    def traced(self, outcome: str, requests: int) -> None:
+        """The spans of that many requests were exported, could not be (failed), or found no room (dropped)."""
+        self._metrics.traced.labels(outcome).inc(requests)
+
+    def in_flight(self, model: str, lane: str) -> _InFlight:
+        """One more request is being served meanwhile; its label stays though the model may leave the catalog."""
+        return _InFlight(self._gauges(self.model_label(model), lane))
+
+    def flush(self) -> None:
+        """Write what was counted now, for somebody who is about to read the metric files."""
+        self._tally.flush()
+
+    def retried(self, reason: str) -> None:
+        """A request was sent again."""
+        self._metrics.retries.labels(reason).inc()
+
+    def poisoned(self, reason: str) -> None:
+        """An input was found to crash workers, or refused because it did."""
+        self._metrics.poison.labels(reason).inc()

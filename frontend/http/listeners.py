@@ -1,0 +1,116 @@
+"""The addresses that HTTP is served on, and which paths each of them answers.
+
+1. Gunicorn listens on `addresses`; every frontend accepts on all of them.
+2. `Listeners.serves` tells by the port that a request came in on whether its path is answered there. `server.bind`
+   answers everything, but for /metrics where that is only wanted elsewhere.
+3. What is not answered there is refused (`refuse`) before keys are looked at, as an unknown path would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from frontend.engine.context import common_headers, of_ids
+from frontend.http.denial import HANDSHAKE_ANSWER
+from ipc import logs
+from ipc.addresses import parse, port_of
+from ipc.errors import ConfigError
+from ipc.settings import Server, Settings
+
+_METRICS = "/metrics"
+_HEALTH = frozenset(("/livez", "/readyz", "/healthz", "/health", "/api/health"))
+_HEALTH_FOLDERS = ("/v2/health/", "/api/health/")
+_IDS = (b"x-request-id", b"traceparent")
+
+
+def addresses(server: Server) -> list[str]:
+    """All addresses, each once."""
+    return list(dict.fromkeys(filter(None, (server.bind, server.metrics_bind, server.health_bind))))
+
+
+def check(config: Settings) -> None:
+    """Raise `ConfigError` for addresses that cannot be told apart by their ports."""
+    server, grpc = config.server, config.grpc
+    Listeners(server)
+    for bind, setting in binds(config).items():
+        if (
+            grpc.enabled
+            and setting != "grpc.bind"
+            and port_of(bind, setting) == port_of(grpc.bind, "grpc.bind")
+        ):
+            raise ConfigError(f"grpc.bind = {grpc.bind}: needs another port than {setting}, which has {bind}")
+
+
+def binds(config: Settings) -> dict[str, str]:
+    """Every address that this server listens on, gRPC's too, with the setting that names it."""
+    server, grpc = config.server, config.grpc
+    named = {server.bind: "server.bind", server.metrics_bind: "server.metrics_bind"}
+    named.setdefault(server.health_bind, "server.health_bind")
+    if grpc.enabled:
+        named.setdefault(grpc.bind, "grpc.bind")
+    return {bind: setting for bind, setting in named.items() if bind}
+
+
+class Listeners:
+    """What is answered where."""
+
+    def __init__(self, server: Server) -> None:
+        """Raises `ConfigError` as `check`."""
+        if not server.metrics_on_bind and not server.metrics_bind:
+            raise ConfigError("server.metrics_on_bind: false needs server.metrics_bind")
+        self._metrics_port = _port(server.metrics_bind, "server.metrics_bind")
+        self._health_port = _port(server.health_bind, "server.health_bind")
+        self._metrics_on_bind = server.metrics_on_bind
+        self._alone = {self._metrics_port, self._health_port} - {0}
+        taken = port_of(server.bind, "server.bind")
+        if taken in self._alone:
+            raise ConfigError(
+                f"server.metrics_bind and server.health_bind need another port than server.bind, which has {taken}"
+            )
+        if self._metrics_port == self._health_port and server.metrics_bind != server.health_bind:
+            raise ConfigError("server.metrics_bind and server.health_bind: one port on two hosts")
+
+    def serves(self, scope: dict[str, Any]) -> bool:
+        """Whether the path of an ASGI scope is answered on the port that it came in on."""
+        if not self._alone:
+            return True
+        path: str = scope["path"]
+        port = (scope.get("server") or ("", 0))[1]
+        if port not in self._alone:
+            return self._metrics_on_bind or path != _METRICS
+        if port == self._metrics_port and path == _METRICS:
+            return True
+        return port == self._health_port and (path in _HEALTH or path.startswith(_HEALTH_FOLDERS))
+
+
+def _port(bind: str, setting: str) -> int:
+    """The port of an address, 0 for none."""
+    return parse(bind, setting)[1] if bind else 0
+
+
+async def refuse(
+    scope: dict[str, Any],
+    send: Any,
+    settings: Settings,
+    unknown: Callable[[], tuple[int, bytes, dict[str, str]]],
+) -> None:
+    """Answer a request or a WebSocket handshake as its protocol answers an unknown path: `unknown` makes the answer.
+
+    A handshake that the server cannot answer so gets a bare 403.
+    """
+    handshake = scope["type"] == "websocket"
+    if handshake and HANDSHAKE_ANSWER not in (scope.get("extensions") or {}):
+        await send({"type": "websocket.close"})
+        return
+    given = {name: value.decode("latin-1") for name, value in scope["headers"] if name in _IDS}
+    made = of_ids(given.get(_IDS[0], ""), given.get(_IDS[1], ""), settings.limits)
+    logs.request_id.set(made.request_id)
+    status, body, fields = unknown()
+    fields = {**fields, "Content-Length": str(len(body)), **common_headers(made, settings.server)}
+    if handshake:
+        fields["Connection"] = "close"
+    headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in fields.items()]
+    kind = HANDSHAKE_ANSWER if handshake else "http.response"
+    await send({"type": f"{kind}.start", "status": status, "headers": headers})
+    await send({"type": f"{kind}.body", "body": b"" if scope.get("method") == "HEAD" else body})

@@ -1,0 +1,156 @@
+"""Before and after every request: ids, headers, error rendering, counting, one log line for failures."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import falcon
+import orjson
+from falcon.asgi import Request, Response, WebSocket
+
+from frontend.engine import context
+from frontend.engine.finishing import Outcome, finish
+from frontend.http import paths, tracebacks
+from frontend.http.denial import deny
+from frontend.protocols.registry import WireProtocol, protocol_of
+from frontend.services import Services
+from ipc import logs
+from ipc.errors import Cancelled, Draining, PenstockError, Unauthenticated
+
+log = logging.getLogger(__name__)
+
+
+class RequestMiddleware:
+    """Makes the request's context, sets the common headers, and records the outcome."""
+
+    def __init__(self, services: Services, known: list[WireProtocol]) -> None:
+        self._services, self._known = services, known
+
+    async def process_request(self, req: Request, resp: Response) -> None:
+        """Ids and deadline; while draining, inference is still answered, since the connection was accepted before.
+
+        Raises `InvalidInput` for a path that is refused.
+        """
+        made = context.make(req, self._services.settings.limits)
+        req.context.penstock = made
+        logs.request_id.set(made.request_id)
+        if self._services.tracer is not None:
+            self._services.tracer.begin(made, req.path)
+        paths.check(req.scope)
+
+    async def process_request_ws(self, req: Request, ws: WebSocket) -> None:
+        """Ids of a handshake; the common headers go into its answer, whatever it is. Raises `InvalidInput`."""
+        made = context.make(req, self._services.settings.limits)
+        req.context.penstock, req.context.common = made, self._common(made)
+        logs.request_id.set(made.request_id)
+        paths.check(req.scope)
+
+    def _common(self, made: context.RequestContext) -> dict[str, str]:
+        return context.common_headers(made, self._services.settings.server)
+
+    async def process_response(
+        self, req: Request, resp: Response, resource: object, req_succeeded: bool
+    ) -> None:
+        """Common headers and metrics."""
+        made: context.RequestContext | None = getattr(req.context, "penstock", None)
+        if made is None:
+            made = req.context.penstock = context.make_plain()
+        resp.set_headers(self._common(made))
+        if made.streams:
+            return
+        protocol = protocol_of(req.path, self._known)
+        if made.error and not made.operation:
+            made.operation, made.model = protocol.inference_at(req.path)
+        outcome = Outcome(req.method, req.path, req.uri_template or "", resp.status_code)
+        finish(self._services, made, protocol.name, outcome)
+
+
+class DeadlineMiddleware:
+    """Applies the caller's own deadline; comes after the middleware that decides who is let in."""
+
+    def __init__(self, services: Services) -> None:
+        self._limits = services.settings.limits
+
+    async def process_request(self, req: Request, resp: Response) -> None:
+        """Shorten the deadline. Raises `InvalidInput`."""
+        context.shorten(req.context.penstock, req, self._limits)
+
+
+class ErrorRenderer:
+    """Turns exceptions into the protocol's form of an error."""
+
+    def __init__(self, known: list[WireProtocol]) -> None:
+        self._known = known
+
+    async def penstock(
+        self,
+        req: Request,
+        resp: Response | None,
+        error: PenstockError,
+        params: dict[str, Any],
+        ws: WebSocket | None = None,
+    ) -> None:
+        """An error of the tree."""
+        tracebacks.forget(error)
+        made = getattr(req.context, "penstock", None)
+        if made is not None:
+            made.error = error.code
+        if isinstance(error, Cancelled):
+            if resp is not None:
+                resp.status = 499
+            return
+        status, body, headers = protocol_of(req.path, self._known).render_error(error, req.path, req)
+        if isinstance(error, Unauthenticated):
+            # RFC 6750, section 3: a request without a key is only told which kind is wanted.
+            wrong = ', error="invalid_token"' if error.presented else ""
+            headers["WWW-Authenticate"] = f'Bearer realm="penstock"{wrong}'
+        await _answer(req, resp, ws, status, body, headers)
+        if status >= 500 and not isinstance(error, Draining) and not error.retryable:
+            log.warning("%s %s answered %d %s: %s", req.method, req.path, status, error.code, error.message)
+
+    async def unexpected(
+        self,
+        req: Request,
+        resp: Response | None,
+        error: Exception,
+        params: dict[str, Any],
+        ws: WebSocket | None = None,
+    ) -> None:
+        """A bug: its text stays in the log."""
+        log.error("%s %s failed", req.method, req.path, exc_info=error)
+        await self.penstock(req, resp, PenstockError("internal error"), params, ws)
+
+    async def http(
+        self,
+        req: Request,
+        resp: Response | None,
+        error: falcon.HTTPError,
+        params: dict[str, Any],
+        ws: WebSocket | None = None,
+    ) -> None:
+        """Unknown path, wrong method, and Falcon's own refusals of bad headers."""
+        status, body, headers = protocol_of(req.path, self._known).render_http(error, req.path)
+        await _answer(req, resp, ws, status, body, headers | dict(error.headers or {}))
+
+
+async def _answer(
+    req: Request,
+    resp: Response | None,
+    ws: WebSocket | None,
+    status: int,
+    body: dict[str, Any] | None,
+    headers: dict[str, str],
+) -> None:
+    """An error as the response, or as the refusal of a WebSocket handshake."""
+    if resp is None:
+        if ws is not None:
+            await deny(req, ws, status, body or {}, headers | getattr(req.context, "common", {}))
+        return
+    resp.status = status
+    if body is None:
+        resp.data = b""
+    else:
+        resp.content_type = falcon.MEDIA_JSON
+        resp.data = orjson.dumps(body)
+    resp.set_headers(headers)

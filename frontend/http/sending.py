@@ -1,0 +1,126 @@
+"""Large responses: bytes and views of the arena leave in slices that are copied as they go.
+
+1. `parts` is a list of private bytes and of views on a leased block. Each slice is a private copy, and the block's
+   generation is checked after the copy, so a revoked lease ends the response and never shows another request's data.
+2. The lease ends with the last copy. A client that has not taken everything after `lease_copy_after_s` gets the rest
+   from a private copy, so a slow reader never holds arena memory.
+3. Private copies share a budget; a slow reader that does not fit into it is cut off. A body that holds no lease is
+   private already: it is not copied again, but counts in the same way once its reader is slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from frontend.engine.local.copy_budget import CopyBudget
+from ipc.settings import Arena
+
+log = logging.getLogger(__name__)
+
+Part = bytes | memoryview
+
+
+class Lease(Protocol):
+    """Right to read the views; see `frontend.engine.local.client.Reply`."""
+
+    @property
+    def leased(self) -> bool:
+        """Whether there is memory that the right holds; otherwise all bytes are private."""
+
+    def check(self) -> None:
+        """Raise when the bytes just copied may not be used."""
+
+    def release(self) -> None:
+        """End the right."""
+
+
+class LeasedBody:
+    """Response body over leased memory, as an async iterator of private slices."""
+
+    def __init__(self, parts: Sequence[Part], lease: Lease, settings: Arena, budget: CopyBudget) -> None:
+        self._parts: list[Part] = [part if isinstance(part, bytes) else part.cast("B") for part in parts]
+        self.nbytes = sum(len(part) for part in self._parts)
+        self._lease, self._settings, self._budget = lease, settings, budget
+        self._at = self._offset = 0
+        self._private_nbytes = 0
+        self._broken = False
+        self._leased = lease.leased
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(settings.lease_copy_after_s, self._keep_private)
+
+    def __aiter__(self) -> AsyncIterator[bytes | bytearray]:
+        return self._slices()
+
+    async def _slices(self) -> AsyncIterator[bytes | bytearray]:
+        try:
+            while self._at < len(self._parts):
+                if self._broken:
+                    raise ConnectionAbortedError("the client was too slow and no copy could be kept for it")
+                piece = self._take(self._settings.slice_bytes)
+                if self._leased:
+                    self._lease.check()
+                if self._at >= len(self._parts):
+                    self._end_lease()
+                yield piece
+        finally:
+            self._finish()
+
+    def _take(self, room: int) -> bytes | bytearray:
+        part = self._parts[self._at]
+        rest = len(part) - self._offset
+        if rest >= room:
+            piece = bytes(part[self._offset : self._offset + room])
+            self._advance(room)
+            return piece
+        joined = bytearray()
+        while self._at < len(self._parts) and len(joined) < room:
+            part = self._parts[self._at]
+            take = min(room - len(joined), len(part) - self._offset)
+            joined += part[self._offset : self._offset + take]
+            self._advance(take)
+        return joined
+
+    def _advance(self, nbytes: int) -> None:
+        self._offset += nbytes
+        if self._offset == len(self._parts[self._at]):
+            self._parts[self._at] = b""
+            self._at, self._offset = self._at + 1, 0
+
+    def _keep_private(self) -> None:
+        """The client is slow: count the rest as private, after copying it if it is leased, and end the lease."""
+        rest = sum(len(part) for part in self._parts[self._at :]) - self._offset
+        if self._budget.take(rest):
+            self._private_nbytes = rest
+            if self._leased:
+                self._copy(rest)
+        else:
+            log.warning("no room for %d private bytes: a slow client is cut off", rest)
+            self._broken, self._parts = True, [b"\0"]
+            self._at = self._offset = 0
+        self._end_lease()
+
+    def _copy(self, rest: int) -> None:
+        self._parts, self._at, self._offset = [memoryview(self._take(rest))] if rest else [], 0, 0
+        try:
+            self._lease.check()
+        except Exception:
+            self._broken = True
+
+    def _end_lease(self) -> None:
+        self._timer.cancel()
+        if self._leased:
+            self._leased = False
+            self._lease.release()
+
+    def _finish(self) -> None:
+        self._end_lease()
+        self._budget.give(self._private_nbytes)
+        self._private_nbytes = 0
+        self._parts = []
+
+    async def close(self) -> None:
+        """End the lease, whatever has been sent. Called by Falcon when the response is over or was cut."""
+        self._finish()

@@ -1,0 +1,166 @@
+"""The last requests of every frontend, in one small file per frontend that any of them can read.
+
+A file holds two rings of fixed slots: answers and errors, so that a flood of good answers does not wash out the errors.
+Only the frontend that holds the slot writes. A slot is `sequence number, length, checksum, msgpack`. A reader that
+meets a slot with a wrong checksum waits for it once, since it may be being written; if nothing has changed at the next
+look, its writer was killed in the middle, and the slot is passed over.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from ipc.processes.paths import RunPaths
+
+log = logging.getLogger(__name__)
+
+ANSWERS = 256
+ERRORS = 64
+SLOT_NBYTES = 1024
+FILE_NBYTES = (ANSWERS + ERRORS) * SLOT_NBYTES
+CLIENT_GONE = 499
+
+_HEADER = struct.Struct("<QII")
+_FIELDS = np.dtype({"names": ["seq"], "formats": ["<u8"], "offsets": [0], "itemsize": SLOT_NBYTES})
+_MAX_MODEL = 96
+
+
+class Recent(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One finished request: when it ended (Unix seconds), what it was, how it ended, milliseconds by phase."""
+
+    at: float
+    request_id: str
+    trace_id: str
+    protocol: str
+    operation: str
+    model: str
+    status: int
+    code: str
+    phases: dict[str, float]
+
+    @property
+    def failed(self) -> bool:
+        """Whether it was answered with an error; a client that went away is none."""
+        return self.status >= 400 and self.status != CLIENT_GONE
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Recent] = msgspec.msgpack.Decoder(Recent)
+
+
+def ring_path(paths: RunPaths, name: str) -> Path:
+    """File of the frontend slot `name`; it lies beside the metric files and is swept with them."""
+    return paths.metrics() / f"{name}.recent"
+
+
+class RecentWriter:
+    """The rings of this frontend. They go on where an earlier life of the slot ended."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the file. Raises `OSError` when there is no room for it."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            # A hole in the file would be a SIGBUS on the day on which the disk is full.
+            os.posix_fallocate(fd, 0, FILE_NBYTES)
+            self._map = mmap.mmap(fd, FILE_NBYTES)
+        finally:
+            os.close(fd)
+        sequences = np.frombuffer(bytes(self._map), _FIELDS)["seq"]
+        self._answers, self._errors = int(sequences[:ANSWERS].max()), int(sequences[ANSWERS:].max())
+
+    def add(self, record: Recent) -> None:
+        """Put `record` in the place of the oldest of its kind."""
+        if len(record.model) > _MAX_MODEL:
+            record = msgspec.structs.replace(record, model=record.model[:_MAX_MODEL] + "…")
+        payload = _encoder.encode(record)
+        if len(payload) > SLOT_NBYTES - _HEADER.size:
+            log.warning("request %s is too long for the list of recent requests", record.request_id)
+            return
+        if record.failed:
+            self._errors += 1
+            sequence, place = self._errors, ANSWERS + self._errors % ERRORS
+        else:
+            self._answers += 1
+            sequence, place = self._answers, self._answers % ANSWERS
+        start = place * SLOT_NBYTES
+        header = _HEADER.pack(sequence, len(payload), zlib.crc32(payload))
+        self._map[start : start + _HEADER.size + len(payload)] = header + payload
+
+    def close(self) -> None:
+        """Unmap the file; it stays, so that the others still know these requests."""
+        self._map.close()
+
+
+class _Seen(NamedTuple):
+    """Last sequence numbers read of one file, and those at which a torn slot was met."""
+
+    inode: int
+    latest: tuple[int, int] = (0, 0)
+    torn: tuple[int, int] = (0, 0)
+
+
+class RecentReader:
+    """Reads what is new in the rings of all frontends."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._directory = paths.metrics()
+        self._seen: dict[str, _Seen] = {}
+
+    def read(self) -> list[Recent]:
+        """Requests that ended since the last call (or are still in the rings), oldest first. Blocks on files."""
+        found: list[Recent] = []
+        for path in self._directory.glob("*.recent"):
+            try:
+                with path.open("rb") as file:
+                    inode, data = os.fstat(file.fileno()).st_ino, file.read(FILE_NBYTES)
+            except FileNotFoundError:
+                continue
+            if len(data) == FILE_NBYTES:
+                found += self._new(path.name, inode, data)
+        return sorted(found, key=lambda record: record.at)
+
+    def _new(self, name: str, inode: int, data: bytes) -> list[Recent]:
+        seen = self._seen.get(name)
+        if seen is None or seen.inode != inode:
+            seen = _Seen(inode)
+        sequences = np.frombuffer(data, _FIELDS)["seq"]
+        records: list[Recent] = []
+        latest, torn = [], []
+        for ring, (first, end) in enumerate(((0, ANSWERS), (ANSWERS, ANSWERS + ERRORS))):
+            numbers = {int(sequences[place]): place for place in range(first, end)}
+            reached, stopped = seen.latest[ring], 0
+            for number in sorted(each for each in numbers if each > reached):
+                record = _decode(data, numbers[number] * SLOT_NBYTES)
+                if record is not None:
+                    records.append(record)
+                elif number != seen.torn[ring]:
+                    stopped = number
+                    break
+                reached = number
+            latest.append(reached)
+            torn.append(stopped)
+        self._seen[name] = _Seen(inode, (latest[0], latest[1]), (torn[0], torn[1]))
+        return records
+
+
+def _decode(data: bytes, start: int) -> Recent | None:
+    """The record of a slot; None when it is being written."""
+    _, length, checksum = _HEADER.unpack_from(data, start)
+    if length > SLOT_NBYTES - _HEADER.size:
+        return None
+    payload = data[start + _HEADER.size : start + _HEADER.size + length]
+    if zlib.crc32(payload) != checksum:
+        return None
+    try:
+        return _decoder.decode(payload)
+    except msgspec.DecodeError:
+        return None

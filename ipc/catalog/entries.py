@@ -1,0 +1,560 @@
+"""Which models are served: one YAML file per model, read from one or more directories.
+
+A model names its source (hub id, directory, or installed package), its adapter, what it outputs, and its profiles.
+Every non-default profile is also a model of its own, `<id>:<profile>`. Unknown keys are refused. A file in SIE's own
+layout (`ipc.catalog.sie_layout`) may lie beside ours.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+
+from ipc.catalog import sie_layout, yaml_text
+from ipc.catalog.option_names import FAMILY_OPTIONS, SHARED_OPTIONS
+from ipc.catalog.watch import Files, look, yaml_files
+from ipc.errors import ConfigError, ModelNotFound
+from ipc.processes.paths import asset
+
+ENCODE_OUTPUTS = ("dense", "sparse", "multivector")
+ALL = "*"
+AUTO = "auto"
+MOST_LEVELS = 32
+"""Nesting of options in a catalog file."""
+MOST_DIFFERENCE, MOST_COMPARED = 8, 100
+"""Of names that are compared with an unknown one: difference in characters, and how many."""
+LORA_PART = "[A-Za-z0-9._-]{1,64}"
+ID = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}(:[A-Za-z0-9._-]{1,64})?$"
+_ID_LINE = re.compile(rb"^(?:sie_)?id:[ \t]*['\"]?([^\s'\"#]+)", re.MULTILINE)
+_FIELD = re.compile(r"^[\w.-]+(?=: )")
+ADAPTER_FILE = ".py:"
+"""What tells an adapter in a file, `adapter.py:Class`, from one in a module."""
+DEFAULT_SIMILARITY = {"dense": "cosine", "sparse": "dot", "multivector": "maxsim"}
+
+
+class HubSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="hub"):
+    """A repository on the model hub, by id and optional commit, branch or tag.
+
+    `files` names further files that the family reads, such as heads in a format of their own; `tokenizer_repo` is the
+    repository whose configuration and tokenizer the model borrows.
+    """
+
+    repo: str
+    revision: str | None = None
+    files: tuple[str, ...] = ()
+    tokenizer_repo: str | None = None
+
+
+class DirectorySource(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="directory"
+):
+    """A directory on this machine; a relative path is taken from the catalog file."""
+
+    path: str
+
+
+class PackageSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="package"):
+    """A directory inside an installed Python package."""
+
+    package: str
+    path: str = "model"
+
+
+class AdapterSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="adapter"):
+    """The adapter needs no files of weights, or finds them by itself; `path` is the directory that it is given."""
+
+    path: str = "."
+
+
+Source = HubSource | DirectorySource | PackageSource | AdapterSource
+LoraSource = HubSource | DirectorySource
+
+
+Similarity = Literal["cosine", "dot", "maxsim"]
+Precision = Literal["float32", "bfloat16", "float16"]
+Tokens = Annotated[int, msgspec.Meta(gt=0)]
+
+
+class OutputSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One output of a model: its width and how two of them are compared."""
+
+    dims: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    similarity: Similarity | None = None
+
+
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Named variation of a model. A non-empty `runtime` or `loadtime` replaces the parent's whole map.
+
+    `adapter`, `precision` and `max_batch_tokens` are the parent's, then the model's, where they are absent;
+    `similarity` says by output how two of this profile are compared where that differs from the model.
+    """
+
+    extends: str | None = None
+    output_types: tuple[str, ...] = ()
+    runtime: dict[str, Any] = {}
+    loadtime: dict[str, Any] = {}
+    precision: Precision | None = None
+    adapter: str | None = None
+    similarity: dict[str, Similarity] = {}
+    max_batch_tokens: Tokens | None = None
+
+
+class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One model as the operator describes it.
+
+    `proof` is the text of the canned inference after a load, `fingerprint` what it must give: the first values of the
+    first output. `replicas` is the number of workers that have the model once one of them has. `loras` are the LoRA
+    adapters that requests may name, in PEFT's layout. `adapter` is a family, "package.module:Class", or
+    "adapter.py:Class" of a file beside the entry's, whose content `code` stands for. No batch has more than
+    `max_batch_tokens`. `preload` false keeps the model out of what `catalog.preload: auto` loads. `error` says for
+    clients why the model cannot be loaded, where its file is wrong.
+    """
+
+    id: Annotated[str, msgspec.Meta(pattern=ID)]
+    source: Source
+    adapter: str = "dense"
+    inputs: tuple[str, ...] = ("text",)
+    outputs: dict[str, OutputSpec] = msgspec.field(default_factory=lambda: {"dense": OutputSpec()})
+    max_sequence_length: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    max_batch_tokens: Tokens | None = None
+    precision: Precision | None = None
+    runtime: dict[str, Any] = {}
+    loadtime: dict[str, Any] = {}
+    profiles: dict[str, Profile] = {}
+    dimensions: tuple[int, ...] = ()
+    proof: str = "hello world"
+    fingerprint: tuple[float, ...] = ()
+    replicas: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    loras: dict[str, LoraSource] = {}
+    served: bool = True
+    preload: bool = True
+    code: str = ""
+    error: str = ""
+    description: str = ""
+
+    @property
+    def encode_outputs(self) -> tuple[str, ...]:
+        """Outputs of the encode operation, in the contract's order."""
+        return tuple(name for name in ENCODE_OUTPUTS if name in self.outputs)
+
+    @property
+    def default_outputs(self) -> tuple[str, ...]:
+        """Outputs used when the request names none and a profile does not either."""
+        chosen = self.profiles["default"].output_types if "default" in self.profiles else ()
+        return chosen or (("dense",) if "dense" in self.outputs else self.encode_outputs)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The model's adapter and those that profiles name, each once."""
+        named = (profile.adapter for profile in self.profiles.values())
+        return tuple(dict.fromkeys((self.adapter, *(name for name in named if name))))
+
+
+class BadFile(ConfigError):
+    """What is wrong with one catalog file, with its place.
+
+    `text` is for clients too. `entry` stands for the model of the file and has `text` as its error; None where the file
+    names no model.
+    """
+
+    def __init__(self, path: Path, line: int, text: str, entry: ModelEntry | None) -> None:
+        super().__init__(f"{path}:{line}: {text}")
+        self.path, self.text = path, text
+        self.entry = msgspec.structs.replace(entry, error=text) if entry is not None else None
+
+
+class Reading(NamedTuple):
+    """What catalog directories hold: all entries by id, served or not, the files of each, and the bad files."""
+
+    entries: dict[str, ModelEntry]
+    places: dict[str, Path]
+    bad: list[BadFile]
+
+    def mistake(self, name: str, text: str) -> BadFile:
+        """A mistake of the entry `name` with its place; `text` begins with the field."""
+        return _bad(self.places[name], text, self.entries[name])
+
+
+class Catalog(Mapping[str, ModelEntry]):
+    """All models that may be served, by id; variants of profiles included.
+
+    `files` is what they were read from, `sources` the entries as they were read, without variants. `versions` are those
+    of each model of a repository, ascending; `<name>@<version>` is the id of one (`ipc.catalog.repository`).
+    `reading` is what
+    the catalog's directories hold, where it was read from some.
+    """
+
+    def __init__(
+        self,
+        entries: Iterable[ModelEntry],
+        files: Files = frozenset(),
+        reading: Reading | None = None,
+    ) -> None:
+        self.files, self.sources = files, tuple(entries)
+        self.reading = reading or Reading({}, {}, [])
+        self._entries = {variant.id: variant for entry in self.sources for variant in _variants(entry)}
+        self.versions = _versions(self._entries)
+
+    @property
+    def entries(self) -> list[ModelEntry]:
+        """All of them at one moment; safe in any thread, as iterating is not while the catalog may be replaced."""
+        return list(self._entries.values())
+
+    def replace(self, other: Catalog) -> None:
+        """Serve what `other` serves from now on; whoever holds this catalog sees it."""
+        self._entries, self.files, self.sources = other._entries, other.files, other.sources
+        self.versions, self.reading = other.versions, other.reading
+
+    def keeping(self, before: Iterable[ModelEntry]) -> Catalog:
+        """This catalog where models of bad files go on as `before`, the sources served so far, has them.
+
+        A bad file that names no model may be that of any model which is missing now, so none of those goes.
+        """
+        bad_files = self.reading.bad
+        if not bad_files:
+            return self
+        good = {e.id: e for e in before if not e.error and "@" not in e.id}
+        bad = {file.entry.id for file in bad_files if file.entry is not None}
+        kept = [good.get(entry.id, entry) if entry.id in bad else entry for entry in self.sources]
+        if any(file.entry is None for file in bad_files):
+            there = {entry.id for entry in self.sources}
+            kept += [entry for name, entry in good.items() if name not in there]
+        return Catalog(kept, self.files, self.reading)
+
+    def __getitem__(self, name: str) -> ModelEntry:
+        return self._entries[name]
+
+    def __iter__(self) -> Any:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, name: str) -> ModelEntry:
+        """The entry of that exact name. Raises `ModelNotFound` with `absence`."""
+        entry = self._entries.get(name)
+        if entry is None:
+            why = self.absence(name)
+            raise ModelNotFound(f"Model {name[:200]!a} not found" + (f"; {why}" if why else ""))
+        return entry
+
+    def absence(self, name: str) -> str:
+        """Why no model of that name is served, or which name is near, for clients; empty when nothing is known."""
+        model = name[:200].partition(":")[0]
+        known = {*self.reading.entries, *self._entries, *self.versions}
+        whole = model if model in known else next((n for n in known if n.rpartition("/")[2] == model), None)
+        # PERF: frontends ask in their event loop, and comparing two long names takes tens of microseconds.
+        alike = [n for n in known if abs(len(n) - len(model)) <= MOST_DIFFERENCE and "@" not in n][
+            :MOST_COMPARED
+        ]
+        near = whole or next(iter(difflib.get_close_matches(model, alike, n=1)), None)
+        if near is None:
+            return ""
+        unserved = near not in self._entries and near not in self.versions
+        how = f"this server does not serve {near!r}: start it with --models {near} (catalog.models), or all of them "
+        how += "with catalog.serve_all"
+        if near == model:
+            return f"the catalog has the model, but {how}" if unserved else ""
+        return f"did you mean {near!r}?" + (f" {how[0].upper()}{how[1:]}" if unserved else "")
+
+
+def _versions(names: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    found: dict[str, list[int]] = {}
+    for name in names:
+        model, at, version = name.rpartition("@")
+        if at:
+            found.setdefault(model, []).append(int(version))
+    return {model: tuple(sorted(versions)) for model, versions in found.items()}
+
+
+def is_lora_name(name: str) -> bool:
+    """Whether a LoRA adapter may have this name; such a name leads nowhere but below the directory it is joined to."""
+    parts = name.split("/")
+    return len(parts) <= 2 and all(re.fullmatch(LORA_PART, part) and part.strip(".") for part in parts)
+
+
+def _variants(entry: ModelEntry) -> Iterable[ModelEntry]:
+    default = entry.profiles.get("default", Profile())
+    yield msgspec.structs.replace(
+        entry,
+        runtime=default.runtime or entry.runtime,
+        loadtime=default.loadtime or entry.loadtime,
+        precision=default.precision or entry.precision,
+        adapter=default.adapter or entry.adapter,
+        max_batch_tokens=default.max_batch_tokens or entry.max_batch_tokens,
+    )
+    for name, profile in entry.profiles.items():
+        if name == "default":
+            continue
+        parent = entry.profiles.get(profile.extends or "", Profile())
+        yield msgspec.structs.replace(
+            entry,
+            id=f"{entry.id}:{name}",
+            runtime=profile.runtime or parent.runtime or entry.runtime,
+            loadtime=profile.loadtime or parent.loadtime or entry.loadtime,
+            precision=profile.precision or parent.precision or entry.precision,
+            adapter=profile.adapter or parent.adapter or entry.adapter,
+            max_batch_tokens=profile.max_batch_tokens or parent.max_batch_tokens or entry.max_batch_tokens,
+            profiles={"default": Profile(output_types=profile.output_types, similarity=profile.similarity)},
+        )
+
+
+def _check(entry: ModelEntry, own_layout: bool) -> None:
+    """Raise `ValueError` that begins with the field, for what the types of the fields let pass."""
+    for name in ("code", "error"):
+        if getattr(entry, name):
+            raise ValueError(f"{name}: unknown field")
+    for name, profile in entry.profiles.items():
+        parent = entry.profiles.get(profile.extends) if profile.extends else None
+        if profile.extends and (parent is None or parent.extends or profile.extends == name):
+            raise ValueError(f"profiles: profile {name!r} must extend one existing profile that extends none")
+        made = {"dense"} if profile.runtime.get("muvera") is not None else set()
+        unknown = {*profile.output_types, *profile.similarity} - {*entry.outputs, *made}
+        if unknown:
+            raise ValueError(f"profiles: profile {name!r} names outputs the model lacks: {sorted(unknown)}")
+    for name in entry.loras:
+        if not is_lora_name(name):
+            raise ValueError(f"loras: {name!r} is no name of one or two parts of {LORA_PART}")
+    owners: dict[str, ModelEntry | Profile] = {"": entry}
+    owners |= {f"profiles.{name}.": profile for name, profile in entry.profiles.items()}
+    for place, owner in owners.items():
+        for field in ("runtime", "loadtime"):
+            options = getattr(owner, field)
+            check_plain(options, f"{place}{field}")
+            if set(entry.adapters) <= set(FAMILY_OPTIONS):
+                known = (FAMILY_OPTIONS[family] for family in entry.adapters)
+                check_names(options, f"{place}{field}", set().union(*known), own_layout)
+
+
+def check_names(options: Iterable[str], field: str, known: Collection[str], own_layout: bool = True) -> None:
+    """Raise `ValueError` for an option that is neither `known` nor shared by all families.
+
+    In SIE's layout options that only SIE's adapters have are passed over, but not nearly the name of one that is known.
+    """
+    names = {*known, *SHARED_OPTIONS}
+    elsewhere = set().union(*FAMILY_OPTIONS.values())
+    for name in options:
+        close = difflib.get_close_matches(name, names, n=1, cutoff=0.6 if own_layout else 0.85)
+        if name in names or not (own_layout or (close and name not in elsewhere)):
+            continue
+        hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(names))}"
+        raise ValueError(f"{field}.{name[:64]}: unknown option; {hint}")
+
+
+def read_entry(path: Path) -> ModelEntry:
+    """One catalog file. Raises `BadFile`, which names the file, the line and the field."""
+    data, raw, entry = b"", None, None
+    try:
+        data = path.read_bytes()
+        raw = yaml_text.decode(data)
+        own_layout = not (isinstance(raw, dict) and sie_layout.KEY in raw)
+        entry = msgspec.convert(raw if own_layout else sie_layout.translate(raw), ModelEntry)
+        _check(entry, own_layout)
+        loras = {name: _beside(path, source) for name, source in entry.loras.items()}
+        entry = msgspec.structs.replace(entry, source=_beside(path, entry.source), loras=loras)
+        return _with_code(path, entry)
+    except OSError as error:
+        text = f"the file cannot be read: {error.strerror}"
+    except RecursionError:
+        text = "nested too deeply"
+    except (ValueError, OverflowError) as error:
+        text = " ".join(str(error).split())
+    raise _bad(path, text, entry or _stand_in(data, raw))
+
+
+def _bad(path: Path, text: str, entry: ModelEntry | None) -> BadFile:
+    """The mistake `text` with the line of its field."""
+    told = re.findall(r"\bline (\d+)", text)
+    try:
+        line = int(told[-1]) if told else yaml_text.line_of(path.read_bytes(), _place_of(text))
+    except OSError:
+        line = 1
+    return BadFile(path, line, text, entry)
+
+
+def _place_of(text: str) -> list[str]:
+    """The field that the text of a mistake is about, as msgspec or this module names it."""
+    stated = re.search(r"`\$([^`]*)`", text)
+    unknown = re.search(r"unknown field `([^`]*)`", text)
+    if stated or unknown:
+        # NOTE: msgspec says [...] for the key of a map; the line is that of the map then.
+        parts = re.findall(r"[\w-]+", stated[1].partition("[")[0]) if stated else []
+        hidden = stated is not None and "[" in stated[1]
+        return [*parts, *([unknown[1]] if unknown and not hidden else [])]
+    field = _FIELD.match(text)
+    return field[0].split(".") if field else []
+
+
+def _stand_in(data: bytes, raw: Any) -> ModelEntry | None:
+    """An entry with the name that a bad file gives, for requests of every kind; None where the file gives none."""
+    stated = raw if isinstance(raw, dict) else {}
+    found = _ID_LINE.search(data)
+    name = (
+        stated.get("id")
+        or stated.get(sie_layout.KEY)
+        or (found[1].decode("ascii", "replace") if found else "")
+    )
+    if not (isinstance(name, str) and re.fullmatch(ID, name)):
+        return None
+    served, outputs = stated.get("served") is not False, dict.fromkeys((*ENCODE_OUTPUTS, "score", "json"))
+    return ModelEntry(
+        name,
+        AdapterSource(),
+        inputs=("text", "image"),
+        outputs={output: OutputSpec() for output in outputs},
+        served=served,
+        preload=sie_layout.KEY not in stated,
+    )
+
+
+def _with_code(path: Path, entry: ModelEntry) -> ModelEntry:
+    """The entry with the files of its adapters found beside `path`, and what stands for their content."""
+    places = {name: _adapter_beside(path, name) for name in entry.adapters}
+    files = sorted({place.rpartition(":")[0] for place in places.values() if ADAPTER_FILE in place})
+    content = hashlib.sha256()
+    for file in files:
+        if not Path(file).is_file():
+            raise ValueError(f"adapter: the file {Path(file).name} does not exist")
+        try:
+            content.update(Path(file).read_bytes())
+        except OSError as error:
+            raise ValueError(
+                f"adapter: the file {Path(file).name} cannot be read: {error.strerror}"
+            ) from error
+    profiles = {
+        name: msgspec.structs.replace(profile, adapter=places[profile.adapter] if profile.adapter else None)
+        for name, profile in entry.profiles.items()
+    }
+    code = content.hexdigest() if files else ""
+    return msgspec.structs.replace(entry, adapter=places[entry.adapter], profiles=profiles, code=code)
+
+
+def _adapter_beside(path: Path, name: str) -> str:
+    file, _, class_name = name.rpartition(":")
+    return f"{(path.parent / file).resolve()}:{class_name}" if ADAPTER_FILE in name else name
+
+
+def check_plain(options: Any, field: str, levels: int = MOST_LEVELS) -> None:
+    """Raise `ValueError` for options that are no JSON: other types, names that are no strings, or too many levels."""
+    if levels < 0:
+        raise ValueError(f"{field}: nested deeper than {MOST_LEVELS} levels, or within itself")
+    if isinstance(options, dict):
+        strange = next((name for name in options if not isinstance(name, str)), None)
+        if strange is not None:
+            raise ValueError(f"{field}: the name {str(strange)[:64]!a} is no string")
+    elif not isinstance(options, list):
+        if not isinstance(options, str | int | float | None) or not -(2**63) <= _whole(options) < 2**64:
+            raise ValueError(
+                f"{field}: {str(options)[:64]!a} is no text, number of 64 bits, truth value or null"
+            )
+        return
+    for value in options.values() if isinstance(options, dict) else options:
+        check_plain(value, field, levels - 1)
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _beside(path: Path, source: Any) -> Any:
+    """A source whose relative directory is taken from the catalog file `path`."""
+    if isinstance(source, DirectorySource | AdapterSource) and not Path(source.path).is_absolute():
+        return type(source)(str((path.parent / source.path).resolve()))
+    return source
+
+
+def read_entries(dirs: Iterable[str]) -> Reading:
+    """Every `*.yaml` below `dirs` (empty: the shipped catalog).
+
+    The model of a bad file is there with its error, and so is one that two files define. Raises `ConfigError` for a
+    missing directory.
+    """
+    roots = [Path(d) for d in dirs] or [asset("config/models")]
+    found = Reading({}, {}, [])
+    entries, places, bad = found
+    for root in roots:
+        if not root.is_dir():
+            raise ConfigError(f"catalog directory {root} does not exist")
+        for path in yaml_files(root):
+            try:
+                entry = read_entry(path)
+            except BadFile as error:
+                bad.append(error)
+                if error.entry is None:
+                    continue
+                entry = error.entry
+            if entry.id in entries:
+                for place in (places[entry.id], path):
+                    bad.append(_bad(place, f"id: {entry.id!r} is defined in two files", entry))
+                entry = bad[-1].entry or entry
+            places.setdefault(entry.id, path)
+            entries[entry.id] = entry
+    return found
+
+
+def _check_known(names: Iterable[str], known: Collection[str], setting: str) -> None:
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            raise ConfigError(
+                f"{setting}: unknown model {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+            )
+
+
+def load_catalog(
+    dirs: Collection[str], models: Sequence[str] = (), serve_all: bool = False, vanished_ok: bool = False
+) -> Catalog:
+    """The models to serve: those named by `models`, else those not marked `served: false`; `serve_all` takes every one.
+
+    Raises `ConfigError` as `read_entries` does, for a name that no model has (unless `vanished_ok`: a file may be taken
+    away while the server runs; or a bad file may be that of the model), and when nothing is left to serve.
+    """
+    files = look(dirs)
+    reading = read_entries(dirs)
+    entries, bad = reading.entries, reading.bad
+    if not vanished_ok and all(file.entry is not None for file in bad):
+        _check_known(models, entries, "catalog.models")
+    wanted = [name for name in models if name in entries]
+    served = [entry for entry in entries.values() if entry.served or serve_all]
+    chosen = [entries[name] for name in wanted] if any(models) and not serve_all else served
+    if not (chosen or bad):
+        raise ConfigError("the catalog serves no model")
+    return Catalog(chosen, files, reading)
+
+
+def check_lora_dirs(dirs: Iterable[str]) -> None:
+    """Raise `ConfigError` for a directory of `catalog.lora_dirs` that does not exist."""
+    for root in dirs:
+        if not Path(root).is_dir():
+            raise ConfigError(f"catalog.lora_dirs: directory {root} does not exist")
+
+
+def check_lists(catalog: Catalog, preload: Iterable[str], pinned: Iterable[str]) -> None:
+    """Raise `ConfigError` for a name in `catalog.preload` or `catalog.pinned` that no served model has."""
+    _check_known((name for name in preload if name not in (ALL, AUTO)), catalog, "catalog.preload")
+    _check_known((name for name in pinned if name != ALL), catalog, "catalog.pinned")
+
+
+def preloaded_names(
+    catalog: Catalog, preload: Iterable[str], models: Sequence[str], serve_all: bool
+) -> list[str]:
+    """Ids of the models that are loaded at the start, in the catalog's order; variants of profiles go with their model.
+
+    `auto` means all of `catalog.models`, or every served model without such a list, but none with `catalog.serve_all`
+    and none whose entry says `preload: false`. Of repository models their own section of the settings decides.
+    """
+    wanted = set(preload)
+    if AUTO in wanted:
+        wanted |= set(models)
+    if ALL in wanted:
+        wanted |= set(catalog)
+    if AUTO in wanted and not any(models) and not serve_all:
+        wanted |= {name for name, entry in catalog.items() if entry.preload}
+    own = {name for name, entry in catalog.items() if entry.preload}
+    return [n for n in catalog if (n in own if "@" in n else n in wanted or n.partition(":")[0] in wanted)]

@@ -1,0 +1,227 @@
+"""A configuration's message as our `ModelConfig`. Every field is checked; messages name it with value and limit.
+
+Fields that only tune how another server runs a model (optimization, rate limits, priorities of queues) have no effect
+here. Fields that change what a model answers and that nothing here does are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ipc.catalog.model_config import (
+    InstanceGroup,
+    ModelConfig,
+    TensorConfig,
+    VersionPolicy,
+    Warmup,
+    WarmupInput,
+)
+from ipc.catalog.repository import scheduling
+from ipc.catalog.repository.layout import PROGRAMS, ModelRefused
+from ipc.memory.datatypes import BY_CONFIG, elements
+from ipc.protos import model_config_pb2 as schema
+
+MOST_TENSORS = 1000
+MOST_DIMS = 32
+MOST_BATCH = 1 << 20
+MOST_WARMUPS = 64
+MOST_WARMUP_RUNS = 1000
+_REFUSED = (
+    "cc_model_filenames",
+    "ensemble_scheduling",
+    "batch_input",
+    "batch_output",
+    "model_operations",
+    "model_repository_agents",
+)
+_TENSOR_REFUSED = ("is_shape_tensor", "is_non_linear_format_io")
+_PLATFORMS = {
+    **{backend: backend for backend in PROGRAMS},
+    "pytorch_libtorch": "torchscript",
+    "onnxruntime_onnx": "onnx",
+}
+_BACKENDS = {
+    **{backend: backend for backend in PROGRAMS},
+    "pytorch": "torchscript",
+    "onnxruntime": "onnx",
+    "python": "python_model",
+}
+
+
+def convert(message: schema.ModelConfig, name: str) -> ModelConfig:
+    """The configuration of the model in the directory `name`. Raises `ModelRefused`."""
+    _refuse(message, _REFUSED, "")
+    if message.name not in ("", name):
+        raise ModelRefused(f"name: {message.name[:200]!a} is not the name of the model's directory")
+    if not 0 <= message.max_batch_size <= MOST_BATCH:
+        raise ModelRefused(f"max_batch_size: {message.max_batch_size} is not within 0 and {MOST_BATCH}")
+    batch = message.max_batch_size
+    config = ModelConfig(
+        name=name,
+        platform=message.platform,
+        backend=backend_of(message),
+        max_batch_size=batch,
+        inputs=_tensors("input", message.input, batch),
+        outputs=_tensors("output", message.output, batch),
+        version_policy=_policy(message),
+        instance_groups=tuple(
+            _group(f"instance_group[{i}]", group) for i, group in enumerate(message.instance_group)
+        ),
+        default_model_filename=message.default_model_filename,
+        dynamic_batching=scheduling.dynamic(message, batch),
+        sequence_batching=scheduling.sequence(message),
+        decoupled=message.model_transaction_policy.decoupled,
+        metric_tags=dict(sorted(message.metric_tags.items())),
+        parameters={key: value.string_value for key, value in sorted(message.parameters.items())},
+        warmups=_warmups(message.model_warmup, batch),
+    )
+    scheduling.check_controls(config)
+    return config
+
+
+def backend_of(message: schema.ModelConfig) -> str:
+    """The backend that platform or backend stand for, "" where neither is given. Raises `ModelRefused`."""
+    found = {}
+    for field, given, known in (
+        ("platform", message.platform, _PLATFORMS),
+        ("backend", message.backend, _BACKENDS),
+    ):
+        if given and given not in known:
+            raise ModelRefused(f"{field}: {given[:200]!a} is not supported; known are {', '.join(known)}")
+        if given:
+            found[field] = known[given]
+    if len(set(found.values())) > 1:
+        raise ModelRefused(f"backend: {message.backend!a} contradicts platform {message.platform!a}")
+    return next(iter(found.values()), "")
+
+
+def _refuse(message: Any, fields: Iterable[str], where: str) -> None:
+    given = {descriptor.name for descriptor, _ in message.ListFields()}
+    unsupported = next((field for field in fields if field in given), None)
+    if unsupported:
+        raise ModelRefused(f"{where}{unsupported}: not supported")
+
+
+def _tensors(kind: str, messages: Sequence[Any], batch: int) -> tuple[TensorConfig, ...]:
+    if len(messages) > MOST_TENSORS:
+        raise ModelRefused(f"{kind}: {len(messages)} of them; the limit is {MOST_TENSORS}")
+    found: dict[str, TensorConfig] = {}
+    for i, message in enumerate(messages):
+        where = f"{kind}[{i}]"
+        if not message.name or len(message.name) > 1024 or not message.name.isprintable():
+            raise ModelRefused(
+                f"{where}.name: {message.name[:200]!a} is no name of 1 to 1024 printable characters"
+            )
+        if message.name in found:
+            raise ModelRefused(f"{where}.name: {message.name[:200]!a} is given twice")
+        found[message.name] = _tensor(f"{kind} {message.name[:200]!a}", message, batch)
+    return tuple(found.values())
+
+
+def _tensor(where: str, message: Any, batch: int) -> TensorConfig:
+    _refuse(message, _TENSOR_REFUSED, f"{where}: ")
+    dims = dims_of(f"{where}: dims", message.dims)
+    is_input = isinstance(message, schema.ModelInput)
+    layout = schema.ModelInput.Format.Name(message.format).removeprefix("FORMAT_") if is_input else "NONE"
+    sides = 3 if batch else 4
+    if layout != "NONE" and len(dims) not in (3, sides):
+        raise ModelRefused(f"{where}: format {layout} needs 3 dims, got {list(dims)}")
+    return TensorConfig(
+        name=message.name,
+        datatype=datatype_of(f"{where}: data_type", message.data_type),
+        dims=dims,
+        format=layout,
+        reshape=_reshape(where, dims, message) if message.HasField("reshape") else None,
+        optional=is_input and message.optional,
+        label_filename="" if is_input else message.label_filename,
+    )
+
+
+def datatype_of(where: str, number: int) -> str:
+    """Name of a datatype by its number in the schema. Raises `ModelRefused`."""
+    config = schema.DataType.Name(number) if number in schema.DataType.values() else str(number)
+    if config not in BY_CONFIG:
+        raise ModelRefused(f"{where}: {config} is none of {', '.join(BY_CONFIG)}")
+    return BY_CONFIG[config].name
+
+
+def dims_of(where: str, dims: Sequence[int]) -> tuple[int, ...]:
+    """Checked dims. Raises `ModelRefused`."""
+    if len(dims) > MOST_DIMS:
+        raise ModelRefused(f"{where}: {len(dims)} of them; the limit is {MOST_DIMS}")
+    if any(dim < -1 for dim in dims):
+        raise ModelRefused(f"{where}: {min(dims)} in {list(dims)} is neither a size nor -1")
+    try:
+        elements([dim for dim in dims if dim >= 0])
+    except ValueError as error:
+        raise ModelRefused(f"{where}: {error}") from error
+    return tuple(dims)
+
+
+def _reshape(where: str, dims: tuple[int, ...], message: Any) -> tuple[int, ...]:
+    shape = dims_of(f"{where}: reshape", message.reshape.shape)
+    fixed = [math.prod(dim for dim in each if dim >= 0) for each in (dims, shape)]
+    if fixed[0] != fixed[1] or dims.count(-1) != shape.count(-1):
+        raise ModelRefused(
+            f"{where}: reshape {list(shape)} has another number of elements than dims {list(dims)}"
+        )
+    return shape
+
+
+def _policy(message: schema.ModelConfig) -> VersionPolicy:
+    policy = message.version_policy
+    kind = policy.WhichOneof("policy_choice")
+    if kind == "all":
+        return VersionPolicy("all")
+    if kind == "specific":
+        chosen = tuple(dict.fromkeys(policy.specific.versions))
+        if not chosen or min(chosen) < 0:
+            raise ModelRefused(
+                f"version_policy.specific.versions: {list(chosen)} needs versions, none below 0"
+            )
+        return VersionPolicy("specific", specific=chosen)
+    latest = policy.latest.num_versions if kind == "latest" else 1
+    if latest < 1:
+        raise ModelRefused("version_policy.latest.num_versions: 0 serves nothing; at least 1")
+    return VersionPolicy("latest", latest=latest)
+
+
+def _group(where: str, group: schema.ModelInstanceGroup) -> InstanceGroup:
+    kind = schema.ModelInstanceGroup.Kind.Name(group.kind)
+    if group.count < 0:
+        raise ModelRefused(f"{where}.count: {group.count} is below 0")
+    if group.gpus and (kind == "KIND_CPU" or min(group.gpus) < 0):
+        raise ModelRefused(f"{where}.gpus: {list(group.gpus)} does not go with {kind}, or is below 0")
+    return InstanceGroup(group.name, group.count or 1, kind, tuple(dict.fromkeys(group.gpus)))
+
+
+def _warmups(messages: Sequence[schema.ModelWarmup], batch: int) -> tuple[Warmup, ...]:
+    if len(messages) > MOST_WARMUPS:
+        raise ModelRefused(f"model_warmup: {len(messages)} of them; the limit is {MOST_WARMUPS}")
+    return tuple(_warmup(f"model_warmup[{i}]", message, batch) for i, message in enumerate(messages))
+
+
+def _warmup(where: str, message: schema.ModelWarmup, batch: int) -> Warmup:
+    if message.batch_size > max(batch, 1):
+        raise ModelRefused(f"{where}.batch_size: {message.batch_size} is above max_batch_size {batch}")
+    if message.count > MOST_WARMUP_RUNS:
+        raise ModelRefused(f"{where}.count: {message.count} is above {MOST_WARMUP_RUNS}")
+    inputs = {
+        name: _warmup_input(f"{where}.inputs {name[:200]!a}", each) for name, each in message.inputs.items()
+    }
+    return Warmup(message.name, dict(sorted(inputs.items())), message.batch_size, message.count or 1)
+
+
+def _warmup_input(where: str, message: schema.ModelWarmup.Input) -> WarmupInput:
+    dims = dims_of(f"{where}: dims", message.dims)
+    if -1 in dims:
+        raise ModelRefused(f"{where}: dims {list(dims)} must all have a size")
+    kind = message.WhichOneof("input_data_type")
+    if kind is None:
+        raise ModelRefused(f"{where}: give one of zero_data, random_data and input_data_file")
+    datatype = datatype_of(f"{where}: data_type", message.data_type)
+    if kind == "input_data_file":
+        return WarmupInput(datatype, dims, "file", message.input_data_file)
+    return WarmupInput(datatype, dims, "random" if kind == "random_data" and message.random_data else "zero")

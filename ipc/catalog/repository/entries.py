@@ -1,0 +1,208 @@
+"""Catalog entries of the models of a repository: one for each version that the model's policy chooses.
+
+An entry is made from the files without opening a program. Whatever is wrong with a model becomes the `error` of its
+entries, with which their load fails; so one bad model does not keep others away.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container, Iterator
+from pathlib import Path
+
+import msgspec
+
+from ipc.catalog.entries import DirectorySource, ModelEntry
+from ipc.catalog.model_config import ModelConfig, VersionPolicy
+from ipc.catalog.repository import conversion, document, labels, layout, scheduling
+from ipc.catalog.repository.layout import PROGRAMS, ModelRefused
+from ipc.catalog.repository.overrides import Override, Overrides
+from ipc.errors import ConfigError
+from ipc.protos import model_config_pb2 as schema
+from ipc.settings import Repository
+
+log = logging.getLogger(__name__)
+
+FIRST_VERSION = 1
+"""The number of the entry that stands for a model without a version to serve."""
+CONFIG = "config"
+"""How a configuration that a load brought is called in messages."""
+EVERY_WORKER = 1024
+"""`replicas` of a model: as many workers as there are."""
+
+
+class RepositoryEntry(ModelEntry, frozen=True, kw_only=True):
+    """One version of a repository model; its id is `<model>@<version>` and its source the version's directory.
+
+    `config` is what the configuration file or a load says, without `stated` only the name: a program's signature adds
+    what is missing when it is loaded. `program` is the file in the source's directory, `directory` that of the model.
+    `absent`: the model has no version, and the entry only tells the error.
+    `default_batch` is the largest batch where the signature has to tell.
+    """
+
+    model: str
+    version: int
+    config: ModelConfig
+    directory: str
+    program: str = ""
+    stated: bool = True
+    absent: bool = False
+    default_batch: int = 0
+
+
+def id_of(model: str, version: int) -> str:
+    """The catalog id of one version."""
+    return f"{model}@{version}"
+
+
+def read(
+    repository: Repository, overrides: Overrides | None = None, taken: Container[str] = ()
+) -> list[RepositoryEntry]:
+    """The entries of all models, those of `overrides` in the place of the models on disk.
+
+    A model that only an override makes is left out when its name is `taken`.
+
+    Raises `ConfigError` for a missing directory or a model that is in two of them.
+    """
+    found: dict[str, list[RepositoryEntry]] = {}
+    brought = overrides.read() if overrides is not None else {}
+    for root in map(Path, repository.dirs):
+        try:
+            directories = layout.model_directories(root)
+        except OSError as error:
+            raise ConfigError(
+                f"repository.dirs: directory {root} cannot be read: {error.strerror}"
+            ) from error
+        for directory in directories:
+            if not layout.is_model_name(directory.name):
+                log.warning("%s is passed over: %a is no name for a model", directory, directory.name)
+            elif directory.name in found:
+                raise ConfigError(f"repository.dirs: model {directory.name!r} is in two of the directories")
+            else:
+                override = brought.get(directory.name)
+                place = (root, directory) if override is None or not override.files else None
+                found[directory.name] = _of_model(place, repository, override, overrides)
+    for name, override in brought.items():
+        if override.files and name not in found:
+            if name in taken:
+                log.error("model %a, which a load brought, is left out: a catalog model has its name", name)
+            else:
+                found[name] = _of_model(None, repository, override, overrides)
+    return [entry for entries in found.values() for entry in entries]
+
+
+def overridden(
+    repository: Repository, overrides: Overrides, override: Override, directory: str
+) -> list[RepositoryEntry]:
+    """The entries of a model as an override makes them; `directory` is its own in a repository, "" for none."""
+    place = (Path(directory).parent, Path(directory)) if directory and not override.files else None
+    return _of_model(place, repository, override, overrides)
+
+
+def _of_model(
+    place: tuple[Path, Path] | None,
+    repository: Repository,
+    override: Override | None,
+    overrides: Overrides | None,
+) -> list[RepositoryEntry]:
+    """The entries of a model in `place`, a repository and a directory of it, or (None) of an override's files."""
+    if place is None:
+        assert override is not None and overrides is not None
+        root = overrides.root_of(override)
+        place = root, root / override.model
+    return list(_entries(*place, repository, override))
+
+
+def _entries(
+    root: Path, directory: Path, chosen: Repository, override: Override | None = None
+) -> Iterator[RepositoryEntry]:
+    """The entries of one model, at least one."""
+    name, stated, problem = directory.name, False, ""
+    config = ModelConfig(name)
+    try:
+        layout.inside(root, directory, chosen.follow_links)
+        message = _message(root, directory, chosen, override)
+        if message is not None:
+            stated, config = True, conversion.convert(message, name)
+            config = labels.with_labels(config, root, directory, chosen.follow_links)
+    except ModelRefused as error:
+        problem = str(error)
+    except OSError as error:
+        problem = _unreadable(error)
+    versions = _chosen(directory, config.version_policy)
+    problem = problem or _missing(config.version_policy) * (not versions)
+    for version in versions or (FIRST_VERSION,):
+        entry = RepositoryEntry(
+            id=id_of(name, version),
+            source=DirectorySource(str(directory / str(version))),
+            model=name,
+            version=version,
+            config=config,
+            stated=stated,
+            directory=str(directory),
+            inputs=(),
+            outputs={},
+            replicas=EVERY_WORKER,
+            preload=chosen.control == "none" or name in chosen.models,
+            code=layout.stamp(directory, version) + (override.digest if override is not None else ""),
+            absent=not versions,
+            default_batch=chosen.default_max_batch_size,
+        )
+        yield _refused(entry, problem) if problem else _with_program(entry, root, chosen)
+
+
+def _message(
+    root: Path, directory: Path, chosen: Repository, override: Override | None
+) -> schema.ModelConfig | None:
+    """The configuration of a model, None where there is none. Raises `ModelRefused`."""
+    if override is not None:
+        return document.parse_json(CONFIG, override.config.encode())
+    found = document.read(root, directory, chosen.follow_links)
+    return None if found is None else found[1]
+
+
+def _with_program(entry: RepositoryEntry, root: Path, chosen: Repository) -> RepositoryEntry:
+    place = Path(entry.directory) / str(entry.version)
+    try:
+        layout.inside(root, place, chosen.follow_links)
+        backend, file = layout.program_file(place, entry.config.backend, entry.config.default_model_filename)
+        layout.inside(root, place / file, chosen.follow_links)
+        scheduling.check_decoupled(entry.config, backend)
+    except ModelRefused as error:
+        return _refused(entry, str(error))
+    except OSError as error:
+        return _refused(entry, _unreadable(error))
+    config = msgspec.structs.replace(entry.config, backend=backend, platform=entry.config.platform or backend)
+    entry = msgspec.structs.replace(entry, adapter=backend, program=file, config=config)
+    if backend == "python_model" and not chosen.allow_python:
+        return _refused(entry, f"{file} is not run (repository.allow_python is off)")
+    return entry
+
+
+def _unreadable(error: OSError) -> str:
+    return f"the files cannot be read: {error.strerror or type(error).__name__}"
+
+
+def _refused(entry: RepositoryEntry, problem: str) -> RepositoryEntry:
+    log.warning("repository model %s cannot be loaded: %s", entry.id, problem)
+    return msgspec.structs.replace(entry, adapter=entry.config.backend or next(iter(PROGRAMS)), error=problem)
+
+
+def _chosen(directory: Path, policy: VersionPolicy) -> tuple[int, ...]:
+    """The versions that are there and that the policy chooses, ascending."""
+    try:
+        found = layout.versions(directory)
+    except OSError:
+        return ()
+    if policy.kind == "specific":
+        absent = sorted(set(policy.specific) - set(found))
+        if absent:
+            log.warning("repository model %s has no version %s", directory.name, ", ".join(map(str, absent)))
+        return tuple(version for version in found if version in policy.specific)
+    return found if policy.kind == "all" else found[-policy.latest :]
+
+
+def _missing(policy: VersionPolicy) -> str:
+    if policy.kind == "specific":
+        return f"none of the versions {list(policy.specific)} is there"
+    return "there is no version: no directory with a number for a name"

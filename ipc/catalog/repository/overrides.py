@@ -1,0 +1,181 @@
+"""Models that a load by name brought a configuration or files for, kept in the run directory.
+
+1. An override is one small file for its model, replaced in one step; the files that came with it lie in a directory of
+   their own beside it, laid out as in a repository.
+2. Whoever reads the repositories (`entries.read`) puts overrides in the place of the models on disk, and
+   `ipc.catalog.watch` notices them as it notices files; so they reach every process, and those that start anew.
+3. An override ends with the next load that brings none, with the unload, and with the next start of the server.
+4. Whoever changes any of them holds one lock meanwhile (`locked`), which the kernel drops when its holder dies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from ipc.catalog.repository import layout
+from ipc.errors import InvalidInput
+from ipc.processes.liveness import lock_on
+
+log = logging.getLogger(__name__)
+
+ENDING = ".json"
+_LOCK = ".lock"
+_FILES = re.compile("(?:[0-9a-f]{16})?")
+
+
+class Override(msgspec.Struct, frozen=True):
+    """What is served under a model's name: `config` is JSON text, `files` the name of a directory ("": no files)."""
+
+    model: str
+    config: str
+    files: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Stands for all of it."""
+        return hashlib.blake2b(f"{self.files}\0{self.config}".encode(), digest_size=16).hexdigest()
+
+
+class Overrides:
+    """The overrides of one server."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def read(self) -> dict[str, Override]:
+        """All that are in force, by model."""
+        found = (self._decode(path) for path in self._pointers())
+        return {override.model: override for override in found if override is not None}
+
+    def get(self, model: str) -> Override | None:
+        """The one of a model."""
+        return self._decode(self._path(model))
+
+    def root_of(self, override: Override) -> Path:
+        """The repository whose only model are the files of an override."""
+        return self.directory / override.files
+
+    @asynccontextmanager
+    async def locked(self, until_ns: int) -> AsyncIterator[None]:
+        """Keep everybody else from changing overrides meanwhile. Raises `DeadlineExceeded` and `OSError`."""
+        where = "before another load with parameters had ended"
+        async with lock_on(self.directory / _LOCK, until_ns, where):
+            yield
+
+    def sweep(self) -> None:
+        """Delete what a process left that died in a change; the caller holds the lock.
+
+        Raises `OSError`, before anything is deleted when some pointer cannot be read.
+        """
+        found = [self._parsed(path, path.read_bytes()) for path in self._pointers()]
+        named = {override.files for override in found if override is not None} | {_LOCK}
+        for path in self.directory.iterdir():
+            if path.name in named or (path.suffix == ENDING and path.name[0] != "."):
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+    def draft(self, model: str, config: str, files: Mapping[str, bytes]) -> Override:
+        """An override not in force yet; its files, by their path below the model's directory, are written.
+
+        Raises `OSError`, and `InvalidInput` for a name or path that leads elsewhere.
+        """
+        if not layout.is_model_name(model):
+            raise InvalidInput(f"{model[:200]!a} is no name for a model")
+        if not files:
+            return Override(model, config)
+        override = Override(model, config, secrets.token_hex(8))
+        try:
+            for name, data in files.items():
+                self._write(override, name, data)
+        except BaseException:
+            self.discard(override)
+            raise
+        return override
+
+    def put(self, override: Override) -> None:
+        """Let it be in force, in the place of another one of its model."""
+        draft = self.directory / f".{secrets.token_hex(8)}"
+        try:
+            _write_new(draft, msgspec.json.encode(override))
+            draft.replace(self._path(override.model))
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+
+    def remove(self, model: str) -> None:
+        """Let the repository's own model be in force again; the files stay until `discard`."""
+        self._path(model).unlink(missing_ok=True)
+
+    def discard(self, override: Override | None) -> None:
+        """Delete the files of an override that is not in force any more. Programs that have read them go on."""
+        if override is not None and override.files:
+            shutil.rmtree(self.root_of(override), ignore_errors=True)
+
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        found = 0
+        for path in self.directory.rglob("*"):
+            try:
+                found += path.stat().st_size if path.is_file() else 0
+            except OSError:
+                continue
+        return found
+
+    def _write(self, override: Override, name: str, data: bytes) -> None:
+        below = Path(name)
+        if below.is_absolute() or not below.name or ".." in below.parts:
+            raise InvalidInput(f"{name[:100]!a} is no path below the model's directory")
+        path = Path(override.files, override.model) / below
+        # NOTE: Path.mkdir gives its mode to the last directory only.
+        for place in reversed(path.parents[:-1]):
+            (self.directory / place).mkdir(exist_ok=True, mode=0o700)
+        _write_new(self.directory / path, data)
+
+    def _path(self, model: str) -> Path:
+        digest = hashlib.blake2b(model.encode(errors="surrogatepass"), digest_size=16)
+        return self.directory / f"{digest.hexdigest()}{ENDING}"
+
+    def _pointers(self) -> list[Path]:
+        return sorted(self.directory.glob(f"[!.]*{ENDING}"))
+
+    def _decode(self, path: Path) -> Override | None:
+        try:
+            return self._parsed(path, path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            log.error("an override in the run directory cannot be read: %s", error)
+            return None
+
+    def _parsed(self, path: Path, data: bytes) -> Override | None:
+        try:
+            found = msgspec.json.decode(data, type=Override)
+        except msgspec.DecodeError as error:
+            log.error("an override in the run directory is passed over: %s: %s", path.name, error)
+            return None
+        if not (
+            layout.is_model_name(found.model)
+            and path == self._path(found.model)
+            and _FILES.fullmatch(found.files)
+        ):
+            log.error("an override in the run directory is passed over: %s is not that of a model", path.name)
+            return None
+        return found
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(data)

@@ -1,0 +1,94 @@
+"""Notices that the files of the catalog changed: one look a second, and a change counts once it has settled.
+
+1. A look is the set of all `*.yaml` files below the catalog's directories, of the Python files (adapters) among them,
+   and of all files and directories of the model repositories, with their size and time, and of what loads by name
+   brought (`ipc.catalog.repository.overrides`), which settles at once.
+2. A look that differs from the one before only starts the waiting; an editor may still be writing.
+3. Two equal looks that differ from what was read last mean that the catalog is to be read again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from ipc.catalog.repository import layout
+from ipc.catalog.repository.overrides import ENDING, Overrides
+from ipc.processes.paths import asset
+
+EVERY_S = 1.0
+Files = frozenset[tuple[str, int, int, int]]
+
+
+def look(dirs: Iterable[str], repositories: Iterable[str] = (), overrides: Overrides | None = None) -> Files:
+    """(path, size, time in nanoseconds, inode) of every file that says what is served; what vanishes is left out.
+
+    Directories of repositories are there too, with zeros. Of `overrides` there is one file each.
+    """
+    roots = [Path(d) for d in dirs] or [asset("config/models")]
+    paths = (path for root in roots for path in _files(root, (".yaml", ".py")))
+    catalog = frozenset(found for path in paths if (found := _facts(path)))
+    own = overrides.directory.glob(f"[!.]*{ENDING}") if overrides is not None else ()
+    brought = (found for path in own if (found := _facts(path)))
+    return catalog.union(brought, *(layout.look(Path(root)) for root in repositories))
+
+
+def yaml_files(root: Path) -> list[Path]:
+    """Every `*.yaml` below a directory, sorted; directories that vanish or cannot be read are passed over."""
+    return _files(root, (".yaml",))
+
+
+def _files(root: Path, endings: tuple[str, ...]) -> list[Path]:
+    found: list[Path] = []
+    # NOTE: Path.rglob raises when a directory vanishes between being listed and being opened.
+    for directory, _, names in os.walk(root):
+        found += [Path(directory, name) for name in names if name.endswith(endings)]
+    return sorted(found)
+
+
+def _facts(path: Path) -> tuple[str, int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return str(path), found.st_size, found.st_mtime_ns, found.st_ino
+
+
+class CatalogWatch:
+    """Looks at the files of one catalog; `read` is what they were when the catalog was read."""
+
+    def __init__(
+        self,
+        dirs: Iterable[str],
+        read: Files | None = None,
+        repositories: Iterable[str] = (),
+        overrides: Overrides | None = None,
+    ) -> None:
+        self._places = tuple(dirs), tuple(repositories), overrides
+        self._own = f"{overrides.directory}{os.sep}" if overrides is not None else ""
+        self._read = self._last = look(*self._places) if read is None else read
+
+    def changed(self) -> bool:
+        """Whether the files differ from those read last and have settled; says so once for each change."""
+        now = look(*self._places)
+        # An override is put in place in one step, so what differs by overrides only has settled.
+        before, self._last = self._last, now
+        settled = now == before or (
+            self._own and all(path.startswith(self._own) for path, *_ in now ^ before)
+        )
+        if not settled or now == self._read:
+            return False
+        self._read = now
+        return True
+
+    def differs(self) -> bool:
+        """Whether the files differ from those read last, settled or not."""
+        return look(*self._places) != self._read
+
+    def was_read(self, files: Files) -> None:
+        """The catalog has been read since, from these files, which may have been others than at the last look.
+
+        Without this, a change that was read between two looks and taken back before the second would not be noticed.
+        """
+        self._read = files

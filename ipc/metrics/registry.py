@@ -1,0 +1,230 @@
+"""Every metric family, declared once for both sides, in files named by slot so that they stay bounded.
+
+prometheus_client's multi-process mode keeps one file per process identity. The identity here is the slot (`frontend-3`,
+`worker-0`), so counters go on across restarts and the number of files does not grow. Gauges all use a `live` mode and
+are removed when a slot starts again. Any frontend serves `/metrics` by merging the files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from ipc.metrics import nv_families
+from ipc.metrics.families import FRONTEND, SUPERVISOR, WORKER, Family
+from ipc.metrics.infer_families import CALLS, REASONS, UNVERSIONED, split_id
+from ipc.metrics.tally import Tally
+from ipc.processes.paths import RunPaths
+from ipc.wire.messages import LANES
+
+PHASES = ("queue", "tokenize", "device", "copy", "encode", "total")
+STATES = ("available", "loading", "loaded", "unloading", "failed")
+SEQUENCE_STATES = ("active", "waiting")
+REJECTIONS = ("queue_full", "no_worker", "loading", "deadline", "too_long", "draining")
+NO_KEY = "-"
+"""Label of requests that were refused for want of a known key."""
+ACCESS_REFUSALS = ("unauthenticated", "forbidden", "rate_limited")
+TRACED = ("exported", "failed", "dropped")
+CANCEL_STAGES = ("queued", "running")
+LOADS = ("loaded", "failed")
+UNLOADS = ("admin", "catalog", "idle", "memory", "oom")
+REVOCATIONS = ("age", "session")
+GPU_GAUGES = ("memory", "memory_total", "utilization", "temperature", "power", "power_limit", "energy")
+UNKNOWN = "unknown"
+MOST_TOUCHED = 200
+"""Models whose series exist at zero from the start; of a longer catalog's, series begin with their first use."""
+
+
+def configure(paths: RunPaths, slot: str) -> None:
+    """Bind this process to the metric files of `slot`; call it before a family is made."""
+    directory = str(paths.metrics())
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = directory
+    from prometheus_client import multiprocess, values
+
+    # NOTE: the value class is chosen when the library is imported, which may have been before the directory was known.
+    values.ValueClass = values.MultiProcessValue(lambda: slot)  # type: ignore[no-untyped-call]
+    multiprocess.mark_process_dead(slot, directory)  # type: ignore[no-untyped-call]
+
+
+def retire(paths: RunPaths, slot: str) -> None:
+    """A process ends in good order: its gauges go, its counters stay."""
+    from prometheus_client import multiprocess
+
+    multiprocess.mark_process_dead(slot, str(paths.metrics()))  # type: ignore[no-untyped-call]
+
+
+class _Families:
+    """The families of one table, as attributes."""
+
+    def __init__(self, table: tuple[Family, ...]) -> None:
+        from prometheus_client import CollectorRegistry
+
+        registry = CollectorRegistry()
+        self._made = {family.attribute: _make(family, registry) for family in table}
+
+    def __getattr__(self, attribute: str) -> Any:
+        try:
+            return self._made[attribute]
+        except KeyError:
+            raise AttributeError(attribute) from None
+
+
+def _make(family: Family, registry: Any) -> Any:
+    from prometheus_client import Counter, Gauge, Histogram
+
+    if family.kind == "counter":
+        return Counter(family.name, family.text, family.labels, registry=registry)
+    if family.kind == "gauge":
+        return Gauge(
+            family.name, family.text, family.labels, registry=registry, multiprocess_mode=family.mode
+        )
+    return Histogram(family.name, family.text, family.labels, registry=registry, buckets=family.buckets)
+
+
+def _touched(models: Iterable[str]) -> list[str]:
+    """PERF: a model has some 300 series: 2,000 models would be 100 MB of files, and a scrape would take a minute."""
+    names = list(models)
+    return names if len(names) <= MOST_TOUCHED else []
+
+
+class FrontendMetrics(_Families):
+    """Families fed by frontends."""
+
+    def __init__(self) -> None:
+        super().__init__(FRONTEND)
+        self.tally = Tally()
+
+    def touch(self, models: Iterable[str], workers: int, version: str) -> None:
+        """Make every family exist at zero from the first scrape on; those of `MOST_TOUCHED` models at most."""
+        models = _touched(models)
+        self.build_info.labels(version).set(1)
+        for slot in range(workers):
+            self.workers_joined.labels(f"worker-{slot}").set(0)
+        self.ready.set(0)
+        for reason in ("suspect", "bystander"):
+            self.retries.labels(reason)
+        self.poison.labels("crashed"), self.poison.labels("refused")
+        for kind in CALLS:
+            self.infer_calls.labels(kind), self.infer_calls_time.labels(kind)
+        for outcome in TRACED:
+            self.traced.labels(outcome)
+        for model in models:
+            self._touch_infer(*split_id(model))
+        for model in (*models, UNKNOWN):
+            self.requests.labels("sie", "encode", model, "200")
+            self.sie_requests.labels(model, "encode", "success")
+            self.sie_active.labels(model).set(0)
+            for reason in REJECTIONS:
+                self.rejected.labels(model, reason)
+            for lane in LANES:
+                self.in_flight.labels(model, lane).set(0)
+            for phase in PHASES:
+                self.duration.labels("encode", model, phase, "ok")
+            for phase in ("total", "queue", "tokenize", "inference"):
+                self.sie_duration.labels(model, "encode", phase)
+
+    def _touch_infer(self, model: str, version: int) -> None:
+        """Families of tensor requests; the many of a batch size exist once it has been asked for."""
+        key, unsized = (model, str(version)), (model, str(UNVERSIONED), "0")
+        self.infer_rows.labels(*key, ""), self.infer_last.labels(*key)
+        for name in ("requests", "seconds", "queue", "input", "compute", "output"):
+            getattr(self, f"infer_{name}").labels(*key, "1", "")
+        self.infer_failed.labels(*unsized)
+        for reason in REASONS:
+            self.infer_failures.labels(*unsized, reason)
+
+    def touch_keys(self, names: Iterable[str]) -> None:
+        """Make the families about API keys exist at zero; `names` are those of the keys."""
+        for reason in ACCESS_REFUSALS:
+            self.access_refused.labels(reason)
+        self.by_key.labels(NO_KEY, "401")
+        for name in names:
+            self.by_key.labels(name, "200")
+
+
+class WorkerMetrics(_Families):
+    """Families fed by workers."""
+
+    def __init__(self, worker: str) -> None:
+        super().__init__(WORKER)
+        self.worker, self.device = worker, ""
+
+    def touch(self, models: Iterable[str], device: str) -> None:
+        """Make every family exist at zero from the first scrape on; those of `MOST_TOUCHED` models at most.
+
+        `device` is the uuid of what runs models.
+        """
+        models = _touched(models)
+        w, self.device = self.worker, device
+        self.model_budget.labels(w).set(0)
+        self.shm_used.labels(w).set(0), self.shm_leases.labels(w).set(0)
+        for reason in REVOCATIONS:
+            self.revoked.labels(w, reason)
+        for name in GPU_GAUGES:
+            getattr(self, f"gpu_{name}").labels(w, device).set(0)
+        for model in models:
+            for lane in LANES:
+                for gauge in (self.queue_depth, self.queue_tokens, self.queue_oldest):
+                    gauge.labels(model, lane).set(0)
+            for stage in CANCEL_STAGES:
+                self.cancelled.labels(model, stage)
+            self.saved.labels(model, "queued")
+            for family in (self.batch_size, self.batch_tokens, self.padding, self.oom):
+                family.labels(model, w)
+            for gauge in (self.budget, self.load_seconds, self.load_progress, self.memory):
+                gauge.labels(model, w).set(0)
+            for state in STATES:
+                self.state.labels(model, w, state).set(0)
+            for name in ("runs", "runs_input", "runs_compute", "runs_output"):
+                getattr(self, name).labels(model, "1", device)
+            self.tokens.labels(model, "in"), self.truncated.labels(model, "truncate")
+            self.sie_batch_size.labels(model), self.sie_tokens.labels(model)
+            self.sie_queue_depth.labels(model).set(0), self.sie_request_queue.labels(model).set(0)
+            for family in (self.sie_gpu_items, self.sie_gpu_tokens, *self._recoveries()):
+                family.labels(model)
+            for name in ("wait", "p50", "cost", "fill"):
+                getattr(self, f"sie_adaptive_{name}").labels(model).set(0)
+            self.sie_adaptive_efficiency.labels(model)
+            self.sie_loaded.labels(model, device).set(0), self.sie_memory.labels(model, device).set(0)
+            self.sie_idle_evictions.labels(model)
+            self.sequences_expired.labels(model, w), self.parts.labels(model)
+            for state in SEQUENCE_STATES:
+                self.sequences.labels(model, w, state).set(0)
+            for outcome in LOADS:
+                self.loads.labels(model, w, outcome)
+            for reason in UNLOADS:
+                self.unloads.labels(model, w, reason)
+
+    def _recoveries(self) -> list[Any]:
+        """Families about batches that ran out of memory, under the names of the SIE contract."""
+        names = ("attempted", "succeeded", "terminal", "clears", "splits", "evictions")
+        return [getattr(self, f"sie_oom_{name}") for name in names]
+
+
+class SupervisorMetrics(_Families):
+    """Families fed by the embedded supervisor."""
+
+    def __init__(self) -> None:
+        super().__init__(SUPERVISOR)
+
+
+def render(paths: RunPaths, tags: nv_families.Tags = nv_families.NO_TAGS) -> bytes:
+    """Text exposition of all slots merged; reads files, so call it in a thread. `tags` are those of models."""
+    from prometheus_client import generate_latest
+    from prometheus_client.multiprocess import MultiProcessCollector
+
+    collector = MultiProcessCollector(None, path=str(paths.metrics()))  # type: ignore[no-untyped-call]
+    families = list(collector.collect())  # type: ignore[no-untyped-call]
+    return generate_latest(_Collected(families)) + nv_families.text(families, tags)
+
+
+class _Collected:
+    """Families that have been read already, in the place of a registry."""
+
+    def __init__(self, families: list[Any]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Any]:
+        """All of them."""
+        return self._families

@@ -1,0 +1,109 @@
+"""Where things lie: run directory, sockets, locks, arenas, and the files that come with the package.
+
+Every path is derived from one `RunPaths`, so that two servers on one host never meet unless they share a run directory.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ipc.errors import ConfigError
+from ipc.processes.starting import TOP
+
+SHM_ROOT = Path("/dev/shm")
+SERVER = "server"
+"""Name of the lock that the arbiter holds: whose run directory it is."""
+_SUN_PATH_MAX = 107
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """File names of one server instance. `root` is a 0700 directory; `shm` holds the arenas."""
+
+    root: Path
+    instance: str
+    shm: Path = SHM_ROOT
+
+    def worker_socket(self, slot: int) -> Path:
+        """ZeroMQ ROUTER socket of a worker slot."""
+        return self.root / f"worker-{slot}.sock"
+
+    def notify_socket(self, slot: int) -> Path:
+        """Datagram socket on which the embedded supervisor hears a worker slot."""
+        return self.root / f"notify-{slot}.sock"
+
+    def lock(self, name: str) -> Path:
+        """Lock file that proves that the owner of `name` (`server`, `worker-0`, `frontend-1`, `supervisor`) lives."""
+        return self.root / f"{name}.lock"
+
+    def metrics(self) -> Path:
+        """Directory of the per-slot metric files."""
+        return self.root / "metrics"
+
+    def poison(self) -> Path:
+        """Directory whose file names are hashes of inputs that crashed workers."""
+        return self.root / "poison"
+
+    def regions(self) -> Path:
+        """Directory of the table of clients' shared memory regions, one file each."""
+        return self.root / "regions"
+
+    def control(self) -> Path:
+        """Directory of what was asked for by name: models loaded and unloaded, log and trace settings."""
+        return self.root / "control"
+
+    def overrides(self) -> Path:
+        """Directory of configurations and files that loads by name brought (`ipc.catalog.repository.overrides`)."""
+        return self.root / "overrides"
+
+    def arena(self, slot: int, epoch: str) -> Path:
+        """Shared-memory file of one worker life."""
+        return self.shm / f"penstock.{self.instance}.{slot}.{epoch}"
+
+    def input_arena(self, slot: int, epoch: str) -> Path:
+        """Shared-memory file for the inputs of one frontend life."""
+        return self.shm / f"penstock.{self.instance}.f{slot}.{epoch}"
+
+    def arenas(self, slot: int | str = "*") -> list[Path]:
+        """Arenas of all lives of a slot (or of all slots) that still have a name; `f0` is the slot of `frontend-0`."""
+        return sorted(self.shm.glob(f"penstock.{self.instance}.{slot}.*"))
+
+
+def prepare_run_dir(paths: RunPaths) -> None:
+    """Create the run directory with mode 0700, or check that it is ours and private.
+
+    Raises `ConfigError` when it belongs to someone else, is open to others, or is too long for a socket name.
+    """
+    paths.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = paths.root.stat()
+    if found.st_uid != os.geteuid():
+        raise ConfigError(
+            f"run.dir {paths.root} belongs to uid {found.st_uid}, not to this user ({os.geteuid()})"
+        )
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        paths.root.chmod(0o700)
+    if len(os.fsencode(paths.notify_socket(999))) > _SUN_PATH_MAX:
+        raise ConfigError(f"run.dir {paths.root} is too long: a socket name may have {_SUN_PATH_MAX} bytes")
+    own = (paths.metrics(), paths.poison(), paths.regions(), paths.control(), paths.overrides())
+    for directory in own:
+        directory.mkdir(exist_ok=True, mode=0o700)
+
+
+def default_run_root(instance: str) -> Path:
+    """`$XDG_RUNTIME_DIR/penstock/<instance>`, or a per-user directory under the temp directory."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base and os.access(base, os.W_OK):
+        return Path(base) / "penstock" / instance
+    return Path(tempfile.gettempdir()) / f"penstock-{os.geteuid()}" / instance
+
+
+def asset(name: str) -> Path:
+    """A file that ships with Penstock (`gunicorn.conf.py`, `config/models`), in the source tree or installed."""
+    found = TOP / name
+    if not found.exists():
+        raise ConfigError(f"{name} is missing from this installation")
+    return found

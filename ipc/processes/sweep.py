@@ -1,0 +1,81 @@
+"""Removes what the dead left behind: arenas, sockets and metric files of slots whose lock nobody holds.
+
+A slot is swept only while its lock is held by the sweeper, and an arena only when nobody holds it, so a live owner is
+never touched. Runs at the start of every process that takes a slot, at the start and stop of the server, and on demand.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from ipc.processes.liveness import SlotLock, SlotTaken, is_held
+from ipc.processes.paths import SERVER, RunPaths
+
+_LOCK_NAME = re.compile(r"^(worker|frontend)-(\d+)\.lock$")
+
+
+def sweep_slot(paths: RunPaths, slot: int) -> list[str]:
+    """Remove arenas and sockets of earlier lives of a worker slot; the caller must hold its lock. Returns the names."""
+    return _unlink([*_ownerless(paths, slot), paths.worker_socket(slot)])
+
+
+def sweep_frontend(paths: RunPaths, slot: int) -> list[str]:
+    """Remove the input arenas of earlier lives of a frontend slot; the caller must hold its lock. Returns the names."""
+    return _unlink(_ownerless(paths, f"f{slot}"))
+
+
+def _ownerless(paths: RunPaths, slot: int | str = "*") -> list[Path]:
+    """Arenas whose owner is dead. A live owner may have its slot in another run directory, of the same instance."""
+    return [path for path in paths.arenas(slot) if not is_held(path)]
+
+
+def _unlink(files: list[Path]) -> list[str]:
+    """Remove those of `files` that exist; returns their names."""
+    found = [path for path in files if path.exists() or path.is_socket()]
+    for path in found:
+        path.unlink(missing_ok=True)
+    return [path.name for path in found]
+
+
+def sweep(paths: RunPaths) -> list[str]:
+    """Sweep every free worker slot of this instance, and the metric files when no slot at all is held."""
+    if not paths.root.exists():
+        return _unlink(_ownerless(paths))
+    slots = {
+        int(found[2])
+        for path in paths.root.glob("*.lock")
+        if (found := _LOCK_NAME.match(path.name)) and found[1] == "worker"
+    }
+    owners = {path.name.split(".")[2] for path in paths.arenas()}
+    slots |= {int(owner) for owner in owners if owner.isdigit()}
+    removed: list[str] = []
+    for slot in sorted(slots):
+        try:
+            with SlotLock(paths.lock(f"worker-{slot}")):
+                removed += sweep_slot(paths, slot)
+                paths.notify_socket(slot).unlink(missing_ok=True)
+        except SlotTaken:
+            continue
+    for slot in sorted(int(owner[1:]) for owner in owners if owner[:1] == "f" and owner[1:].isdigit()):
+        try:
+            with SlotLock(paths.lock(f"frontend-{slot}")):
+                removed += sweep_frontend(paths, slot)
+        except SlotTaken:
+            continue
+    # The arbiter that sweeps holds the lock of the server.
+    others = set(paths.root.glob("*.lock")) - {paths.lock(SERVER)}
+    if not any(is_held(path) for path in others):
+        shutil.rmtree(paths.metrics(), ignore_errors=True)
+        paths.metrics().mkdir(mode=0o700, exist_ok=True)
+        (paths.root / "announced").unlink(missing_ok=True)
+    return removed
+
+
+def forget(paths: RunPaths) -> None:
+    """The server starts: what clients registered and asked for by name at an earlier one is gone."""
+    for directory in (paths.regions(), paths.control()):
+        _unlink(list(directory.iterdir()))
+    shutil.rmtree(paths.overrides(), ignore_errors=True)
+    paths.overrides().mkdir(mode=0o700, exist_ok=True)

@@ -1,0 +1,4 @@
+"""Small state that the processes of one server share: loads by name, poison, regions, overrides.
+
+Both sides import this package.
+"""

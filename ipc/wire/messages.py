@@ -1,0 +1,410 @@
+"""The structs that cross a process border, and nothing else.
+
+Array-like tagged msgspec structs; `ipc.wire.directions` says which of them, and of `ipc.wire.stats` and
+`ipc.wire.streams`, go which
+way. Durations are nanoseconds, instants are CLOCK_MONOTONIC nanoseconds, costs are tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from ipc.catalog.model_config import ModelConfig
+from ipc.wire.field_names import FieldNames
+
+VERSION = 6
+LANES = ("interactive", "bulk")
+
+
+class Wire(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Base of all wire structs."""
+
+
+class InputItem(Wire, frozen=True):
+    """One item: a text or token ids given by the caller, encoded images, and what a family reads besides."""
+
+    text: str | None = None
+    ids: list[int] | None = None
+    images: list[bytes] = []
+    metadata: dict[str, Any] | None = None
+
+
+class BlockRef(Wire, frozen=True):
+    """A block of an arena: offset, data bytes, generation."""
+
+    offset: int
+    nbytes: int
+    generation: int
+
+
+class EncodeCall(Wire, frozen=True, tag="encode"):
+    """Encode `items` into `outputs` (`dense`, `sparse`, `multivector`).
+
+    In every call `options` are the model's runtime options with the request's laid over them, `overflow` says what
+    happens to an item that is too long (values of `OVERFLOW_POLICIES`), `lora` names an adapter ("":
+    none), and `names` is for messages.
+    """
+
+    items: list[InputItem]
+    outputs: list[str]
+    instruction: str | None = None
+    is_query: bool = False
+    options: dict[str, Any] = {}
+    overflow: str = "truncate"
+    lora: str = ""
+    names: FieldNames = FieldNames()
+
+
+class ScoreCall(Wire, frozen=True, tag="score"):
+    """How well each of `items` answers `query`."""
+
+    items: list[InputItem]
+    query: InputItem
+    instruction: str | None = None
+    options: dict[str, Any] = {}
+    overflow: str = "truncate"
+    lora: str = ""
+    names: FieldNames = FieldNames(options="options.")
+
+
+class ExtractCall(Wire, frozen=True, tag="extract"):
+    """What `labels` (in the caller's order) or `output_schema` ask for, found in each of `items`."""
+
+    items: list[InputItem]
+    labels: list[str] = []
+    output_schema: dict[str, Any] | None = None
+    instruction: str | None = None
+    options: dict[str, Any] = {}
+    overflow: str = "truncate"
+    lora: str = ""
+    names: FieldNames = FieldNames()
+
+
+class Region(Wire, frozen=True):
+    """Bytes of a client's own shared memory: `key` names the POSIX object (`system`) or is the hex of a CUDA handle."""
+
+    kind: str
+    key: str
+    offset: int
+    nbytes: int
+    device: int = 0
+
+
+class TensorInput(Wire, frozen=True):
+    """One named input: `nbytes` raw bytes of its datatype from `start` of the payload, or those of a region."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    start: int
+    nbytes: int
+    region: Region | None = None
+
+
+class TensorOutput(Wire, frozen=True):
+    """One output that is wanted; with a region it is written there and the result has no bytes of it."""
+
+    name: str
+    region: Region | None = None
+
+
+class Step(Wire, frozen=True):
+    """Place of a request in a sequence; `id` is the correlation id, a number or a text."""
+
+    id: int | str
+    start: bool = False
+    end: bool = False
+
+
+class InferCall(Wire, frozen=True, tag="infer"):
+    """Run the program over named tensors, to `outputs` in that order; `rows` is the batch size, or 1. It is one item.
+
+    The payload, all inputs that have no region, lies in `block` of the frontend's arena or, without, in the next frame.
+    """
+
+    names: ClassVar[FieldNames] = FieldNames(options="parameters.")
+    options: ClassVar[dict[str, Any]] = {}
+    overflow: ClassVar[str] = "error"
+    lora: ClassVar[str] = ""
+    instruction: ClassVar[str | None] = None
+    inputs: list[TensorInput]
+    outputs: list[TensorOutput]
+    rows: int = 1
+    block: BlockRef | None = None
+    parameters: dict[str, bool | int | float | str] = {}
+    step: Step | None = None
+    priority: int = 0
+    items: ClassVar[list[InputItem]] = [InputItem()]
+
+
+Call = EncodeCall | ScoreCall | ExtractCall | InferCall
+
+
+class Hello(Wire, frozen=True, tag="hello"):
+    """A frontend registers. `tag` is a random 63-bit name of this registration."""
+
+    version: int
+    slot: str
+    tag: int
+    pid: int
+    start_ticks: int
+
+
+class Submit(Wire, frozen=True, tag="submit"):
+    """One request. `solo` asks for a batch of its own; `cost` is the frontend's
+    estimate.
+
+    `caller` is the public id of the API key, or empty; callers take turns by their `share`, a weight. `parts` above 0
+    asks for a stream, of which so many parts may wait; `start_by_ns` above 0 ends its time in queues.
+    """
+
+    id: int
+    model: str
+    call: Call
+    deadline_ns: int
+    cost: int
+    request_id: str
+    traceparent: str = ""
+    solo: bool = False
+    lane: str = "interactive"
+    caller: str = ""
+    share: float = 1.0
+    parts: int = 0
+    start_by_ns: int = 0
+
+
+class Cancel(Wire, frozen=True, tag="cancel"):
+    """The caller of request `id` has gone."""
+
+    id: int
+
+
+class Release(Wire, frozen=True, tag="release"):
+    """The lease on a block ends."""
+
+    offset: int
+    generation: int
+
+
+class Load(Wire, frozen=True, tag="load"):
+    """Load this model, for a request that waits; `explicit`: somebody asked for it by name, also after a failure."""
+
+    model: str
+    explicit: bool = False
+
+
+class Unload(Wire, frozen=True, tag="unload"):
+    """Finish what this model has to do and give its memory back."""
+
+    model: str
+
+
+class Forget(Wire, frozen=True, tag="forget"):
+    """This sequence of a model begins on another worker: one of its id and caller that is still open here is over."""
+
+    model: str
+    sequence: int | str
+    caller: str = ""
+
+
+class Ping(Wire, frozen=True, tag="ping"):
+    """Are you there?"""
+
+    seq: int
+
+
+class Watch(Wire, frozen=True, tag="watch"):
+    """Somebody at this frontend watches the worker (send `Stats`), or no longer."""
+
+    on: bool
+
+
+class Inputs(Wire, frozen=True, tag="inputs"):
+    """Where the sender's arena for large inputs is; said before every block of it, in case it could not be mapped."""
+
+    path: str
+    epoch: str
+
+
+class Goodbye(Wire, frozen=True, tag="goodbye"):
+    """The sender does not know the other side (any more)."""
+
+
+class ModelStatus(Wire, frozen=True):
+    """State of one model on one worker: available, loading, loaded, unloading or failed.
+
+    `load_s`: what its last load took or this one may take. `attempts`: all loads. Error: the last load's, until one
+    succeeds. `image_tokens`: about an image's cost. `loras`: loading or loaded. `revision`: of the files of its entry;
+    `next`: of those that replace them once they are loaded; an error is theirs then, which keeps them from it.
+    `uses`: names of options and fields that the loaded model reads; what else a request carries changes nothing.
+    """
+
+    name: str
+    state: str
+    device: str = ""
+    memory_bytes: int = 0
+    max_sequence_length: int = 0
+    dims: dict[str, int] = {}
+    progress: float = 0.0
+    load_s: float = 0.0
+    error_class: str = ""
+    error_message: str = ""
+    attempts: int = 0
+    permanent: bool = False
+    image_tokens: int = 0
+    loras: dict[str, str] = {}
+    config: ModelConfig | None = None
+    revision: str = ""
+    next: str = ""
+    uses: list[str] = []
+
+
+class Credits(Wire, frozen=True, tag="credits"):
+    """How much cost this session may have in flight, what waits at the worker, and how fast it drains (cost/s).
+
+    `step_s`: whole seconds for which the present step of the device runs.
+    """
+
+    limit: int
+    queued: int
+    rate: float
+    step_s: int = 0
+
+
+class Welcome(Wire, frozen=True, tag="welcome"):
+    """The worker accepts a registration and says where its arena is; `uuid` is that of its device."""
+
+    version: int
+    epoch: str
+    pid: int
+    start_ticks: int
+    arena: str
+    device: str
+    threads: int
+    models: list[ModelStatus]
+    credits: Credits
+    preloaded: bool = True
+    free_bytes: int = 0
+    uuid: str = ""
+
+
+class Models(Wire, frozen=True, tag="models"):
+    """States of these models of this worker changed; those of all others are as `Welcome` or an earlier message said.
+
+    `gone` names models that the worker knows no more. `preloaded`: everything that is loaded at the start has been
+    tried. `free_bytes`: what the memory budget has left.
+    """
+
+    models: list[ModelStatus]
+    gone: list[str] = []
+    preloaded: bool = True
+    free_bytes: int = 0
+
+
+class TensorRef(Wire, frozen=True):
+    """One named tensor inside a block or inline frame; `start` is its first byte."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    start: int
+
+
+class TensorInfo(Wire, frozen=True):
+    """One output of an infer call; its raw bytes are the uint8 tensor of that name, unless they went to a region."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    nbytes: int
+
+
+class ItemError(Wire, frozen=True):
+    """Item `index` failed while its neighbours did not."""
+
+    index: int
+    code: str
+    message: str
+
+
+class Timing(Wire, frozen=True):
+    """Phases of one request in nanoseconds, and how many batches it was spread over."""
+
+    prepare_ns: int = 0
+    queue_ns: int = 0
+    device_ns: int = 0
+    copy_ns: int = 0
+    batches: int = 0
+
+
+class BatchTimes(Wire, frozen=True):
+    """One batch that a traced request took part in, in CLOCK_MONOTONIC nanoseconds.
+
+    `members` are the traceparents of the traced requests in it, the first `MAX_MEMBERS` of them; the counts are of all.
+    """
+
+    MAX_MEMBERS: ClassVar[int] = 128
+    began_ns: int
+    computed_ns: int
+    copied_ns: int
+    items: int
+    tokens: int
+    requests: int
+    members: list[str]
+
+
+class Trace(Wire, frozen=True):
+    """What a traced request went through, in CLOCK_MONOTONIC nanoseconds; 0 for what did not happen."""
+
+    prepare_began_ns: int
+    prepare_ended_ns: int
+    queued_ns: int
+    batches: list[BatchTimes]
+
+
+class Result(Wire, frozen=True, tag="result"):
+    """The answer to `id`.
+
+    `tensors` lie in `block`, or in the next frame when `block` is None; `loose` ones, of unforeseen size, always in the
+    next frame. `rows`: rows per item, where they are not one. `infos`: outputs of an infer call, in the order wanted.
+    """
+
+    id: int
+    block: BlockRef | None
+    tensors: list[TensorRef]
+    tokens: list[int]
+    truncated: list[int]
+    errors: list[ItemError]
+    timing: Timing
+    loose: list[TensorRef] = []
+    rows: dict[str, list[int]] = {}
+    trace: Trace | None = None
+    infos: list[TensorInfo] = []
+
+
+class Failure(Wire, frozen=True, tag="failure"):
+    """Request `id` failed with a code of `ipc.errors`."""
+
+    id: int
+    code: str
+    message: str
+    retry_after_s: float | None = None
+    detail: dict[str, Any] = {}
+
+
+class Unread(Wire, frozen=True, tag="unread"):
+    """The failed or cancelled request `id` reads its input block no more; a `Result` says so by itself."""
+
+    id: int
+
+
+class Leaving(Wire, frozen=True, tag="leaving"):
+    """This worker drains: send nothing new."""
+
+
+class Pong(Wire, frozen=True, tag="pong"):
+    """Yes."""
+
+    seq: int

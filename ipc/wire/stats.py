@@ -1,0 +1,53 @@
+"""What a worker tells of itself to those who watch it; beside `ipc.wire.messages`."""
+
+from __future__ import annotations
+
+from ipc.wire.messages import Wire
+
+
+class QueueState(Wire, frozen=True):
+    """What waits of one model, and for how long the oldest of it has."""
+
+    model: str
+    items: int
+    tokens: int
+    oldest_s: float
+
+
+class BatchRecord(Wire, frozen=True):
+    """One batch: when it ended (CLOCK_MONOTONIC), how long it took, what was in it, how much would have fitted.
+
+    `tokens` are those that ran to their end, none of a batch that failed or that nobody waited for any more.
+    """
+
+    at_ns: int
+    seconds: float
+    model: str
+    items: int
+    tokens: int
+    budget: int
+
+
+class Stats(Wire, frozen=True, tag="stats"):
+    """A look at the worker for those who watch it.
+
+    Memory in bytes: of the device; on CPU resident memory and the host's. `utilization` is what the device says of the
+    last second and `busy` the share of the time in which batches ran, both 0 to 1; `cpu` is the processor time of this
+    process per second. What nobody can tell is None.
+    """
+
+    memory_used: int
+    memory_total: int
+    resident: int
+    cpu: float
+    busy: float
+    utilization: float | None
+    temperature_c: float | None
+    budget: int
+    admitted: int
+    bound: int
+    arena_used: int
+    arena_total: int
+    leases: int
+    queues: list[QueueState]
+    batches: list[BatchRecord]

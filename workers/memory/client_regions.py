@@ -1,0 +1,207 @@
+"""Shared memory of clients, read and written by the worker itself.
+
+1. `ClientMemory.open` opens what an infer call names and looks at its size; the request keeps what it was given until
+   it ends, so that neither a name that goes away nor an unregistered region takes the memory from under it.
+2. POSIX objects are read and written with pread and pwrite: one that shrank meanwhile is an error of the request and
+   not a SIGBUS of the worker. Only an operator who trusts his clients lets inputs be mapped
+   (`shared_memory.map_inputs`), which saves their copy.
+3. CUDA memory (`workers.memory.cuda_memory`) is a tensor on the device. It stays open while its region is
+registered or a
+   request uses it.
+
+Nothing has to be closed: descriptors and handles go with the last request that holds them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ipc.errors import InvalidInput, Unsupported
+from ipc.memory import copies
+from ipc.memory.datatypes import BYTES
+from ipc.processes.paths import SHM_ROOT
+from ipc.settings import Settings
+from ipc.store.regions import RegionTable, check_size, object_name, open_object
+from ipc.wire.messages import Region, TensorInput
+from workers.memory.copy_room import CopyRoom
+from workers.memory.cuda_memory import CudaMemory
+
+LOOK_EVERY_S = 1.0
+"""How often it is looked which CUDA regions are still registered."""
+
+
+class _Object:
+    """A client's POSIX object, open until nobody holds this."""
+
+    def __init__(self, fd: int, facts: os.stat_result) -> None:
+        self.fd, self.identity = fd, (facts.st_dev, facts.st_ino)
+        # NOTE: not `__del__`, which runs before weak references end: another thread could take the object out of
+        # `ClientMemory` again while its descriptor is being closed.
+        weakref.finalize(self, os.close, fd).atexit = False
+
+
+class OpenRegion:
+    """Bytes of a client's memory, held open while this object lives. Any thread."""
+
+    def __init__(self, region: Region, source: _Object | CudaMemory, mapped: bool = False) -> None:
+        """`mapped`: `view` is allowed."""
+        self.nbytes = region.nbytes
+        self.mapped = mapped and isinstance(source, _Object) and region.nbytes > 0
+        self._region, self._source = region, source
+
+    @property
+    def on_device(self) -> bool:
+        """Whether it is CUDA memory, which `tensor` gives without a copy."""
+        return isinstance(self._source, CudaMemory)
+
+    def view(self) -> memoryview:
+        """All of it, read-only and without a copy; what the client writes meanwhile shows. Only where it is `mapped`.
+
+        Raises `InvalidInput` when the object has shrunk.
+
+        NOTE: to touch it after the client has cut its object off ends this process with SIGBUS.
+        """
+        if not self.mapped or not isinstance(self._source, _Object):
+            raise TypeError("this region is not to be mapped")
+        start = self._region.offset % mmap.ALLOCATIONGRANULARITY
+        place = self._region.offset - start
+        try:
+            pages = mmap.mmap(self._source.fd, start + self.nbytes, access=mmap.ACCESS_READ, offset=place)
+        except (OSError, ValueError):
+            raise self._shrunk() from None
+        return memoryview(pages)[start:]
+
+    def read(self, target: memoryview) -> None:
+        """Copy all of it into `target` (`nbytes` writable bytes). Raises `InvalidInput` when the object has shrunk."""
+        if target.nbytes != self.nbytes:
+            raise ValueError(f"{target.nbytes} bytes of room for {self.nbytes}")
+        copies.count("region", self.nbytes)
+        if isinstance(self._source, CudaMemory):
+            if self.nbytes:
+                torch.frombuffer(target, dtype=torch.uint8).copy_(self.tensor())
+            return
+        done = 0
+        while done < self.nbytes:
+            got = os.preadv(self._source.fd, [target[done:]], self._region.offset + done)
+            if not got:
+                raise self._shrunk()
+            done += got
+
+    def write(self, data: memoryview) -> None:
+        """Copy `data` (at most `nbytes` bytes, C-contiguous) to its start.
+
+        Raises `InvalidInput` when it is too small, with both sizes, or when the object has shrunk.
+        """
+        if data.nbytes > self.nbytes:
+            raise InvalidInput(
+                f"shared memory region is too small for the output: {self.nbytes} bytes given, {data.nbytes} needed"
+            )
+        copies.count("region", data.nbytes)
+        if isinstance(self._source, CudaMemory):
+            if data.nbytes:
+                self.tensor()[: data.nbytes].copy_(torch.frombuffer(data, dtype=torch.uint8))
+            return
+        # NOTE: a write behind the end would let the object grow again.
+        if self._region.offset + data.nbytes > os.fstat(self._source.fd).st_size:
+            raise self._shrunk()
+        flat, done = data.cast("B"), 0
+        try:
+            while done < flat.nbytes:
+                done += os.pwrite(self._source.fd, flat[done:], self._region.offset + done)
+        except OSError:
+            raise InvalidInput("shared memory region: it has no room for what is written to it") from None
+
+    def tensor(self) -> torch.Tensor:
+        """CUDA memory as uint8 [nbytes] on its device, without a copy; keeps the region open. CUDA regions only."""
+        if not isinstance(self._source, CudaMemory):
+            raise TypeError("a POSIX object is no tensor")
+        return self._source.tensor(self._region.offset, self.nbytes)
+
+    def _shrunk(self) -> InvalidInput:
+        last = self._region.offset + self.nbytes
+        return InvalidInput(f"shared memory region: its object has shrunk below the {last} bytes registered")
+
+
+class ClientMemory:
+    """Opens the regions that calls name. One per worker."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        device: torch.device,
+        objects: Path = SHM_ROOT,
+        on_room: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`objects` is the directory in which shm_open finds its objects; `on_room` is that of `room`."""
+        self.room = CopyRoom(settings.shared_memory.max_copy_bytes, on_room)
+        self._settings, self._device = settings.shared_memory, device
+        self._objects = objects
+        self._open: weakref.WeakValueDictionary[str, _Object] = weakref.WeakValueDictionary()
+        self._cuda: dict[str, CudaMemory] = {}
+        self._table = RegionTable(settings.paths, settings.shared_memory.max_regions)
+        self._lock = threading.Lock()
+        self._next_look = 0.0
+
+    def open(self, region: Region) -> OpenRegion:
+        """Open a region and check that it has all its bytes. Endpoint's or a preparing thread.
+
+        Raises `InvalidInput` when it cannot be opened or is too small, `Unsupported` for CUDA memory without CUDA.
+        """
+        if not self._settings.enabled:
+            raise Unsupported("shared memory regions are not offered (shared_memory.enabled)")
+        if region.offset < 0 or region.nbytes < 0:
+            raise InvalidInput("shared memory region: negative offset or size")
+        with self._lock:
+            source = self._cuda_source(region) if region.kind == "cuda" else self._object(region)
+            return OpenRegion(region, source, self._settings.map_inputs)
+
+    def copies(self, tensor: TensorInput) -> bool:
+        """Whether an input is copied to private memory when it is read."""
+        region, mapped = tensor.region, self._settings.map_inputs and tensor.datatype != BYTES
+        return region is not None and region.kind != "cuda" and not mapped
+
+    def tick(self) -> None:
+        """Often, from the endpoint's tick: once a second close CUDA memory whose region was unregistered."""
+        now = time.monotonic()
+        if not self._cuda or now < self._next_look:
+            return
+        self._next_look = now + LOOK_EVERY_S
+        registered = {entry.key for entry in self._table.entries() if entry.kind == "cuda"}
+        with self._lock:
+            for handle in [handle for handle in self._cuda if handle not in registered]:
+                del self._cuda[handle]
+
+    def _object(self, region: Region) -> _Object:
+        name = object_name(region.key, self._settings.key_prefix)
+        # PERF: the tensors of one request, and requests at the same time, share a descriptor.
+        found = self._open.get(name)
+        if found is None or found.identity != _identity(self._objects / name):
+            fd = open_object(self._objects, name, name)
+            found = self._open[name] = _Object(fd, os.fstat(fd))
+        check_size(found.fd, region.offset, region.nbytes, name)
+        return found
+
+    def _cuda_source(self, region: Region) -> CudaMemory:
+        if self._device.type != "cuda":
+            raise Unsupported("CUDA shared memory is not offered: this worker runs on the CPU")
+        found = self._cuda.get(region.key)
+        if found is None:
+            found = self._cuda[region.key] = CudaMemory(bytes.fromhex(region.key), self._device)
+        found.check(region.offset, region.nbytes)
+        return found
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        facts = path.lstat()
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino

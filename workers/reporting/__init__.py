@@ -1,0 +1,4 @@
+"""What a worker tells of itself: metrics, statistics, traces.
+
+The runtime, the device thread and the book of jobs import this package.
+"""

@@ -1,0 +1,394 @@
+"""Which items run next: a pure policy without clocks, threads or devices.
+
+1. Items that may share a forward pass form a group (model, operation, options); a solo request is a group of its own.
+2. A group has two lanes. Inside a lane, callers (API keys; without keys, sessions) take turns by the cost they have
+   used, divided by their share (start-time fair queueing).
+3. `take` chooses a group: interactive work before bulk, then the group that has used the least time of the device,
+   by the pace of its model.
+4. It fills the token budget: bulk items that have waited too long first (half of the budget at most), then
+   interactive, then bulk. An item over the budget runs alone. What is there is taken, but of a group that gathers: that
+   is left alone until its oldest item has waited for the delay of its model, or a batch of a preferred size is there.
+5. Who sends queries waits for at most one batch of others. While a group has had interactive work lately, other groups'
+   batches, and its own bulk work, take a turn each: what the device does in `turn_s`. Bulk items never ride along
+   with interactive ones in two batches one after the other. A batch taken ahead lets such work pass once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from workers.adapters.base import Gathering
+from workers.scheduling.job import Job, Piece
+
+MAX_AHEAD = 256
+"""Callers or groups without waiting work that are remembered before those that owe nothing are forgotten."""
+ATTENTION_NS = 5_000_000_000
+"""How long after a query the batches of others stay short."""
+TURN_PARTS = 16
+"""A turn is at least this part of the token budget, however slow the model is: smaller batches waste the device."""
+UNKNOWN_PACE = 10_000.0
+"""Tokens a second of a model that has not run yet."""
+
+Pace = Callable[[str], float]
+"""Tokens a second of a model, by its name; 0 when it has not run yet."""
+Room = Callable[[str], int]
+"""Most tokens of a batch of a model, by its name."""
+
+
+def _unknown(model: str) -> float:
+    return 0.0
+
+
+@dataclass(slots=True)
+class _Caller:
+    """Jobs of one caller in one lane; `used` is its virtual time in tokens of a caller with share 1."""
+
+    used: float
+    jobs: deque[tuple[Job, deque[int]]] = field(default_factory=deque)
+
+
+class Lane:
+    """Fair queue of items over callers."""
+
+    def __init__(self) -> None:
+        self._callers: dict[Hashable, _Caller] = {}
+        self._ahead: dict[Hashable, float] = {}
+        self._clock = 0.0
+        self.items = 0
+        self.tokens = 0
+
+    def add(self, job: Job, indices: Sequence[int]) -> None:
+        """Append items of a job."""
+        key = _caller_of(job)
+        caller = self._callers.get(key)
+        if caller is None:
+            caller = self._callers[key] = _Caller(max(self._clock, self._ahead.pop(key, 0.0)))
+        caller.jobs.append((job, deque(indices)))
+        self.items += len(indices)
+        self.tokens += sum(job.prepared[i].cost for i in indices)
+
+    def oldest_ns(self) -> int | None:
+        """Arrival of the oldest job, or None when empty."""
+        return min((caller.jobs[0][0].queued_ns for caller in self._callers.values()), default=None)
+
+    def head(self) -> Piece | None:
+        """The item that `pop` would give."""
+        if not self._callers:
+            return None
+        job, indices = min(self._callers.values(), key=lambda caller: caller.used).jobs[0]
+        return Piece(job, indices[0], job.prepared[indices[0]])
+
+    def costs(self) -> Iterator[int]:
+        """Tokens of each item, in the order in which `pop` gives them."""
+        used = {key: caller.used for key, caller in self._callers.items()}
+        waiting = {
+            key: ((job, index) for job, indices in caller.jobs for index in indices)
+            for key, caller in self._callers.items()
+        }
+        while used:
+            key = min(used, key=used.__getitem__)
+            job, index = next(waiting[key], (None, 0))
+            if job is None:
+                del used[key]
+                continue
+            used[key] += job.prepared[index].cost / job.share
+            yield job.prepared[index].cost
+
+    def pop(self, room: int, force: bool) -> Piece | None:
+        """The next item if it fits `room` tokens (or in any case when `force`), else None."""
+        if not self._callers:
+            return None
+        key, caller = min(self._callers.items(), key=lambda entry: entry[1].used)
+        job, indices = caller.jobs[0]
+        prepared = job.prepared[indices[0]]
+        if prepared.cost > room and not force:
+            return None
+        piece = Piece(job, indices.popleft(), prepared)
+        self._clock = max(self._clock, caller.used)
+        caller.used += prepared.cost / job.share
+        self.items -= 1
+        self.tokens -= prepared.cost
+        if not indices:
+            caller.jobs.popleft()
+            if not caller.jobs:
+                self._leave(key)
+        return piece
+
+    def remove(self, job: Job) -> int:
+        """Drop the waiting items of a job; returns how many there were."""
+        key = _caller_of(job)
+        caller = self._callers.get(key)
+        removed = 0
+        for entry in list(caller.jobs) if caller else ():
+            if entry[0] is job and caller is not None:
+                caller.jobs.remove(entry)
+                removed += len(entry[1])
+                self.tokens -= sum(job.prepared[i].cost for i in entry[1])
+        self.items -= removed
+        if caller is not None and not caller.jobs:
+            self._leave(key)
+        return removed
+
+    def _leave(self, key: Hashable) -> None:
+        """A caller has nothing waiting. What it used ahead of the others is kept, so that it cannot escape its turn."""
+        used = self._callers.pop(key).used
+        if used > self._clock:
+            self._ahead[key] = used
+        if len(self._ahead) > MAX_AHEAD:
+            self._ahead = {key: used for key, used in self._ahead.items() if used > self._clock}
+
+    def jobs(self) -> Iterator[Job]:
+        """Every waiting job."""
+        for caller in self._callers.values():
+            yield from (job for job, _ in caller.jobs)
+
+
+def _caller_of(job: Job) -> Hashable:
+    return job.caller or job.session
+
+
+def _group_key(job: Job) -> Hashable:
+    return (job.group, id(job)) if job.solo else (job.group, None)
+
+
+class _Group:
+    """Items of one model that may share a batch; `used` is device time in seconds."""
+
+    def __init__(self, first: Job, used: float) -> None:
+        """`first` is a job of the group: what it says of batches holds for all of them."""
+        self.model, self.used = first.model, used
+        self._gathering = None if first.solo else first.gathering
+        self._batch_tokens = first.batch_tokens
+        self.lanes = {"interactive": Lane(), "bulk": Lane()}
+
+    @property
+    def items(self) -> int:
+        return self.lanes["interactive"].items + self.lanes["bulk"].items
+
+    @property
+    def tokens(self) -> int:
+        return self.lanes["interactive"].tokens + self.lanes["bulk"].tokens
+
+    def due_ns(self) -> int:
+        """When a batch may be taken; 0 is now."""
+        gathering = self._gathering
+        if gathering is None or not gathering.delay_ns or self.tokens >= gathering.full_tokens:
+            return 0
+        return 0 if self._preferred(gathering) else self._oldest_ns() + gathering.delay_ns
+
+    def most(self, max_tokens: int, now_ns: int) -> int:
+        """Most tokens of a batch."""
+        # NOTE: the limit is looked up by name. The model may have been replaced since.
+        most = max_tokens if self._batch_tokens is None else min(max_tokens, self._batch_tokens)
+        gathering = self._gathering
+        if gathering is None or (gathering.delay_ns and self._oldest_ns() + gathering.delay_ns <= now_ns):
+            return most
+        return min(most, self._preferred(gathering, most) or gathering.full_tokens)
+
+    def _oldest_ns(self) -> int:
+        arrivals = [at for lane in self.lanes.values() if (at := lane.oldest_ns()) is not None]
+        return min(arrivals, default=0)
+
+    def _preferred(self, gathering: Gathering, most: int | None = None) -> int:
+        """The largest preferred size, up to `most`, that the next items make up exactly; 0 when there is none."""
+        if not gathering.preferred or self.tokens < gathering.preferred[0]:
+            return 0
+        limit = gathering.full_tokens if most is None else min(most, gathering.full_tokens)
+        found = total = 0
+        for cost in itertools.chain(self.lanes["interactive"].costs(), self.lanes["bulk"].costs()):
+            total += cost
+            if total > limit:
+                break
+            if total in gathering.preferred:
+                found = total
+        return found
+
+
+class Batcher:
+    """All waiting items of one worker."""
+
+    def __init__(self, starve_after_ns: int = 2_000_000_000, turn_s: float = 0.0) -> None:
+        """`turn_s` is the predicted time of a batch while others wait or will soon; 0 = batches are always filled."""
+        self._groups: dict[Hashable, _Group] = {}
+        self._ahead: dict[Hashable, float] = {}
+        self._clock = 0.0
+        self._starve_after_ns, self._turn_s = starve_after_ns, turn_s
+        self._asked_ns: dict[Hashable, int] = {}
+        self._bulk_ran = False
+        self._last: tuple[Hashable, float] = (None, 0.0)
+        self.items = self.tokens = 0
+        """What waits."""
+
+    def add(self, job: Job, start: int, stop: int) -> None:
+        """Take in the prepared items `start` to `stop` of a job, but those that failed alone."""
+        ready = [index for index in range(start, stop) if index not in job.errors]
+        if not ready:
+            return
+        key = _group_key(job)
+        if key not in self._groups:
+            used = max(self._clock, self._ahead.pop(key, 0.0))
+            self._groups[key] = _Group(job, used)
+        lane = self._groups[key].lanes[job.lane]
+        before = lane.tokens
+        lane.add(job, ready)
+        self.items += len(ready)
+        self.tokens += lane.tokens - before
+        if job.lane == "interactive":
+            self._asked_ns[key] = job.queued_ns
+
+    def remove(self, job: Job) -> int:
+        """Drop what is still waiting of a job; returns the number of items."""
+        removed = 0
+        for key, group in list(self._groups.items()):
+            lane = group.lanes[job.lane]
+            before = lane.tokens
+            removed += lane.remove(job)
+            self.tokens -= before - lane.tokens
+            if not group.items:
+                self._leave(key)
+        self.items -= removed
+        return removed
+
+    def take(
+        self,
+        max_tokens: int,
+        max_items: int,
+        now_ns: int,
+        pace: Pace = _unknown,
+        room: Room | None = None,
+    ) -> list[Piece]:
+        """The next batch, at most `max_items` and (unless it is one item) `max_tokens`; empty when nothing is due.
+
+        `room` is what a batch of a model may hold instead.
+        """
+        due = [key for key, group in self._groups.items() if group.due_ns() <= now_ns]
+        if not due:
+            return []
+        key = min(due, key=lambda k: self._urgency(self._groups[k], now_ns))
+        group = self._groups[key]
+        self._clock, self._last = max(self._clock, group.used), (key, group.used)
+        tokens_per_s = pace(group.model) or UNKNOWN_PACE
+        if room is not None:
+            max_tokens = room(group.model)
+        most, most_with_bulk = self._limits(key, group.most(max_tokens, now_ns), tokens_per_s, now_ns)
+        pieces = self._pieces(group, most, most_with_bulk, max_items, now_ns)
+        self._bulk_ran = any(piece.job.lane == "bulk" for piece in pieces)
+        self._taken(key, pieces, tokens_per_s)
+        return pieces
+
+    def take_beside(
+        self, adapter: object, most_s: float, max_items: int, now_ns: int, pace: Pace, room: Room
+    ) -> list[Piece]:
+        """Queries that may run between two steps of a long batch on `adapter`: of other weights, in `most_s` at most.
+
+        Only models count whose pace is known; empty when there is nothing of the kind.
+        """
+        found = [
+            (group.used, number, key)
+            for number, (key, group) in enumerate(self._groups.items())
+            if (head := group.lanes["interactive"].head()) is not None
+            and head.job.adapter is not adapter
+            and 0 < head.prepared.cost <= most_s * pace(group.model)
+            and group.due_ns() <= now_ns
+        ]
+        if not found:
+            return []
+        _, _, key = min(found)
+        group = self._groups[key]
+        tokens_per_s = pace(group.model)
+        pieces: list[Piece] = []
+        most = group.most(min(room(group.model), int(most_s * tokens_per_s)), now_ns)
+        self._fill(pieces, group.lanes["interactive"], most, max_items)
+        self._clock = max(self._clock, group.used)
+        self._taken(key, pieces, tokens_per_s)
+        return pieces
+
+    def _taken(self, key: Hashable, pieces: list[Piece], tokens_per_s: float) -> None:
+        """Count what a batch takes, and charge its group."""
+        group, tokens = self._groups[key], sum([piece.prepared.cost for piece in pieces])
+        self.items -= len(pieces)
+        self.tokens -= tokens
+        group.used += tokens / tokens_per_s
+        if not group.items:
+            self._leave(key)
+
+    def due_ns(self) -> int | None:
+        """When the next batch may be taken (0 is now); None when nothing waits."""
+        return min([group.due_ns() for group in self._groups.values()], default=None)
+
+    def due_tokens(self, now_ns: int) -> int:
+        """Tokens of all groups of which a batch may be taken now."""
+        return sum(group.tokens for group in self._groups.values() if group.due_ns() <= now_ns)
+
+    def settle(self, job: Job, seconds: float) -> None:
+        """A batch with this job took `seconds` more (or less) of the device than was predicted."""
+        key = _group_key(job)
+        if key in self._groups:
+            self._groups[key].used += seconds
+        elif not job.solo and (used := self._ahead.pop(key, self._clock) + seconds) > self._clock:
+            self._ahead[key] = used
+
+    def _leave(self, key: Hashable) -> None:
+        """A group has nothing waiting. What it used ahead of the others is kept, as in `Lane`."""
+        used = self._groups.pop(key).used
+        if used > self._clock:
+            self._ahead[key] = used
+        if len(self._ahead) > MAX_AHEAD:
+            self._ahead = {key: used for key, used in self._ahead.items() if used > self._clock}
+
+    def _limits(self, key: Hashable, max_tokens: int, tokens_per_s: float, now_ns: int) -> tuple[int, int]:
+        """Most tokens of a batch of this group, without and with bulk items."""
+        self._asked_ns = {k: at for k, at in self._asked_ns.items() if now_ns - at < ATTENTION_NS}
+        if not self._turn_s or not self._asked_ns:
+            return max_tokens, max_tokens
+        turn = min(max_tokens, max(max_tokens // TURN_PARTS, int(self._turn_s * tokens_per_s)))
+        return (max_tokens if self._asked_ns.keys() <= {key} else turn), turn
+
+    def _pieces(
+        self, group: _Group, most: int, most_with_bulk: int, max_items: int, now_ns: int
+    ) -> list[Piece]:
+        pieces: list[Piece] = []
+        interactive, bulk = group.lanes["interactive"], group.lanes["bulk"]
+        bulk_rides = not (interactive.items and self._bulk_ran)
+        if bulk_rides and self._starving(bulk, now_ns):
+            self._fill(pieces, bulk, most_with_bulk // 2, max(1, max_items // 2))
+        self._fill(pieces, interactive, most_with_bulk if pieces else most, max_items)
+        if bulk_rides:
+            self._fill(pieces, bulk, most_with_bulk, max_items)
+        return pieces
+
+    def overtakes(self, pieces: Sequence[Piece]) -> bool:
+        """Whether interactive work that waits should run before `pieces`, the batch that was taken last."""
+        waiting = {key: group for key, group in self._groups.items() if group.lanes["interactive"].items}
+        if all(piece.job.lane == "bulk" for piece in pieces):
+            return bool(waiting)
+        taken, used = self._last
+        return any(group.used <= used for key, group in waiting.items() if key != taken)
+
+    def _urgency(self, group: _Group, now_ns: int) -> tuple[bool, float]:
+        waits_for_turn = not group.lanes["interactive"].items and not self._starving(
+            group.lanes["bulk"], now_ns
+        )
+        return waits_for_turn, group.used
+
+    def _starving(self, lane: Lane, now_ns: int) -> bool:
+        oldest = lane.oldest_ns()
+        return oldest is not None and now_ns - oldest > self._starve_after_ns
+
+    @staticmethod
+    def _fill(pieces: list[Piece], lane: Lane, max_tokens: int, max_items: int) -> None:
+        room = max_tokens - sum(piece.prepared.cost for piece in pieces)
+        while len(pieces) < max_items and (piece := lane.pop(room, force=not pieces)) is not None:
+            pieces.append(piece)
+            room -= piece.prepared.cost
+
+    def lanes(self) -> Iterator[tuple[str, str, Lane]]:
+        """(model, lane name, lane) of every group, for metrics."""
+        for group in self._groups.values():
+            for name, lane in group.lanes.items():
+                for job in lane.jobs():
+                    yield job.model, name, lane
+                    break

@@ -1,0 +1,195 @@
+"""The worker's bounded queue: a lock around the batcher, the bound, and the drain rate behind Retry-After.
+
+The bound is a cost per lane: the larger of `queue.min_tokens` and what the device drains in `queue.max_wait_s`. A
+request is admitted while its lane is under the bound, so one large request may overshoot it, but never a second one,
+and bulk work never keeps queries out. A caller with an API key is also admitted while it is below its own part of the
+bound (`ipc.shares`).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ipc.errors import QueueFull
+from ipc.settings import Settings
+from ipc.shares import Shares
+from ipc.wire.messages import LANES
+from workers.scheduling.batcher import Batcher, Pace, Room
+from workers.scheduling.job import Job, Piece
+from workers.strategies.sequencer import Sequencer
+
+
+class DrainRate:
+    """Tokens per second of device time, smoothed over recent batches."""
+
+    def __init__(self) -> None:
+        self.tokens_per_s = 0.0
+
+    def record(self, tokens: int, seconds: float) -> None:
+        """One batch of `tokens` took `seconds` of device time."""
+        if seconds <= 0:
+            return
+        rate = tokens / seconds
+        # A large batch says more about throughput than a lone query does.
+        weight = min(0.3, 0.02 + tokens / 20000)
+        self.tokens_per_s += (rate - self.tokens_per_s) * (weight if self.tokens_per_s else 1.0)
+
+    def seconds_for(self, tokens: int) -> float:
+        """Predicted device time."""
+        return tokens / self.tokens_per_s if self.tokens_per_s else 0.0
+
+
+class WorkQueue:
+    """Waiting jobs, shared by the endpoint, the preparing threads and the device thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._bound = settings.queue
+        self._batcher = Batcher(int(settings.batch.starve_after_s * 1e9), settings.batch.turn_s)
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._backlog = threading.Condition(self._lock)
+        self._backlog_tokens = 0
+        self._admitted = {lane: Shares() for lane in LANES}
+        self._closed = False
+        self.sequencer = Sequencer(settings.queue.max_waiting_sequences)
+        self.rate = DrainRate()
+
+    @property
+    def limit(self) -> int:
+        """Present bound in tokens."""
+        return max(self._bound.min_tokens, int(self.rate.tokens_per_s * self._bound.max_wait_s))
+
+    @property
+    def admitted(self) -> int:
+        """Tokens admitted and not finished."""
+        return sum(lane.cost for lane in self._admitted.values())
+
+    def admit(self, cost: int, lane: str = "interactive", caller: str = "", share: float = 1.0) -> None:
+        """Count a request in. Raises `QueueFull` with the time until the queue has drained."""
+        with self._lock:
+            admitted = self._admitted[lane]
+            if not admitted.allows(self.limit, caller, share):
+                wait_s = math.ceil(self.rate.seconds_for(self.admitted))
+                raise QueueFull(
+                    f"the {lane} lane of the queue holds {admitted.cost} tokens, its bound is {self.limit}",
+                    retry_after_s=max(1, wait_s),
+                )
+            admitted.add(cost, caller, share)
+
+    def settle(self, cost: int, lane: str = "interactive", caller: str = "") -> None:
+        """Count a request out."""
+        with self._lock:
+            self._admitted[lane].remove(cost, caller)
+
+    def resume(self, cost: int, lane: str, caller: str, share: float) -> None:
+        """A request that was admitted, and counted out while it rested, goes on."""
+        with self._lock:
+            self._admitted[lane].add(cost, caller, share)
+
+    def correct(self, change: int, lane: str = "interactive", caller: str = "") -> None:
+        """The cost of an admitted request turned out to differ by `change`."""
+        with self._lock:
+            self._admitted[lane].correct(change, caller)
+
+    def put(self, job: Job, start: int, stop: int) -> None:
+        """Prepared items `start` to `stop` of an open job wait for the device from now on, or first for their turn."""
+        job.queued_ns = job.queued_ns or time.monotonic_ns()
+        if not self.sequencer.arrive(job):
+            return
+        with self._lock:
+            if job.state != "open":
+                return
+            self._batcher.add(job, start, stop)
+            self._work.notify()
+            # PERF: waking the thread that forms ahead for every request would cost more than the request.
+            if self._batcher.tokens >= self._backlog_tokens:
+                self._backlog.notify()
+
+    def take(
+        self,
+        max_tokens: int,
+        max_items: int,
+        pace: Pace = lambda model: 0.0,
+        room: Room | None = None,
+    ) -> list[Piece]:
+        """The next batch now; empty when nothing is due. See `Batcher.take`."""
+        with self._lock:
+            return self._batcher.take(max_tokens, max_items, time.monotonic_ns(), pace, room)
+
+    def take_beside(
+        self, adapter: object, most_s: float, max_items: int, pace: Pace, room: Room
+    ) -> list[Piece]:
+        """Queries that may run between two steps of a long batch. See `Batcher.take_beside`."""
+        if not self._batcher.items:
+            return []
+        with self._lock:
+            return self._batcher.take_beside(adapter, most_s, max_items, time.monotonic_ns(), pace, room)
+
+    def settle_time(self, job: Job, seconds: float) -> None:
+        """A batch with this job took `seconds` more (or less) of the device than its model's pace said."""
+        with self._lock:
+            self._batcher.settle(job, seconds)
+
+    def overtakes(self, pieces: Sequence[Piece]) -> bool:
+        """Whether waiting work should run before `pieces`, the batch that was taken last."""
+        with self._lock:
+            return self._batcher.overtakes(pieces)
+
+    def wait_work(self, other: Callable[[], bool], until_ns: int | None = None) -> bool:
+        """Wait until a batch is due, `other` is true (see `nudge`), or `until_ns`; False when the queue closed."""
+        with self._lock:
+            while not (self._closed or other()):
+                due = [at for at in (self._batcher.due_ns(), until_ns) if at is not None]
+                left_s = (min(due) - time.monotonic_ns()) / 1e9 if due else None
+                if left_s is not None and left_s <= 0:
+                    break
+                self._work.wait(left_s)
+            return not self._closed
+
+    def wait_backlog(self, tokens: Callable[[], int], wanted: Callable[[], bool]) -> bool:
+        """Wait until at least `tokens()` tokens wait and `wanted()` is true; False when the queue closed."""
+
+        def due() -> bool:
+            self._backlog_tokens = tokens()
+            if self._closed or self._batcher.tokens < self._backlog_tokens or not wanted():
+                return self._closed
+            return self._batcher.due_tokens(time.monotonic_ns()) >= self._backlog_tokens
+
+        with self._lock:
+            self._backlog.wait_for(due)
+            return not self._closed
+
+    def remove(self, job: Job) -> int:
+        """Drop what is still waiting of a job; returns the number of items."""
+        with self._lock:
+            return self._batcher.remove(job)
+
+    def nudge(self) -> None:
+        """Wake the device thread to look at something else than the queue."""
+        with self._lock:
+            self._work.notify()
+
+    def device_busy(self) -> None:
+        """The device thread begins a batch: a backlog may be formed into the next one."""
+        with self._lock:
+            if self._batcher.tokens >= self._backlog_tokens:
+                self._backlog.notify()
+
+    def close(self) -> None:
+        """Make waiters return."""
+        with self._lock:
+            self._closed = True
+            self._work.notify_all()
+            self._backlog.notify_all()
+
+    def snapshot(self) -> list[tuple[str, str, int, int, float]]:
+        """(model, lane, items, tokens, age of the oldest in seconds) per group and lane."""
+        now = time.monotonic_ns()
+        with self._lock:
+            return [
+                (model, name, lane.items, lane.tokens, (now - (lane.oldest_ns() or now)) / 1e9)
+                for model, name, lane in self._batcher.lanes()
+            ]

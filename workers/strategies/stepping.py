@@ -1,0 +1,98 @@
+"""Steps of a long computation on the device thread: a text written token by token, a long text read part by part.
+
+Each step tells the watchdog that the thread lives, so that its limit holds for a step and not for the whole, asks which
+items nobody waits for any more, and lets queries of other models pass. Outside of a batch (the proof at load) steps do
+nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+
+from ipc.errors import DeadlineExceeded
+from workers.device.watchdog import Activity
+from workers.scheduling.job import Piece
+
+T = TypeVar("T")
+
+
+class Steps:
+    """The steps of one batch."""
+
+    def __init__(
+        self,
+        activity: Activity | None = None,
+        pieces: Sequence[Piece] = (),
+        between: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._activity, self._pieces, self._between = activity, pieces, between
+
+    def step(self, share: float = 1.0) -> None:
+        """One more step is done, and the next, `share` of the batch, has not begun: the device is free for a moment."""
+        self._between()
+        self.begin(share)
+
+    def begin(self, share: float) -> None:
+        """A step, `share` of the batch, begins."""
+        if self._activity is not None:
+            self._activity.renew(share)
+
+    @property
+    def deserted(self) -> bool:
+        """Whether nobody waits for any item of the batch."""
+        return bool(self._pieces) and all(self.abandoned(place) for place in range(len(self._pieces)))
+
+    def abandoned(self, place: int) -> bool:
+        """Whether the item at this place of the batch is wanted no more: cancelled, failed, or past its deadline."""
+        if place >= len(self._pieces):
+            return False
+        job = self._pieces[place].job
+        return job.state != "open" or time.monotonic_ns() >= job.deadline_ns
+
+
+_running = threading.local()
+_OUTSIDE = Steps()
+
+
+def current() -> Steps:
+    """The steps of the batch that this thread runs."""
+    found: Steps = getattr(_running, "steps", _OUTSIDE)
+    return found
+
+
+@contextlib.contextmanager
+def running(
+    activity: Activity, pieces: Sequence[Piece], between: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """This thread runs a batch of `pieces`, in this order; `between` is called between two of its steps."""
+    before, _running.steps = current(), Steps(activity, pieces, between)
+    try:
+        yield
+    finally:
+        _running.steps = before
+
+
+def each(parts: Sequence[T], tokens: Sequence[int]) -> Iterator[T]:
+    """The parts of a batch, of so many tokens each, with a step between two of them.
+
+    Raises `DeadlineExceeded` as soon as nobody waits for any item of the batch.
+    """
+    steps, whole = current(), sum(tokens)
+    for number, (part, count) in enumerate(zip(parts, tokens, strict=True)):
+        if not number and len(parts) > 1:
+            steps.begin(count / whole)
+        if number:
+            # NOTE: to ask for the stream would make a context on a device that this process does not use.
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                # NOTE: until then the part before is only enqueued, and what passes it now would wait for it.
+                torch.cuda.current_stream().synchronize()
+            steps.step(count / whole)
+            if steps.deserted:
+                raise DeadlineExceeded("the request ended before all of its parts had run")
+        yield part
