@@ -54,12 +54,15 @@ def _load(server: Server, route: str, connections: int, seconds: int) -> Sample:
 def _rates(report: Report, samples: list[Sample]) -> None:
     """Medians over rounds by route and connections."""
     rows: list[Row] = []
+    units_us: dict[int, float] = {}
     for route in _PATHS:
         for connections in CONNECTIONS:
             chosen = [s for s in samples if (s.route, s.connections) == (route, connections)]
             fields = ("per_s", "p50_ms", "p99_ms", "frontend_us", "worker_us")
             values = [median(getattr(sample, field) for sample in chosen) for field in fields]
-            rows.append([f"{route}, {connections}", *values, sum(sample.failed for sample in chosen)])
+            units_us.setdefault(connections, values[3])
+            multiples = [value / units_us[connections] for value in values[3:]]
+            rows.append([f"{route}, {connections}", *values, *multiples, sum(one.failed for one in chosen)])
     headers = [
         "route, connections",
         "req/s",
@@ -67,6 +70,8 @@ def _rates(report: Report, samples: list[Sample]) -> None:
         "p99 ms",
         "frontend us/req",
         "worker us/req",
+        "frontend x healthz",
+        "worker x healthz",
         "failed",
     ]
     report.table("One frontend, one worker", headers, rows)

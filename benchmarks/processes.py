@@ -43,6 +43,13 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     return ticks / _TICKS_PER_S
 
 
+def command_line(pid: int) -> str:
+    """Command line or title of a process; empty when the process is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
 def memory_nbytes(pid: int) -> dict[str, int]:
     """`rss`, `pss` (shared pages divided by their users) and `uss` (private pages) of one process, in bytes."""
     values = {}
@@ -131,13 +138,7 @@ class Server:
 
     def pids_running(self, *words: str) -> list[int]:
         """Processes of this server whose command line holds one of `words`."""
-        found = []
-        for pid in self.pids():
-            with contextlib.suppress(OSError):
-                line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if any(word in line for word in words):
-                    found.append(pid)
-        return found
+        return [pid for pid in self.pids() if any(word in command_line(pid) for word in words)]
 
     def stop(self) -> None:
         """SIGTERM to the command; after `stop_timeout_s` SIGKILL to every process of this server that is left."""

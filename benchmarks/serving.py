@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.connection import Connection
 from benchmarks.load import Address
-from benchmarks.processes import Server, free_port
+from benchmarks.processes import Server, command_line, free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 FAKE_CATALOG = ROOT / "tests" / "fakes" / "catalog"
@@ -75,9 +75,12 @@ def penstock(
 
 
 def frontend_pids(server: Server) -> list[int]:
-    """The HTTP processes of a Penstock server: the children of the arbiter that serve requests."""
+    """The HTTP processes of a Penstock server: the children of the arbiter that serve requests.
+
+    Gunicorn writes process titles over the environment that `Server.pids` reads, so only the titles are looked at.
+    """
     children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-    return [int(pid) for pid in children if int(pid) in server.pids_running("penstock: frontend", "gunicorn")]
+    return [pid for pid in map(int, children) if "frontend" in command_line(pid)]
 
 
 def worker_pids(server: Server) -> list[int]:

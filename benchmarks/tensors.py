@@ -1,14 +1,18 @@
-"""Small tensors: add and subtract two INT32 [16] over KServe v2 and TRTIS v1, HTTP and gRPC, one frontend, one worker.
+"""Small requests: what each protocol costs, as a multiple of `/healthz`. One frontend, one worker.
 
-1. In every round each protocol is loaded from 1 and from 16 connections, after `/healthz`, which is HTTP alone, and
-   ServerLive, which is gRPC alone.
-2. Processor time of the frontend and of the worker is read around each load.
+1. In every round each route is loaded from 1 and from 16 connections: add and subtract two INT32 [16] over KServe v2
+   and TRTIS v1, one text through a model that does nothing, `/healthz`, which is HTTP alone, and ServerLive, which is
+   gRPC alone.
+2. Processor time of the frontend and of the worker is read around each load. A busy machine bends rates, but hardly
+   bends processor time, and the ratio of two processor times in one run least of all.
 3. One client sends the head of its request and the body apart: without TCP_NODELAY each would cost 40 ms.
 """
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from statistics import median
 
@@ -19,11 +23,13 @@ from benchmarks.processes import Server, cpu_seconds, free_port
 from benchmarks.report import Report, Row
 from benchmarks.serving import frontend_pids, worker_pids
 from benchmarks.tensor_requests import Request, add_sub, add_sub_v1, tensor_server
-from benchmarks.wrk import TOOL, measure, raw_request
+from benchmarks.wrk import JSON_HEADERS, TOOL, measure, raw_request
 from ipc.protos import kserve_v2_pb2 as pb
 
 CONNECTIONS = (1, 16)
 TARGET_HTTP, TARGET_GRPC, TARGET_P50_MS = 4000.0, 2500.0, 0.8
+ROUTES = ("healthz", "ServerLive", "KServe HTTP", "KServe gRPC", "TRTIS HTTP", "encode")
+_TEXT = json.dumps({"items": [{"text": "lorem ipsum " * 40}]}).encode()
 _APART = 50
 
 
@@ -42,7 +48,7 @@ class Sample:
 
 
 def _http(
-    server: Server, request: Request, connections: int, seconds: int
+    server: Server, request: tuple[str, Mapping[str, str], bytes], connections: int, seconds: int
 ) -> tuple[float, float, float, int]:
     path, headers, body = request
     rate = measure(server.address, path, body, connections, seconds, headers)
@@ -62,10 +68,11 @@ _RPCS = {"ServerLive": (grpc_load.LIVE, b""), "KServe gRPC": (grpc_load.INFER, m
 
 
 def _sample(server: Server, address: str, route: str, connections: int, seconds: int) -> Sample:
-    requests: dict[str, Request] = {
+    requests: dict[str, tuple[str, Mapping[str, str], bytes]] = {
         "healthz": ("/healthz", {}, b""),
         "KServe HTTP": add_sub(),
         "TRTIS HTTP": add_sub_v1(),
+        "encode": ("/v1/encode/fake/noop", JSON_HEADERS, _TEXT),
     }
     frontends, workers = frontend_pids(server), worker_pids(server)
     before = cpu_seconds(frontends), cpu_seconds(workers)
@@ -99,36 +106,38 @@ def apart_ms(server: Server) -> float:
 def run(rounds: int, seconds: int) -> Report:
     """Measure and save the report."""
     tools = f"{TOOL}, {grpc_load.TOOL}"
-    report = Report("tensors", "Small tensors", {"rounds": rounds, "seconds": seconds, "tools": tools})
+    report = Report("tensors", "Small requests", {"rounds": rounds, "seconds": seconds, "tools": tools})
     address = f"127.0.0.1:{free_port()}"
-    routes = ("healthz", "ServerLive", "KServe HTTP", "KServe gRPC", "TRTIS HTTP")
     samples: list[Sample] = []
     with tensor_server(["add_sub"], grpc__enabled="true", grpc__bind=address) as server:
-        for route in routes:
+        for route in ROUTES:
             _sample(server, address, route, CONNECTIONS[-1], 1)
         for turn in range(rounds):
-            for route in routes:
+            for route in ROUTES:
                 samples += [_sample(server, address, route, count, seconds) for count in CONNECTIONS]
             report.say(f"round {turn + 1}/{rounds}")
         two_parts_ms = apart_ms(server)
-    _show(report, samples, routes)
+    _show(report, samples)
     report.note(f"Head and body sent apart: {two_parts_ms:.2f} ms at the median, no step of 40 ms.")
     report.save([asdict(sample) for sample in samples])
     return report
 
 
-def _show(report: Report, samples: list[Sample], routes: tuple[str, ...]) -> None:
+def _show(report: Report, samples: list[Sample]) -> None:
     rows: list[Row] = []
     fields = ("per_s", "p50_ms", "p99_ms", "frontend_us", "worker_us")
     found: dict[tuple[str, int], list[float]] = {}
-    for route in routes:
+    for route in ROUTES:
         for count in CONNECTIONS:
             chosen = [s for s in samples if (s.route, s.connections) == (route, count)]
             values = found[route, count] = [median(getattr(one, field) for one in chosen) for field in fields]
             shown = [None if value != value else value for value in values]
-            rows.append([f"{route}, {count}", *shown, sum(one.failed for one in chosen)])
-    headers = ["route, connections", "per s", "p50 ms", "p99 ms", "frontend us", "worker us", "failed"]
-    report.table("Add and subtract two INT32 [16]", headers, rows)
+            unit_us = found["healthz", count][3]
+            multiples = [value / unit_us if unit_us else None for value in values[3:]]
+            rows.append([f"{route}, {count}", *shown, *multiples, sum(one.failed for one in chosen)])
+    headers = ["route, connections", "per s", "p50 ms", "p99 ms", "frontend us", "worker us"]
+    headers += ["frontend x healthz", "worker x healthz", "failed"]
+    report.table("One request; add and subtract two INT32 [16], or encode one text", headers, rows)
     for text, value, target, at_least in (
         ("HTTP binary, 16 connections, infer/s", found["KServe HTTP", 16][0], TARGET_HTTP, True),
         ("gRPC, 16 connections, infer/s", found["KServe gRPC", 16][0], TARGET_GRPC, True),
