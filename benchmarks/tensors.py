@@ -22,7 +22,7 @@ from benchmarks.options import parser
 from benchmarks.processes import Server, cpu_seconds, free_port
 from benchmarks.report import Report, Row
 from benchmarks.serving import frontend_pids, worker_pids
-from benchmarks.tensor_requests import Request, add_sub, add_sub_v1, tensor_server
+from benchmarks.tensor_requests import add_sub, add_sub_v1, tensor_server
 from benchmarks.wrk import JSON_HEADERS, TOOL, measure, raw_request
 from ipc.protos import kserve_v2_pb2 as pb
 
