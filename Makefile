@@ -27,7 +27,7 @@ NONE_IS_FINE = || [ $$? -eq 5 ]
 HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-fault test-fuzz test-gpu check bench bench-gpu sweep format docs protos clean
+.PHONY: help run test test-long test-fault test-fuzz test-gpu check walk bench bench-gpu sweep format docs protos clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ check: $(STAMP)dev ## lint, format, types, import rule, sizes, duplication
 	$(BIN)/python -m tools.imports
 	$(BIN)/python -m tools.sizes
 	$(BIN)/python -m tools.duplication
+
+walk: $(STAMP)dev ## print the modules that three requests pass through
+	$(BIN)/python -m tools.walk
 
 bench: $(STAMP)bench ## measure against other servers, figures into benchmarks/RESULTS.md (12 minutes; ARGS=--full: hours)
 	$(BIN)/python -m benchmarks $(ARGS)

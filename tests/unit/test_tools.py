@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tools import duplication, imports, sizes
-from tools.source_tree import report
+from tools import duplication, imports, sizes, structure
+from tools.source_tree import ROOT, report
 
 
 def write(root: Path, name: str, text: str) -> Path:
@@ -161,3 +163,52 @@ def test_report_says_what_was_found_and_fails(tmp_path: Path, capsys: pytest.Cap
         "imports: 1 finding",
     ]
     assert report("imports", []) == 0
+
+
+def structure_of(root: Path) -> str:
+    return "\n".join(str(finding) for finding in structure.find(root))
+
+
+def test_a_circle_of_imports_is_found_also_where_it_is_for_types_only(tmp_path: Path) -> None:
+    write(tmp_path, "frontend/a.py", "from frontend import b")
+    write(tmp_path, "frontend/b.py", "def f():\n    from frontend.c import C")
+    for_types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from frontend.a import A"
+    write(tmp_path, "frontend/c.py", for_types)
+    write(tmp_path, "frontend/d.py", "from frontend import a")
+    assert "imports in a circle: frontend.a, frontend.b, frontend.c" in structure_of(tmp_path)
+    write(tmp_path, "frontend/c.py", "import os")
+    assert "circle" not in structure_of(tmp_path)
+
+
+@pytest.mark.parametrize(("count", "refused"), [(15, False), (16, True)])
+def test_a_module_with_many_own_imports_is_found(tmp_path: Path, count: int, refused: bool) -> None:
+    for number in range(count):
+        write(tmp_path, f"ipc/m{number}.py", "A = B = 1")
+    lines = [f"from ipc.m{number} import A, B" for number in range(count)]
+    write(tmp_path, "workers/main.py", "\n".join(["import os", *lines]))
+    assert ("own imports, 15 are allowed" in structure_of(tmp_path)) is refused
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"), [('"""One."""', True), ("", True), ('"""One.\n\nWho.\n"""', False)]
+)
+def test_a_package_says_what_it_is_for(tmp_path: Path, text: str, refused: bool) -> None:
+    write(tmp_path, "ipc/wire/__init__.py", text)
+    assert ("the docstring of a package has 3 lines" in structure_of(tmp_path)) is refused
+
+
+def test_a_process_writes_down_the_modules_that_it_enters(tmp_path: Path) -> None:
+    write(tmp_path, "ipc/__init__.py", "")
+    write(tmp_path, "ipc/first.py", "from ipc.second import g\n\ndef f():\n    g()")
+    write(tmp_path, "ipc/second.py", "def g():\n    pass")
+    entries = tmp_path / "entries"
+    entries.mkdir()
+    environment = {"WALK_DIR": str(entries), "WALK_ROOT": str(tmp_path)}
+    environment["PYTHONPATH"] = f"{ROOT / 'tools' / 'recording'}:{tmp_path}"
+    code = "from ipc import first; import os, time; print(os.getpid(), time.monotonic_ns(), flush=True); first.f()"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    pid, began = map(int, done.stdout.split())
+    lines = [line.split() for line in (entries / str(pid)).read_text().splitlines()]
+    assert [name for at, name in lines if int(at) >= began][:2] == ["ipc.first", "ipc.second"]
