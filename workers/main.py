@@ -26,7 +26,7 @@ from ipc.processes import starting as processes
 from ipc.processes import sweep
 from ipc.processes.liveness import SlotLock, SlotTaken
 from ipc.processes.paths import prepare_run_dir
-from workers.lifecycle.accepted import open_catalog
+from workers.lifecycle.catalog_following import open_catalog
 
 if TYPE_CHECKING:
     from workers.runtime import Runtime

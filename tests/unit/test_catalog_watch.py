@@ -21,8 +21,8 @@ from ipc.catalog.entries import (
 from ipc.catalog.watch import CatalogWatch, look
 from ipc.errors import ConfigError
 from workers.lifecycle import crashes
-from workers.lifecycle.accepted import open_catalog
-from workers.lifecycle.crashes import LoadMarks
+from workers.lifecycle.catalog_following import open_catalog
+from workers.lifecycle.crashes import LoadCrashes
 
 MODEL = "id: {}\nsource: {{kind: directory, path: /weights}}\n"
 
@@ -110,37 +110,37 @@ def test_names_that_no_model_has_are_refused_with_the_nearest_one() -> None:
 
 def test_a_model_is_blamed_for_the_second_death_in_its_load_only(tmp_path: Path) -> None:
     root = tmp_path / "loading"
-    first = LoadMarks(root, 0)
+    first = LoadCrashes(root, 0)
     first.begin("deadly")
     first.begin("innocent")
     assert not first.suspects
-    second = LoadMarks(root, 0)
+    second = LoadCrashes(root, 0)
     assert second.suspects and second.verdict("deadly") is None
     second.begin("deadly")
-    third = LoadMarks(root, 0)
+    third = LoadCrashes(root, 0)
     verdict = third.verdict("deadly")
     assert verdict is not None and not verdict.permanent
     assert third.verdict("deadly") is None, "it may be tried again later"
     assert third.verdict("innocent") is None
     third.begin("innocent")
     third.end("innocent")
-    assert not LoadMarks(root, 0).suspects
-    assert not LoadMarks(root, 1).suspects, "other slots have marks of their own"
+    assert not LoadCrashes(root, 0).suspects
+    assert not LoadCrashes(root, 1).suspects, "other slots have marks of their own"
 
 
 def test_a_worker_that_ends_in_order_leaves_no_mark_of_the_loads_that_still_run(tmp_path: Path) -> None:
-    marks = LoadMarks(tmp_path, 0)
+    marks = LoadCrashes(tmp_path, 0)
     marks.begin("slow")
     marks.close()
     marks.begin("too-late")
-    assert not list(tmp_path.iterdir()) and not LoadMarks(tmp_path, 0).suspects
+    assert not list(tmp_path.iterdir()) and not LoadCrashes(tmp_path, 0).suspects
 
 
 def test_only_suspects_are_loaded_one_at_a_time(tmp_path: Path) -> None:
-    first = LoadMarks(tmp_path, 0)
+    first = LoadCrashes(tmp_path, 0)
     first.begin("a")
     first.begin("b")
-    marks = LoadMarks(tmp_path, 0)
+    marks = LoadCrashes(tmp_path, 0)
     assert marks.may_begin("a")
     marks.begin("a")
     assert not marks.may_begin("b") and marks.may_begin("other")
@@ -149,17 +149,17 @@ def test_only_suspects_are_loaded_one_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_mark_that_nobody_tries_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = LoadMarks(tmp_path, 0)
+    first = LoadCrashes(tmp_path, 0)
     first.begin("stale")
     first.begin("slow")
-    marks = LoadMarks(tmp_path, 0)
+    marks = LoadCrashes(tmp_path, 0)
     assert marks.suspects
     marks.begin("slow")
     monkeypatch.setattr(crashes, "KEPT_S", 0.0)
     assert marks.may_begin("stale") and len(list(tmp_path.iterdir())) == 1, "what is being tried is kept"
-    assert LoadMarks(tmp_path, 0).verdict("slow") is None
+    assert LoadCrashes(tmp_path, 0).verdict("slow") is None
     monkeypatch.undo()
-    assert LoadMarks(tmp_path, 0).verdict("stale") is None
+    assert LoadCrashes(tmp_path, 0).verdict("stale") is None
 
 
 def test_directories_that_vanish_during_a_look_are_passed_over(

@@ -20,10 +20,10 @@ from tests.fakes.adapter import FakeAdapter
 from tests.harness.server import wait_until
 from workers.adapters.shared.lora import FittedLora, LoraLayers
 from workers.lifecycle import loras
-from workers.lifecycle.crashes import LoadMarks
+from workers.lifecycle.crashes import LoadCrashes
 from workers.lifecycle.instance import Instance
 from workers.lifecycle.loras import LoraLoader
-from workers.lifecycle.shelf import Shelf
+from workers.lifecycle.model_states import ModelStates
 
 ENTRY = ModelEntry("org/m", DirectorySource("/weights"))
 
@@ -59,7 +59,7 @@ class Worker:
         self.adapter, self.layers = FakeAdapter({}, 512), Layers(fit)
         self.adapter.loras = self.layers
         self.jobs: list[Any] = []
-        shelf: Any = SimpleNamespace(
+        states: Any = SimpleNamespace(
             lock=threading.Condition(threading.RLock()), announce=lambda *instances: None
         )
         flags = {
@@ -69,7 +69,7 @@ class Worker:
         }
         self.settings = settings.load(flags=flags, environ={})
         book: Any = SimpleNamespace(jobs=lambda: self.jobs)
-        self.loader = LoraLoader(cast("Shelf", shelf), self.settings, 0, lambda work: work(), book)
+        self.loader = LoraLoader(cast("ModelStates", states), self.settings, 0, lambda work: work(), book)
         self.instance = Instance([ENTRY])
         self.instance.begin(demanded=True)
         self.instance.succeed(self.adapter, 1000, 1.0, 1.0)
@@ -264,7 +264,7 @@ def test_a_model_that_is_unloaded_meanwhile_forgets_its_adapters(tmp_path: Path)
 
 def test_an_adapter_that_killed_the_process_twice_is_left_alone(tmp_path: Path) -> None:
     for _ in range(2):
-        LoadMarks(tmp_path / "loading-loras", 0).begin("org/m a")
+        LoadCrashes(tmp_path / "loading-loras", 0).begin("org/m a")
     worker = Worker(tmp_path, 1, ten_bytes)
     worker.add("a")
     error = worker.settled("a")

@@ -23,7 +23,7 @@ from ipc.processes.paths import RunPaths
 from ipc.wire.messages import Models, ModelStatus
 from tests.fakes.adapter import FakeAdapter
 from tests.fakes.clock import Clock
-from tests.unit.test_shelf import table
+from tests.unit.test_model_states import table
 from workers.device.devices import Device
 from workers.endpoint.endpoint import Endpoint, Handler
 from workers.lifecycle.models import ModelTable
@@ -47,13 +47,13 @@ def models(tmp_path: Path) -> ModelTable:
 
 
 def load(models: ModelTable, name: str) -> None:
-    """What the keeper does about a load."""
+    """What a loading thread does about a load."""
     host = models.find(name)
     assert host is not None
-    with models._shelf.lock:
-        models._shelf.enqueue(host.instance, demanded=False)
-        models._shelf.progressed(host.instance)
-        models._shelf.end(host.instance, partial(host.instance.succeed, FakeAdapter({}, 512), 1, 1.0, 1.0))
+    with models._states.lock:
+        models._states.enqueue(host.instance, demanded=False)
+        models._states.progressed(host.instance)
+        models._states.end(host.instance, partial(host.instance.succeed, FakeAdapter({}, 512), 1, 1.0, 1.0))
 
 
 def test_all_models_are_told_once_and_then_only_those_that_changed(models: ModelTable) -> None:
@@ -84,8 +84,10 @@ def test_what_the_catalog_loses_is_told_as_gone_and_what_it_keeps_is_not_told_ag
     models: ModelTable,
 ) -> None:
     models.changes()
-    with models._shelf.lock:
-        models._shelf.take(Catalog([*entries()[1:], ModelEntry("org/new", DirectorySource("/weights/new"))]))
+    with models._states.lock:
+        models._states.serve(
+            Catalog([*entries()[1:], ModelEntry("org/new", DirectorySource("/weights/new"))])
+        )
     changed, gone = models.changes()
     assert [status.name for status in changed] == ["org/new"] and gone == ["org/m0"]
     assert models.changes() == ([], [])
@@ -98,7 +100,7 @@ def test_changes_until_the_turn_of_the_endpoint_are_one_message(models: ModelTab
     runtime.models, runtime._announcing = models, False
     runtime._reporter = cast("Reporter", SimpleNamespace(models=lambda changed, gone: None))
     runtime.endpoint = cast("Endpoint", SimpleNamespace(post=posted.append, broadcast=sent.append))
-    models._shelf._tell = runtime._models_changed
+    models._states._tell = runtime._models_changed
     for number in range(MODELS):
         load(models, f"org/m{number}")
     assert len(posted) == 1

@@ -8,7 +8,7 @@ import torch
 from ipc.settings import Settings, Worker
 from tests.fakes.clock import Clock
 from workers.device.devices import Device
-from workers.lifecycle import memory
+from workers.lifecycle import memory_budget
 
 
 @pytest.mark.parametrize(
@@ -23,41 +23,41 @@ from workers.lifecycle import memory
 def test_the_budget_is_the_one_set_or_the_share_of_the_memory_of_a_worker(
     monkeypatch: pytest.MonkeyPatch, worker: Worker, expected: int
 ) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(memory_budget, "available_bytes", lambda: 1000)
     device = Device(torch.device("cpu"), "cpu", "", 1)
-    assert memory.budget_of(Settings(worker=worker), device).nbytes == expected
+    assert memory_budget.budget_of(Settings(worker=worker), device).nbytes == expected
 
 
 def test_the_heap_is_given_back_when_the_process_has_grown_but_not_every_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock, heap = Clock.of(memory, monkeypatch), memory.Heap()
+    clock, heap = Clock.of(memory_budget, monkeypatch), memory_budget.Heap()
     grown, trims = [1000 << 20], []
 
     def trim() -> None:
         trims.append(clock.now)
         grown[0] -= 100 << 20
 
-    monkeypatch.setattr(memory, "private_bytes", lambda: grown[0])
-    monkeypatch.setattr(memory, "_trim", trim)
+    monkeypatch.setattr(memory_budget, "private_bytes", lambda: grown[0])
+    monkeypatch.setattr(memory_budget, "_trim", trim)
     assert not heap.look()
-    grown[0] += memory.TRIM_AFTER_BYTES - 1
+    grown[0] += memory_budget.TRIM_AFTER_BYTES - 1
     assert not heap.look()
     grown[0] += 1
     assert heap.look() and len(trims) == 1
-    grown[0] += memory.TRIM_AFTER_BYTES
+    grown[0] += memory_budget.TRIM_AFTER_BYTES
     assert not heap.look(), "what batches take anew at once is not given back at once"
-    clock.now += memory.TRIM_EVERY_S
+    clock.now += memory_budget.TRIM_EVERY_S
     assert heap.look() and len(trims) == 2
     grown[0] -= 500 << 20
-    clock.now += memory.TRIM_EVERY_S
+    clock.now += memory_budget.TRIM_EVERY_S
     assert not heap.look()
-    grown[0] += memory.TRIM_AFTER_BYTES
+    grown[0] += memory_budget.TRIM_AFTER_BYTES
     assert heap.look(), "growth counts from the least memory since"
 
 
 def test_private_memory_is_counted_without_what_is_shared() -> None:
-    before = memory.private_bytes()
+    before = memory_budget.private_bytes()
     block = bytearray(b"x" * (64 << 20))
-    assert 48 << 20 < memory.private_bytes() - before < 128 << 20
+    assert 48 << 20 < memory_budget.private_bytes() - before < 128 << 20
     del block

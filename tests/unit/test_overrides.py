@@ -22,7 +22,7 @@ from ipc.processes.paths import prepare_run_dir
 from ipc.settings import Repository, Settings, load
 from tests.harness.server import FAKE_CATALOG
 from tests.tiny.program_sources import IDENTITY
-from workers.lifecycle import accepted
+from workers.lifecycle import catalog_following
 
 FILES = {"1/model.py": IDENTITY.encode(), "labels.txt": b"a\n"}
 
@@ -192,7 +192,9 @@ def test_an_override_with_the_name_of_a_catalog_model_is_left_out(
     assert sorted(catalog) == ["fake/echo", "m@1"]
     assert "'echo', which a load brought, is left out" in caplog.text
     for _ in range(2):
-        found = accepted.open_catalog(settings.paths.root, settings.catalog, settings.repository, overrides)
+        found = catalog_following.open_catalog(
+            settings.paths.root, settings.catalog, settings.repository, overrides
+        )
         assert sorted(found) == ["fake/echo", "m@1"]
 
 

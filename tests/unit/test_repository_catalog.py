@@ -21,7 +21,7 @@ from ipc.errors import ConfigError
 from ipc.settings import Catalog as CatalogSettings
 from ipc.settings import Repository
 from tests.harness.server import FAKE_CATALOG
-from workers.lifecycle import accepted, instance_groups, sharing
+from workers.lifecycle import catalog_following, grouping
 
 NONE = CatalogSettings()
 FAKE = CatalogSettings(dirs=(str(FAKE_CATALOG),), models=("fake/echo",))
@@ -125,30 +125,30 @@ def test_every_change_of_a_repository_is_noticed_once_it_has_settled(
 
 def test_only_the_version_whose_files_changed_is_loaded_anew(tmp_path: Path) -> None:
     repository = settings(model(tmp_path, "m", 1, 2))
-    before = sharing.groups(open_catalog(NONE, repository)).keys()
-    assert sharing.groups(open_catalog(NONE, repository)).keys() == before
+    before = grouping.groups(open_catalog(NONE, repository)).keys()
+    assert grouping.groups(open_catalog(NONE, repository)).keys() == before
     os.truncate(tmp_path / "m" / "2" / "model.pt2", 3)
-    after = sharing.groups(open_catalog(NONE, repository))
+    after = grouping.groups(open_catalog(NONE, repository))
     assert [entry.id for facts, [entry] in after.items() if facts not in before] == ["m@2"]
     (tmp_path / "m" / "labels.txt").write_text("a")
-    assert not sharing.groups(open_catalog(NONE, repository)).keys() & before
+    assert not grouping.groups(open_catalog(NONE, repository)).keys() & before
 
 
 def test_a_worker_that_starts_again_takes_the_repository_as_it_is(tmp_path: Path) -> None:
     root, run = tmp_path / "models", tmp_path / "run"
     run.mkdir()
     repository = settings(model(root, "m", 1))
-    assert list(accepted.open_catalog(run, FAKE, repository)) == ["fake/echo", "m@1"]
+    assert list(catalog_following.open_catalog(run, FAKE, repository)) == ["fake/echo", "m@1"]
     model(root, "m", 2)
-    assert list(accepted.open_catalog(run, FAKE, repository)) == ["fake/echo", "m@1", "m@2"]
+    assert list(catalog_following.open_catalog(run, FAKE, repository)) == ["fake/echo", "m@1", "m@2"]
     model(root, "echo", 1)
-    assert list(accepted.open_catalog(run, FAKE, repository)) == ["fake/echo"], (
+    assert list(catalog_following.open_catalog(run, FAKE, repository)) == ["fake/echo"], (
         "two of one name: the catalog's stays"
     )
     shutil.rmtree(root)
-    assert list(accepted.open_catalog(run, FAKE, repository)) == ["fake/echo"]
+    assert list(catalog_following.open_catalog(run, FAKE, repository)) == ["fake/echo"]
     with pytest.raises(ConfigError, match="cannot be read"):
-        accepted.open_catalog(tmp_path, FAKE, repository)
+        catalog_following.open_catalog(tmp_path, FAKE, repository)
 
 
 def test_an_old_version_stays_until_a_chosen_one_is_loaded(tmp_path: Path) -> None:
@@ -199,18 +199,18 @@ CUDA, CPU = torch.device("cuda"), torch.device("cpu")
     ],
 )
 def test_instance_groups_choose_workers(groups: tuple[InstanceGroup, ...], slots: list[int]) -> None:
-    assert [slot for slot in range(4) if instance_groups.takes(entry(*groups), slot, CUDA, 4)] == slots
-    instance_groups.check(entry(*groups), CUDA, 4)
+    assert [slot for slot in range(4) if grouping.offers(entry(*groups), slot, CUDA, 4)] == slots
+    grouping.check_device(entry(*groups), CUDA, 4)
 
 
 def test_a_group_that_no_worker_can_be_is_refused_by_all() -> None:
     far = entry(InstanceGroup(kind="KIND_GPU", gpus=(7,)))
-    assert all(instance_groups.takes(far, slot, CUDA, 2) for slot in range(2))
+    assert all(grouping.offers(far, slot, CUDA, 2) for slot in range(2))
     with pytest.raises(ModelRefused, match=r"instance_group: gpus \[7\], but the workers are 0 to 1"):
-        instance_groups.check(far, CUDA, 2)
+        grouping.check_device(far, CUDA, 2)
     on_gpu = entry(InstanceGroup(kind="KIND_GPU"))
-    assert instance_groups.takes(on_gpu, 0, CPU, 1)
+    assert grouping.offers(on_gpu, 0, CPU, 1)
     with pytest.raises(ModelRefused, match="KIND_GPU, but the workers run on the CPU"):
-        instance_groups.check(on_gpu, CPU, 1)
-    instance_groups.check(entry(InstanceGroup(kind="KIND_CPU")), CPU, 1)
-    instance_groups.check(entry(InstanceGroup(gpus=(0,))), CPU, 1)
+        grouping.check_device(on_gpu, CPU, 1)
+    grouping.check_device(entry(InstanceGroup(kind="KIND_CPU")), CPU, 1)
+    grouping.check_device(entry(InstanceGroup(gpus=(0,))), CPU, 1)

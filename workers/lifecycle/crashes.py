@@ -26,7 +26,7 @@ KEPT_S = 300.0
 """How long a life remembers a mark that it has found."""
 
 
-class LoadMarks:
+class LoadCrashes:
     """The marks of one worker slot, under `root`."""
 
     def __init__(self, root: Path, slot: int) -> None:

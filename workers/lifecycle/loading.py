@@ -22,7 +22,7 @@ from workers.adapters.registry import resolve
 from workers.adapters.shared.building import BUILDING
 from workers.adapters.shared.precision import resolve_dtype
 from workers.device.devices import Device, batch_tokens
-from workers.lifecycle import fingerprint, instance_groups, memory
+from workers.lifecycle import fingerprint, grouping, memory_budget
 from workers.lifecycle.instance import Instance
 from workers.lifecycle.proof import prove
 from workers.loading import source
@@ -78,7 +78,7 @@ class Loader:
     def __init__(self, settings: Settings, device: Device, run: Callable[[Callable[[], Any]], Any]) -> None:
         """`run` executes a function on the device thread."""
         self._settings, self._device, self._run = settings, device, run
-        self._meter = memory.Meter(device, run)
+        self._meter = memory_budget.Meter(device, run)
 
     def load(
         self, instance: Instance, room: Callable[[Instance, int], None], changed: Callable[[], None]
@@ -88,12 +88,14 @@ class Loader:
         Raises whatever went wrong, for `workers.loading.failure` to classify.
         """
         entry, progress = instance.entry, Progress(instance, changed)
-        instance_groups.check(entry, self._device.torch, self._settings.worker_count)
+        grouping.check_device(entry, self._device.torch, self._settings.worker_count)
         if not instance.load_s:
             instance.load_s = expected_s(entry)
             changed()
         directory = fetch(entry, progress)
-        nbytes = memory.estimate(directory, entry.program if isinstance(entry, RepositoryEntry) else "")
+        nbytes = memory_budget.estimate(
+            directory, entry.program if isinstance(entry, RepositoryEntry) else ""
+        )
         instance.load_s = instance.load_s or 1.0 + nbytes / BYTES_PER_S
         room(instance, instance.known_bytes or nbytes)
         began = self._meter.begin()
@@ -163,7 +165,7 @@ def expected_s(entry: ModelEntry) -> float:
         if isinstance(where, HubSource):
             nbytes, missing = source.size_in_hub(where.repo, where.revision)
         elif isinstance(where, DirectorySource):
-            nbytes, missing = memory.estimate(Path(where.path)), 0
+            nbytes, missing = memory_budget.estimate(Path(where.path)), 0
         else:
             return 0.0
     except Exception as error:

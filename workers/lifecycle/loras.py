@@ -29,10 +29,10 @@ from ipc.wire.messages import Call
 from workers.adapters.base import Adapter
 from workers.adapters.shared.lora import FittedLora, LoraLayers
 from workers.device.threads import vital_thread
-from workers.lifecycle.crashes import LoadMarks
+from workers.lifecycle.crashes import LoadCrashes
 from workers.lifecycle.instance import Instance, LoraState
+from workers.lifecycle.model_states import ModelStates
 from workers.lifecycle.proof import prove
-from workers.lifecycle.shelf import Shelf
 from workers.loading import failure, lora_source
 from workers.loading.failure import LoadFailure
 from workers.scheduling.jobs import JobBook
@@ -61,22 +61,22 @@ class LoraLoader:
 
     def __init__(
         self,
-        shelf: Shelf,
+        states: ModelStates,
         settings: Settings,
         slot: int,
         run: Callable[[Callable[[], Any]], Any],
         book: JobBook,
     ) -> None:
         """`run` executes a function on the device thread."""
-        self._shelf, self._run, self._book = shelf, run, book
+        self._states, self._run, self._book = states, run, book
         self._dirs, self._most = settings.catalog.lora_dirs, settings.worker.max_loras
-        self._marks = LoadMarks(settings.paths.root / "loading-loras", slot)
+        self._crashes = LoadCrashes(settings.paths.root / "loading-loras", slot)
         self._threads, self._running = settings.worker.load_threads, 0
         self._due: deque[_Load] = deque()
 
     def close(self) -> None:
         """The process ends in order; loads that still run are no fault of theirs."""
-        self._marks.close()
+        self._crashes.close()
 
     def require(self, instance: Instance, call: Call) -> None:
         """Return when the adapter that a call names is loaded. Endpoint thread only.
@@ -95,7 +95,7 @@ class LoraLoader:
                 f"{before}lora, {before}lora_id: this model has no LoRA adapter {call.lora[:64]!a}"
             )
         files = lora_source.state_of(source)
-        with self._shelf.lock:
+        with self._states.lock:
             known = instance.loras.get(call.lora)
             moved = known is not None and known.named != named
             if known is not None and known.failure is not None:
@@ -150,11 +150,11 @@ class LoraLoader:
                 return
         state = instance.loras[name] = LoraState(files, instance.entry.loras.get(name))
         self._due.append(_Load(instance, adapter, name, source, state, evicted))
-        if self._running < (1 if self._marks.suspects else self._threads):
+        if self._running < (1 if self._crashes.suspects else self._threads):
             self._running += 1
             # PERF: a thread of its own, whose OpenMP team ends with it.
             vital_thread(f"load-lora-{name}", self._load_due).start()
-        self._shelf.announce(instance)
+        self._states.announce(instance)
 
     def _make_place(self, instance: Instance, adapter: Adapter) -> tuple[str, FittedLora] | None:
         """Forget the adapter that was used longest ago, of those that no open request needs; one that leaves first."""
@@ -176,7 +176,7 @@ class LoraLoader:
     def _load_due(self) -> None:
         """Load what is due until nothing is."""
         while True:
-            with self._shelf.lock:
+            with self._states.lock:
                 if not self._due:
                     self._running -= 1
                     return
@@ -190,11 +190,11 @@ class LoraLoader:
         if layers is not None and load.evicted is not None:
             self._run(partial(layers.remove, *load.evicted))
         found = self._attempt(load.adapter, load.instance.entry, load.name, load.source)
-        with self._shelf.lock:
+        with self._states.lock:
             load.state.end(found, time.monotonic())
             if load.instance.loras.get(load.name) is load.state:
                 load.instance.memory_bytes += load.state.nbytes
-            self._shelf.announce(load.instance)
+            self._states.announce(load.instance)
 
     def load_first(self, instance: Instance, adapter: Adapter) -> None:
         """Load the adapters that profiles of a model name; on its loading thread, before anybody can use it."""
@@ -217,10 +217,10 @@ class LoraLoader:
     ) -> FittedLora | LoadFailure:
         """One load and its outcome. One that this process died of twice is not tried again for a while."""
         began, mark = time.monotonic(), f"{entry.id} {name}"
-        verdict = self._marks.verdict(mark)
+        verdict = self._crashes.verdict(mark)
         if verdict is not None:
             return verdict
-        self._marks.begin(mark)
+        self._crashes.begin(mark)
         try:
             fitted = self._fitted(adapter, entry, name, source)
         except Exception as error:
@@ -229,7 +229,7 @@ class LoraLoader:
             log.warning(text, name, entry.id, found.error_class, found.message)
             return found
         finally:
-            self._marks.end(mark)
+            self._crashes.end(mark)
         log.info("LoRA %s of %s loaded in %.1f s", name, entry.id, time.monotonic() - began)
         return fitted
 

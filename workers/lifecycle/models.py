@@ -5,7 +5,8 @@
    was idle for long, or when its catalog entry changed. What is there is finished first; no request is lost.
 3. Models that differ only in options read from each call share one instance.
 
-States are in `lifecycle.shelf`, threads in `lifecycle.keeper`.
+States are in `lifecycle.model_states`, threads in `lifecycle.maintenance`, the files of the catalog in
+`lifecycle.catalog_following`.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from ipc.settings import Settings
 from ipc.wire import codec
 from ipc.wire.messages import ModelStatus
 from workers.device.devices import Device
-from workers.lifecycle import instance_groups
-from workers.lifecycle.keeper import Keeper
-from workers.lifecycle.memory import budget_of
-from workers.lifecycle.shelf import Shelf
+from workers.lifecycle import grouping
+from workers.lifecycle.catalog_following import CatalogFollower
+from workers.lifecycle.maintenance import Maintenance
+from workers.lifecycle.memory_budget import budget_of
+from workers.lifecycle.model_states import ModelStates
 from workers.scheduling.jobs import JobBook
 
 
@@ -45,31 +47,34 @@ class ModelTable:
         """`run` executes a function on the device thread; `changed` is told of every new state."""
         self._device = device
         self._told: dict[str, ModelStatus] = {}
-        self._shelf = Shelf(settings, budget_of(settings, device), book, metrics, changed)
-        self._keeper = Keeper(self._shelf, settings, slot, catalog, device, run, book, metrics)
+        self._states = ModelStates(settings, budget_of(settings, device), book, metrics, changed)
+        self._follower = CatalogFollower(self._states, settings, catalog)
+        self._maintenance = Maintenance(
+            self._states, settings, slot, self._follower, device, run, book, metrics
+        )
         workers = settings.worker_count
-        self._shelf.takes = lambda entry: instance_groups.takes(entry, slot, device.torch, workers)
-        self._shelf.take(catalog)
-        self._shelf.untried = {i.serial for i in self._shelf.instances() if self._shelf.is_preloaded(i)}
-        self.find, self.touch = self._shelf.find, self._shelf.touch
-        self.require_lora = self._keeper.loras.require
+        self._states.offers = lambda entry: grouping.offers(entry, slot, device.torch, workers)
+        self._states.serve(catalog)
+        self._states.untried = {i.serial for i in self._states.instances() if self._states.is_preloaded(i)}
+        self.find, self.touch = self._states.find, self._states.touch
+        self.require_lora = self._maintenance.loras.require
 
     def start(self) -> None:
         """Begin to load what is loaded at the start."""
-        with self._shelf.lock:
-            for instance in self._shelf.instances():
-                if self._shelf.is_preloaded(instance) or instance.entry.error:
-                    self._shelf.enqueue(instance, demanded=False)
-        self._keeper.start()
+        with self._states.lock:
+            for instance in self._states.instances():
+                if self._states.is_preloaded(instance) or instance.entry.error:
+                    self._states.enqueue(instance, demanded=False)
+        self._maintenance.start()
 
     def close(self) -> None:
         """Load nothing more."""
-        self._keeper.close()
+        self._maintenance.close()
 
     def statuses(self) -> list[ModelStatus]:
         """States of all models."""
         name = str(self._device.torch)
-        return [host.status(name) for host in list(self._shelf.hosts.values())]
+        return [model.status(name) for model in list(self._states.served.values())]
 
     def told(self) -> list[ModelStatus]:
         """States of all models at the last call of `changes`, as frontends can read them.
@@ -80,53 +85,53 @@ class ModelTable:
 
     def changes(self) -> tuple[list[ModelStatus], list[str]]:
         """States, as `told`, that are others than at the last call, and names of models that are gone since."""
-        waiting, names = self._shelf.changed, set[str]()
+        waiting, names = self._states.changed, set[str]()
         while waiting:
             names.add(waiting.popleft())
-        device, hosts = str(self._device.torch), self._shelf.hosts
-        found = [hosts[name].status(device) for name in names if name in hosts]
+        device, served = str(self._device.torch), self._states.served
+        found = [served[name].status(device) for name in names if name in served]
         changed = [status for status in found if self._told.get(status.name) != status]
-        gone = [name for name in names if name not in hosts and self._told.pop(name, None) is not None]
+        gone = [name for name in names if name not in served and self._told.pop(name, None) is not None]
         self._told.update({status.name: status for status in changed})
         return [codec.sayable(status) for status in changed], gone
 
     @property
     def preloaded(self) -> bool:
         """Whether everything that is loaded at the start has been tried."""
-        return not self._shelf.untried
+        return not self._states.untried
 
     @property
     def free_bytes(self) -> int:
         """What the memory budget has left."""
-        return max(0, self._shelf.budget.nbytes - self._shelf.used_bytes())
+        return max(0, self._states.budget.nbytes - self._states.used_bytes())
 
     @property
     def budget_bytes(self) -> int:
         """What models may take together."""
-        return self._shelf.budget.nbytes
+        return self._states.budget.nbytes
 
     def batch_tokens(self, name: str, configured: int) -> int:
         """Most tokens of a batch: those of the rows that the model takes, else what is configured for it or all."""
-        host = self.find(name)
-        if host is None:
+        model = self.find(name)
+        if model is None:
             return configured
-        config = host.adapter.config if host.adapter is not None else None
+        config = model.adapter.config if model.adapter is not None else None
         if config is not None:
             return ROW_COST * max(1, config.max_batch_size)
-        return min(configured, host.entry.max_batch_tokens or configured)
+        return min(configured, model.entry.max_batch_tokens or configured)
 
     def load(self, name: str, explicit: bool = False) -> None:
         """A request waits for this model, or (`explicit`) somebody wants it loaded whatever happened before."""
-        shelf = self._shelf
-        with shelf.lock:
-            host = self.find(name)
-            if host is None or not (explicit or shelf.was_unloaded(host.entry) is False):
+        states = self._states
+        with states.lock:
+            model = self.find(name)
+            if model is None or not (explicit or states.was_unloaded(model.entry) is False):
                 return
-            instance = (host.next if explicit and host.next is not None else host).instance
+            instance = (model.next if explicit and model.next is not None else model).instance
             if instance.state == "available" or (instance.state == "failed" and explicit):
-                shelf.enqueue(instance, demanded=True)
+                states.enqueue(instance, demanded=True)
             elif instance.state == "loading":
-                shelf.promote(instance)
+                states.promote(instance)
             elif instance.state == "unloading":
                 instance.wanted = True
 
@@ -136,27 +141,27 @@ class ModelTable:
         Whether that happened within `wait_s`. `name`, pinned models and busy ones stay. The device thread may call it:
         nobody who holds the lock waits for that thread.
         """
-        shelf, until = self._shelf, time.monotonic() + wait_s
-        if not shelf.lock.acquire(timeout=wait_s):
+        states, until = self._states, time.monotonic() + wait_s
+        if not states.lock.acquire(timeout=wait_s):
             return False
         try:
-            going = shelf.evict_idle(self.find(name))
+            going = states.evict_idle(self.find(name))
             if going is None:
                 return False
-            return shelf.lock.wait_for(lambda: going.state != "unloading", until - time.monotonic())
+            return states.lock.wait_for(lambda: going.state != "unloading", until - time.monotonic())
         finally:
-            shelf.lock.release()
+            states.lock.release()
 
     def unload(self, name: str) -> None:
         """Somebody wants this model unloaded."""
-        shelf = self._shelf
-        with shelf.lock:
-            host = self.find(name)
-            for instance in [each.instance for each in (host, host and host.next) if each is not None]:
-                shelf.forgo(instance)
+        states = self._states
+        with states.lock:
+            model = self.find(name)
+            for instance in [each.instance for each in (model, model and model.next) if each is not None]:
+                states.forgo(instance)
                 if instance.state == "loaded":
-                    shelf.begin_unload(instance, "admin")
+                    states.begin_unload(instance, "admin")
                 elif instance.state == "loading":
-                    shelf.abandon(instance)
+                    states.abandon(instance)
                 else:
                     instance.wanted = False

@@ -1,4 +1,4 @@
-"""Models that are wanted again while they are being unloaded or given up, changed ones, a keeper that cannot look."""
+"""Models that are wanted again while they are unloaded or given up, changed ones, a catalog that cannot be read."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ from ipc.processes.paths import prepare_run_dir
 from ipc.store.marks import Marks
 from tests.fakes.adapter import FakeAdapter
 from workers.device.devices import Device
-from workers.lifecycle import keeper as keeping
-from workers.lifecycle import loading
+from workers.lifecycle import catalog_following, loading
 from workers.lifecycle.instance import Instance
 from workers.lifecycle.loading import Loaded
-from workers.lifecycle.memory import Budget
+from workers.lifecycle.memory_budget import Budget
+from workers.lifecycle.model_states import ServedModel
 from workers.lifecycle.models import ModelTable
-from workers.lifecycle.shelf import Host
 from workers.loading.failure import LoadFailure
 from workers.scheduling.jobs import JobBook
 
@@ -71,8 +70,8 @@ def unloading(models: ModelTable) -> Instance:
 
 def end(models: ModelTable, instance: Instance) -> None:
     """What goes on with it has ended, and nothing is held."""
-    with models._shelf.lock:
-        models._shelf.end(instance, instance.rest)
+    with models._states.lock:
+        models._states.end(instance, instance.rest)
 
 
 def test_a_model_that_is_wanted_while_it_is_unloaded_is_loaded_again(tmp_path: Path) -> None:
@@ -82,7 +81,7 @@ def test_a_model_that_is_wanted_while_it_is_unloaded_is_loaded_again(tmp_path: P
     assert instance.state == "unloading"
     end(models, instance)
     assert (instance.state, instance.demanded, instance.attempts) == ("loading", True, 2)
-    assert models._shelf.next_due(lambda each: True) is instance
+    assert models._states.next_due(lambda each: True) is instance
 
 
 def test_the_last_word_counts(tmp_path: Path) -> None:
@@ -98,16 +97,16 @@ def test_a_model_that_the_catalog_has_lost_is_not_loaded_again(tmp_path: Path) -
     models = table(tmp_path)
     instance = unloading(models)
     models.load("org/m")
-    with models._shelf.lock:
-        models._shelf.take(Catalog([ModelEntry("org/other", ENTRY.source)]))
+    with models._states.lock:
+        models._states.serve(Catalog([ModelEntry("org/other", ENTRY.source)]))
     end(models, instance)
-    assert instance.state == "available" and instance not in models._shelf.instances()
+    assert instance.state == "available" and instance not in models._states.instances()
 
 
 def test_a_load_that_is_wanted_after_it_was_given_up_begins_anew(tmp_path: Path) -> None:
     models = table(tmp_path)
     models.load("org/m")
-    instance = models._shelf.next_due(lambda each: True)
+    instance = models._states.next_due(lambda each: True)
     assert instance is not None
     models.unload("org/m")
     models.load("org/m")
@@ -150,32 +149,32 @@ def test_a_load_of_the_start_does_not_outlast_an_unload_that_it_was_not_told_of(
 ) -> None:
     models = table(tmp_path, version("old"), repository__control="explicit")
     instance = host(models).instance
-    with models._shelf.lock:
-        models._shelf.enqueue(instance, demanded=False)
+    with models._states.lock:
+        models._states.enqueue(instance, demanded=False)
     paths = settings.load(flags={"run.dir": str(tmp_path)}, environ={}).paths
     prepare_run_dir(paths)
     Marks(paths).put("m", loaded=not unloaded)
-    models._keeper._loading += 1
-    models._keeper._loaded(instance, Loaded(FakeAdapter({}, 512), 100), 1.0)
+    models._maintenance._loading += 1
+    models._maintenance._loaded(instance, Loaded(FakeAdapter({}, 512), 100), 1.0)
     assert instance.state == ("unloading" if unloaded else "loaded")
 
 
 def test_a_failed_model_of_the_start_is_not_tried_again_once_somebody_unloads_it(tmp_path: Path) -> None:
     models = table(tmp_path, ENTRY, catalog__preload="org/m")
     found = models.find("org/m")
-    assert found is not None and models._shelf.is_preloaded(found.instance)
+    assert found is not None and models._states.is_preloaded(found.instance)
     found.instance.begin(demanded=False)
     away = LoadFailure(error_class="NETWORK", permanent=False, retry_after_s=30.0, message="the hub is away")
-    with models._shelf.lock:
-        models._shelf.end(found.instance, partial(found.instance.fail, away, 1.0))
+    with models._states.lock:
+        models._states.end(found.instance, partial(found.instance.fail, away, 1.0))
     models.unload("org/m")
-    with models._shelf.lock:
-        models._keeper._try_again(31.0)
+    with models._states.lock:
+        models._maintenance._try_again(31.0)
     assert found.instance.state == "available"
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), ValueError("strange"), RecursionError("deep")])
-def test_whatever_a_look_at_the_catalog_finds_the_keeper_lives(
+def test_whatever_a_look_at_the_catalog_finds_the_thread_lives(
     tmp_path: Path, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     models = table(tmp_path)
@@ -187,9 +186,9 @@ def test_whatever_a_look_at_the_catalog_finds_the_keeper_lives(
             """It fails."""
             raise error
 
-    models._keeper._watch = cast("CatalogWatch", Watch())
-    models._keeper._follow_catalog()
-    assert "the old catalog stays" in caplog.text and list(models._shelf.hosts) == ["org/m"]
+    models._follower._watch = cast("CatalogWatch", Watch())
+    models._follower.look()
+    assert "the old catalog stays" in caplog.text and list(models._states.served) == ["org/m"]
 
 
 FAILURE = LoadFailure(error_class="UNKNOWN", permanent=True, retry_after_s=None, message="no such program")
@@ -213,9 +212,9 @@ def load(models: ModelTable, instance: Instance) -> None:
     """Its load begins, if it has not, and ends well."""
     if instance.state != "loading":
         instance.begin(demanded=True)
-    with models._shelf.lock:
+    with models._states.lock:
         how = partial(instance.succeed, FakeAdapter({}, 512), 100, 1.0, 1.0)
-        models._shelf.end(instance, how)
+        models._states.end(instance, how)
 
 
 def changed(root: Path) -> tuple[ModelTable, Instance, Instance]:
@@ -223,13 +222,13 @@ def changed(root: Path) -> tuple[ModelTable, Instance, Instance]:
     models = table(root, version("old"))
     old = host(models).instance
     load(models, old)
-    models._keeper.apply(Catalog([version("new")]))
+    models._follower.apply(Catalog([version("new")]))
     coming = host(models).next
     assert coming is not None
     return models, old, coming.instance
 
 
-def host(models: ModelTable) -> Host:
+def host(models: ModelTable) -> ServedModel:
     """That of the repository model."""
     found = models.find("m@1")
     assert found is not None
@@ -244,8 +243,8 @@ def told(models: ModelTable) -> tuple[str, str, str, str]:
 
 def refuse(models: ModelTable, instance: Instance) -> None:
     """Its load ends badly."""
-    with models._shelf.lock:
-        models._shelf.end(instance, partial(instance.fail, FAILURE, 1.0))
+    with models._states.lock:
+        models._states.end(instance, partial(instance.fail, FAILURE, 1.0))
 
 
 def test_a_changed_version_serves_until_the_new_one_is_loaded(tmp_path: Path) -> None:
@@ -256,7 +255,7 @@ def test_a_changed_version_serves_until_the_new_one_is_loaded(tmp_path: Path) ->
     assert (old.state, old.unload_reason, host(models).adapter) == ("unloading", "catalog", new.adapter)
     assert told(models) == ("loaded", "new", "", "")
     end(models, old)
-    assert models._shelf.instances() == [new]
+    assert models._states.instances() == [new]
 
 
 def test_a_changed_version_that_cannot_be_loaded_replaces_nothing_and_says_why(tmp_path: Path) -> None:
@@ -264,7 +263,7 @@ def test_a_changed_version_that_cannot_be_loaded_replaces_nothing_and_says_why(t
     refuse(models, new)
     assert told(models) == ("loaded", "old", "new", "no such program")
     assert models.statuses()[0].attempts == 2
-    models._keeper.apply(Catalog([version("new")]))
+    models._follower.apply(Catalog([version("new")]))
     assert (old.state, new.state, host(models).adapter) == ("loaded", "failed", old.adapter)
     models.load("m@1")
     assert new.state == "failed", "a request is content with the old one"
@@ -274,14 +273,14 @@ def test_a_changed_version_that_cannot_be_loaded_replaces_nothing_and_says_why(t
 
 def test_a_change_that_is_taken_back_leaves_what_serves(tmp_path: Path) -> None:
     models, old, new = changed(tmp_path)
-    models._keeper.apply(Catalog([version("old")]))
+    models._follower.apply(Catalog([version("old")]))
     assert (host(models).instance, told(models)) == (old, ("loaded", "old", "", ""))
-    assert new.state == "available" and models._shelf.instances() == [old]
+    assert new.state == "available" and models._states.instances() == [old]
 
 
 def test_of_two_changes_the_last_one_counts(tmp_path: Path) -> None:
     models, old, new = changed(tmp_path)
-    models._keeper.apply(Catalog([version("newest")]))
+    models._follower.apply(Catalog([version("newest")]))
     assert told(models) == ("loaded", "old", "newest", "") and new.state == "available"
     coming = host(models).next
     assert coming is not None
@@ -295,36 +294,36 @@ def test_an_unload_ends_what_serves_and_what_is_coming(tmp_path: Path) -> None:
     assert (old.state, new.state, told(models)) == ("unloading", "available", ("available", "new", "", ""))
     end(models, old)
     models.load("m@1")
-    assert (old.state, new.state) == ("available", "loading") and models._shelf.instances() == [new]
+    assert (old.state, new.state) == ("available", "loading") and models._states.instances() == [new]
 
 
 def test_what_serves_goes_first_where_there_is_no_room_for_both(tmp_path: Path) -> None:
     models, old, new = changed(tmp_path)
-    with models._shelf.lock:
-        assert models._shelf.make_way(new) and not models._shelf.make_way(new)
+    with models._states.lock:
+        assert models._states.make_way(new) and not models._states.make_way(new)
     assert (old.state, told(models)) == ("unloading", ("loading", "new", "", ""))
 
 
 def test_a_changed_version_that_failed_for_a_while_is_tried_again(tmp_path: Path) -> None:
     models, old, new = changed(tmp_path)
-    models._shelf._preloaded.clear()
+    models._states._preloaded.clear()
     away = LoadFailure(error_class="NETWORK", permanent=False, retry_after_s=30.0, message="the hub is away")
-    with models._shelf.lock:
-        models._shelf.end(new, partial(new.fail, away, 1.0))
-        models._keeper._try_again(30.0)
+    with models._states.lock:
+        models._states.end(new, partial(new.fail, away, 1.0))
+        models._maintenance._try_again(30.0)
         assert new.state == "failed"
-        models._keeper._try_again(31.0)
+        models._maintenance._try_again(31.0)
     assert (old.state, new.state) == ("loaded", "loading")
 
 
 def test_nobody_gives_way_to_what_is_then_not_loaded(tmp_path: Path) -> None:
     models, old, new = changed(tmp_path)
-    shelf = models._shelf
-    shelf.budget = Budget(150, 10**9)
+    states = models._states
+    states.budget = Budget(150, 10**9)
     assert not new.demanded
-    # The keeper waits here for what is unloaded.
-    shelf.lock.wait = lambda timeout=None: bool(end(models, old))  # type: ignore[method-assign,func-returns-value]
-    models._keeper._room(new, 1000)
+    # The loading thread waits here for what is unloaded.
+    states.lock.wait = lambda timeout=None: bool(end(models, old))  # type: ignore[method-assign,func-returns-value]
+    models._maintenance._room(new, 1000)
     assert old.state == "available" and host(models).instance is new
 
 
@@ -333,26 +332,26 @@ def test_a_version_whose_place_was_taken_stays_until_no_request_for_it_is_on_its
 ) -> None:
     models = table(tmp_path, version("old"))
     load(models, host(models).instance)
-    keeper, wanted = models._keeper, Catalog([version("new", 2)])
-    keeper._wanted = wanted
-    keeper.apply(keeper._with_retained(wanted))
-    keeper._retire_retained()
-    assert sorted(models._shelf.hosts) == ["m@1", "m@2"], "the new one is not loaded"
+    follower, wanted = models._follower, Catalog([version("new", 2)])
+    follower._wanted = wanted
+    follower.apply(follower._with_retained(wanted))
+    follower._retire_retained()
+    assert sorted(models._states.served) == ["m@1", "m@2"], "the new one is not loaded"
     newer = models.find("m@2")
     assert newer is not None
     load(models, newer.instance)
-    keeper._retire_retained()
+    follower._retire_retained()
     assert host(models).instance.state == "loaded"
-    monkeypatch.setattr(keeping, "RETIRE_AFTER_S", 0.0)
-    keeper._retire_retained()
-    assert list(models._shelf.hosts) == ["m@2"] and keeper._wanted is None
+    monkeypatch.setattr(catalog_following, "RETIRE_AFTER_S", 0.0)
+    follower._retire_retained()
+    assert list(models._states.served) == ["m@2"] and follower._wanted is None
 
 
 def test_a_change_of_the_catalog_loads_what_is_new_and_nothing_else(tmp_path: Path) -> None:
     """One that this worker has never tried is another worker's."""
     models = table(tmp_path, version("old"))
-    assert models._shelf.is_preloaded(host(models).instance)
-    models._keeper.apply(Catalog([version("old"), version("old", 2)]))
+    assert models._states.is_preloaded(host(models).instance)
+    models._follower.apply(Catalog([version("old"), version("old", 2)]))
     newer = models.find("m@2")
     assert newer is not None
     assert (host(models).instance.state, newer.instance.state) == ("available", "loading")
@@ -363,7 +362,7 @@ def test_a_model_of_the_catalog_that_changed_goes_at_once(tmp_path: Path) -> Non
     found = models.find("org/m")
     assert found is not None
     load(models, found.instance)
-    models._keeper.apply(Catalog([ModelEntry("org/m", DirectorySource("/other"), adapter=ENTRY.adapter)]))
+    models._follower.apply(Catalog([ModelEntry("org/m", DirectorySource("/other"), adapter=ENTRY.adapter)]))
     after = models.find("org/m")
     assert found.instance.state == "unloading"
     assert after is not None and after.instance is not found.instance and after.next is None
@@ -379,7 +378,7 @@ def test_a_model_that_frontends_cannot_be_told_of_fails_its_load_with_the_field(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = table(tmp_path)
-    loader, instance = models._keeper._loader, Instance([ENTRY])
+    loader, instance = models._maintenance._loader, Instance([ENTRY])
     monkeypatch.setattr(loading, "fetch", lambda *of: tmp_path)
     monkeypatch.setattr(loader, "_build", lambda *of: _Unsayable({}, 8))
     with pytest.raises(ProtocolError, match=r"cannot be told: dims: .*int64"):

@@ -1,8 +1,8 @@
 """All models of one worker and their states, under one lock.
 
-The shelf knows what is due, what is held and what may go. It starts no thread and loads nothing: `lifecycle.keeper`
-does. Methods that say so want the lock (`Shelf.lock`) to be held; `find` and `touch` take none, since they are called
-for every request and every batch.
+`ModelStates` knows what is due, what is held and what may go. The threads that load and unload are in
+`lifecycle.maintenance`. Methods that say so want the lock (`ModelStates.lock`) to be held. `find` and `touch` take
+none, since they are called for every request and every batch.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from ipc.settings import Settings
 from ipc.store.marks import Marks
 from ipc.wire.messages import ModelStatus
 from workers.adapters.base import Adapter
-from workers.lifecycle import eviction, sharing
+from workers.lifecycle import eviction, grouping
 from workers.lifecycle.instance import Instance
-from workers.lifecycle.memory import Budget
+from workers.lifecycle.memory_budget import Budget
 from workers.scheduling.jobs import JobBook
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Host:
+class ServedModel:
     """One model of the catalog and the instance that serves it; `next` takes its place once that is loaded."""
 
     entry: ModelEntry
     instance: Instance
-    next: Host | None = None
+    next: ServedModel | None = None
 
     @property
     def adapter(self) -> Adapter | None:
@@ -61,7 +61,7 @@ class Host:
         )
 
 
-class Shelf:
+class ModelStates:
     """States of all models; `changed` is called after every change of them."""
 
     def __init__(
@@ -80,8 +80,8 @@ class Shelf:
         explicit = settings.repository.control == "explicit"
         self._marks = Marks(settings.paths) if explicit else None
         self.lock = threading.Condition(threading.RLock())
-        self.hosts: dict[str, Host] = {}
-        self.takes: Callable[[ModelEntry], bool] = lambda entry: True
+        self.served: dict[str, ServedModel] = {}
+        self.offers: Callable[[ModelEntry], bool] = lambda entry: True
         """Whether this worker offers a model of the catalog."""
         self.untried: set[int] = set()
         """Serials of the instances that the start waits for."""
@@ -91,15 +91,15 @@ class Shelf:
         self._due_later: deque[Instance] = deque()
         self._preloaded: set[int] = set()
 
-    def find(self, name: str) -> Host | None:
-        """The host of a model name."""
-        return self.hosts.get(name)
+    def find(self, name: str) -> ServedModel | None:
+        """The model of that name, None where there is none."""
+        return self.served.get(name)
 
     def touch(self, name: str) -> None:
         """The model was used just now."""
-        host = self.hosts.get(name)
-        if host is not None:
-            host.instance.last_used = time.monotonic()
+        model = self.served.get(name)
+        if model is not None:
+            model.instance.last_used = time.monotonic()
 
     def instances(self) -> list[Instance]:
         """All of them, those that no model names any more and that still hold something included."""
@@ -143,43 +143,43 @@ class Shelf:
         """The settings want it no more, since somebody unloaded it."""
         self._preloaded.discard(instance.serial)
 
-    def take(self, catalog: Catalog) -> list[Instance]:
+    def serve(self, catalog: Catalog) -> list[Instance]:
         """Serve this catalog from now on; returns the new instances of models that were served by others before.
 
         Of a repository model that is loaded the other one goes on serving until the new one is loaded.
         """
         known, self._by_facts = self._by_facts, {}
-        hosts: dict[str, Host] = {}
-        offered = [entry for entry in catalog.values() if self.takes(entry)]
-        for facts, entries in sharing.groups(offered).items():
+        served: dict[str, ServedModel] = {}
+        offered = [entry for entry in catalog.values() if self.offers(entry)]
+        for facts, entries in grouping.groups(offered).items():
             instance = self._by_facts[facts] = known.pop(facts) if facts in known else Instance(entries)
             instance.entries = entries
-            hosts.update({entry.id: Host(entry, instance) for entry in entries})
-        before = self.hosts
-        self.hosts = {entry.id: _in_turn(before.get(entry.id), hosts[entry.id]) for entry in offered}
-        self.changed.extend([*self.hosts, *(before.keys() - self.hosts.keys())])
+            served.update({entry.id: ServedModel(entry, instance) for entry in entries})
+        before = self.served
+        self.served = {entry.id: _in_turn(before.get(entry.id), served[entry.id]) for entry in offered}
+        self.changed.extend([*self.served, *(before.keys() - self.served.keys())])
         chosen = self._settings.catalog
         names = preloaded_names(catalog, chosen.preload, chosen.models, chosen.serve_all)
         if self._marks is not None:
             names = self._marks.adjust(names, catalog)
-        self._preloaded = {hosts[name].instance.serial for name in names if name in hosts}
-        serving = {host.instance for host in self.hosts.values()}
+        self._preloaded = {served[name].instance.serial for name in names if name in served}
+        serving = {model.instance for model in self.served.values()}
         for facts, instance in known.items():
             if instance in serving:
                 self._by_facts[facts] = instance
             else:
                 self._retire(instance)
         replaced = [
-            host.instance
-            for name, host in hosts.items()
-            if name in before and before[name].instance is not host.instance
+            model.instance
+            for name, model in served.items()
+            if name in before and before[name].instance is not model.instance
         ]
         return list(dict.fromkeys(replaced))
 
     def replaced_by(self, instance: Instance) -> list[Instance]:
         """Those that serve until this one is loaded."""
-        hosts = [h for h in self.hosts.values() if h.next is not None and h.next.instance is instance]
-        return list(dict.fromkeys(host.instance for host in hosts))
+        served = [h for h in self.served.values() if h.next is not None and h.next.instance is instance]
+        return list(dict.fromkeys(model.instance for model in served))
 
     def make_way(self, instance: Instance) -> bool:
         """There is no room for this one beside those that it replaces: they go first. Whether there were any.
@@ -271,9 +271,9 @@ class Shelf:
 
     def _step_down(self, instance: Instance) -> None:
         """Models that another instance waits to serve are that one's from now on, loaded or not."""
-        waiting = {n: h.next for n, h in self.hosts.items() if h.instance is instance and h.next is not None}
+        waiting = {n: h.next for n, h in self.served.items() if h.instance is instance and h.next is not None}
         if waiting:
-            self.hosts |= waiting
+            self.served |= waiting
             self._by_facts = {facts: i for facts, i in self._by_facts.items() if i is not instance}
             self._leaving.append(instance)
 
@@ -286,7 +286,7 @@ class Shelf:
             if i.state == "loaded"
         ]
 
-    def evict_idle(self, keep: Host | None) -> Instance | None:
+    def evict_idle(self, keep: ServedModel | None) -> Instance | None:
         """Begin to unload the model without work that was used longest ago, `keep` aside; None when there is none."""
         kept = keep.instance.serial if keep is not None else 0
         free = [r for r in eviction.order(self.residents()) if not r.busy and r.serial != kept]
@@ -305,8 +305,8 @@ class Shelf:
         return bool(chosen)
 
 
-def _in_turn(old: Host | None, new: Host) -> Host:
-    """Who serves a model: the new host, or the old one until the new one is loaded."""
+def _in_turn(old: ServedModel | None, new: ServedModel) -> ServedModel:
+    """Who serves a model: the new instance, or the old one until the new one is loaded."""
     if old is None or old.instance is new.instance or old.instance.state != "loaded":
         return new
-    return Host(old.entry, old.instance, new) if isinstance(new.entry, RepositoryEntry) else new
+    return ServedModel(old.entry, old.instance, new) if isinstance(new.entry, RepositoryEntry) else new

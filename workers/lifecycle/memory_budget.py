@@ -123,7 +123,7 @@ class Heap:
         self._smallest, self._next = math.inf, 0.0
 
     def look(self) -> bool:
-        """Whether memory was given back; called once a second, by the keeper."""
+        """Whether memory was given back; called once a second, by the maintenance thread."""
         nbytes, now = private_bytes(), time.monotonic()
         self._smallest = min(self._smallest, nbytes)
         if nbytes - self._smallest < TRIM_AFTER_BYTES or now < self._next:
