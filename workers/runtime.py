@@ -173,49 +173,49 @@ class Runtime:
 
     def submit(self, session: Session, message: Submit, payload: memoryview) -> None:
         """Take a request in. Raises a `PenstockError` when it cannot be taken."""
-        host = self.models.find(message.model)
+        work = message.work
+        host = self.models.find(work.model)
         adapter = host.adapter if host is not None else None
         if host is None or adapter is None:
-            raise ModelNotLoaded(f"Model '{message.model}' is not loaded", retry_after_s=5)
-        until_ns = min(message.start_by_ns or message.deadline_ns, message.deadline_ns)
-        deadline.check(until_ns, "on the way to the worker")
+            raise ModelNotLoaded(f"Model '{work.model}' is not loaded", retry_after_s=5)
+        deadline.check(work.waits_until_ns, "on the way to the worker")
         if self.draining:
             raise Draining("this worker is stopping", retry_after_s=1)
         streams = adapter.streams
-        if streams != bool(message.parts):
+        if streams != bool(work.parts):
             # The model may have changed since the frontend looked at its configuration.
             gives = "any number of responses" if streams else "one response, and no stream,"
-            raise Unsupported(f"Model '{message.model}' gives {gives} to a request")
-        operations.check(adapter, message.call)
-        if message.call.lora:
-            self.models.require_lora(host.instance, message.call)
+            raise Unsupported(f"Model '{work.model}' gives {gives} to a request")
+        operations.check(adapter, work.call)
+        if work.call.lora:
+            self.models.require_lora(host.instance, work.call)
         if streams:
             self.book.check_resting(self._settings.queue.max_resting_streams)
-        self.models.touch(message.model)
-        lane = message.lane if message.lane in LANES else "interactive"
-        self.queue.admit(message.cost, lane, message.caller, message.share)
+        self.models.touch(work.model)
+        lane = work.lane if work.lane in LANES else "interactive"
+        self.queue.admit(work.cost, lane, work.caller, work.share)
         job = Job(
             session.key,
             session.tag,
             message.id,
-            message.model,
-            message.call,
-            message.deadline_ns,
-            message.request_id,
+            work.model,
+            work.call,
+            work.deadline_ns,
+            work.request_id,
             message.solo,
-            message.cost,
-            Payload(payload, self._client_memory) if isinstance(message.call, InferCall) else NOTHING,
+            work.cost,
+            Payload(payload, self._client_memory) if isinstance(work.call, InferCall) else NOTHING,
         )
         # Two instances of a model may serve at the same time while a changed entry takes effect.
-        alike = None if streams else operations.group_of(adapter, message.call)
-        job.adapter, job.group = adapter, (message.model, host.instance.serial, alike)
+        alike = None if streams else operations.group_of(adapter, work.call)
+        job.adapter, job.group = adapter, (work.model, host.instance.serial, alike)
         job.gathering, job.batch_tokens = adapter.gathering, adapter.batch_tokens
-        job.lane, job.caller, job.share = lane, message.caller, message.share
+        job.lane, job.caller, job.share = lane, work.caller, work.share
         if streams:
-            job.stream = Streamed(PartFlow(message.parts))
-        job.start_by_ns = message.start_by_ns
-        job.trace = tracing.begin(message.traceparent)
-        count = len(message.call.items)
+            job.stream = Streamed(PartFlow(work.parts))
+        job.start_by_ns = work.start_by_ns
+        job.trace = tracing.begin(work.traceparent)
+        count = len(work.call.items)
         job.prepared, job.open_items = [None] * count, count  # type: ignore[list-item]
         try:
             self.queue.sequencer.enrol(job)

@@ -14,7 +14,7 @@ import msgspec
 from ipc.catalog.model_config import ModelConfig
 from ipc.wire.field_names import FieldNames
 
-VERSION = 6
+VERSION = 7
 LANES = ("interactive", "bulk")
 
 
@@ -121,7 +121,7 @@ class Step(Wire, frozen=True):
 class InferCall(Wire, frozen=True, tag="infer"):
     """Run the program over named tensors, to `outputs` in that order; `rows` is the batch size, or 1. It is one item.
 
-    The payload, all inputs that have no region, lies in `block` of the frontend's arena or, without, in the next frame.
+    The payload, all inputs that have no region, lies where `Submit` says.
     """
 
     names: ClassVar[FieldNames] = FieldNames(options="parameters.")
@@ -132,7 +132,6 @@ class InferCall(Wire, frozen=True, tag="infer"):
     inputs: list[TensorInput]
     outputs: list[TensorOutput]
     rows: int = 1
-    block: BlockRef | None = None
     parameters: dict[str, bool | int | float | str] = {}
     step: Step | None = None
     priority: int = 0
@@ -152,27 +151,52 @@ class Hello(Wire, frozen=True, tag="hello"):
     start_ticks: int
 
 
-class Submit(Wire, frozen=True, tag="submit"):
-    """One request. `solo` asks for a batch of its own; `cost` is the frontend's
-    estimate.
+class Work(Wire, frozen=True):
+    """What a request asks of a model: planned once in a frontend, sent and referred to as it is, never copied.
 
-    `caller` is the public id of the API key, or empty; callers take turns by their `share`, a weight. `parts` above 0
-    asks for a stream, of which so many parts may wait; `start_by_ns` above 0 ends its time in queues.
+    `cost` is the frontend's estimate. `caller` is the public id of the API key, or empty; callers take turns by their
+    `share`, a weight. `parts` above 0 asks for a stream, of which so many parts may wait. `start_by_ns` above 0 ends
+    the time in queues. `traceparent` is empty for a request that is not traced.
     """
 
-    id: int
     model: str
     call: Call
     deadline_ns: int
     cost: int
     request_id: str
     traceparent: str = ""
-    solo: bool = False
     lane: str = "interactive"
     caller: str = ""
     share: float = 1.0
     parts: int = 0
     start_by_ns: int = 0
+
+    @property
+    def waits_until_ns(self) -> int:
+        """Until when the request waits for its turn on a device."""
+        return min(self.start_by_ns or self.deadline_ns, self.deadline_ns)
+
+    @property
+    def sequence(self) -> int | str | None:
+        """The id of the sequence that the request belongs to."""
+        return self.call.step.id if isinstance(self.call, InferCall) and self.call.step else None
+
+    @property
+    def begins_sequence(self) -> bool:
+        """Whether the request is the first of its sequence."""
+        return isinstance(self.call, InferCall) and self.call.step is not None and self.call.step.start
+
+
+class Submit(Wire, frozen=True, tag="submit"):
+    """One request. `solo` asks for a batch of its own.
+
+    The payload lies in `block` of the frontend's arena or, without, in the next frame.
+    """
+
+    id: int
+    work: Work
+    solo: bool = False
+    block: BlockRef | None = None
 
 
 class Cancel(Wire, frozen=True, tag="cancel"):

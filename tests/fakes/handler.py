@@ -52,10 +52,10 @@ class AnsweringHandler:
 
     def submit(self, session: Session, message: Submit, payload: memoryview) -> None:
         """Answer in a later turn of the loop, as a device thread would."""
-        text = message.call.items[0].text or ""
+        text = message.work.call.items[0].text or ""
         if text in self.ignored:
             return
-        raw = bytes(payload) if isinstance(message.call, InferCall) else answer_of(text)[:NBYTES]
+        raw = bytes(payload) if isinstance(message.work.call, InferCall) else answer_of(text)[:NBYTES]
         endpoint = self.endpoint
         assert endpoint is not None
         refs = [TensorRef("dense", "uint8", [1, len(raw)], 0)]

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from frontend.access.gate import Gate
-from frontend.engine.local.client import Request
 from frontend.engine.local.engine import Engine
 from frontend.engine.recording import Recorder
 from frontend.http.bodies import BodyReader
@@ -27,10 +26,10 @@ from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import PenstockError, RegionNotFound
 from ipc.memory.input_arena import InputArena, bytes_of
 from ipc.settings import load
-from ipc.wire.messages import InferCall, ModelStatus, Region, TensorInfo, Timing
+from ipc.wire.messages import InferCall, ModelStatus, Region, TensorInfo, Timing, Work
 from tests.fakes.channel import FakeChannel
 
-Answer = Callable[[Request], Any]
+Answer = Callable[[Work], Any]
 
 
 def tensor(name: str, datatype: str, *dims: int, **more: Any) -> TensorConfig:
@@ -134,15 +133,17 @@ class FakeClient:
     inputs: InputArena
     answer: Answer
     channels: list[FakeChannelWithModels] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
+    requests: list[Work] = field(default_factory=list)
+    given: list[Any] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     waited: list[list[str]] = field(default_factory=list)
     on_wait: Callable[[str], None] = lambda model: None
 
-    async def call(self, request: Request) -> Any:
+    async def call(self, request: Work, payload: Any = None) -> Any:
         """One call."""
         self.requests.append(request)
-        self.payloads.append(bytes(bytes_of(request.payload)))
+        self.given.append(payload)
+        self.payloads.append(bytes(bytes_of(payload)))
         found = self.answer(request)
         try:
             if isinstance(found, BaseException):

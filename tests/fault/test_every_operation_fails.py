@@ -24,7 +24,7 @@ import pytest
 import zmq
 
 from frontend.engine.local import channel, client, dealer
-from frontend.engine.local.client import Client, Request
+from frontend.engine.local.client import Client
 from ipc import deadline
 from ipc.errors import PenstockError
 from ipc.memory.arena import Arena
@@ -32,7 +32,7 @@ from ipc.memory.leases import LeaseTable
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.settings import Arena as ArenaSettings
 from ipc.settings import Limits, Settings
-from ipc.wire.messages import EncodeCall, InferCall, InputItem, TensorInput, TensorOutput
+from ipc.wire.messages import EncodeCall, InferCall, InputItem, TensorInput, TensorOutput, Work
 from tests.fakes.handler import MODEL, NBYTES, AnsweringHandler, answer_of
 from workers.endpoint import router
 from workers.endpoint.endpoint import Endpoint
@@ -142,15 +142,15 @@ def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def request(text: str) -> Request:
+def work_of(text: str) -> Work:
     """A call that is answered with `answer_of(text)`."""
     call = EncodeCall([InputItem(text)], ["dense"])
-    return Request(MODEL, call, deadline.after(SETTINGS.limits.request_timeout_s), 1, "req")
+    return Work(MODEL, call, deadline.after(SETTINGS.limits.request_timeout_s), 1, "req")
 
 
 async def ask(frontend: Client, text: str) -> None:
     """One call; its answer must be its own, or a Penstock error."""
-    with contextlib.suppress(PenstockError), await frontend.call(request(text)) as reply:
+    with contextlib.suppress(PenstockError), await frontend.call(work_of(text)) as reply:
         raw = bytes(reply.tensors()["dense"])
         reply.check()
         assert raw == answer_of(text)[:NBYTES]
@@ -165,8 +165,8 @@ async def ask_with_block(frontend: Client, number: int) -> None:
         if block is not None:
             block.buffer[:] = raw
         until_ns = deadline.after(SETTINGS.limits.request_timeout_s)
-        asked = Request(MODEL, call, until_ns, 1, "req", payload=raw if block is None else block)
-        with await frontend.call(asked) as reply:
+        asked = Work(MODEL, call, until_ns, 1, "req")
+        with await frontend.call(asked, raw if block is None else block) as reply:
             found = bytes(reply.raw("dense"))
             reply.check()
             assert found == raw
@@ -185,9 +185,9 @@ async def use(paths: RunPaths, peer: Peer) -> None:
         peer.handler.ignored.add("never")
         with contextlib.suppress(TimeoutError, PenstockError):
             async with asyncio.timeout(0.02):
-                await frontend.call(request("never"))
+                await frontend.call(work_of("never"))
         with contextlib.suppress(PenstockError):
-            await frontend.call(request("kept"))
+            await frontend.call(work_of("kept"))
     finally:
         await frontend.close()
         frontend.inputs.verify()
@@ -199,7 +199,7 @@ async def must_answer(paths: RunPaths) -> None:
     frontend = Client(paths, SETTINGS, "frontend-1")
     frontend.start()
     try:
-        with await frontend.call(request("afterwards")) as reply:
+        with await frontend.call(work_of("afterwards")) as reply:
             assert bytes(reply.tensors()["dense"]) == answer_of("afterwards")[:NBYTES]
     finally:
         await frontend.close()

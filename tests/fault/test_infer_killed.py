@@ -90,7 +90,7 @@ def test_a_killed_worker_costs_no_request_and_the_retry_reads_the_same_bytes(tmp
             arrays = [drawn(seed) for seed in range(3)]
             calls = [await filled(client, array, sleep_ms=1500) for array in arrays]
             tasks = [
-                asyncio.create_task(client.call(request_of("large", call, block))) for call, block in calls
+                asyncio.create_task(client.call(*request_of("large", call, block))) for call, block in calls
             ]
             await running_in(client, 0)
             running.kill(0)
@@ -108,7 +108,7 @@ def test_a_lone_worker_that_is_killed_answers_after_its_restart(running: Workers
         array = drawn(1)
         call, block = await filled(client, array, sleep_ms=1500)
         with block:
-            task = asyncio.create_task(client.call(request_of("large", call, block)))
+            task = asyncio.create_task(client.call(*request_of("large", call, block)))
             await running_in(client, 0)
             running.kill(0)
             running.start(0)
@@ -126,16 +126,16 @@ def test_an_input_that_kills_workers_is_refused_and_another_with_the_same_shape_
         async def work(client: Client) -> None:
             call, block = await filled(client, drawn(1), do="crash")
             with block, pytest.raises(WorkerCrashed):
-                await client.call(request_of("large", call, block))
+                await client.call(*request_of("large", call, block))
             for slot in (0, 1):
                 running.processes[slot].wait(10)
                 running.start(slot)
             call, block = await filled(client, drawn(1), do="crash")
             with block, pytest.raises(InputRefused):
-                await client.call(request_of("large", call, block))
+                await client.call(*request_of("large", call, block))
             call, block = await filled(client, drawn(2))
             with block:
-                found = read(await client.call(request_of("large", call, block)))
+                found = read(await client.call(*request_of("large", call, block)))
             assert found["OUTPUT0"].tobytes() == drawn(2).tobytes()
 
         run(running, work)
@@ -145,9 +145,9 @@ def test_a_cancelled_call_keeps_its_block_until_the_worker_has_read_it(running: 
     async def work(client: Client) -> None:
         call, block = await filled(client, drawn(1), sleep_ms=6000)
         queued_call, queued = await filled(client, drawn(2))
-        on_device = asyncio.create_task(client.call(request_of("large", call, block)))
+        on_device = asyncio.create_task(client.call(*request_of("large", call, block)))
         await running_in(client, 0)
-        waiting = asyncio.create_task(client.call(request_of("large", queued_call, queued)))
+        waiting = asyncio.create_task(client.call(*request_of("large", queued_call, queued)))
         await client.wait(lambda: client.channels[0].cost_of("large") == 2 * 16, deadline.after(5))
         running.processes[0].send_signal(signal.SIGSTOP)
         for task in (on_device, waiting):
@@ -170,11 +170,11 @@ def test_a_call_that_runs_out_of_time_keeps_its_block_until_it_is_read(running: 
     async def work(client: Client) -> None:
         call, block = await filled(client, drawn(1), sleep_ms=3000)
         with block, pytest.raises(DeadlineExceeded):
-            await client.call(request_of("large", call, block, timeout_s=1.0))
+            await client.call(*request_of("large", call, block, timeout_s=1.0))
         assert client.inputs.used_nbytes
         queued_call, queued = await filled(client, drawn(2))
         with queued, pytest.raises(DeadlineExceeded):
-            await client.call(request_of("large", queued_call, queued, timeout_s=0.1))
+            await client.call(*request_of("large", queued_call, queued, timeout_s=0.1))
 
     run(running, work)
 
@@ -193,7 +193,7 @@ FRONTEND = textwrap.dedent(
         client = Client(settings.paths, settings, "frontend-5")
         client.start()
         call, block = await filled(client, drawn(1), sleep_ms=int(sys.argv[1]))
-        asyncio.create_task(client.call(request_of("large", call, block)))
+        asyncio.create_task(client.call(*request_of("large", call, block)))
         await client.ready("large", 2**62)
         await running_in(client, 0)
         Path(sys.argv[2]).touch()
@@ -224,7 +224,7 @@ def test_a_killed_frontend_that_holds_blocks_leaves_nothing(running: Workers, tm
     async def work(client: Client) -> None:
         call, block = await filled(client, drawn(3))
         with block:
-            found = read(await client.call(request_of("large", call, block)))
+            found = read(await client.call(*request_of("large", call, block)))
         assert found["OUTPUT0"].tobytes() == drawn(3).tobytes()
 
     run(running, work)
@@ -253,7 +253,7 @@ def test_without_room_for_the_arena_inputs_travel_as_bytes(running: Workers) -> 
     async def work(client: Client) -> None:
         assert await client.inputs.reserve(1000) is None
         call, payload = call_of({"INPUT0": ("FP32", drawn(4))}, ["OUTPUT0"])
-        found = read(await client.call(request_of("large", call, payload)))
+        found = read(await client.call(*request_of("large", call, payload)))
         assert found["OUTPUT0"].tobytes() == drawn(4).tobytes()
 
     run(dataclasses.replace(running, settings=settings), work)

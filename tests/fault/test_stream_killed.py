@@ -60,7 +60,7 @@ def test_a_stream_ends_with_one_error_and_is_not_run_again(
     running, steps = two
 
     async def work(client: Client) -> None:
-        with await client.stream(asking("parts", 1000, sleep_ms=20)) as stream:
+        with await client.stream(*asking("parts", 1000, sleep_ms=20)) as stream:
             seen = [int(read(await anext(stream))["OUTPUT0"][0]) for _ in range(3)]
             running.kill(busy_slot(client))
             with pytest.raises(WorkerLost, match="in the middle of its answer"):
@@ -82,7 +82,7 @@ def test_a_stream_that_rests_is_lost_with_its_worker_and_told_so(
     running, steps = two
 
     async def work(client: Client) -> None:
-        with await client.stream(asking("parts", 1000)) as stream:
+        with await client.stream(*asking("parts", 1000)) as stream:
             await client.wait(lambda: len(steps()) == WINDOW, deadline.after(20))
             running.kill(busy_slot(client))
             with pytest.raises(WorkerLost):
@@ -124,9 +124,9 @@ def test_an_input_that_crashes_its_first_step_costs_two_workers_and_is_refused(
     async def work(client: Client) -> None:
         poison = asking("parts", 3, do="crash", at=0)
         with pytest.raises(WorkerCrashed):
-            await client.stream(poison)
+            await client.stream(*poison)
         with pytest.raises(InputRefused):
-            await client.stream(poison)
+            await client.stream(*poison)
         for slot in (0, 1):
             running.processes[slot].wait(20)
             running.start(slot)
@@ -145,13 +145,13 @@ def test_an_input_that_crashes_in_the_middle_of_its_stream_twice_is_refused(
     async def work(client: Client) -> None:
         for _ in range(2):
             with (
-                await client.stream(asking("parts", 9, do="crash", at=2)) as stream,
+                await client.stream(*asking("parts", 9, do="crash", at=2)) as stream,
                 pytest.raises(WorkerLost),
             ):
                 await rest_of(stream)
         assert steps() == ["0", "1"] * 2, "it was tried again"
         with pytest.raises(InputRefused):
-            await client.stream(asking("parts", 9, do="crash", at=2))
+            await client.stream(*asking("parts", 9, do="crash", at=2))
         for slot in (0, 1):
             running.processes[slot].wait(20)
             running.start(slot)

@@ -42,7 +42,7 @@ from ipc.protos import kserve_v2_pb2 as kserve
 from ipc.protos import trtis_v1_pb2 as trtis
 from ipc.settings import Limits, load
 from ipc.wire import codec
-from ipc.wire.messages import InferCall, Submit, TensorOutput
+from ipc.wire.messages import InferCall, Submit, TensorOutput, Work
 from tests.fakes.tensors import entry, finish, loaded, tensor
 
 Target = Callable[[bytes], None]
@@ -136,7 +136,10 @@ def _check(served: Served, request: TensorRequest) -> None:
             bytes_elements.objects(given.data, math.prod(given.shape), "input")
     codec.encode(
         Submit(
-            1, "m@1", InferCall([], [], parameters=request.parameters, priority=request.priority), 1, 1, "r"
+            1,
+            Work(
+                "m@1", InferCall([], [], parameters=request.parameters, priority=request.priority), 1, 1, "r"
+            ),
         )
     )
 

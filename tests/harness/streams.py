@@ -8,19 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from frontend.engine.local.client import Client, Request
+from frontend.engine.local.client import Client
 from frontend.engine.local.part_stream import PartStream
 from ipc.metrics import registry as metrics
+from ipc.wire.messages import Work
+from ipc.wire.streams import WINDOW
 from tests.harness.tensors import call_of, read, request_of
 from tests.harness.worker import Workers
 
 
-def asking(model: str, count: int, timeout_s: float = 30.0, **parameters: Any) -> Request:
-    """A request for so many parts."""
+def asking(model: str, count: int, timeout_s: float = 30.0, **parameters: Any) -> tuple[Work, Any]:
+    """A request for so many parts, and its payload."""
     call, payload = call_of(
         {"INPUT0": ("INT32", np.array([count], np.int32))}, ["OUTPUT0"], batches=False, parameters=parameters
     )
-    return request_of(model, call, payload, timeout_s)
+    return request_of(model, call, payload, timeout_s, parts=WINDOW)
 
 
 async def rest_of(stream: PartStream) -> list[int]:
@@ -33,9 +35,9 @@ async def rest_of(stream: PartStream) -> list[int]:
     return numbers
 
 
-async def all_of(client: Client, request: Request) -> list[int]:
+async def all_of(client: Client, request: tuple[Work, Any]) -> list[int]:
     """The numbers of all parts of a request."""
-    with await client.stream(request) as stream:
+    with await client.stream(*request) as stream:
         return await rest_of(stream)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from frontend.engine.local.client import Client, Reply, Request
+from frontend.engine.local.client import Client, Reply
 from ipc import deadline
 from ipc.memory.datatypes import DATATYPES
-from ipc.wire.messages import InferCall, TensorInput, TensorOutput
+from ipc.wire.messages import InferCall, TensorInput, TensorOutput, Work
 
 Named = Mapping[str, tuple[str, np.ndarray]]
 """Arrays by name, with their datatypes; BYTES as arrays of `bytes`."""
@@ -52,9 +52,11 @@ def call_of(
     return InferCall(described, [TensorOutput(name) for name in outputs], rows=rows, **facts), payload
 
 
-def request_of(model: str, call: InferCall, payload: Any, timeout_s: float = 30.0) -> Request:
-    """A request that may take so long."""
-    return Request(model, call, deadline.after(timeout_s), 16 * max(call.rows, 1), "req", payload=payload)
+def request_of(
+    model: str, call: InferCall, payload: Any, timeout_s: float = 30.0, **more: Any
+) -> tuple[Work, Any]:
+    """A request that may take so long, and its payload; `more` are other fields of `Work`."""
+    return Work(model, call, deadline.after(timeout_s), 16 * max(call.rows, 1), "req", **more), payload
 
 
 def read(reply: Reply) -> dict[str, np.ndarray]:
@@ -73,7 +75,7 @@ async def infer(
 ) -> dict[str, np.ndarray]:
     """One call whose inputs travel in the message."""
     call, payload = call_of(inputs, outputs, **facts)
-    return read(await client.call(request_of(model, call, payload)))
+    return read(await client.call(*request_of(model, call, payload)))
 
 
 async def infer_large(
@@ -85,4 +87,4 @@ async def infer_large(
     assert block is not None
     with block:
         block.buffer[:] = payload
-        return read(await client.call(request_of(model, call, block)))
+        return read(await client.call(*request_of(model, call, block)))

@@ -11,10 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from frontend.engine.local.client import Client, Request
+from frontend.engine.local.client import Client
 from ipc import deadline
 from ipc.errors import DeadlineExceeded
 from ipc.memory.arena import ArenaView
+from ipc.wire.messages import Work
 from tests.harness.tensors import call_of, infer, read, request_of
 from tests.harness.worker import Options, Workers, program, tensor, workers
 
@@ -68,18 +69,16 @@ def use(running: Workers, work: Callable[[Client], Coroutine[Any, Any, None]]) -
     asyncio.run(run())
 
 
-def asked(model: str, number: int, lane: str = "interactive", **parameters: Any) -> Request:
-    """A request of one row."""
+def asked(model: str, number: int, lane: str = "interactive", **parameters: Any) -> tuple[Work, Any]:
+    """A request of one row, and its payload."""
     given = {"INPUT0": ("INT32", np.full((1, 1), number, np.int32))}
     call, payload = call_of(given, ["OUTPUT0"], parameters=parameters)
-    made = request_of(model, call, payload)
-    made.lane = lane
-    return made
+    return request_of(model, call, payload, lane=lane)
 
 
-async def send(client: Client, request: Request) -> int:
+async def send(client: Client, request: tuple[Work, Any]) -> int:
     """The value that comes back."""
-    return int(read(await client.call(request))["OUTPUT0"][0, 0])
+    return int(read(await client.call(*request))["OUTPUT0"][0, 0])
 
 
 async def together(running: Workers, client: Client, model: str, count: int) -> None:
@@ -111,16 +110,16 @@ def test_a_lone_request_is_answered_after_the_delay(running: Workers) -> None:
 
 def test_a_deadline_within_the_delay_ends_the_request_and_frees_its_place(running: Workers) -> None:
     async def work(client: Client) -> None:
-        late = asked("full", 1)
-        late.deadline_ns = deadline.after(0.3)
+        work, payload = asked("full", 1)
+        late = msgspec.structs.replace(work, deadline_ns=deadline.after(0.3)), payload
         with pytest.raises(DeadlineExceeded):
-            await client.call(late)
+            await client.call(*late)
         await together(running, client, "full", 8)
 
     use(running, work)
 
 
-async def _while_busy(running: Workers, client: Client, *requests: Request) -> list[int]:
+async def _while_busy(running: Workers, client: Client, *requests: tuple[Work, Any]) -> list[int]:
     """The requests are sent in this order while the device is busy; their values in the order of the answers."""
     blocker = asyncio.create_task(send(client, asked("prompt", -1, sleep_ms=2000)))
     [path] = running.paths.arenas(0)
@@ -130,7 +129,7 @@ async def _while_busy(running: Workers, client: Client, *requests: Request) -> l
         await asyncio.sleep(0.005)
     answers: list[int] = []
 
-    async def note(request: Request) -> None:
+    async def note(request: tuple[Work, Any]) -> None:
         answers.append(await send(client, request))
 
     await asyncio.gather(*(note(request) for request in requests))
@@ -153,11 +152,9 @@ def test_answers_keep_the_order_of_the_requests_only_where_that_is_configured(
 ) -> None:
     async def work(client: Client) -> None:
         # The shapes differ, so that they are two batches, of which the interactive one goes first.
-        slow, quick = asked(model, 1, "bulk"), asked(model, 2)
-        call = slow.call
-        slow.call = msgspec.structs.replace(call, parameters={"sleep_ms": 100})
+        slow = asked(model, 1, "bulk", sleep_ms=100)
         two = {"INPUT0": ("INT32", np.full((8, 1), 2, np.int32))}
-        quick.call, quick.payload = call_of(two, ["OUTPUT0"])
+        quick = request_of(model, *call_of(two, ["OUTPUT0"]))
         assert await _while_busy(running, client, slow, quick) == expected
 
     use(running, work)

@@ -22,7 +22,7 @@ from ipc.errors import (
 )
 from ipc.memory import copies
 from ipc.memory.datatypes import DATATYPES
-from ipc.wire.messages import BlockRef, InferCall, Inputs, Region, TensorInput, TensorOutput
+from ipc.wire.messages import BlockRef, InferCall, Inputs, Region, Submit, TensorInput, TensorOutput
 from tests.harness.tensors import call_of, infer, infer_large, raw_of, read, request_of
 from tests.harness.worker import ADD_SUB, Workers, program, tensor, workers
 
@@ -123,7 +123,7 @@ def test_requests_share_batches_by_rows_and_each_gets_its_own_rows(running: Work
         ]
         slow = call_of({"INPUT0": ("INT32", given[0][0]), "INPUT1": ("INT32", given[0][1])}, ["OUTPUT0"])
         first = msgspec.structs.replace(slow[0], parameters={"sleep_ms": 200})
-        blocker = asyncio.create_task(client.call(request_of("add", first, slow[1])))
+        blocker = asyncio.create_task(client.call(*request_of("add", first, slow[1])))
         await asyncio.sleep(0)
         found = await asyncio.gather(
             *(
@@ -192,9 +192,9 @@ def test_a_result_without_room_fails_and_holds_nobody_up(running: Workers) -> No
     async def work(client: Client) -> None:
         values = np.array([[3_500_000, 0]], np.int32)
         call, payload = call_of({"INPUT0": ("INT32", values)}, ["OUTPUT0"])
-        held = [await client.call(request_of("repeat", call, payload)) for _ in range(2)]
+        held = [await client.call(*request_of("repeat", call, payload)) for _ in range(2)]
         with pytest.raises(ShmExhausted):
-            await client.call(request_of("repeat", call, payload))
+            await client.call(*request_of("repeat", call, payload))
         too_large = np.array([[40_000_000, 0]], np.int32)
         with pytest.raises(InvalidInput, match=r"arena\.bytes"):
             await infer(client, "repeat", {"INPUT0": ("INT32", too_large)}, ["OUTPUT0"])
@@ -248,7 +248,7 @@ def test_large_tensors_are_copied_once_on_the_way_out_and_never_on_the_way_in(ru
             with block:
                 block.buffer[:] = payload
                 before = copies.copied()
-                reply = await client.call(request_of(model, call, block))
+                reply = await client.call(*request_of(model, call, block))
                 assert copies.copied() == before, "the client's process copied tensors"
                 assert reply.leased
                 with reply:
@@ -326,18 +326,30 @@ def test_a_frontend_is_not_trusted(running: Workers, case: str) -> None:
 
     async def work(client: Client) -> None:
         with pytest.raises(InvalidInput, match=message):
-            await client.call(request_of(model, call, payload))
+            await client.call(*request_of(model, call, payload))
         found = await infer(client, "add", {"INPUT0": ("INT32", A), "INPUT1": ("INT32", A)}, ["OUTPUT0"])
         assert np.array_equal(found["OUTPUT0"], 2 * A)
 
     use(running, work)
 
 
+async def _submit_block(client: Client, ref: BlockRef) -> None:
+    """Send a request whose payload is said to lie in a block, whatever the frontend has there."""
+    channel = client.channels[0]
+    number, work = next(channel._ids), request_of("add", GOOD, None)[0]
+    future = asyncio.get_running_loop().create_future()
+    message = Submit(number, work, False, ref)
+    channel._pending[number] = future, message
+    channel._outstanding.begin(message)
+    assert channel._send(message)
+    await future
+
+
 def test_blocks_that_are_not_there_and_files_that_are_no_arena_are_refused(running: Workers) -> None:
     async def work(client: Client) -> None:
-        unnamed = msgspec.structs.replace(GOOD, block=BlockRef(65536, 128, 1))
+        # A payload that is a block of no arena of the client's.
         with pytest.raises(ProtocolError, match="before the arena"):
-            await client.call(request_of("add", unnamed, None))
+            await _submit_block(client, BlockRef(65536, 128, 1))
         for path in ("/etc/passwd", f"{running.paths.shm}/penstock.{running.paths.instance}.f7.0"):
             client.channels[0]._send(Inputs(path, "0" * 16))
         inputs = {"INPUT0": ("INT32", A), "INPUT1": ("INT32", A)}
@@ -349,7 +361,7 @@ def test_blocks_that_are_not_there_and_files_that_are_no_arena_are_refused(runni
             BlockRef(1, 1, 1),
         ):
             with pytest.raises((ProtocolError, LeaseRevoked)):
-                await client.call(request_of("add", msgspec.structs.replace(GOOD, block=ref), None))
+                await _submit_block(client, ref)
         await infer_large(client, "add", inputs, ["OUTPUT0"])
 
     use(running, work)
@@ -363,6 +375,6 @@ def test_regions_are_refused_where_they_are_not_offered(running: Workers) -> Non
             msgspec.structs.replace(GOOD, outputs=[TensorOutput("OUTPUT0", region)]),
         ):
             with pytest.raises(Unsupported):
-                await client.call(request_of("add", call, PAYLOAD))
+                await client.call(*request_of("add", call, PAYLOAD))
 
     use(running, work)

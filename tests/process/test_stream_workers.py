@@ -82,7 +82,7 @@ async def sums(client: Client, value: int = 1) -> None:
 @pytest.mark.parametrize("count", [0, 1, 2, WINDOW, 5 * WINDOW + 3, 2000])
 def test_all_parts_come_in_order_and_then_the_end(running: Workers, count: int) -> None:
     async def work(client: Client) -> None:
-        with await client.stream(asking("parts", count)) as stream:
+        with await client.stream(*asking("parts", count)) as stream:
             assert await rest_of(stream) == list(range(count))
             assert stream.result is not None
             timing = stream.result.timing
@@ -101,13 +101,12 @@ def test_parts_in_blocks_come_whole_though_all_together_are_larger_than_the_aren
 
 def test_inputs_in_a_block_are_held_until_the_stream_has_ended(running: Workers) -> None:
     async def work(client: Client) -> None:
-        request = asking("parts", 3 * WINDOW)
+        asked, payload = asking("parts", 3 * WINDOW)
         block = await client.inputs.reserve(4)
         assert block is not None
         with block:
-            block.buffer[:] = request.payload
-            request.payload = block
-            with await client.stream(request) as stream:
+            block.buffer[:] = payload
+            with await client.stream(asked, block) as stream:
                 await anext(stream)
         assert client.inputs.used_nbytes > 0, "the worker may still read it"
 
@@ -130,7 +129,7 @@ def test_the_worker_is_no_more_than_the_window_ahead_of_who_does_not_read(
     running: Workers, steps: Callable[[], list[str]]
 ) -> None:
     async def work(client: Client) -> None:
-        with await client.stream(asking("parts", 1000)) as stream:
+        with await client.stream(*asking("parts", 1000)) as stream:
             await until(lambda: len(steps()) == WINDOW, "a full window")
             for value in range(20):
                 await sums(client, value)
@@ -149,7 +148,7 @@ def test_who_does_not_read_holds_one_block_for_a_while_and_then_none(
 ) -> None:
     async def work(client: Client) -> None:
         free = client._copies.free_nbytes
-        with await client.stream(asking("parts", 6, width=LARGE)) as stream:
+        with await client.stream(*asking("parts", 6, width=LARGE)) as stream:
             await until(lambda: client._copies.free_nbytes == free - MIB, "a private copy")
             await until(lambda: in_use(running) == (0, 0), "the lease's end")
             assert len(steps()) == 1, "it went on though nobody had taken the first block"
@@ -162,7 +161,7 @@ def test_who_does_not_read_holds_one_block_for_a_while_and_then_none(
 def test_a_slow_reader_for_whom_no_copy_can_be_kept_is_told_so(running: Workers) -> None:
     async def work(client: Client) -> None:
         client._copies.free_nbytes = MIB
-        with await client.stream(asking("parts", 6, width=LARGE + 1)) as stream:
+        with await client.stream(*asking("parts", 6, width=LARGE + 1)) as stream:
             await until(lambda: stream._failure is not None, "the end of the time for its block")
             with pytest.raises(ShmExhausted, match="too slow and no copy could be kept"):
                 await anext(stream)
@@ -174,7 +173,7 @@ def test_a_slow_reader_for_whom_no_copy_can_be_kept_is_told_so(running: Workers)
 
 def test_a_stream_that_finds_the_arena_full_goes_on_when_there_is_room(running: Workers) -> None:
     async def work(client: Client) -> None:
-        streams = [await client.stream(asking("parts", 2, width=3 * LARGE)) for _ in range(4)]
+        streams = [await client.stream(*asking("parts", 2, width=3 * LARGE)) for _ in range(4)]
         late = asyncio.create_task(all_of(client, asking("parts", 5, width=6 * LARGE)))
         await asyncio.sleep(0)
         for stream in streams:
@@ -189,7 +188,7 @@ def test_leaving_a_stream_closes_the_model_s_generator(
     running: Workers, steps: Callable[[], list[str]]
 ) -> None:
     async def work(client: Client) -> None:
-        with await client.stream(asking("parts", 1_000_000)) as stream:
+        with await client.stream(*asking("parts", 1_000_000)) as stream:
             for _ in range(3):
                 read(await anext(stream))
         await until(lambda: "closed" in steps(), "the end of the generator")
@@ -217,7 +216,7 @@ def test_cancelling_whoever_waits_for_a_part_ends_the_stream(
 def test_a_session_that_ends_ends_its_streams(running: Workers, steps: Callable[[], list[str]]) -> None:
     async def work(client: Client) -> None:
         async with running.client(1) as other:
-            await other.stream(asking("parts", 100_000, width=LARGE))
+            await other.stream(*asking("parts", 100_000, width=LARGE))
         await until(lambda: "closed" in steps(), "the end of the generator")
 
     use(running, work)
@@ -228,7 +227,7 @@ def test_a_stream_ends_with_its_deadline_read_or_not(
     running: Workers, steps: Callable[[], list[str]], read_on: bool
 ) -> None:
     async def work(client: Client) -> None:
-        with await client.stream(asking("parts", 1_000_000, timeout_s=3.0, sleep_ms=5)) as stream:
+        with await client.stream(*asking("parts", 1_000_000, timeout_s=3.0, sleep_ms=5)) as stream:
             if not read_on:
                 await until(lambda: "closed" in steps(), "the end of the generator")
             with pytest.raises(DeadlineExceeded):
@@ -256,9 +255,9 @@ def test_what_a_model_raises_comes_after_the_parts_before_it(
         request = asking("parts", 10, do=do, at=at)
         if at == 0:
             with pytest.raises(error, match=words):
-                await client.stream(request)
+                await client.stream(*request)
             return
-        with await client.stream(request) as stream:
+        with await client.stream(*request) as stream:
             numbers = [int(read(await anext(stream))["OUTPUT0"][0]) for _ in range(at)]
             assert numbers == list(range(at))
             with pytest.raises(error, match=words):
@@ -270,22 +269,23 @@ def test_what_a_model_raises_comes_after_the_parts_before_it(
 
 def test_calls_and_streams_of_the_wrong_kind_of_model(running: Workers) -> None:
     async def work(client: Client) -> None:
+        asked, payload = asking("parts", 1)
         with pytest.raises(Unsupported, match="any number of responses"):
-            await client.call(asking("parts", 1))
+            await client.call(msgspec.structs.replace(asked, parts=0), payload)
         ones = {name: ("INT32", np.ones((1, 16), np.int32)) for name in ("INPUT0", "INPUT1")}
         with pytest.raises(Unsupported, match="gives one response"):
-            await client.stream(request_of("add", *call_of(ones, ["OUTPUT0"])))
+            await client.stream(*request_of("add", *call_of(ones, ["OUTPUT0"]), parts=WINDOW))
 
     use(running, work)
 
 
 def test_outputs_of_a_stream_cannot_be_written_to_a_region(running: Workers) -> None:
     async def work(client: Client) -> None:
-        request = asking("parts", 2)
+        asked, payload = asking("parts", 2)
         region = TensorOutput("OUTPUT0", Region("system", "/client_none", 0, 4))
-        request.call = msgspec.structs.replace(request.call, outputs=[region])
+        call = msgspec.structs.replace(asked.call, outputs=[region])
         with pytest.raises(InvalidInput, match="cannot be written to shared memory"):
-            await client.stream(request)
+            await client.stream(msgspec.structs.replace(asked, call=call), payload)
 
     use(running, work)
 
@@ -300,13 +300,13 @@ def test_unread_streams_fill_no_lane_of_the_queue(tmp_path: Path) -> None:
         async def work(client: Client) -> None:
             unread = []
             for count in range(4):
-                unread.append(await client.stream(asking("parts", 1000)))
+                unread.append(await client.stream(*asking("parts", 1000)))
                 wanted = (count + 1) * WINDOW
                 await until(lambda wanted=wanted: len(record_of(record)()) == wanted, "a rest")
                 await until(lambda: client.channels[0].cost == 0, "credits")
             await sums(client)
             with pytest.raises(QueueFull, match="max_resting_streams"):
-                await client.stream(asking("parts", 3))
+                await client.stream(*asking("parts", 3))
             assert await rest_of(unread[0]) == list(range(1000))
             assert await all_of(client, asking("parts", 3)) == [0, 1, 2]
             for stream in unread:
@@ -322,7 +322,7 @@ def test_a_drain_that_runs_out_of_time_closes_the_generators(tmp_path: Path) -> 
 
         async def work() -> None:
             async with running.client() as client:
-                with await client.stream(asking("parts", 1000)):
+                with await client.stream(*asking("parts", 1000)):
                     await until(lambda: len(record_of(record)()) == WINDOW, "a rest")
                     running.processes[0].terminate()
                     assert await asyncio.to_thread(running.processes[0].wait, 20) == 0

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from frontend.engine.local.channel import Channel
-from frontend.engine.local.client import Client, Request
+from frontend.engine.local.client import Client
 from frontend.engine.local.retry import Attempts
 from ipc import deadline
 from ipc.errors import (
@@ -25,7 +25,7 @@ from ipc.errors import (
     WorkerLost,
 )
 from ipc.settings import Settings, load
-from ipc.wire.messages import InferCall, ModelStatus, Step
+from ipc.wire.messages import InferCall, ModelStatus, Step, Work
 from tests.fakes.channel import FakeChannel
 
 
@@ -36,12 +36,10 @@ def settings(tmp_path: Path, **more: str) -> Settings:
     return load(None, {name.replace("__", ".", 1): value for name, value in named.items()}, {})
 
 
-def request(start_by_s: float | None, deadline_s: float = 3600.0) -> Request:
+def request(start_by_s: float | None, deadline_s: float = 3600.0) -> Work:
     """A call that waits `start_by_s` for its turn."""
-    made = Request("m", InferCall([], []), deadline.after(deadline_s), 16, "req")
-    if start_by_s is not None:
-        made.start_by_ns = deadline.after(start_by_s)
-    return made
+    start_by_ns = 0 if start_by_s is None else deadline.after(start_by_s)
+    return Work("m", InferCall([], []), deadline.after(deadline_s), 16, "req", start_by_ns=start_by_ns)
 
 
 async def with_client(tmp_path: Path, work: Callable[[Client], Awaitable[None]], **more: str) -> None:
@@ -72,10 +70,10 @@ def test_what_a_device_had_begun_may_wait_again_after_the_loss_of_its_worker(
 ) -> None:
     sent: list[tuple[int, int]] = []
 
-    async def route(client: Client, made: Request, attempts: Attempts) -> Channel:
+    async def route(client: Client, made: Work, attempts: Attempts) -> Channel:
         return cast(Channel, type("Place", (), {"slot": 0}))
 
-    async def send(channel: Channel, made: Request, solo: bool) -> str:
+    async def send(channel: Channel, made: Work, payload: Any, solo: bool) -> str:
         sent.append((made.start_by_ns, made.waits_until_ns))
         if len(sent) == 1:
             raise WorkerLost("died", suspect=suspect)
@@ -84,7 +82,7 @@ def test_what_a_device_had_begun_may_wait_again_after_the_loss_of_its_worker(
     async def work(client: Client) -> None:
         made = request(1800)
         both = made.start_by_ns, made.start_by_ns
-        answer: Any = await client._run(made, send)
+        answer: Any = await client._run(made, None, send)
         assert answer == "done"
         assert sent == [both, (0, made.deadline_ns) if suspect else both]
 
@@ -138,7 +136,7 @@ def test_a_sequence_waits_for_a_silent_worker_that_may_know_it(tmp_path: Path) -
     async def work(client: Client) -> None:
         silent = channel(1, LOADED, responsive=False)
         client._channels |= {0: channel(0, LOADED), 1: silent}
-        answering = asyncio.ensure_future(client._run(step(), send))
+        answering = asyncio.ensure_future(client._run(step(), None, send))
         await asyncio.sleep(0.3)
         assert not answering.done() and asked == [0]
         client._channels[0].state = "absent"
@@ -148,7 +146,7 @@ def test_a_sequence_waits_for_a_silent_worker_that_may_know_it(tmp_path: Path) -
         assert await answering == "done" and asked == [0, 1]
         client._channels[1] = channel(1, state="connecting")
         with pytest.raises(SequenceUnknown):
-            await client._run(step(), send)
+            await client._run(step(), None, send)
 
     asyncio.run(with_client(tmp_path, work))
 
@@ -164,7 +162,7 @@ def test_a_new_frontend_asks_workers_that_it_is_joining_for_a_sequence(
         client._joining_until_ns = deadline.after(joining_s)
         joins = channel(1, state="connecting", joined=False)
         client._channels |= {0: channel(0, LOADED), 1: joins}
-        answering = asyncio.ensure_future(client._run(step(), send))
+        answering = asyncio.ensure_future(client._run(step(), None, send))
         await asyncio.sleep(0.1)
         joins.state, joins.joined, joins.models = "ready", True, {"m": LOADED}
         with contextlib.nullcontext() if len(asked) > 1 else pytest.raises(SequenceUnknown):
@@ -186,7 +184,7 @@ def stranger() -> tuple[list[int], Callable[..., Awaitable[str]]]:
     """What sends to workers of which the first does not know the sequence, and the slots that were asked."""
     asked: list[int] = []
 
-    async def send(to: Any, made: Request, solo: bool) -> str:
+    async def send(to: Any, made: Work, payload: Any, solo: bool) -> str:
         asked.append(to.slot)
         if to.slot == 0:
             raise SequenceUnknown("sequence 5 is not known")
@@ -195,6 +193,6 @@ def stranger() -> tuple[list[int], Callable[..., Awaitable[str]]]:
     return asked, send
 
 
-def step() -> Request:
+def step() -> Work:
     """A later request of a sequence."""
-    return Request("m", InferCall([], [], step=Step(5, False, False)), deadline.after(3600), 16, "req")
+    return Work("m", InferCall([], [], step=Step(5, False, False)), deadline.after(3600), 16, "req")

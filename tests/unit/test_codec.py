@@ -34,13 +34,14 @@ from ipc.wire.messages import (
     TensorRef,
     Timing,
     Welcome,
+    Work,
 )
 
 CALL = EncodeCall([InputItem("hé"), InputItem(ids=[1, 2])], ["dense"], "ask", True)
 STATUS = ModelStatus("m", "loaded", "cpu", 1, 512, {"dense": 4}, 1.0, 0.5)
 TO_WORKER = [
     Hello(1, "frontend-0", 2**62 - 1, 10, 11),
-    Submit(1, "m", CALL, 2**62, 9, "req_1", "00-a-b-01", True),
+    Submit(1, Work("m", CALL, 2**62, 9, "req_1", "00-a-b-01"), True, BlockRef(64, 8, 3)),
     Cancel(1),
     Release(4096, 7),
     Ping(3),

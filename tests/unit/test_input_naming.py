@@ -17,7 +17,7 @@ from ipc.memory.input_arena import InputArena
 from ipc.memory.leases import LeaseTable
 from ipc.processes.paths import RunPaths
 from ipc.wire import codec
-from ipc.wire.messages import InferCall, Inputs, Submit
+from ipc.wire.messages import InferCall, Inputs, Submit, Work
 from workers.endpoint.endpoint import Endpoint, Handler
 from workers.endpoint.sessions import Session
 
@@ -43,8 +43,7 @@ def test_a_frontend_names_its_arena_before_every_block(
         for _ in range(2):
             block = await arena.reserve(1000)
             assert block is not None
-            made = InferCall([], [], block=block.ref)
-            channel.submit(lambda number, made=made: Submit(number, "m", made, 2**62, 16, "req"), block)  # type: ignore[misc]
+            channel.submit(Work("m", InferCall([], []), 2**62, 16, "req"), block)
         arena.close()
         context.term()
 

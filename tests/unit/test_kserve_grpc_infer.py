@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 from frontend.engine import context
-from frontend.engine.local.client import Request
 from frontend.protocols.kserve_v2.grpc import infer
 from frontend.protocols.kserve_v2.grpc.counting import STRING_NBYTES
 from frontend.protocols.kserve_v2.grpc.infer import Infer
@@ -28,7 +27,7 @@ from ipc.catalog.model_config import ModelConfig, SequenceBatching
 from ipc.errors import InvalidInput, LeaseRevoked
 from ipc.memory import bytes_elements
 from ipc.protos import kserve_v2_pb2 as pb
-from ipc.wire.messages import TensorInput
+from ipc.wire.messages import TensorInput, Work
 from tests.fakes.tensors import InferReply, elements, entry, loaded, services_of, tensor
 
 WIDTH = INLINE_CLASSES + 1
@@ -59,7 +58,7 @@ def services(root: Path, gone: bool = False) -> Services:
     """Models of pictures, strings and ranks; `gone`: all of them are unloaded when one has answered."""
     unloaded: list[str] = []
 
-    def answer(request: Request) -> InferReply:
+    def answer(request: Work) -> InferReply:
         if gone:
             unloaded.extend(("ranker", "ranker@1"))
             made.client.channels[0].models.clear()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from frontend.engine.local.outstanding import Outstanding
-from ipc.wire.messages import InferCall, Submit
+from ipc.wire.messages import InferCall, Submit, Work
 from ipc.wire.streams import WINDOW
 
 
 def request(number: int, cost: int, parts: int = 0, caller: str = "") -> Submit:
     """One request."""
-    return Submit(number, "m", InferCall([], []), 2**62, cost, "req", caller=caller, parts=parts)
+    work = Work("m", InferCall([], []), 2**62, cost, "req", caller=caller, parts=parts)
+    return Submit(number, work)
 
 
 @pytest.mark.parametrize("in_block", [True, False])

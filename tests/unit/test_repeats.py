@@ -58,7 +58,7 @@ def answered(call: Call, rows: dict[str, list[int]], errors: tuple[int, ...], **
     failed = [ItemError(index, "INFERENCE_ERROR", "failed") for index in errors]
     result = Result(1, None, refs, [3] * len(call.items), [], failed, Timing(), rows=rows)  # type: ignore[union-attr]
 
-    async def reply(request: object) -> Reply:
+    async def reply(request: object, payload: object) -> Reply:
         channel: Any = SimpleNamespace(slot=0)
         return Reply(channel, Delivery(result, None, bytes(frame)))
 

@@ -15,7 +15,7 @@ from ipc.memory.arena import BLOCKS_OFFSET, Arena
 from ipc.memory.leases import LeaseTable
 from ipc.processes.notify import Listener, Notifier
 from ipc.settings import Settings
-from ipc.wire.messages import InferCall, Submit
+from ipc.wire.messages import InferCall, Submit, Work
 from workers.device.executor import Executor
 from workers.device.watchdog import Activity
 from workers.memory import named_outputs
@@ -32,9 +32,8 @@ def test_a_request_for_another_kind_of_answer_is_refused(streams: bool, words: s
     runtime._draining_until = 0.0
     host = SimpleNamespace(adapter=SimpleNamespace(streams=streams))
     runtime.models = SimpleNamespace(find=lambda model: host)
-    asked = Submit(
-        1, "m", InferCall([], []), time.monotonic_ns() + 10**12, 16, "req", parts=0 if streams else 8
-    )
+    work = Work("m", InferCall([], []), time.monotonic_ns() + 10**12, 16, "req", parts=0 if streams else 8)
+    asked = Submit(1, work)
     with pytest.raises(Unsupported, match=f"'m' gives {words}"):
         runtime.submit(SimpleNamespace(key=b"s", tag=1), asked, memoryview(b""))
 

@@ -74,7 +74,7 @@ def run(root: Path, act: Callable[[Services, Parts, AsyncGenerator[Any, None]], 
         extensions: Any = services.extensions
         extensions.recorder = booked
 
-        async def stream(request: Any) -> Parts:
+        async def stream(request: Any, payload: Any) -> Parts:
             return parts
 
         client.stream = stream

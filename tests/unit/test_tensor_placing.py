@@ -13,7 +13,6 @@ import pytest
 
 from frontend.engine import context
 from frontend.engine.context import RequestContext
-from frontend.engine.local.client import Request
 from frontend.http.rendering import Steps
 from frontend.services import Services
 from frontend.tensors.request import InputTensor, Plan, Sequence, TensorRequest
@@ -149,11 +148,10 @@ def sent(made: Services) -> list[list[bytes]]:
     ]
 
 
-def last(made: Services) -> Request:
-    """The request that was sent last."""
+def last_payload(made: Services) -> Any:
+    """The payload that was sent last."""
     client: Any = made.client
-    found: Request = client.requests[-1]
-    return found
+    return client.given[-1]
 
 
 def test_inputs_that_were_received_into_a_block_stay_there(tmp_path: Path) -> None:
@@ -165,7 +163,7 @@ def test_inputs_that_were_received_into_a_block_stay_there(tmp_path: Path) -> No
             before = copies.copied()
             await run(made, fresh(), plain(first, second, block=block))
             assert copies.copied() == before
-        assert last(made).payload is block and sent(made) == [[b"first", b"second"]]
+        assert last_payload(made) is block and sent(made) == [[b"first", b"second"]]
 
     on_loop(made, test())
 
@@ -181,7 +179,7 @@ def test_what_was_not_received_goes_behind_it_and_nothing_is_copied_twice(order:
                 before = copies.copied()["receive"]
                 await run(made, fresh(), plain(*[view, b"elsewhere"][::order], block=block))
                 assert copies.copied()["receive"] - before == len(b"elsewhere")
-            assert last(made).payload is block
+            assert last_payload(made) is block
 
     on_loop(made, test())
     assert sent(made) == [[large, b"elsewhere"][::order]] * 2
@@ -281,7 +279,7 @@ def test_recipes_make_inputs_in_a_thread_where_they_are_read(times: int, tmp_pat
     made, recipe = services(tmp_path), Repeated(times)
     on_loop(made, run(made, fresh(), repeated(recipe)))
     assert sent(made) == [[recipe.made(b"abc")]]
-    assert isinstance(last(made).payload, InputBlock) is (times == MIB)
+    assert isinstance(last_payload(made), InputBlock) is (times == MIB)
     assert len(recipe.threads) == 2 and all(name.startswith("make") for name in recipe.threads)
 
 

@@ -13,7 +13,6 @@ import pytest
 
 from frontend.engine import context
 from frontend.engine.context import RequestContext
-from frontend.engine.local.client import Request
 from frontend.http.disconnect import CALLBACK_KEY, note_disconnect
 from frontend.services import Services
 from frontend.tensors.refusals import TimeoutExpired, UnavailableModel
@@ -23,7 +22,7 @@ from ipc import deadline
 from ipc.catalog.model_config import ModelConfig, SequenceBatching
 from ipc.errors import Cancelled, DeadlineExceeded, InvalidInput, QueueFull, RegionNotFound, ShmExhausted
 from ipc.memory.input_arena import InputBlock
-from ipc.wire.messages import Region, Step, TensorInfo, TensorInput, TensorOutput
+from ipc.wire.messages import Region, Step, TensorInfo, TensorInput, TensorOutput, Work
 from tests.fakes.tensors import InferReply, elements, entry, loaded, services_of, tensor
 
 T = TypeVar("T")
@@ -58,7 +57,7 @@ CONFIGS = {"adder@1": ADDER, "adder@2": ADDER, "wide@1": WIDE, "steps@1": SEQUEN
 SCORES = np.array([[1, 9, 9, 2], [4, 3, 2, 1]], np.float32)
 
 
-def answer(request: Request) -> InferReply:
+def answer(request: Work) -> InferReply:
     """O and P as they were asked for."""
     arrays = {"O": SCORES, "P": np.array([[7], [8]], np.int32)}
     return InferReply.of(**{output.name: arrays[output.name] for output in request.call.outputs})  # type: ignore[union-attr]
@@ -158,8 +157,8 @@ def test_priority_chooses_the_lane_and_else_the_cost_does(
 def test_large_inputs_go_into_a_block_that_is_given_back(tmp_path: Path) -> None:
     kinds: list[type] = []
 
-    def watch(request: Request) -> InferReply:
-        kinds.append(type(request.payload))
+    def watch(request: Work) -> InferReply:
+        kinds.append(type(made.client.given[-1]))  # type: ignore[attr-defined]
         return InferReply.of(O=SCORES)
 
     made = services(tmp_path, watch)
@@ -175,7 +174,7 @@ def test_without_a_place_for_them_large_inputs_travel_in_the_message(tmp_path: P
         made = services(tmp_path, lambda request: InferReply.of(O=SCORES), **settings)
         data = b"\x05" * (2 * MIB)
         on_loop(made, run(made, fresh(), wide(data)))
-        assert isinstance(made.client.requests[0].payload, bytes)  # type: ignore[attr-defined]
+        assert isinstance(made.client.given[0], bytes)  # type: ignore[attr-defined]
         assert made.client.payloads == [data]  # type: ignore[attr-defined]
 
 
@@ -218,7 +217,7 @@ def test_regions_are_named_and_not_read(tmp_path: Path) -> None:
     info = [TensorInfo("O", "FP32", [2, 4], 32)]
     held: list[list[str]] = []
 
-    def answer(request: Request) -> InferReply:
+    def answer(request: Work) -> InferReply:
         held.append(list(made.extensions.regions.held))  # type: ignore[attr-defined]
         return InferReply(info, {})
 
@@ -350,7 +349,7 @@ def test_refused_requests_are_booked_with_what_is_known(tmp_path: Path) -> None:
 def test_a_request_that_is_cancelled_is_booked(left_s: float, code: str, tmp_path: Path) -> None:
     known = fresh()
 
-    def cancel(request: Request) -> BaseException:
+    def cancel(request: Work) -> BaseException:
         known.deadline_ns = deadline.after(left_s)
         return asyncio.CancelledError()
 

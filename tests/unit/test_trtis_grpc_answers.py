@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from frontend.engine import context
-from frontend.engine.local.client import Request
 from frontend.protocols.trtis_v1 import infer, responses
 from frontend.protocols.trtis_v1.grpc.service import TrtisService
 from frontend.protocols.trtis_v1.statuses import Statuses
@@ -23,6 +22,7 @@ from ipc import deadline
 from ipc.catalog.model_config import ModelConfig
 from ipc.errors import InvalidInput
 from ipc.protos import trtis_v1_pb2 as pb
+from ipc.wire.messages import Work
 from tests.fakes.tensors import InferReply, entry, loaded, services_of, tensor
 
 WIDTH = INLINE_CLASSES + 1
@@ -37,7 +37,7 @@ RANKER = ModelConfig(
 def services(root: Path) -> Services:
     """A model whose output is its input."""
 
-    def answer(request: Request) -> InferReply:
+    def answer(request: Work) -> InferReply:
         return InferReply.of(O=np.arange(WIDTH, dtype=np.float32)[np.newaxis])
 
     return services_of(root, [entry("ranker@1")], [loaded("ranker@1", RANKER)], answer)

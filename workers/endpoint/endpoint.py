@@ -34,7 +34,6 @@ from ipc.wire.messages import (
     Forget,
     Goodbye,
     Hello,
-    InferCall,
     Inputs,
     Leaving,
     Load,
@@ -246,7 +245,7 @@ class Endpoint:
             self._send(key, Leaving())
 
     def _submit(self, session: Session, message: Submit, frame: bytes) -> None:
-        session.outstanding[message.id] = message.cost
+        session.outstanding[message.id] = message.work.cost
         try:
             self._handler.submit(session, message, self._payload(session, message, frame))
             return
@@ -254,14 +253,14 @@ class Endpoint:
             self.fail(session.key, message.id, error)
         except Exception:
             # NOTE: a model family's own code runs in there; its bugs end one request, not the worker.
-            log.exception("request %s could not be taken", message.request_id)
+            log.exception("request %s could not be taken", message.work.request_id)
             self.fail(session.key, message.id, InferenceFailed("the model failed on this request"))
         self.unread(session.key, message.id)
 
     @staticmethod
     def _payload(session: Session, message: Submit, frame: bytes) -> memoryview:
         """Raw tensors of a request: the frame after it, or a block of the frontend."""
-        block = message.call.block if isinstance(message.call, InferCall) else None
+        block = message.block
         if block is None:
             return memoryview(frame)
         session.reading.add(message.id)

@@ -319,7 +319,7 @@ class JobBook:
         endpoint = self._endpoint()
         if job.output is not None and job.output.block is not None:
             endpoint.leases.discard(job.output.block)
-        if isinstance(job.call, InferCall) and job.call.block is not None:
+        if isinstance(job.call, InferCall):
             endpoint.post(lambda: endpoint.unread(job.session, job.id))
         self._end_turn(job)
 

@@ -57,6 +57,7 @@ from ipc.wire.messages import (
     Unread,
     Watch,
     Welcome,
+    Work,
 )
 from ipc.wire.stats import Stats
 from ipc.wire.streams import Part, Taken
@@ -145,7 +146,7 @@ class Channel:
         """Fail what is past its deadline; the worker does so too, but it may hang."""
         now = time.monotonic_ns()
         for request, (future, message) in list(self._pending.items()):
-            if now >= message.deadline_ns + EXPIRE_GRACE_NS and not future.done():
+            if now >= message.work.deadline_ns + EXPIRE_GRACE_NS and not future.done():
                 self.cancel(request)
                 future.set_exception(
                     DeadlineExceeded("the deadline passed before the result was ready", retry_after_s=1)
@@ -164,13 +165,13 @@ class Channel:
         self._look_soon()
 
     def submit(
-        self, build: Callable[[int], Submit], payload: Payload = None
+        self, work: Work, payload: Payload = None, *, solo: bool = False
     ) -> tuple[int, asyncio.Future[Delivery]]:
-        """Send what `build(id)` makes, with its payload. Raises `WorkerLost` when the socket takes nothing."""
+        """Send a request with its payload. Raises `WorkerLost` when the socket takes nothing."""
         request = next(self._ids)
-        message = build(request)
         block = payload if isinstance(payload, InputBlock) else None
         frame = None if isinstance(payload, InputBlock) else payload
+        message = Submit(request, work, solo, None if block is None else block.ref)
         # NOTE: named every time: the worker may have begun anew, or had no memory to map it when it was told last.
         if (block is not None and not self._send(block.inputs)) or not self._send(message, frame):
             raise WorkerLost("the worker takes no requests", retry_after_s=1)
@@ -207,7 +208,8 @@ class Channel:
 
     def cost_of(self, model: str) -> int:
         """Cost in flight of one model."""
-        return sum(message.cost for _, message in self._pending.values() if message.model == model)
+        works = (message.work for _, message in self._pending.values())
+        return sum(work.cost for work in works if work.model == model)
 
     def load(self, model: str, explicit: bool = False) -> bool:
         """Ask the worker to load a model; its answer is a new state of the model. Returns whether it was sent."""

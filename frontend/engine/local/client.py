@@ -22,11 +22,10 @@ import msgspec
 import zmq
 
 from frontend.engine.local import retry, routing
-from frontend.engine.local.channel import Channel
+from frontend.engine.local.channel import Channel, Payload
 from frontend.engine.local.copy_budget import CopyBudget
-from frontend.engine.local.delivery import Delivery
 from frontend.engine.local.demand import Demand
-from frontend.engine.local.exchange import Reply, Request
+from frontend.engine.local.exchange import Reply
 from frontend.engine.local.part_stream import PartStream
 from frontend.engine.local.poison import PoisonList
 from ipc import deadline
@@ -45,17 +44,17 @@ from ipc.errors import (
     WorkerLost,
 )
 from ipc.memory import input_arena
-from ipc.memory.input_arena import InputArena, InputBlock
+from ipc.memory.input_arena import InputArena
 from ipc.processes.paths import RunPaths
 from ipc.settings import Settings
-from ipc.wire.messages import InferCall, Submit
-from ipc.wire.streams import WINDOW
+from ipc.wire.messages import Work
 
-__all__ = ["Client", "PartStream", "Reply", "Request"]
+__all__ = ["Client", "PartStream", "Reply"]
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Sender = Callable[[Channel, Work, Payload, bool], Awaitable[T]]
 
 TICK_S = 0.1
 FULL_WAIT_S = 0.05
@@ -143,39 +142,41 @@ class Client:
         self._change.set()
         self._change = asyncio.Event()
 
-    async def call(self, request: Request) -> Reply:
-        """Run one call. Raises a `PenstockError`; cancelling the task cancels the work."""
-        return await self._run(request, self._send)
+    async def call(self, work: Work, payload: Payload = None) -> Reply:
+        """Run one call. Raises a `PenstockError`; cancelling the task cancels the work.
 
-    async def stream(self, request: Request) -> PartStream:
+        `payload` are the raw tensors of an infer call: bytes, which travel in a message, or a block of `inputs`.
+        Neither may change before the call has ended, and the block is still the caller's then.
+        """
+        return await self._run(work, payload, self._send)
+
+    async def stream(self, work: Work, payload: Payload = None) -> PartStream:
         """The answer in parts, once the first is there or there is none; closing it ends the work.
 
         Raises a `PenstockError` as `call` does. What fails from then on ends the iteration with one error.
         """
-        return await self._run(request, self._open)
+        return await self._run(work, payload, self._open)
 
-    async def _run(self, request: Request, send: Callable[[Channel, Request, bool], Awaitable[T]]) -> T:
+    async def _run(self, work: Work, payload: Payload, send: Sender[T]) -> T:
         try:
-            return await self._until_answered(request, send)
+            return await self._until_answered(work, payload, send)
         except _UNSAYABLE as error:
             raise InvalidInput(_BEYOND) from error
 
-    async def _until_answered(
-        self, request: Request, send: Callable[[Channel, Request, bool], Awaitable[T]]
-    ) -> T:
+    async def _until_answered(self, work: Work, payload: Payload, send: Sender[T]) -> T:
         """Send a request until a worker has answered it, or begun to."""
-        if self.poison.holds(request.model, request.call, input_arena.bytes_of(request.payload)):
+        if self.poison.holds(work.model, work.call, input_arena.bytes_of(payload)):
             raise InputRefused("this input crashed worker processes before and is refused for a while")
         self._budget.count_request()
-        suspect = request.sequence is not None and self.poison.is_suspect(
-            request.model, request.call, input_arena.bytes_of(request.payload)
+        suspect = work.sequence is not None and self.poison.is_suspect(
+            work.model, work.call, input_arena.bytes_of(payload)
         )
         attempts = retry.Attempts()
         lora_until = 0
         while True:
-            channel = await self._route(request, attempts)
+            channel = await self._route(work, attempts)
             try:
-                return await send(channel, request, attempts.solo or suspect)
+                return await send(channel, work, payload, attempts.solo or suspect)
             except Draining:
                 channel.leave()
             except (ModelLoading, ModelNotLoaded):
@@ -183,14 +184,14 @@ class Client:
                 await asyncio.sleep(FULL_WAIT_S)
             except LoraLoading:
                 lora_until = lora_until or deadline.after(self._limits.load_wait_s)
-                if not await self._lora_loaded(channel, request, min(lora_until, request.waits_until_ns)):
+                if not await self._lora_loaded(channel, work, min(lora_until, work.waits_until_ns)):
                     raise
             except QueueFull:
                 # Another worker may have room; a request that was lost before waits for one.
-                if request.sequence is not None:
+                if work.sequence is not None:
                     raise
                 attempts.avoid.add(channel.slot)
-                slots = {c.slot for c in routing.loaded(self.channels, request.model)}
+                slots = {c.slot for c in routing.loaded(self.channels, work.model)}
                 if slots <= attempts.avoid:
                     if not attempts.losses:
                         raise
@@ -198,36 +199,36 @@ class Client:
                     await asyncio.sleep(FULL_WAIT_S)
             except SequenceUnknown as unknown:
                 first = attempts.unknown(unknown, channel.slot)
-                while {c.slot for c in routing.having(self.channels, request.model)} <= attempts.strangers:
-                    if not await self._heard_of_more(request, attempts):
+                while {c.slot for c in routing.having(self.channels, work.model)} <= attempts.strangers:
+                    if not await self._heard_of_more(work, attempts):
                         raise first from None
             except WorkerLost as lost:
-                if (name := request.sequence) is not None:
+                if (name := work.sequence) is not None:
                     if lost.suspect:
-                        self._suspect(request, alone=suspect)
+                        self._suspect(work, payload, alone=suspect)
                     raise SequenceLost(
                         f"the worker was lost, and with it the state of sequence {name!a}, which must begin again"
                     ) from lost
                 if lost.suspect:
                     # The device had begun it in time.
-                    request.start_by_ns = 0
-                error = attempts.next_error(lost, channel.slot, request.deadline_ns, self._budget)
+                    work = msgspec.structs.replace(work, start_by_ns=0)
+                error = attempts.next_error(lost, channel.slot, work.deadline_ns, self._budget)
                 if isinstance(error, WorkerCrashed):
-                    self.poison.add(request.model, request.call, input_arena.bytes_of(request.payload))
+                    self.poison.add(work.model, work.call, input_arena.bytes_of(payload))
                 if error is not None:
                     raise error from lost
                 self._on_retry("suspect" if lost.suspect else "bystander")
 
-    async def _heard_of_more(self, request: Request, attempts: retry.Attempts) -> bool:
+    async def _heard_of_more(self, work: Work, attempts: retry.Attempts) -> bool:
         """Wait for workers that may know a sequence and do not answer (yet); whether there was one to wait for."""
 
         def silent() -> bool:
             joining = time.monotonic_ns() < self._joining_until_ns
             others = (c for c in self.channels if c.slot not in attempts.strangers and (c.joined or joining))
-            return any(routing.is_unheard(c, request.model) for c in others)
+            return any(routing.is_unheard(c, work.model) for c in others)
 
         attempts.patience_ns = attempts.patience_ns or deadline.after(self._limits.restart_wait_s)
-        left_s = deadline.remaining_s(min(attempts.patience_ns, request.waits_until_ns))
+        left_s = deadline.remaining_s(min(attempts.patience_ns, work.waits_until_ns))
         if left_s <= 0 or not silent():
             return False
         await self._wait(self._change, min(left_s, 0.25))
@@ -251,44 +252,44 @@ class Client:
             deadline.check(deadline_ns, "before the workers were done")
             await self._wait(self._change, min(deadline.remaining_s(deadline_ns), 0.25))
 
-    async def _route(self, request: Request, attempts: retry.Attempts) -> Channel:
+    async def _route(self, work: Work, attempts: retry.Attempts) -> Channel:
         """A channel, now or after a wait for a restart, a load, or (for a retry) a free credit."""
 
         def pick() -> Channel:
-            if request.sequence is not None:
-                return self._home(request, request.sequence, attempts)
+            if work.sequence is not None:
+                return self._home(work, work.sequence, attempts)
             if attempts.solo:
                 # Suspects all go to one worker, so that a poison among them can cost only that one.
-                return routing.loaded(self.channels, request.model)[0]
+                return routing.loaded(self.channels, work.model)[0]
             return routing.pick(
                 self.channels,
-                request.model,
-                request.lane,
+                work.model,
+                work.lane,
                 avoid=attempts.avoid,
-                caller=request.caller,
-                share=request.share,
+                caller=work.caller,
+                share=work.share,
                 on_demand=self._on_demand,
-                lora=request.call.lora,
+                lora=work.call.lora,
             )
 
-        return await self._until(pick, request.model, request.waits_until_ns, patient=bool(attempts.losses))
+        return await self._until(pick, work.model, work.waits_until_ns, patient=bool(attempts.losses))
 
-    def _home(self, request: Request, name: int | str, attempts: retry.Attempts) -> Channel:
+    def _home(self, work: Work, name: int | str, attempts: retry.Attempts) -> Channel:
         """The channel of a sequence; where it begins, other workers are told that theirs of that id is over."""
         chosen = routing.home(
             self.channels,
-            request.model,
-            request.lane,
+            work.model,
+            work.lane,
             name,
             strangers=attempts.strangers,
-            caller=request.caller,
-            share=request.share,
+            caller=work.caller,
+            share=work.share,
             on_demand=self._on_demand,
         )
-        if request.begins:
+        if work.begins_sequence:
             for other in self.channels:
-                if other is not chosen and other.state == "ready" and request.model in other.models:
-                    other.forget(request.model, name, request.caller)
+                if other is not chosen and other.state == "ready" and work.model in other.models:
+                    other.forget(work.model, name, work.caller)
         return chosen
 
     async def _until(self, attempt: Callable[[], T], model: str, deadline_ns: int, patient: bool) -> T:
@@ -317,13 +318,13 @@ class Client:
                     raise
                 await self._wait(change, min(left_s, 0.25))
 
-    async def _lora_loaded(self, channel: Channel, request: Request, until_ns: int) -> bool:
+    async def _lora_loaded(self, channel: Channel, work: Work, until_ns: int) -> bool:
         """Wait while a worker loads the LoRA adapter of a request; whether there is time left to ask it again."""
         # The new state of the worker follows its answer.
         await asyncio.sleep(min(FULL_WAIT_S, max(0.0, deadline.remaining_s(until_ns))))
         while (left_s := deadline.remaining_s(until_ns)) > 0:
-            status = channel.models.get(request.model)
-            if status is None or status.loras.get(request.call.lora) != "loading":
+            status = channel.models.get(work.model)
+            if status is None or status.loras.get(work.call.lora) != "loading":
                 return True
             await self._wait(self._change, min(left_s, 0.25))
         return False
@@ -336,19 +337,18 @@ class Client:
         except TimeoutError:
             return
 
-    async def _send(self, channel: Channel, request: Request, solo: bool) -> Reply:
-        number, future = self._submit(channel, request, solo)
+    async def _send(self, channel: Channel, work: Work, payload: Payload, solo: bool) -> Reply:
+        number, future = channel.submit(work, payload, solo=solo)
         try:
             return Reply(channel, await future)
         except asyncio.CancelledError:
             channel.abandon(number, future)
             raise
 
-    async def _open(self, channel: Channel, request: Request, solo: bool) -> PartStream:
-        number, future = self._submit(channel, request, solo, WINDOW)
-
+    async def _open(self, channel: Channel, work: Work, payload: Payload, solo: bool) -> PartStream:
+        number, future = channel.submit(work, payload, solo=solo)
         stream = PartStream(
-            channel, number, future, self._copies, self._copy_after_s, lambda: self._suspect(request)
+            channel, number, future, self._copies, self._copy_after_s, lambda: self._suspect(work, payload)
         )
         try:
             await stream.begun()
@@ -357,33 +357,6 @@ class Client:
             raise
         return stream
 
-    def _suspect(self, request: Request, *, alone: bool = True) -> None:
+    def _suspect(self, work: Work, payload: Payload, *, alone: bool = True) -> None:
         """A worker died on a request that does not run again."""
-        self.poison.suspect(request.model, request.call, input_arena.bytes_of(request.payload), alone=alone)
-
-    @staticmethod
-    def _submit(
-        channel: Channel, request: Request, solo: bool, parts: int = 0
-    ) -> tuple[int, asyncio.Future[Delivery]]:
-        call = request.call
-        if isinstance(request.payload, InputBlock) and isinstance(call, InferCall):
-            call = msgspec.structs.replace(call, block=request.payload.ref)
-
-        def build(number: int) -> Submit:
-            return Submit(
-                number,
-                request.model,
-                call,
-                request.deadline_ns,
-                request.cost,
-                request.request_id,
-                request.traceparent,
-                solo,
-                request.lane,
-                request.caller,
-                request.share,
-                parts,
-                request.start_by_ns,
-            )
-
-        return channel.submit(build, request.payload)
+        self.poison.suspect(work.model, work.call, input_arena.bytes_of(payload), alone=alone)

@@ -16,7 +16,7 @@ import msgspec
 
 from frontend.engine.context import RequestContext
 from frontend.engine.local.channel import Payload
-from frontend.engine.local.client import Client, PartStream, Reply, Request
+from frontend.engine.local.client import Client, PartStream, Reply
 from frontend.engine.recording import Recorder
 from frontend.engine.repeats import firsts_of
 from frontend.http.disconnect import until_disconnect
@@ -25,7 +25,8 @@ from frontend.server.drain import Drain
 from ipc.catalog.entries import Catalog, ModelEntry, preloaded_names
 from ipc.errors import InputRefused, WorkerCrashed
 from ipc.settings import Settings
-from ipc.wire.messages import Call, InferCall, InputItem, ModelStatus
+from ipc.wire.messages import Call, InferCall, InputItem, ModelStatus, Work
+from ipc.wire.streams import WINDOW
 
 T = TypeVar("T")
 
@@ -106,12 +107,12 @@ class Engine:
 
         Without a scope, of a request that is no HTTP request, cancelling the task is what cancels the work.
         """
-        request = self._request(context, model, call, cost, payload, lane)
-        with self.recorder.in_flight(model, request.lane):
-            reply = await self._answered(self.client.call(request), scope)
+        work = self._work(context, model, call, cost, lane)
+        with self.recorder.in_flight(model, work.lane):
+            reply = await self._answered(self.client.call(work, payload), scope)
         self._note(context, reply)
         if not isinstance(call, InferCall) and len(call.items) > 1:
-            await self._unify(reply, call.items, request.lane == "bulk")
+            await self._unify(reply, call.items, work.lane == "bulk")
         return reply
 
     @staticmethod
@@ -142,9 +143,9 @@ class Engine:
         Entered once the first part is there, or none will come. Waiting for the next part is the caller's to end when
         the client of `scope` goes away.
         """
-        request = self._request(context, model, call, cost, payload, lane)
-        with self.recorder.in_flight(model, request.lane):
-            parts = await self._answered(self.client.stream(request), scope)
+        work = self._work(context, model, call, cost, lane, WINDOW)
+        with self.recorder.in_flight(model, work.lane):
+            parts = await self._answered(self.client.stream(work, payload), scope)
             with parts:
                 yield parts
                 if parts.result is not None:
@@ -158,23 +159,21 @@ class Engine:
             self.recorder.poisoned("refused" if isinstance(error, InputRefused) else "crashed")
             raise
 
-    def _request(
-        self, context: RequestContext, model: str, call: Call, cost: int, payload: Payload, lane: str
-    ) -> Request:
-        lane = lane or ("bulk" if cost > self.settings.batch.bulk_tokens else "interactive")
-        ids = (context.request_id, context.traceparent)
-        grant = context.grant
-        return Request(
+    def _work(
+        self, context: RequestContext, model: str, call: Call, cost: int, lane: str, parts: int = 0
+    ) -> Work:
+        return Work(
             model,
             call,
             context.deadline_ns,
             cost,
-            *ids,
-            lane=lane,
-            caller=grant.caller,
-            share=grant.share,
-            payload=payload,
-            start_by_ns=context.start_by_ns,
+            context.request_id,
+            context.traceparent,
+            lane or ("bulk" if cost > self.settings.batch.bulk_tokens else "interactive"),
+            context.grant.caller,
+            context.grant.share,
+            parts,
+            context.start_by_ns,
         )
 
     @staticmethod

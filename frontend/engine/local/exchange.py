@@ -1,54 +1,17 @@
-"""A call on its way to a worker, and what comes back."""
+"""What comes back for a request."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 import msgspec
 import numpy as np
 
-from frontend.engine.local.channel import Channel, Payload
+from frontend.engine.local.channel import Channel
 from frontend.engine.local.delivery import Delivery
 from ipc.memory import tensors
-from ipc.wire.messages import Call, InferCall, ItemError, TensorInfo, Timing, Trace
-
-
-@dataclass(slots=True)
-class Request:
-    """One call on its way: what, until when, for whom, and how dear. `start_by_ns` is as in `Submit`.
-
-    `payload` are the raw tensors of an infer call, whose own `block` stays None: bytes, which travel in a message, or a
-    block of `Client.inputs`. Neither may change before the call has ended, and the block is still the caller's then.
-    """
-
-    model: str
-    call: Call
-    deadline_ns: int
-    cost: int
-    request_id: str
-    traceparent: str = ""
-    lane: str = "interactive"
-    caller: str = ""
-    share: float = 1.0
-    payload: Payload = None
-    start_by_ns: int = 0
-
-    @property
-    def waits_until_ns(self) -> int:
-        """When it stops waiting for its turn on a device."""
-        return min(self.start_by_ns or self.deadline_ns, self.deadline_ns)
-
-    @property
-    def sequence(self) -> int | str | None:
-        """The id of the sequence that it belongs to."""
-        return self.call.step.id if isinstance(self.call, InferCall) and self.call.step else None
-
-    @property
-    def begins(self) -> bool:
-        """Whether it begins a sequence."""
-        return isinstance(self.call, InferCall) and self.call.step is not None and self.call.step.start
+from ipc.wire.messages import ItemError, TensorInfo, Timing, Trace
 
 
 class Reply:

@@ -33,8 +33,8 @@ class Outstanding:
 
     def begin(self, request: Submit) -> None:
         """A request was sent."""
-        if request.parts:
-            self._streams[request.id] = request, PartFlow(request.parts)
+        if request.work.parts:
+            self._streams[request.id] = request, PartFlow(request.work.parts)
         self._add(request)
 
     def received(self, number: int, in_block: bool) -> None:
@@ -62,7 +62,9 @@ class Outstanding:
             self._remove(request)
 
     def _add(self, request: Submit) -> None:
-        self._lanes[request.lane].add(request.cost, request.caller, request.share)
+        work = request.work
+        self._lanes[work.lane].add(work.cost, work.caller, work.share)
 
     def _remove(self, request: Submit) -> None:
-        self._lanes[request.lane].remove(request.cost, request.caller)
+        work = request.work
+        self._lanes[work.lane].remove(work.cost, work.caller)
