@@ -1,6 +1,7 @@
-"""Size rule: no function above 60 lines. A file is as long as its concept.
+"""Size rules: no function above 60 lines, no line of Markdown above 120 columns. A file is as long as its concept.
 
-A function counts from its `def` to its last line, docstring included and decorators not.
+A function counts from its `def` to its last line, docstring included and decorators not. Tables and code blocks of
+Markdown are as wide as their content.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from pathlib import Path
 from tools.source_tree import Finding, report, tree_argument, walk_files
 
 MAX_FUNCTION_LINES = 60
+MAX_COLUMNS = 120
+_PLACES = ("benchmarks", "docs", "tests")
+_FENCE = ("```", "~~~")
 
 
 def long_functions(path: Path, tree: ast.Module) -> Iterator[Finding]:
@@ -28,7 +32,23 @@ def long_functions(path: Path, tree: ast.Module) -> Iterator[Finding]:
 
 def find(root: Path) -> list[Finding]:
     """Everything too long under `root`."""
-    return list(walk_files(root, long_functions))
+    return [*walk_files(root, long_functions), *long_lines(root)]
+
+
+def long_lines(root: Path) -> Iterator[Finding]:
+    """Lines of Markdown above the limit, in the directory itself and in the directories of pages."""
+    pages = [
+        *root.glob("*.md"),
+        *(page for place in ("benchmarks", "docs", "tests") for page in (root / place).rglob("*.md")),
+    ]
+    for page in sorted(pages):
+        fenced = False
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+            fenced ^= line.lstrip().startswith(_FENCE)
+            if len(line) > MAX_COLUMNS and not fenced and not line.startswith("|"):
+                yield Finding(
+                    page.relative_to(root), number, f"{len(line)} columns, {MAX_COLUMNS} are allowed"
+                )
 
 
 if __name__ == "__main__":
