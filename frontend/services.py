@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 from frontend.access.gate import Gate
 from frontend.access.restricted import Restrictions
-from frontend.engine import context
 from frontend.engine.local.catalog_following import CatalogFollower
 from frontend.engine.local.client import Client
 from frontend.engine.local.copy_budget import CopyBudget
 from frontend.engine.local.engine import Engine
 from frontend.engine.recording import Recorder
+from frontend.engine.scope import current_scope
 from frontend.http.bodies import BodyReader
 from frontend.http.places import Places
 from frontend.server.drain import DRAIN, Drain
@@ -66,7 +66,7 @@ class Services:
     @contextmanager
     def decoding(self, pixels: int) -> Iterator[None]:
         """Count pixels that are being decoded for the current request. Raises `QueueFull` when there are too many."""
-        asking = context.current.get()
+        asking = current_scope.get()
         caller = "" if asking is None else asking.caller
         if not self.pixels.take(caller, pixels):
             raise QueueFull("too many pixels of images are being decoded here", retry_after_s=1)

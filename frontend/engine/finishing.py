@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from frontend.engine.context import RequestContext
+from frontend.engine.scope import RequestScope
 from frontend.services import Services
 from frontend.status.recent import Recent
 
@@ -22,7 +22,7 @@ class Outcome(NamedTuple):
     status: int
 
 
-def finish(services: Services, made: RequestContext, protocol: str, outcome: Outcome) -> None:
+def finish(services: Services, made: RequestScope, protocol: str, outcome: Outcome) -> None:
     """One request of `protocol` has ended; without an operation it is neither counted nor remembered."""
     if made.operation and services.started:
         made.phases.setdefault("total", (time.perf_counter() - made.started) * 1e3)
@@ -33,7 +33,7 @@ def finish(services: Services, made: RequestContext, protocol: str, outcome: Out
         services.tracer.end(made, *outcome)
 
 
-def _remember(services: Services, made: RequestContext, protocol: str, status: int) -> None:
+def _remember(services: Services, made: RequestScope, protocol: str, status: int) -> None:
     if services.recent is not None:
         ids = (made.request_id, made.trace_id)
         services.recent.add(

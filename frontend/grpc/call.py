@@ -16,8 +16,8 @@ from grpc import aio
 
 from frontend.access.gate import ANONYMOUS, Grant
 from frontend.access.rules import Need
-from frontend.engine import context, finishing
-from frontend.engine.context import RequestContext
+from frontend.engine import finishing
+from frontend.engine.scope import RequestScope, current_scope, scope_of_ids
 from frontend.grpc.peers import Peer, host_of
 from frontend.services import Services
 from ipc import deadline, logs
@@ -41,7 +41,7 @@ class Call:
     protocol: str
     path: str
     metadata: Metadata
-    context: RequestContext
+    context: RequestScope
     grant: Grant = ANONYMOUS
     raw: Sequence[bytes | memoryview] = field(default=())
     scheduled: bool = False
@@ -61,9 +61,9 @@ class Call:
         given, traceparent = metadata.get("x-request-id", ""), metadata.get("traceparent", "")
         if number and given:
             given = f"{given!s}/{number}"
-        made = context.of_ids(str(given), str(traceparent), services.settings.limits)
+        made = scope_of_ids(str(given), str(traceparent), services.settings.limits)
         made.host = host_of(Peer.named(rpc.peer()))
-        context.current.set(made)
+        current_scope.set(made)
         left_s = rpc.time_remaining()
         if left_s is not None:
             made.deadline_ns = min(made.deadline_ns, deadline.after(max(0.0, left_s)))

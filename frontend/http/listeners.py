@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from frontend.engine.context import common_headers, of_ids
+from frontend.engine.scope import common_headers, scope_of_ids
 from frontend.http.denial import HANDSHAKE_ANSWER
 from ipc import logs
 from ipc.addresses import parse, port_of
@@ -104,7 +104,7 @@ async def refuse(
         await send({"type": "websocket.close"})
         return
     given = {name: value.decode("latin-1") for name, value in scope["headers"] if name in _IDS}
-    made = of_ids(given.get(_IDS[0], ""), given.get(_IDS[1], ""), settings.limits)
+    made = scope_of_ids(given.get(_IDS[0], ""), given.get(_IDS[1], ""), settings.limits)
     logs.request_id.set(made.request_id)
     status, body, fields = unknown()
     fields = {**fields, "Content-Length": str(len(body)), **common_headers(made, settings.server)}

@@ -9,8 +9,14 @@ import falcon
 import orjson
 from falcon.asgi import Request, Response, WebSocket
 
-from frontend.engine import context
 from frontend.engine.finishing import Outcome, finish
+from frontend.engine.scope import (
+    RequestScope,
+    common_headers,
+    plain_scope,
+    scope_of_request,
+    shorten_deadline,
+)
 from frontend.http import paths, tracebacks
 from frontend.http.denial import deny
 from frontend.protocols.registry import WireProtocol, protocol_of
@@ -32,7 +38,7 @@ class RequestMiddleware:
 
         Raises `InvalidInput` for a path that is refused.
         """
-        made = context.make(req, self._services.settings.limits)
+        made = scope_of_request(req, self._services.settings.limits)
         req.context.penstock = made
         logs.request_id.set(made.request_id)
         if self._services.tracer is not None:
@@ -41,21 +47,21 @@ class RequestMiddleware:
 
     async def process_request_ws(self, req: Request, ws: WebSocket) -> None:
         """Ids of a handshake; the common headers go into its answer, whatever it is. Raises `InvalidInput`."""
-        made = context.make(req, self._services.settings.limits)
+        made = scope_of_request(req, self._services.settings.limits)
         req.context.penstock, req.context.common = made, self._common(made)
         logs.request_id.set(made.request_id)
         paths.check(req.scope)
 
-    def _common(self, made: context.RequestContext) -> dict[str, str]:
-        return context.common_headers(made, self._services.settings.server)
+    def _common(self, made: RequestScope) -> dict[str, str]:
+        return common_headers(made, self._services.settings.server)
 
     async def process_response(
         self, req: Request, resp: Response, resource: object, req_succeeded: bool
     ) -> None:
         """Common headers and metrics."""
-        made: context.RequestContext | None = getattr(req.context, "penstock", None)
+        made: RequestScope | None = getattr(req.context, "penstock", None)
         if made is None:
-            made = req.context.penstock = context.make_plain()
+            made = req.context.penstock = plain_scope()
         resp.set_headers(self._common(made))
         if made.streams:
             return
@@ -74,7 +80,7 @@ class DeadlineMiddleware:
 
     async def process_request(self, req: Request, resp: Response) -> None:
         """Shorten the deadline. Raises `InvalidInput`."""
-        context.shorten(req.context.penstock, req, self._limits)
+        shorten_deadline(req.context.penstock, req, self._limits)
 
 
 class ErrorRenderer:

@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from frontend.engine import context
+from frontend.engine.scope import current_scope
 from ipc.deadline import remaining_s
 from ipc.errors import DeadlineExceeded
 
@@ -53,7 +53,7 @@ class Line:
 
     async def run(self, work: Callable[[], T]) -> T:
         """`work()` in a thread, in its turn. Raises `DeadlineExceeded` if the request's deadline passes before."""
-        asking, loop = context.current.get(), asyncio.get_running_loop()
+        asking, loop = current_scope.get(), asyncio.get_running_loop()
         caller, deadline_ns = ("", 0) if asking is None else (asking.caller, asking.deadline_ns)
         piece = _Piece(caller, deadline_ns, work, Future())
         with self._lock:

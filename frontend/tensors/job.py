@@ -17,7 +17,7 @@ from ipc.errors import DependencyConflict, ModelLoadFailed, ModelNotFound
 from ipc.wire.messages import Call
 
 if TYPE_CHECKING:
-    from frontend.engine.context import RequestContext
+    from frontend.engine.scope import RequestScope
     from frontend.services import Services
 
 Called = tuple[Reply, Callable[[], list[OutputTensor]]]
@@ -31,7 +31,7 @@ class Job:
     """A request over `rows` rows to `served`; `scope` as in `running.run`."""
 
     services: Services
-    context: RequestContext
+    context: RequestScope
     served: Served
     request: TensorRequest
     rows: int

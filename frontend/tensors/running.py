@@ -36,7 +36,7 @@ from frontend.tensors.served import Served, ready
 from ipc.errors import DeadlineExceeded, PenstockError, Unsupported
 
 if TYPE_CHECKING:
-    from frontend.engine.context import RequestContext
+    from frontend.engine.scope import RequestScope
     from frontend.services import Services
 
 
@@ -50,7 +50,7 @@ class Known:
 
 async def run(
     services: Services,
-    context: RequestContext,
+    context: RequestScope,
     request: TensorRequest,
     scope: dict[str, Any] | None = None,
     *,
@@ -86,7 +86,7 @@ async def run(
     return result
 
 
-def limit_waiting(context: RequestContext, timeout_us: int) -> None:
+def limit_waiting(context: RequestScope, timeout_us: int) -> None:
     """Let the request wait no longer than its own timeout says, which counts from its arrival; 0 is no timeout."""
     if not timeout_us:
         return
@@ -95,7 +95,7 @@ def limit_waiting(context: RequestContext, timeout_us: int) -> None:
         context.start_by_ns = until_ns
 
 
-def told_as(context: RequestContext, error: PenstockError) -> PenstockError:
+def told_as(context: RequestScope, error: PenstockError) -> PenstockError:
     """What the error of a request is told as: what its own timeout ended was no deadline of its client."""
     timed_out = 0 < context.start_by_ns <= time.monotonic_ns() < context.deadline_ns
     if timed_out and isinstance(error, DeadlineExceeded):
@@ -103,14 +103,14 @@ def told_as(context: RequestContext, error: PenstockError) -> PenstockError:
     return error
 
 
-def since_ns(context: RequestContext) -> int:
+def since_ns(context: RequestScope) -> int:
     """Nanoseconds since the request arrived."""
     return int((time.perf_counter() - context.started) * 1e9)
 
 
 async def _answer(
     services: Services,
-    context: RequestContext,
+    context: RequestScope,
     request: TensorRequest,
     scope: dict[str, Any] | None,
     known: Known,
@@ -137,7 +137,7 @@ async def _answer(
 
 
 def book_error(
-    services: Services, context: RequestContext, request: TensorRequest, known: Known, error: PenstockError
+    services: Services, context: RequestScope, request: TensorRequest, known: Known, error: PenstockError
 ) -> None:
     """Book a failed request in the statistics."""
     served = known.served
@@ -148,7 +148,7 @@ def book_error(
     services.extensions.recorder.failed(served.model, served.version, known.rows, error, elapsed_ns)
 
 
-def book_answered(services: Services, context: RequestContext, model: str, result: TensorResult) -> None:
+def book_answered(services: Services, context: RequestScope, model: str, result: TensorResult) -> None:
     """Book a result of `run` in the statistics; `model` is its full name."""
     times = Times.of(result.reply.timing, since_ns(context))
     services.extensions.recorder.succeeded(model, result.version, result.rows, times, result.reply.uuid)
@@ -156,7 +156,7 @@ def book_answered(services: Services, context: RequestContext, model: str, resul
 
 @contextmanager
 def booking_failures(
-    services: Services, context: RequestContext, name: str, version: int | None = None, rows: int = 0
+    services: Services, context: RequestScope, name: str, version: int | None = None, rows: int = 0
 ) -> Iterator[None]:
     """Book what fails inside, and what is cancelled there, as `book_failure` does."""
     try:
@@ -171,7 +171,7 @@ def booking_failures(
 
 def book_failure(
     services: Services,
-    context: RequestContext,
+    context: RequestScope,
     name: str,
     version: int | None,
     error: PenstockError,

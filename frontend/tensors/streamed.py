@@ -29,14 +29,14 @@ from frontend.tensors.served import Served, ready
 from ipc.errors import PenstockError
 
 if TYPE_CHECKING:
-    from frontend.engine.context import RequestContext
+    from frontend.engine.scope import RequestScope
     from frontend.services import Services
 
 T = TypeVar("T")
 
 
 async def results(
-    services: Services, context: RequestContext, request: TensorRequest, scope: dict[str, Any] | None = None
+    services: Services, context: RequestScope, request: TensorRequest, scope: dict[str, Any] | None = None
 ) -> AsyncGenerator[TensorResult, None]:
     """The results as they come, each valid until the next one is asked for. `scope` is that of an HTTP request.
 

@@ -10,27 +10,14 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from frontend.engine.context import RequestContext
+from frontend.engine.scope import RequestScope, ServerSpan
 from frontend.tracing.sampling import Sampling
-from ipc.wire.messages import Trace
 
 UNTRACED = frozenset({"/healthz", "/livez", "/readyz", "/health", "/metrics"})
 """Paths that machines ask for every few seconds."""
 MAX_PATH_CHARACTERS = 256
-
-
-@dataclass(slots=True)
-class ServerSpan:
-    """The open span of one request: hexadecimal ids, start in CLOCK_MONOTONIC nanoseconds, and where it ran."""
-
-    span_id: str
-    parent_id: str
-    began_ns: int
-    worker: int = -1
-    trace: Trace | None = field(default=None)
 
 
 class Ended(NamedTuple):
@@ -68,7 +55,7 @@ class Tracer:
         self._sink = sink
         self.sampling = Sampling(sample_ratio)
 
-    def begin(self, context: RequestContext, path: str) -> None:
+    def begin(self, context: RequestScope, path: str) -> None:
         """Open the span of a request if it is sampled, and give the request its id to carry on."""
         if path in UNTRACED:
             return
@@ -78,7 +65,7 @@ class Tracer:
             context.span = span
             context.traceparent = f"00-{context.trace_id}-{span.span_id}-01"
 
-    def end(self, context: RequestContext, method: str, path: str, route: str, status: int) -> None:
+    def end(self, context: RequestScope, method: str, path: str, route: str, status: int) -> None:
         """Close the span of a request, if it has one; `method` is empty for an rpc."""
         span, context.span = context.span, None
         if span is None or not self.sampling.keeps(context.trace_id, context.parent, context.model):

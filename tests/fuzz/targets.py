@@ -16,7 +16,7 @@ import msgspec
 import orjson
 from google.protobuf.message import DecodeError, Message
 
-from frontend.engine import context
+from frontend.engine.scope import scope_of_ids
 from frontend.grpc import wire
 from frontend.grpc.received import Form
 from frontend.http import media
@@ -332,7 +332,7 @@ def _body(data: bytes, content_type: str) -> None:
 def request_headers(data: bytes) -> None:
     """X-Request-ID, traceparent and Accept-Encoding with NUL between them."""
     given = [*data.decode("latin-1").split("\0"), "", "", ""]
-    made = context.of_ids(given[0], given[1], LIMITS)
+    made = scope_of_ids(given[0], given[1], LIMITS)
     assert all(
         text.isascii() and text.isprintable() for text in (made.request_id, made.trace_id, made.parent)
     )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend.engine import context
+from frontend.engine.scope import plain_scope
 from frontend.services import Services
 from frontend.tensors import served
 from frontend.tensors.request import InputTensor, Parameter, RegionUse, TensorRequest, WantedOutput
@@ -62,7 +62,7 @@ def ask(
     **parameters: Parameter,
 ) -> TensorResult:
     """Run one request."""
-    known = context.make_plain()
+    known = plain_scope()
     known.deadline_ns = deadline.after(10)
     request = TensorRequest(model, None, list(inputs), wanted, parameters=parameters)
     return asyncio.run(run(made, known, request))

@@ -12,8 +12,7 @@ import msgspec
 import pytest
 from grpc import StatusCode
 
-from frontend.engine import context
-from frontend.engine.context import RequestContext
+from frontend.engine.scope import RequestScope, plain_scope
 from frontend.grpc.statuses import status_of
 from frontend.protocols.kserve_v2.errors import render
 from frontend.protocols.trtis_v1 import codes
@@ -52,9 +51,9 @@ def services(root: Path, error: PenstockError, *, decoupled: bool) -> Services:
     return made
 
 
-def asked() -> tuple[RequestContext, TensorRequest]:
+def asked() -> tuple[RequestScope, TensorRequest]:
     """A request for the model, and its context."""
-    made = context.make_plain()
+    made = plain_scope()
     made.deadline_ns = deadline.after(20)
     return made, TensorRequest("m", 1, [InputTensor("A", "UINT8", [1], b"x")], None)
 
@@ -110,7 +109,7 @@ def test_one_that_is_loaded_again_after_it_was_taken_away_is_told_as_taken_away(
     assert (found.model, found.version, found.reason) == ("m", 1, "unloaded")
 
 
-def _asked_while(made: Services, state: str) -> tuple[RequestContext, TensorRequest]:
+def _asked_while(made: Services, state: str) -> tuple[RequestScope, TensorRequest]:
     """A request for the model, which is in this state once the request is on its way."""
     fail = made.client.answer  # type: ignore[attr-defined]
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from frontend.engine import context
+from frontend.engine.scope import plain_scope
 from frontend.protocols.kserve_v2.grpc import infer
 from frontend.protocols.kserve_v2.grpc.counting import STRING_NBYTES
 from frontend.protocols.kserve_v2.grpc.infer import Infer
@@ -73,7 +73,7 @@ def services(root: Path, gone: bool = False) -> Services:
 
 def answered(made: Services, message: pb.ModelInferRequest, *raw: bytes) -> pb.ModelInferResponse:
     """The response to a message with these raw contents."""
-    asked = context.make_plain()
+    asked = plain_scope()
     asked.deadline_ns = deadline.after(20)
     call: Any = SimpleNamespace(services=made, context=asked, raw=raw, metadata={})
     try:
@@ -129,7 +129,7 @@ def test_messages_of_a_sequence_keep_their_order_whatever_becomes_of_their_strin
         for length in lengths:
             message, raw = sent_as_bytes("flow", "S", [b"a" * length], True)
             message.parameters["sequence_id"].int64_param = 7
-            asked = context.make_plain()
+            asked = plain_scope()
             asked.deadline_ns = deadline.after(20)
             call: Any = SimpleNamespace(services=made, context=asked, raw=raw, metadata={})
             tasks.append(asyncio.create_task(Infer(Forwarding("")).streamed(call, message)))
@@ -185,7 +185,7 @@ def test_a_client_that_goes_away_while_its_request_is_read_is_booked(
         raise AssertionError("it was to be cancelled")
 
     async def run() -> None:
-        asked = context.make_plain()
+        asked = plain_scope()
         asked.deadline_ns = deadline.after(20)
         message, raw = sent_as_bytes("strings", "S", [b"a"], True)
         call: Any = SimpleNamespace(services=made, context=asked, raw=raw, metadata={})

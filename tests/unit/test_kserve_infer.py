@@ -16,7 +16,7 @@ from falcon import testing
 from falcon.asgi import Request, Response
 
 from frontend.access.restricted import Restrictions
-from frontend.engine import context
+from frontend.engine.scope import plain_scope
 from frontend.http.disconnect import noting
 from frontend.protocols.kserve_v2 import answers
 from frontend.protocols.kserve_v2.generate import GenerateResource, request_of
@@ -54,7 +54,7 @@ def request(body: bytes, query: str = "", **headers: str) -> Request:
     event = {"type": "http.request", "body": body, "more_body": False}
     nothing: asyncio.Queue[Any] = asyncio.Queue()
     made = Request(scope, noting(scope, nothing.get), first_event=event)  # type: ignore[arg-type]
-    made.context.penstock = context.make_plain()
+    made.context.penstock = plain_scope()
     made.context.penstock.deadline_ns = deadline.after(20)
     return made
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend.engine import context
+from frontend.engine.scope import current_scope, plain_scope
 from frontend.http import media, rendering, tracebacks
 from frontend.http.rendering import Line, Steps, in_steps, off_loop
 from frontend.protocols.kserve_v2 import images, picture_decoding
@@ -56,9 +56,9 @@ def asks(caller: str, work: Coroutine[Any, Any, Any], timeout_s: float = 30) -> 
     """The work of a request of `caller`."""
 
     async def ask() -> Any:
-        made = context.make_plain()
+        made = plain_scope()
         made.host, made.deadline_ns = caller, deadline.after(timeout_s)
-        context.current.set(made)
+        current_scope.set(made)
         return await work
 
     return asyncio.ensure_future(ask())
@@ -240,7 +240,7 @@ def looking(made: Services, count: int) -> Coroutine[Any, Any, Any]:
     """A request of so many pictures."""
     given = InputTensor("A", "BYTES", [count], elements(*[encoded(picture(1, 8, 8))] * count))
     images.defer(PICTURES, [given], made.settings.limits)
-    made_context = context.make_plain()
+    made_context = plain_scope()
     made_context.deadline_ns = deadline.after(30)
     return run(made, made_context, TensorRequest("eye", None, [given], None))
 

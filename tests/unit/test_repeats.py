@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend.engine.context import of_ids
 from frontend.engine.local.delivery import Delivery
 from frontend.engine.local.engine import Engine
 from frontend.engine.local.exchange import Reply
 from frontend.engine.repeats import firsts_of
+from frontend.engine.scope import scope_of_ids
 from frontend.protocols.sie.score import ranking
 from frontend.server.drain import Drain
 from ipc.catalog.entries import Catalog
@@ -65,7 +65,7 @@ def answered(call: Call, rows: dict[str, list[int]], errors: tuple[int, ...], **
     client: Any = SimpleNamespace(call=reply)
     recorder: Any = SimpleNamespace(in_flight=lambda model, lane: nullcontext())
     engine = Engine(Settings(), Catalog([]), client, recorder, Drain())
-    return asyncio.run(engine.run(of_ids("", "", Limits()), "m", call, 10))
+    return asyncio.run(engine.run(scope_of_ids("", "", Limits()), "m", call, 10))
 
 
 def test_ties_of_equal_texts_keep_the_order_of_the_request() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend.engine import context
+from frontend.engine.scope import plain_scope
 from frontend.protocols.kserve_v2.generate import _only
 from frontend.services import Services
 from frontend.tensors.request import InputTensor, TensorRequest
@@ -78,7 +78,7 @@ def run(root: Path, act: Callable[[Services, Parts, AsyncGenerator[Any, None]], 
             return parts
 
         client.stream = stream
-        made = context.make_plain()
+        made = plain_scope()
         made.deadline_ns = deadline.after(20)
         request = TensorRequest("parts", None, [InputTensor("A", "UINT8", [NBYTES], bytes(NBYTES))], None)
         try:

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from frontend.engine import context
-from frontend.engine.context import RequestContext
+from frontend.engine.scope import RequestScope, plain_scope
 from frontend.http.rendering import Steps
 from frontend.services import Services
 from frontend.tensors.request import InputTensor, Plan, Sequence, TensorRequest
@@ -85,9 +84,9 @@ def services(root: Path, **settings: str) -> Services:
     )
 
 
-def fresh(timeout_s: float = 10) -> RequestContext:
+def fresh(timeout_s: float = 10) -> RequestScope:
     """The context of a request."""
-    made = context.make_plain()
+    made = plain_scope()
     made.deadline_ns = deadline.after(timeout_s)
     return made
 

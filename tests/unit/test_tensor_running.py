@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from frontend.engine import context
-from frontend.engine.context import RequestContext
+from frontend.engine.scope import RequestScope, plain_scope
 from frontend.http.disconnect import CALLBACK_KEY, note_disconnect
 from frontend.services import Services
 from frontend.tensors.refusals import TimeoutExpired, UnavailableModel
@@ -70,9 +69,9 @@ def services(root: Path, made: Any = answer, **settings: str) -> Services:
     return services_of(root, [entry(name) for name in CONFIGS], statuses, made, **settings)
 
 
-def fresh(timeout_s: float = 20) -> RequestContext:
+def fresh(timeout_s: float = 20) -> RequestScope:
     """The context of a request."""
-    made = context.make_plain()
+    made = plain_scope()
     made.deadline_ns = deadline.after(timeout_s)
     return made
 

@@ -12,7 +12,7 @@ import falcon.asgi
 import numpy as np
 import pytest
 
-from frontend.engine import context
+from frontend.engine.scope import plain_scope
 from frontend.protocols.trtis_v1 import infer, responses
 from frontend.protocols.trtis_v1.grpc.service import TrtisService
 from frontend.protocols.trtis_v1.statuses import Statuses
@@ -121,6 +121,6 @@ def test_many_classes_are_rendered_in_a_thread_over_http_too(
 
 def call_of(made: Services, *raw: bytes) -> Any:
     """A call with these raw inputs."""
-    asked = context.make_plain()
+    asked = plain_scope()
     asked.deadline_ns = deadline.after(20)
     return SimpleNamespace(services=made, context=asked, raw=raw, metadata={}, scheduled=False, rpc=object())

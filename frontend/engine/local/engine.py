@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from frontend.engine.context import RequestContext
 from frontend.engine.local.channel import Payload
 from frontend.engine.local.client import Client, PartStream, Reply
 from frontend.engine.recording import Recorder
 from frontend.engine.repeats import firsts_of
+from frontend.engine.scope import RequestScope
 from frontend.http.disconnect import until_disconnect
 from frontend.http.rendering import off_loop_if
 from frontend.server.drain import Drain
@@ -93,7 +93,7 @@ class Engine:
 
     async def run(
         self,
-        context: RequestContext,
+        context: RequestScope,
         model: str,
         call: Call,
         cost: int,
@@ -130,7 +130,7 @@ class Engine:
     @asynccontextmanager
     async def stream(
         self,
-        context: RequestContext,
+        context: RequestScope,
         model: str,
         call: Call,
         cost: int,
@@ -160,7 +160,7 @@ class Engine:
             raise
 
     def _work(
-        self, context: RequestContext, model: str, call: Call, cost: int, lane: str, parts: int = 0
+        self, context: RequestScope, model: str, call: Call, cost: int, lane: str, parts: int = 0
     ) -> Work:
         return Work(
             model,
@@ -177,7 +177,7 @@ class Engine:
         )
 
     @staticmethod
-    def _note(context: RequestContext, reply: Reply) -> None:
+    def _note(context: RequestScope, reply: Reply) -> None:
         if context.span is not None:
             context.span.worker, context.span.trace = reply.worker, reply.trace
         timing = reply.timing

@@ -10,7 +10,7 @@ import orjson
 from falcon.asgi import Request
 
 from frontend.engine import finishing
-from frontend.engine.context import RequestContext
+from frontend.engine.scope import RequestScope
 from frontend.http import tracebacks
 from frontend.protocols.kserve_v2 import errors
 from frontend.services import Services
@@ -30,7 +30,7 @@ class EventStream:
     def __init__(self, services: Services, req: Request, texts: AsyncGenerator[bytes, None]) -> None:
         """`texts` may raise a `PenstockError`, which becomes the last event."""
         self._services, self._req, self._texts = services, req, texts
-        self._context: RequestContext = req.context.penstock
+        self._context: RequestScope = req.context.penstock
         self._first: bytes | None = None
         self._finished = False
 

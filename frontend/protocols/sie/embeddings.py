@@ -9,9 +9,9 @@ from typing import Any
 
 import orjson
 
-from frontend.engine.context import RequestContext
 from frontend.engine.local.client import Reply
 from frontend.engine.options import check_options, resolve
+from frontend.engine.scope import RequestScope
 from frontend.http.sending import Part
 from frontend.http.texts import check_count, check_texts
 from frontend.protocols.sie import render
@@ -119,7 +119,7 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
         reply: Reply,
         plan: EmbeddingsPlan,
         request: EmbeddingsRequest,
-        context: RequestContext,
+        context: RequestScope,
         beside: dict[str, Any],
         json: bool,
     ) -> Sequence[Part]:

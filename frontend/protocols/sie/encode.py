@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from frontend.engine.context import RequestContext
 from frontend.engine.local.client import Reply
 from frontend.engine.options import check_options, resolve
+from frontend.engine.scope import RequestScope
 from frontend.http.sending import Part
 from frontend.protocols.sie.convert import EncodePlan, plan_encode
 from frontend.protocols.sie.flow import InferenceResource, timing_of
@@ -58,7 +58,7 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
         reply: Reply,
         plan: EncodePlan,
         request: EncodeRequest,
-        context: RequestContext,
+        context: RequestScope,
         beside: dict[str, Any],
         json: bool,
     ) -> Sequence[Part]:

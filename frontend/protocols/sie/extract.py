@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 import orjson
 
-from frontend.engine.context import RequestContext
 from frontend.engine.local.client import Reply
 from frontend.engine.options import check_options, resolve
+from frontend.engine.scope import RequestScope
 from frontend.http.rendering import off_loop
 from frontend.http.sending import Part
 from frontend.protocols.sie.flow import InferenceResource
@@ -105,7 +105,7 @@ class ExtractResource(InferenceResource[ExtractRequest, ExtractPlan]):
         reply: Reply,
         plan: ExtractPlan,
         request: ExtractRequest,
-        context: RequestContext,
+        context: RequestScope,
         beside: dict[str, Any],
         json: bool,
     ) -> Sequence[Part]:

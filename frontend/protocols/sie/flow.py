@@ -18,10 +18,10 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import falcon
 from falcon.asgi import Request, Response
 
-from frontend.engine.context import RequestContext
 from frontend.engine.costs import characters_of, images_of
 from frontend.engine.local.client import Reply
 from frontend.engine.options import target_of
+from frontend.engine.scope import RequestScope
 from frontend.http.disconnect import until_disconnect
 from frontend.http.media import check_all
 from frontend.http.rendering import off_loop_if
@@ -82,7 +82,7 @@ def postprocessing_ms(phases: dict[str, float]) -> float:
     return phases.get("copy", 0.0) + phases.get("encode", 0.0)
 
 
-def time_headers(resp: Response, context: RequestContext) -> None:
+def time_headers(resp: Response, context: RequestScope) -> None:
     """The timing headers of a successful answer, in milliseconds."""
     phases = context.phases
     for header, phase in (
@@ -98,7 +98,7 @@ def time_headers(resp: Response, context: RequestContext) -> None:
     resp.set_header("X-Total-Time", f"{phases['total']:.2f}")
 
 
-def timing_of(context: RequestContext) -> dict[str, float | None]:
+def timing_of(context: RequestScope) -> dict[str, float | None]:
     """The timing block of a body, in milliseconds."""
     phases = context.phases
     return {
@@ -220,7 +220,7 @@ class InferenceResource(ABC, Generic[R, P]):
         reply: Reply,
         plan: P,
         request: R,
-        context: RequestContext,
+        context: RequestScope,
         beside: dict[str, Any],
         json: bool,
     ) -> Sequence[Part]:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from frontend.engine.context import RequestContext
 from frontend.engine.local.client import Reply
 from frontend.engine.options import Resolved, check_options, resolve
+from frontend.engine.scope import RequestScope
 from frontend.http.texts import check_count, check_shared, check_texts
 from frontend.protocols.sie.foreign import check_takes_texts, options_of, usage_of
 from frontend.protocols.sie.schemas import RerankRequest
@@ -84,7 +84,7 @@ class RerankResource(ScoringResource[RerankRequest]):
     def answer(
         self,
         request: RerankRequest,
-        context: RequestContext,
+        context: RequestScope,
         scores: np.ndarray,
         reply: Reply,
         beside: dict[str, Any],

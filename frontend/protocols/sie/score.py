@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from frontend.engine.context import RequestContext
 from frontend.engine.local.client import Reply
 from frontend.engine.options import Resolved, check_options, resolve
+from frontend.engine.scope import RequestScope
 from frontend.http.rendering import off_loop_if
 from frontend.http.sending import Part
 from frontend.http.texts import check_shared
@@ -78,7 +78,7 @@ class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
         reply: Reply,
         plan: ScorePlan,
         request: R,
-        context: RequestContext,
+        context: RequestScope,
         beside: dict[str, Any],
         json: bool,
     ) -> Sequence[Part]:
@@ -92,7 +92,7 @@ class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
     def _write(
         self,
         request: R,
-        context: RequestContext,
+        context: RequestScope,
         scores: np.ndarray,
         reply: Reply,
         beside: dict[str, Any],
@@ -106,7 +106,7 @@ class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
 
     @abstractmethod
     def answer(
-        self, request: R, context: RequestContext, scores: np.ndarray, reply: Reply, beside: dict[str, Any]
+        self, request: R, context: RequestScope, scores: np.ndarray, reply: Reply, beside: dict[str, Any]
     ) -> dict[str, Any]:
         """The body; `scores` is float32 [items] in request order, the lease of `reply` has ended."""
 
@@ -160,7 +160,7 @@ class ScoreResource(ScoringResource[ScoreRequest]):
     def answer(
         self,
         request: ScoreRequest,
-        context: RequestContext,
+        context: RequestScope,
         scores: np.ndarray,
         reply: Reply,
         beside: dict[str, Any],

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import falcon
 from falcon.asgi import Request, Response
 
-from frontend.engine.context import RequestContext
+from frontend.engine.scope import RequestScope
 from frontend.http.disconnect import until_disconnect
 from frontend.http.rendering import off_loop_if
 from frontend.http.responding import send_parts
@@ -83,7 +83,7 @@ class InferResource:
         self,
         resp: Response,
         error: PenstockError,
-        context: RequestContext,
+        context: RequestScope,
         request_id: int,
         model: str,
         scheduled: bool,

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from frontend.engine import context
+from frontend.engine.scope import scope_of_ids
 from ipc.settings import Limits
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -23,7 +23,7 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
     ],
 )
 def test_a_valid_traceparent_is_taken_up(given: str, parent: str) -> None:
-    made = context.of_ids("", given, Limits())
+    made = scope_of_ids("", given, Limits())
     assert (made.trace_id, made.parent) == (TRACE, parent)
 
 
@@ -43,6 +43,6 @@ def test_a_valid_traceparent_is_taken_up(given: str, parent: str) -> None:
     ],
 )
 def test_any_other_is_replaced(given: str) -> None:
-    made = context.of_ids("", given, Limits())
+    made = scope_of_ids("", given, Limits())
     assert made.parent == "" and made.trace_id != TRACE
     assert re.fullmatch("[0-9a-f]{32}", made.trace_id)

@@ -1,4 +1,4 @@
-"""What is known about one request before its body is read: ids, trace, start, deadline."""
+"""What is known about one request: ids, trace, start, deadline, caller, and whether its client is still there."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import re
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from frontend.access.gate import ANONYMOUS, Grant
 from ipc import deadline
 from ipc.errors import Cancelled, DeadlineExceeded, InvalidInput, PenstockError
 from ipc.settings import Limits, Server
+from ipc.wire.messages import Trace
 
 if TYPE_CHECKING:
     from falcon.asgi import Request
-
-    from frontend.tracing.tracer import ServerSpan
 
 LATE_NS = 50_000_000
 """The clock of an rpc's client runs ahead of ours by the way of its request."""
@@ -26,7 +25,18 @@ _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f
 
 
 @dataclass(slots=True)
-class RequestContext:
+class ServerSpan:
+    """The open span of a traced request: hexadecimal ids, start in CLOCK_MONOTONIC nanoseconds, and where it ran."""
+
+    span_id: str
+    parent_id: str
+    began_ns: int
+    worker: int = -1
+    trace: Trace | None = None
+
+
+@dataclass(slots=True)
+class RequestScope:
     """Ids and instants of one request. `phases` (milliseconds) is filled by the engine and the protocol.
 
     `parent` is the caller's traceparent in the form of version 00; `traceparent` is that of our own span, empty unless
@@ -34,6 +44,8 @@ class RequestContext:
     the answer does not tell how it ended; 0: that of the answer. `streams`: the answer is made while it is sent, and
     who makes it says when the request has ended. `start_by_ns` above 0 is when the request stops waiting for its turn
     on a device, before its deadline; what runs by then goes on. `host` is the address that the request came from.
+    `connection` is the ASGI scope of an HTTP request, which tells when the client goes away
+    (`frontend.http.disconnect`). An rpc has none: its task is cancelled.
     """
 
     request_id: str
@@ -51,6 +63,7 @@ class RequestContext:
     span: ServerSpan | None = None
     grant: Grant = ANONYMOUS
     host: str = ""
+    connection: dict[str, Any] | None = None
     phases: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -70,24 +83,25 @@ class RequestContext:
         return Cancelled("the client went away")
 
 
-current: ContextVar[RequestContext | None] = ContextVar("current", default=None)
+current_scope: ContextVar[RequestScope | None] = ContextVar("current_scope", default=None)
 """That of the request that a task works on."""
 
 
-def make(req: Request, limits: Limits) -> RequestContext:
+def scope_of_request(req: Request, limits: Limits) -> RequestScope:
     """Context of an HTTP request, which is the current one of its task from now on."""
-    made = of_ids(req.get_header("X-Request-ID") or "", req.get_header("traceparent") or "", limits)
+    made = scope_of_ids(req.get_header("X-Request-ID") or "", req.get_header("traceparent") or "", limits)
     client = req.scope.get("client")
     made.host = client[0] if client else ""
-    current.set(made)
+    made.connection = req.scope
+    current_scope.set(made)
     return made
 
 
-def of_ids(given: str, traceparent: str, limits: Limits) -> RequestContext:
+def scope_of_ids(given: str, traceparent: str, limits: Limits) -> RequestScope:
     """Context of a request from what its caller sent; ids that are not safe to echo are replaced by fresh ones."""
     request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{random.getrandbits(128):032x}"
     parent = _parent(traceparent)
-    return RequestContext(
+    return RequestScope(
         request_id=request_id,
         trace_id=parent[3:35] or f"{random.getrandbits(128):032x}",
         parent=parent,
@@ -110,13 +124,13 @@ def _parent(traceparent: str) -> str:
     return f"00-{trace_id}-{span_id}-{flags if version == '00' else f'{int(flags, 16) & 1:02x}'}"
 
 
-def make_plain() -> RequestContext:
+def plain_scope() -> RequestScope:
     """Context of a request that was refused before its own could be made."""
     request_id, trace_id = random.getrandbits(128), random.getrandbits(128)
-    return RequestContext(f"req_{request_id:032x}", f"{trace_id:032x}", "", time.perf_counter(), 0)
+    return RequestScope(f"req_{request_id:032x}", f"{trace_id:032x}", "", time.perf_counter(), 0)
 
 
-def common_headers(made: RequestContext, server: Server) -> dict[str, str]:
+def common_headers(made: RequestScope, server: Server) -> dict[str, str]:
     """What every answer says of its request and of the server."""
     common = {
         "X-Request-ID": made.request_id,
@@ -128,7 +142,7 @@ def common_headers(made: RequestContext, server: Server) -> dict[str, str]:
     return common
 
 
-def shorten(context: RequestContext, req: Request, limits: Limits) -> None:
+def shorten_deadline(context: RequestScope, req: Request, limits: Limits) -> None:
     """Apply the caller's X-Request-Timeout. Raises `InvalidInput` when it is not a positive number of seconds."""
     given = req.get_header("X-Request-Timeout")
     if given is None:
