@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import inspect
 
-from ipc import setting_values, settings
+from ipc import setting_sources, settings
 from tools.source_tree import ROOT
 
 SOURCE = ROOT / "config" / "server.yaml"
@@ -32,8 +32,8 @@ def render() -> str:
         parts.append("| setting | default | takes | meaning |\n|---|---|---|---|")
         for field in inspect.type_info(section.type).fields:  # type: ignore[attr-defined]
             name = f"{section.name}.{field.name}"
-            default = f"`{setting_values.shown(field.name, field.default)}`"
-            takes = setting_values.taken(field.name, field.type)
+            default = f"`{setting_sources.shown(field.name, field.default)}`"
+            takes = setting_sources.taken(field.name, field.type)
             parts.append(f"| `{name}` | {default} | {takes} | {_cell(told[name])} |")
         parts.append("")
     return "\n".join(parts)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from ipc.metrics import nv_families
+from ipc.metrics import infer_families as nv_families
 from ipc.metrics.families import FRONTEND, SUPERVISOR, WORKER, Family
 from ipc.metrics.infer_families import CALLS, REASONS, UNVERSIONED, split_id
 from ipc.metrics.tally import Tally

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ipc.metrics import families as metric_families
-from ipc.metrics import nv_families
+from ipc.metrics import infer_families as nv_families
 from ipc.metrics.infer_families import REASONS
 from ipc.metrics.registry import (
     ACCESS_REFUSALS,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ipc.metrics import nv_families
+from ipc.metrics import infer_families as nv_families
 
 
 def family(name: str, **labels: str) -> SimpleNamespace:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ipc import setting_values, settings
+from ipc import setting_sources, settings
 from tools.docs import PAGES
 
 
@@ -30,7 +30,7 @@ def test_every_setting_has_a_row_with_its_meaning() -> None:
 
 def test_what_a_setting_takes_is_said_in_words() -> None:
     fields = msgspec.inspect.type_info(settings.Worker).fields
-    found = {field.name: setting_values.taken(field.name, field.type) for field in fields}
+    found = {field.name: setting_sources.taken(field.name, field.type) for field in fields}
     assert found["prepare_threads"] == "whole number, above 0, at most 15"
     assert found["hang_timeout_s"] == "number, above 0"
     assert found["trust_remote_code"] == "true or false"

@@ -17,7 +17,7 @@ from ipc.catalog.model_config import (
     Warmup,
     WarmupInput,
 )
-from ipc.catalog.repository import conversion, document, labels
+from ipc.catalog.repository import conversion, document, entries
 from ipc.catalog.repository.layout import ModelRefused
 
 IN = 'input { name: "A" data_type: TYPE_FP32 dims: [2, -1] }\n'
@@ -237,14 +237,14 @@ def test_text_that_is_no_utf_8_is_told_with_line_and_column() -> None:
 def test_labels_are_the_lines_of_their_file(tmp_path: Path) -> None:
     path = tmp_path / "labels.txt"
     path.write_bytes(b"ant\r\n\n ibis \ndog")
-    assert labels.read(path) == ("ant", "", "ibis", "dog")
+    assert entries.read_labels(path) == ("ant", "", "ibis", "dog")
     path.write_bytes(b"ant\n")
-    assert labels.read(path) == ("ant",)
+    assert entries.read_labels(path) == ("ant",)
     path.write_bytes(b"")
-    assert labels.read(path) == ()
+    assert entries.read_labels(path) == ()
     path.write_bytes(b"a\n\xff\n")
     with pytest.raises(ModelRefused, match=r"labels\.txt:2: no UTF-8"):
-        labels.read(path)
+        entries.read_labels(path)
     path.write_bytes(b"\n" * 100_001)
     with pytest.raises(ModelRefused, match="the limit is 100000"):
-        labels.read(path)
+        entries.read_labels(path)

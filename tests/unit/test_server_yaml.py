@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import yaml
 
-from ipc import setting_values, settings
+from ipc import setting_sources, settings
 from tools.source_tree import ROOT
 
 FILE = ROOT / "config" / "server.yaml"
@@ -37,8 +37,8 @@ def test_the_file_lists_every_field_of_every_section_exactly_once_and_in_order()
 def test_the_value_in_the_file_is_the_default(section: str, field: str) -> None:
     written = yaml.safe_load(FILE.read_text(encoding="utf-8"))[section][field]
     default = DEFAULTS[section][field]
-    if setting_values.is_size(field):
-        assert str(written) == setting_values.shown_size(default)
+    if setting_sources.is_size(field):
+        assert str(written) == setting_sources.shown_size(default)
         return
     assert written == default
     assert type(written) is type(default)

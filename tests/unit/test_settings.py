@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ipc import setting_values, settings
+from ipc import setting_sources, settings
 from ipc.errors import ConfigError
 
 
@@ -160,8 +160,8 @@ def test_sizes_have_units_in_every_source(tmp_path: Path) -> None:
     [(0, "0"), (1, "1"), (1024, "1KiB"), (256 << 20, "256MiB"), (3 << 29, "1536MiB"), (1 << 40, "1TiB")],
 )
 def test_a_shown_size_is_read_as_the_same_size(nbytes: int, text: str) -> None:
-    assert setting_values.shown_size(nbytes) == text
-    assert setting_values.size(text) == nbytes
+    assert setting_sources.shown_size(nbytes) == text
+    assert setting_sources.size(text) == nbytes
 
 
 @pytest.mark.parametrize(

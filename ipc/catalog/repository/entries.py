@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from ipc.catalog.entries import DirectorySource, ModelEntry
-from ipc.catalog.model_config import ModelConfig, VersionPolicy
-from ipc.catalog.repository import conversion, document, labels, layout, scheduling
+from ipc.catalog.model_config import ModelConfig, TensorConfig, VersionPolicy
+from ipc.catalog.repository import conversion, document, layout
 from ipc.catalog.repository.layout import PROGRAMS, ModelRefused
 from ipc.catalog.repository.overrides import Override, Overrides
 from ipc.errors import ConfigError
@@ -124,7 +124,7 @@ def _entries(
         message = _message(root, directory, chosen, override)
         if message is not None:
             stated, config = True, conversion.convert(message, name)
-            config = labels.with_labels(config, root, directory, chosen.follow_links)
+            config = with_labels(config, root, directory, chosen.follow_links)
     except ModelRefused as error:
         problem = str(error)
     except OSError as error:
@@ -167,7 +167,7 @@ def _with_program(entry: RepositoryEntry, root: Path, chosen: Repository) -> Rep
         layout.inside(root, place, chosen.follow_links)
         backend, file = layout.program_file(place, entry.config.backend, entry.config.default_model_filename)
         layout.inside(root, place / file, chosen.follow_links)
-        scheduling.check_decoupled(entry.config, backend)
+        conversion.check_decoupled(entry.config, backend)
     except ModelRefused as error:
         return _refused(entry, str(error))
     except OSError as error:
@@ -206,3 +206,40 @@ def _missing(policy: VersionPolicy) -> str:
     if policy.kind == "specific":
         return f"none of the versions {list(policy.specific)} is there"
     return "there is no version: no directory with a number for a name"
+
+
+MOST_BYTES = 1 << 20
+MOST_LABELS = 100_000
+
+
+def with_labels(config: ModelConfig, root: Path, directory: Path, follow_links: bool) -> ModelConfig:
+    """The configuration with the labels that its outputs name. Raises `ModelRefused`."""
+    if not any(output.label_filename for output in config.outputs):
+        return config
+    outputs = tuple(_labelled(output, root, directory, follow_links) for output in config.outputs)
+    return msgspec.structs.replace(config, outputs=outputs)
+
+
+def _labelled(output: TensorConfig, root: Path, directory: Path, follow_links: bool) -> TensorConfig:
+    if not output.label_filename:
+        return output
+    field = f"output {output.name[:200]!a}: label_filename"
+    path = layout.named_file(directory, output.label_filename, field)
+    labels = read_labels(layout.inside(root, path, follow_links))
+    return msgspec.structs.replace(output, labels=labels)
+
+
+def read_labels(path: Path) -> tuple[str, ...]:
+    """The labels of a file, without white space around them. Raises `ModelRefused` naming file and line."""
+    lines = document.read_bounded(path, MOST_BYTES).split(b"\n")
+    if lines[-1].strip() == b"":
+        lines.pop()
+    if len(lines) > MOST_LABELS:
+        raise ModelRefused(f"{path.name}: {len(lines)} lines; the limit is {MOST_LABELS}")
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(line.decode("utf-8").strip())
+        except UnicodeDecodeError as error:
+            raise ModelRefused(f"{path.name}:{number}: no UTF-8") from error
+    return tuple(found)
