@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend.protocols.kserve_v2.grpc.contents import raw_of
+from frontend.protocols.kserve_v2.grpc.reading import raw_of
 from ipc.errors import InvalidInput
 from ipc.protos import kserve_v2_pb2 as pb
 

@@ -18,13 +18,11 @@ from falcon.asgi import Request, Response
 from frontend.access.restricted import Restrictions
 from frontend.engine.scope import plain_scope
 from frontend.http.disconnect import noting
-from frontend.protocols.kserve_v2 import answers
+from frontend.protocols.kserve_v2 import json_bodies, routes
 from frontend.protocols.kserve_v2.generate import GenerateResource, request_of
 from frontend.protocols.kserve_v2.infer import LENGTH_HEADER, InferResource
 from frontend.protocols.kserve_v2.paths import Target
 from frontend.protocols.kserve_v2.schemas import GENERATE
-from frontend.protocols.kserve_v2.server_settings import TraceResource
-from frontend.protocols.kserve_v2.shared_memory import SharedMemoryResource
 from frontend.services import Services
 from ipc import deadline
 from ipc.catalog.model_config import ModelConfig
@@ -212,7 +210,7 @@ def test_long_bodies_are_parsed_off_the_loop(nbytes: int, on_loop: bool, tmp_pat
         assert made.bodies.held_nbytes >= len(body) == nbytes, "counted while it is parsed"
         return threading.current_thread() is threading.main_thread()
 
-    assert asyncio.run(answers.parsed(made, request(b" " * nbytes), where, 1 << 20)) is on_loop
+    assert asyncio.run(json_bodies.parsed(made, request(b" " * nbytes), where, 1 << 20)) is on_loop
 
 
 class Regions:
@@ -236,7 +234,7 @@ class Regions:
 def test_an_empty_name_does_not_stand_for_all_regions(kind: Kind, tmp_path: Path) -> None:
     made, regions = services(tmp_path), Regions()
     made.extensions.regions = regions  # type: ignore[assignment]
-    resource = SharedMemoryResource(made, OPEN, kind)
+    resource = routes.regions_resource(made, kind)
     for tail in ("region//unregister", "region//unregister/", "region//register"):
         with pytest.raises(InvalidInput, match="name"):
             asyncio.run(resource.on_post(request(b""), Response(), tail))
@@ -266,7 +264,7 @@ def test_trace_settings_are_kept_under_the_full_name(tmp_path: Path) -> None:
     entries = [entry("org/dense"), entry("m@3")]
     made, traces = services_of(tmp_path, entries, []), Traces()
     made.extensions.trace_settings = traces  # type: ignore[assignment]
-    resource = TraceResource(made, OPEN)
+    resource = routes.trace_resource(made)
     for target in (Target("dense", None, ""), Target("org/dense", None, ""), TARGET, None):
         asyncio.run(resource.on_get(request(b""), Response(), target))
         asyncio.run(resource.on_post(request(b"{}"), Response(), target))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from frontend.protocols.kserve_v2 import generate, images, rendering, strings
-from frontend.protocols.kserve_v2.describing import _output
+from frontend.protocols.kserve_v2.management import TensorMetadata, output_metadata
 from frontend.tensors.request import InputTensor
 from frontend.tensors.result import OutputTensor, TensorResult
 from ipc.catalog.model_config import ModelConfig, TensorConfig
@@ -136,6 +136,6 @@ def test_many_rows_are_work_for_a_thread_and_too_many_are_refused() -> None:
 
 def test_metadata_says_what_answers_have() -> None:
     marked = TensorConfig("x_string", "UINT8", (-1,))
-    assert _output(marked, model((1,), batch=2)) == {"name": "x_string", "datatype": "BYTES", "shape": [-1]}
+    assert output_metadata(marked, model((1,), batch=2)) == TensorMetadata("x_string", "BYTES", [-1])
     plain = TensorConfig("x_string", "UINT8", (2, 3))
-    assert _output(plain, model((1,), batch=2))["datatype"] == "UINT8"
+    assert output_metadata(plain, model((1,), batch=2)).datatype == "UINT8"

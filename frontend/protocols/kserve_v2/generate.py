@@ -20,7 +20,7 @@ import orjson
 from falcon.asgi import Request, Response
 
 from frontend.http.rendering import at_once, off_loop, off_loop_if
-from frontend.protocols.kserve_v2 import answers, elements, parameters, rendering
+from frontend.protocols.kserve_v2 import elements, json_bodies, parameters, rendering
 from frontend.protocols.kserve_v2.events import CONTENT_TYPE, EventStream, one_event
 from frontend.protocols.kserve_v2.infer import InferResource
 from frontend.protocols.kserve_v2.paths import Target
@@ -51,7 +51,7 @@ class GenerateResource:
         served = await infer.find(req, target)
         try:
             parse = partial(parsed_body, target, served.config)
-            wanted = await answers.parsed(infer.services, req, parse, MOST_NBYTES)
+            wanted = await json_bodies.parsed(infer.services, req, parse, MOST_NBYTES)
         except PenstockError as error:
             raise infer.refused(req, target, error) from error.__cause__
         if served.config.decoupled:

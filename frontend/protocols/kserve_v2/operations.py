@@ -1,4 +1,4 @@
-"""The routes of this protocol for the schema, one row each, and their answers as structs.
+"""The routes of this protocol for the API's description, one row each.
 
 Names of models may hold slashes. Binary tensors, of which the schema knows nothing, are described in docs/kserve.md.
 """
@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from frontend.openapi.operation import JSON, Operation, Parameter
-from frontend.protocols.kserve_v2 import schemas
+from frontend.protocols.kserve_v2 import management, schemas
 
 MODEL = "/v2/models/{model}"
 
@@ -22,44 +22,6 @@ class KserveError(msgspec.Struct):
     code: str
     request_id: str
     retryable: bool
-
-
-class Live(msgspec.Struct):
-    """The process lives."""
-
-    live: bool
-
-
-class Ready(msgspec.Struct):
-    """The server or the model answers."""
-
-    ready: bool
-
-
-class ServerMetadata(msgspec.Struct):
-    """The server."""
-
-    name: str
-    version: str
-    extensions: list[str]
-
-
-class TensorMetadata(msgspec.Struct):
-    """A tensor of a model; -1 stands for any size."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-
-
-class ModelMetadata(msgspec.Struct):
-    """A model and its tensors."""
-
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
 
 
 class InferredOutput(msgspec.Struct):
@@ -79,38 +41,6 @@ class InferResponse(msgspec.Struct):
     model_name: str
     model_version: str
     outputs: list[InferredOutput]
-
-
-class ModelStatistics(msgspec.Struct):
-    """Statistics of models, one entry per version."""
-
-    model_stats: list[dict[str, Any]]
-
-
-class IndexEntry(msgspec.Struct):
-    """One version of a model in the repository."""
-
-    name: str
-    version: str
-    state: Literal["READY", "UNAVAILABLE", "LOADING", "UNLOADING"]
-    reason: str | msgspec.UnsetType = msgspec.UNSET
-
-
-class SystemRegion(msgspec.Struct):
-    """A region of POSIX shared memory."""
-
-    name: str
-    key: str
-    offset: int
-    byte_size: int
-
-
-class CudaRegion(msgspec.Struct):
-    """A region of device memory."""
-
-    name: str
-    device_id: int
-    byte_size: int
 
 
 EMPTY: tuple[str, ...] = ()
@@ -186,14 +116,18 @@ def _settings(path: str, what: str) -> list[Operation]:
 
 
 OPERATIONS: tuple[Operation, ...] = (
-    _operation("get", "/v2", "Name, version and extensions.", "server", ServerMetadata),
-    _operation("get", "/v2/health/live", "Whether the process lives.", "server", Live, closed=False),
-    _operation("get", "/v2/health/ready", "Whether requests are answered.", "server", Ready, closed=False),
-    *_for_versions("", "A model and its tensors.", "models", ModelMetadata),
-    *_for_versions("/ready", "Whether a model answers.", "models", Ready),
+    _operation("get", "/v2", "Name, version and extensions.", "server", management.ServerMetadata),
+    _operation(
+        "get", "/v2/health/live", "Whether the process lives.", "server", management.Live, closed=False
+    ),
+    _operation(
+        "get", "/v2/health/ready", "Whether requests are answered.", "server", management.Ready, closed=False
+    ),
+    *_for_versions("", "A model and its tensors.", "models", management.ModelMetadata),
+    *_for_versions("/ready", "Whether a model answers.", "models", management.Ready),
     *_for_versions("/config", "The configuration of a model.", "models"),
-    *_for_versions("/stats", "Statistics of a model.", "models", ModelStatistics),
-    _operation("get", "/v2/models/stats", "Statistics of all models.", "models", ModelStatistics),
+    *_for_versions("/stats", "Statistics of a model.", "models", management.ModelsStatistics),
+    _operation("get", "/v2/models/stats", "Statistics of all models.", "models", management.ModelsStatistics),
     *_inferring(
         "/infer",
         "Run a model over named tensors.",
@@ -210,7 +144,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "/v2/repository/index",
         "All models and their states.",
         "repository",
-        IndexEntry,
+        management.IndexEntry,
         many=True,
         body=schemas.Index,
         body_required=False,
@@ -228,8 +162,8 @@ OPERATIONS: tuple[Operation, ...] = (
         )
         for action, summary in (("load", "Load a model."), ("unload", "Begin to unload a model."))
     ),
-    *_shared_memory("system", schemas.RegisterSystem, SystemRegion),
-    *_shared_memory("cuda", schemas.RegisterCuda, CudaRegion),
+    *_shared_memory("system", schemas.RegisterSystem, management.SystemRegion),
+    *_shared_memory("cuda", schemas.RegisterCuda, management.CudaRegion),
     *_settings("/v2/logging", "what the server logs"),
     *_settings("/v2/trace/setting", "what is traced"),
     *_settings(f"{MODEL}/trace/setting", "what is traced of a model"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from frontend.grpc import wire
 from frontend.protocols.kserve_v2 import rendering, strings
-from frontend.protocols.kserve_v2.grpc.parameters import message_of
+from frontend.tensors.request import Parameter
 from frontend.tensors.result import TensorResult
 from ipc.protos import kserve_v2_pb2 as pb
 
@@ -21,7 +21,7 @@ def response_of(result: TensorResult, given_id: str, streamed: bool = False, *, 
     """
     head = pb.ModelInferResponse(model_name=result.model, model_version=str(result.version), id=given_id)
     for name, value in result.parameters.items():
-        head.parameters[name].CopyFrom(message_of(value))
+        head.parameters[name].CopyFrom(_parameter(value))
     if streamed:
         head.parameters[FINAL].bool_param = final
     contents: list[bytes | memoryview] = []
@@ -52,3 +52,14 @@ def stream_error(message: str, given_id: str) -> bytes:
     answer = pb.ModelStreamInferResponse(error_message=message)
     answer.infer_response.id = given_id
     return answer.SerializeToString()
+
+
+def _parameter(value: Parameter) -> pb.InferParameter:
+    """A parameter of a response."""
+    if isinstance(value, bool):
+        return pb.InferParameter(bool_param=value)
+    if isinstance(value, int):
+        return pb.InferParameter(int64_param=value)
+    if isinstance(value, float):
+        return pb.InferParameter(double_param=value)
+    return pb.InferParameter(string_param=value)

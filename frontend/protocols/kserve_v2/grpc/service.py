@@ -10,7 +10,7 @@ from frontend.access.restricted import Api, Restrictions
 from frontend.grpc.call import Call
 from frontend.grpc.service import Answer, Method, Several
 from frontend.protocols.kserve_v2.errors import text_of
-from frontend.protocols.kserve_v2.grpc import counting, models, regions, repository, settings, statistics
+from frontend.protocols.kserve_v2.grpc import counting, management
 from frontend.protocols.kserve_v2.grpc.infer import RAW_INPUT, Infer
 from frontend.protocols.kserve_v2.headers import Forwarding
 from ipc.errors import PenstockError
@@ -41,13 +41,13 @@ def _table(infer: Infer) -> dict[Api, dict[str, Method]]:
     """All methods by the group that they may be restricted with."""
     return {
         "health": {
-            "ServerLive": Method(models.server_live, need=""),
-            "ServerReady": Method(models.server_ready, need=""),
-            "ModelReady": Method(models.model_ready),
+            "ServerLive": Method(management.server_live, need=""),
+            "ServerReady": Method(management.server_ready, need=""),
+            "ModelReady": Method(management.model_ready),
         },
         "metadata": {
-            "ServerMetadata": Method(models.server_metadata, "metadata"),
-            "ModelMetadata": Method(models.model_metadata, "metadata"),
+            "ServerMetadata": Method(management.server_metadata, "metadata"),
+            "ModelMetadata": Method(management.model_metadata, "metadata"),
         },
         "inference": {
             "ModelInfer": Method(infer.alone, "infer", raw_field=RAW_INPUT, check=counting.check),
@@ -55,23 +55,23 @@ def _table(infer: Infer) -> dict[Api, dict[str, Method]]:
                 infer.streamed, "infer", raw_field=RAW_INPUT, check=counting.check, failed=infer.failed
             ),
         },
-        "model-config": {"ModelConfig": Method(models.model_config, "config")},
-        "statistics": {"ModelStatistics": Method(statistics.model_statistics, "statistics")},
+        "model-config": {"ModelConfig": Method(management.model_config, "config")},
+        "statistics": {"ModelStatistics": Method(management.model_statistics, "statistics")},
         "model-repository": {
-            "RepositoryIndex": Method(repository.index, "index"),
-            "RepositoryModelLoad": Method(repository.load, "load", "admin"),
-            "RepositoryModelUnload": Method(repository.unload, "unload", "admin"),
+            "RepositoryIndex": Method(management.repository_index, "index"),
+            "RepositoryModelLoad": Method(management.load, "load", "admin"),
+            "RepositoryModelUnload": Method(management.unload, "unload", "admin"),
         },
         "shared-memory": {
-            "SystemSharedMemoryStatus": Method(regions.system_status, "regions"),
-            "SystemSharedMemoryRegister": Method(regions.system_register, "regions", "admin"),
-            "SystemSharedMemoryUnregister": Method(regions.system_unregister, "regions", "admin"),
-            "CudaSharedMemoryStatus": Method(regions.cuda_status, "regions"),
-            "CudaSharedMemoryRegister": Method(regions.cuda_register, "regions", "admin"),
-            "CudaSharedMemoryUnregister": Method(regions.cuda_unregister, "regions", "admin"),
+            "SystemSharedMemoryStatus": Method(management.system_status, "regions"),
+            "SystemSharedMemoryRegister": Method(management.system_register, "regions", "admin"),
+            "SystemSharedMemoryUnregister": Method(management.system_unregister, "regions", "admin"),
+            "CudaSharedMemoryStatus": Method(management.cuda_status, "regions"),
+            "CudaSharedMemoryRegister": Method(management.cuda_register, "regions", "admin"),
+            "CudaSharedMemoryUnregister": Method(management.cuda_unregister, "regions", "admin"),
         },
-        "trace": {"TraceSetting": Method(settings.trace_setting, "trace", "admin")},
-        "logging": {"LogSettings": Method(settings.log_settings, "logging", "admin")},
+        "trace": {"TraceSetting": Method(management.trace_setting, "trace", "admin")},
+        "logging": {"LogSettings": Method(management.log_settings, "logging", "admin")},
     }
 
 

@@ -1,4 +1,4 @@
-"""Small answers in JSON, and small bodies."""
+"""Answers in JSON, and bodies that are held whole."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import falcon
+import msgspec
 import orjson
 from falcon.asgi import Request, Response
 
@@ -22,9 +23,9 @@ SMALL_NBYTES = 1 << 20
 
 
 def send(resp: Response, value: Any) -> None:
-    """Answer with a JSON value."""
+    """Answer with a JSON value, or with structs."""
     resp.content_type = falcon.MEDIA_JSON
-    resp.data = orjson.dumps(value)
+    resp.data = orjson.dumps(value, default=msgspec.to_builtins)
 
 
 def send_empty(resp: Response) -> None:
@@ -33,7 +34,7 @@ def send_empty(resp: Response) -> None:
     resp.data = b""
 
 
-async def body_of(services: Services, req: Request, decoder: Decoder, most_nbytes: int = SMALL_NBYTES) -> Any:
+async def read(services: Services, req: Request, decoder: Decoder, most_nbytes: int = SMALL_NBYTES) -> Any:
     """The body of a request, decoded. Raises as `parsed`."""
     return await parsed(services, req, decoder.decode, most_nbytes)
 

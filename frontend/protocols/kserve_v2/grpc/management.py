@@ -1,0 +1,205 @@
+"""The management rpcs: messages to plain arguments, the structs of the handlers to protocol buffers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from frontend.grpc.call import Call
+from frontend.protocols.kserve_v2 import management
+from frontend.protocols.kserve_v2.grpc.reading import values_of, version_of
+from frontend.tensors import served
+from frontend.tensors.config_messages import message_of
+from frontend.tensors.refusals import UnavailableModel
+from ipc.errors import InvalidInput, ModelLoadFailed, PenstockError
+from ipc.protos import kserve_v2_pb2 as pb
+from ipc.protos import model_config_pb2
+
+
+class LoadFailed(PenstockError):
+    """A load by name has failed: INTERNAL, where an inference request to such a model gets NOT_FOUND."""
+
+
+async def server_live(call: Call, message: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
+    """ServerLive: a process that answers is live."""
+    return pb.ServerLiveResponse(live=True)
+
+
+async def server_ready(call: Call, message: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
+    """ServerReady."""
+    try:
+        management.require_ready_server(call.services)
+    except InvalidInput:
+        return pb.ServerReadyResponse(ready=False)
+    return pb.ServerReadyResponse(ready=True)
+
+
+async def model_ready(call: Call, message: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
+    """ModelReady; an unknown model is not ready."""
+    call.context.model = message.name
+    version = version_of(message.version)
+    try:
+        management.require_ready_model(call.services, message.name, version)
+    except (InvalidInput, UnavailableModel):
+        return pb.ModelReadyResponse(ready=False)
+    return pb.ModelReadyResponse(ready=True)
+
+
+async def server_metadata(call: Call, message: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
+    """ServerMetadata."""
+    return pb.ServerMetadataResponse(**_fields(management.server_metadata(call.services)))
+
+
+async def model_metadata(call: Call, message: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
+    """ModelMetadata."""
+    call.context.model = message.name
+    metadata = management.model_metadata(call.services, message.name, version_of(message.version))
+    return pb.ModelMetadataResponse(**_fields(metadata))
+
+
+async def model_config(call: Call, message: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
+    """ModelConfig."""
+    call.context.model = message.name
+    found = served.find(call.services, message.name, version_of(message.version))
+    return pb.ModelConfigResponse(config=message_of(model_config_pb2, found.config, message.name))
+
+
+async def model_statistics(call: Call, message: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
+    """Statistics of one version, of all versions of a model, or of all models."""
+    call.context.model = message.name
+    counted = await management.statistics(call.services, message.name, version_of(message.version))
+    return pb.ModelStatisticsResponse(**_fields(counted))
+
+
+async def repository_index(call: Call, message: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+    """Every version of every model; the name of the repository is not looked at."""
+    entries = management.repository_index(call.services, message.ready)
+    return pb.RepositoryIndexResponse(models=[_fields(entry) for entry in entries])
+
+
+async def load(call: Call, message: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
+    """Load a model and wait for it."""
+    call.context.model = message.model_name
+    parameters = values_of(message.parameters, "request")
+    try:
+        await call.services.extensions.control.load(message.model_name, parameters, call.context.deadline_ns)
+    except ModelLoadFailed as error:
+        raise LoadFailed(error.message) from error
+    return pb.RepositoryModelLoadResponse()
+
+
+async def unload(call: Call, message: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
+    """Begin to unload a model."""
+    call.context.model = message.model_name
+    parameters = values_of(message.parameters, "request")
+    await call.services.extensions.control.unload(message.model_name, parameters, call.context.deadline_ns)
+    return pb.RepositoryModelUnloadResponse()
+
+
+async def system_status(
+    call: Call, message: pb.SystemSharedMemoryStatusRequest
+) -> pb.SystemSharedMemoryStatusResponse:
+    """All system regions by name, or the named region."""
+    regions = management.regions(call.services, "system", message.name)
+    status = pb.SystemSharedMemoryStatusResponse.RegionStatus
+    return pb.SystemSharedMemoryStatusResponse(
+        regions={region.name: status(**_fields(region)) for region in regions}
+    )
+
+
+async def system_register(
+    call: Call, message: pb.SystemSharedMemoryRegisterRequest
+) -> pb.SystemSharedMemoryRegisterResponse:
+    """Register bytes of a POSIX object."""
+    call.services.extensions.regions.register_system(
+        message.name, message.key, message.offset, message.byte_size
+    )
+    return pb.SystemSharedMemoryRegisterResponse()
+
+
+async def system_unregister(
+    call: Call, message: pb.SystemSharedMemoryUnregisterRequest
+) -> pb.SystemSharedMemoryUnregisterResponse:
+    """Forget a system region, or all of them."""
+    management.unregister(call.services, "system", message.name)
+    return pb.SystemSharedMemoryUnregisterResponse()
+
+
+async def cuda_status(
+    call: Call, message: pb.CudaSharedMemoryStatusRequest
+) -> pb.CudaSharedMemoryStatusResponse:
+    """All CUDA regions by name, or the named region."""
+    regions = management.regions(call.services, "cuda", message.name)
+    status = pb.CudaSharedMemoryStatusResponse.RegionStatus
+    return pb.CudaSharedMemoryStatusResponse(
+        regions={region.name: status(**_fields(region)) for region in regions}
+    )
+
+
+async def cuda_register(
+    call: Call, message: pb.CudaSharedMemoryRegisterRequest
+) -> pb.CudaSharedMemoryRegisterResponse:
+    """Register device memory by its IPC handle."""
+    call.services.extensions.regions.register_cuda(
+        message.name, message.raw_handle, message.device_id, message.byte_size
+    )
+    return pb.CudaSharedMemoryRegisterResponse()
+
+
+async def cuda_unregister(
+    call: Call, message: pb.CudaSharedMemoryUnregisterRequest
+) -> pb.CudaSharedMemoryUnregisterResponse:
+    """Forget a CUDA region, or all of them."""
+    management.unregister(call.services, "cuda", message.name)
+    return pb.CudaSharedMemoryUnregisterResponse()
+
+
+async def trace_setting(call: Call, message: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
+    """Settings of the server, or of a model. A setting without values goes back to its default."""
+    settings = call.services.extensions.trace_settings
+    model = management.traced_model(call.services, message.model_name) if message.model_name else ""
+    changes = {name: _setting_of(list(setting.value)) for name, setting in message.settings.items()}
+    if changes:
+        state = await settings.update(changes, call.context.deadline_ns, model)
+    else:
+        state = settings.get(model)
+    response = pb.TraceSettingResponse()
+    for name, value in state.items():
+        response.settings[name].value.extend([value] if isinstance(value, str) else value)
+    return response
+
+
+def _setting_of(values: list[str]) -> str | list[str] | None:
+    return values[0] if len(values) == 1 else values or None
+
+
+async def log_settings(call: Call, message: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
+    """Settings of the log: change the named ones, answer with the complete state."""
+    settings = call.services.extensions.log_settings
+    changes = {name: _log_setting_of(name, value) for name, value in message.settings.items()}
+    state = await settings.update(changes, call.context.deadline_ns) if changes else settings.get()
+    response = pb.LogSettingsResponse()
+    for name, value in state.items():
+        setting = response.settings[name]
+        if isinstance(value, bool):
+            setting.bool_param = value
+        elif isinstance(value, int):
+            setting.uint32_param = value
+        else:
+            setting.string_param = value
+    return response
+
+
+def _log_setting_of(name: str, value: pb.LogSettingsRequest.SettingValue) -> bool | int | str:
+    choice = value.WhichOneof("parameter_choice")
+    if choice is None:
+        raise InvalidInput(f"setting {name[:64]!a} has no value")
+    found: bool | int | str = getattr(value, choice)
+    return found
+
+
+def _fields(struct: msgspec.Struct) -> dict[str, Any]:
+    """The fields of a struct, as the constructor of the message with the same fields takes them."""
+    fields: dict[str, Any] = msgspec.to_builtins(struct)
+    return fields

@@ -1,0 +1,317 @@
+"""The management calls: what the server and its models are, and what changes them. REST and gRPC only render.
+
+1. A handler takes the services and plain arguments, calls the engine or the services of `frontend.tensors`, and returns
+   a struct or a plain value.
+2. `routes` renders the structs as JSON, `grpc.management` as protocol buffers. Fields have the names of the contract.
+3. The description of the API takes the types of its answers from here.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from frontend.protocols.kserve_v2 import strings
+from frontend.services import Services
+from frontend.tensors import served
+from frontend.tensors.refusals import UnavailableModel
+from frontend.tensors.states import VersionState, model_of
+from frontend.tensors.statistics import Duration, ModelStatistics
+from ipc import version
+from ipc.catalog.model_config import ModelConfig, TensorConfig
+from ipc.errors import ConfigError, InvalidInput
+from ipc.memory.datatypes import BYTES
+from ipc.store.regions import Kind
+
+log = logging.getLogger(__name__)
+
+_EXTENSIONS_BEFORE_MEMORY = (
+    "classification",
+    "sequence",
+    "sequence(string_id)",
+    "model_repository",
+    "schedule_policy",
+    "model_configuration",
+)
+_EXTENSIONS_AFTER_MEMORY = ("binary_tensor_data", "parameters", "statistics", "trace", "logging")
+_MODEL_SERVER_STATES = {
+    "READY": "AVAILABLE",
+    "LOADING": "LOADING",
+    "UNLOADING": "UNLOADING",
+    "UNAVAILABLE": "END",
+}
+
+
+class Live(msgspec.Struct):
+    """The process lives."""
+
+    live: bool
+
+
+class Ready(msgspec.Struct):
+    """The server or the model answers."""
+
+    ready: bool
+
+
+class ServerMetadata(msgspec.Struct):
+    """The server."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class TensorMetadata(msgspec.Struct):
+    """A tensor of a model; -1 stands for any size."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(msgspec.Struct):
+    """A model and its tensors."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class InferStatistics(msgspec.Struct):
+    """Requests of one version by phase; there is no cache of responses."""
+
+    success: Duration
+    fail: Duration
+    queue: Duration
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+    cache_hit: Duration
+    cache_miss: Duration
+
+
+class BatchStatistics(msgspec.Struct):
+    """Runs of one batch size."""
+
+    batch_size: int
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+
+
+class VersionStatistics(msgspec.Struct):
+    """Statistics of one version; the last inference in milliseconds since 1970."""
+
+    name: str
+    version: str
+    last_inference: int
+    inference_count: int
+    execution_count: int
+    inference_stats: InferStatistics
+    response_stats: dict[str, Any]
+    batch_stats: list[BatchStatistics]
+    memory_usage: list[Any]
+
+
+class ModelsStatistics(msgspec.Struct):
+    """Statistics of models, one entry per version."""
+
+    model_stats: list[VersionStatistics]
+
+
+class IndexEntry(msgspec.Struct):
+    """One version of a model in the repository."""
+
+    name: str
+    version: str
+    state: Literal["READY", "UNAVAILABLE", "LOADING", "UNLOADING"]
+    reason: str | UnsetType = UNSET
+
+
+class SystemRegion(msgspec.Struct):
+    """A region of POSIX shared memory."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+class CudaRegion(msgspec.Struct):
+    """A region of device memory."""
+
+    name: str
+    device_id: int
+    byte_size: int
+
+
+def server_metadata(services: Services) -> ServerMetadata:
+    """Name, version, and the extensions that are really offered, in the order of the specification."""
+    regions = services.extensions.regions
+    memory = (("system_shared_memory", regions.offered), ("cuda_shared_memory", regions.cuda_offered))
+    offered = [extension for extension, is_offered in memory if is_offered]
+    return ServerMetadata(
+        services.settings.kserve.server_name,
+        version.VERSION,
+        [*_EXTENSIONS_BEFORE_MEMORY, *offered, *_EXTENSIONS_AFTER_MEMORY],
+    )
+
+
+def require_ready_server(services: Services) -> None:
+    """Raise `InvalidInput` with the reason unless requests are answered."""
+    ready, why = services.engine.ready()
+    if not ready:
+        raise InvalidInput(f"the server is not ready: {why}")
+
+
+def require_ready_model(services: Services, name: str, number: int | None) -> None:
+    """Raise `InvalidInput` with the states unless a version (None: any) of a model is ready.
+
+    Raises `UnavailableModel` for a model that the server does not know.
+    """
+    asked = [state for state in served.states(services, name) if number in (None, state.version)]
+    if any(state.state == "READY" for state in asked):
+        return
+    why = "; ".join(f"version {state.version} is {state.state} {state.reason}".rstrip() for state in asked)
+    raise InvalidInput(f"model '{name[:200]}' is not ready: {why or f'it has no version {number}'}")
+
+
+def model_metadata(services: Services, name: str, number: int | None) -> ModelMetadata:
+    """Names, versions and tensors of a model. Raises as `served.find`."""
+    config = served.find(services, name, number).config
+    versions = [number] if number is not None else [state.version for state in served.states(services, name)]
+    return ModelMetadata(
+        name,
+        [str(each) for each in versions],
+        config.platform,
+        [_tensor(tensor, config) for tensor in config.inputs],
+        [output_metadata(tensor, config) for tensor in config.outputs],
+    )
+
+
+def _tensor(tensor: TensorConfig, config: ModelConfig) -> TensorMetadata:
+    shape = [-1, *tensor.dims] if config.batches else list(tensor.dims)
+    return TensorMetadata(tensor.name, tensor.datatype, shape)
+
+
+def output_metadata(tensor: TensorConfig, config: ModelConfig) -> TensorMetadata:
+    """An output as answers have it: an output whose name marks text is BYTES."""
+    plain = _tensor(tensor, config)
+    if strings.is_marked(tensor.name, tensor.datatype, len(plain.shape)):
+        return TensorMetadata(tensor.name, BYTES, plain.shape[:1])
+    return plain
+
+
+async def statistics(services: Services, name: str, number: int | None) -> ModelsStatistics:
+    """Figures of one version of a model, of all its versions (None), or of all models (""), by name and version.
+
+    Raises `InvalidInput` for an unknown model or version.
+    """
+    rows = [
+        (model, state)
+        for model in ([name] if name else served.names(services))
+        for state in _states_of(services, model)
+        if number in (None, state.version)
+    ]
+    if name and not rows:
+        raise _not_available(name)
+    counted = await services.extensions.statistics.read()
+    return ModelsStatistics(
+        [_version_statistics(model, state.version, counted.of_state(state)) for model, state in rows]
+    )
+
+
+def _states_of(services: Services, name: str) -> list[VersionState]:
+    try:
+        return served.states(services, name)
+    except UnavailableModel:
+        raise _not_available(name) from None
+
+
+def _not_available(name: str) -> InvalidInput:
+    return InvalidInput(f"requested model '{name[:200]}' is not available")
+
+
+def _version_statistics(name: str, number: int, counted: ModelStatistics) -> VersionStatistics:
+    requests, no_cache = counted.requests, (Duration(), Duration())
+    compute = (requests.compute_input, requests.compute_infer, requests.compute_output)
+    return VersionStatistics(
+        name,
+        str(number),
+        counted.last_inference_ms,
+        counted.inference_count,
+        counted.execution_count,
+        InferStatistics(requests.success, requests.fail, requests.queue, *compute, *no_cache),
+        {},
+        [
+            BatchStatistics(size, run.compute_input, run.compute_infer, run.compute_output)
+            for size, run in sorted(counted.by_run_size.items())
+        ],
+        [],
+    )
+
+
+def repository_index(services: Services, ready_only: bool) -> list[IndexEntry]:
+    """Every version of every model, or the versions that are ready."""
+    return [
+        IndexEntry(entry.name, str(entry.version), entry.state, entry.reason or UNSET)
+        for entry in services.extensions.control.index(ready_only)
+    ]
+
+
+def regions(services: Services, kind: Kind, name: str) -> list[SystemRegion] | list[CudaRegion]:
+    """All regions of a kind by name (""), or the named region. Raises as `ClientRegions.status` does."""
+    entries = services.extensions.regions.status(kind, name)
+    if kind == "cuda":
+        return [CudaRegion(entry.name, entry.device, entry.nbytes) for entry in entries]
+    return [SystemRegion(entry.name, entry.key, entry.offset, entry.nbytes) for entry in entries]
+
+
+def unregister(services: Services, kind: Kind, name: str) -> None:
+    """Forget a region of a kind, or all of them (""). An unknown name is no error."""
+    if name:
+        services.extensions.regions.unregister(kind, name)
+    else:
+        services.extensions.regions.unregister_all(kind)
+
+
+def traced_model(services: Services, name: str) -> str:
+    """Full name of a model, under which its trace settings are kept. Raises `InvalidInput` for an unknown model."""
+    try:
+        return model_of(served.states(services, name)[0].id)
+    except UnavailableModel:
+        raise InvalidInput(f"unknown model '{name[:200]}'") from None
+
+
+async def reload_catalog(services: Services) -> bool:
+    """Read the model files again; whether they say something new.
+
+    Raises `InvalidInput` for files with mistakes; the models stay as they were.
+    """
+    try:
+        return await services.follower.reload()
+    except ConfigError as error:
+        log.error("the changed catalog is refused, the old one stays: %s", error.message)
+        raise InvalidInput("the model files have mistakes; the server's log names them") from None
+
+
+def model_server_states(services: Services) -> dict[str, Any]:
+    """All versions of all models by name, in the form of OpenVINO Model Server."""
+    return {
+        name: {
+            "model_version_status": [_model_server_state(state) for state in served.states(services, name)]
+        }
+        for name in served.names(services)
+    }
+
+
+def _model_server_state(state: VersionState) -> dict[str, Any]:
+    failed = bool(state.status.error_class) and state.state != "READY"
+    status = {"error_code": "UNKNOWN" if failed else "OK", "error_message": state.reason if failed else "OK"}
+    return {"version": str(state.version), "state": _MODEL_SERVER_STATES[state.state], "status": status}

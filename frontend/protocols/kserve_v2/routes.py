@@ -1,0 +1,303 @@
+"""The routes over REST, and the answers of the management calls as JSON.
+
+1. A fixed path has a resource of its own. Below `/v2/models` and `/v2/repository` the end of the path decides, since
+   names of models may hold slashes.
+2. A responder asks `Restrictions` first, then calls its handler, then sends what the handler returns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import falcon
+import falcon.asgi
+from falcon.asgi import Request, Response
+
+from frontend.access.restricted import Api
+from frontend.http.disconnect import until_disconnect
+from frontend.protocols.kserve_v2 import json_bodies, management, paths, schemas
+from frontend.protocols.kserve_v2.configuration import configuration
+from frontend.protocols.kserve_v2.generate import GenerateResource
+from frontend.protocols.kserve_v2.infer import InferResource
+from frontend.protocols.kserve_v2.paths import Target
+from frontend.services import Services
+from frontend.tensors import served
+from ipc.errors import InvalidInput, Unsupported
+from ipc.store.regions import Kind
+
+MOST_CONFIG_NBYTES = 4 << 20
+"""Largest body of a load that brings no files: a configuration as text within JSON."""
+_ALL_STATISTICS = "stats"
+_INDEX = re.compile(r"(?:[^/]+/)?index/?")
+_CONTROL = re.compile(
+    r"(?:(?P<repository>[^/]+)/)??models/(?P<model>.+)/(?P<action>load|unload)/?", re.DOTALL
+)
+_REGION = re.compile(r"(?:region/(?P<name>.*)/)?(?P<action>status|register|unregister)/?", re.DOTALL)
+
+Handler = Callable[[Services, Request, Any], Awaitable[Any]]
+"""Takes what the path names (a `Target`, the rest of a path, or None) and returns a JSON value; None: an empty body."""
+
+
+class Resource:
+    """Answers GET by `show` and POST by `change`. HEAD is answered as GET is, unless `head` is false."""
+
+    def __init__(
+        self,
+        services: Services,
+        api: Api,
+        show: Handler | None = None,
+        change: Handler | None = None,
+        *,
+        head: bool = True,
+    ) -> None:
+        self._services, self._api = services, api
+        if show is not None:
+            self.on_get = self._responder(show)
+            if head:
+                self.on_head = self.on_get
+        if change is not None:
+            self.on_post = self._responder(change)
+
+    def _responder(self, handler: Handler) -> Callable[..., Awaitable[None]]:
+        async def respond(req: Request, resp: Response, tail: Any = None) -> None:
+            self._services.restrictions.check(self._api, req.get_header)
+            answer = await handler(self._services, req, tail)
+            if answer is None:
+                json_bodies.send_empty(resp)
+            else:
+                json_bodies.send(resp, answer)
+
+        return respond
+
+
+def mount(app: falcon.asgi.App[Any, Any], services: Services) -> None:
+    """Add all routes of this protocol."""
+    server = Resource(services, "metadata", _server_metadata)
+    for path in ("/v2", "/v2/"):
+        app.add_route(path, server)
+    app.add_route("/v2/health/live", Resource(services, "health", _live))
+    app.add_route("/v2/health/ready", Resource(services, "health", _server_ready))
+    app.add_route("/v2/models/{tail:path}", ModelsResource(services))
+    app.add_route(
+        "/v2/repository/{tail:path}", RepositoryResource(services, "model-repository", change=_control)
+    )
+    app.add_route("/v2/systemsharedmemory/{tail:path}", regions_resource(services, "system"))
+    app.add_route("/v2/cudasharedmemory/{tail:path}", regions_resource(services, "cuda"))
+    app.add_route(
+        "/v2/logging", Resource(services, "logging", _log_settings, _change_log_settings, head=False)
+    )
+    app.add_route("/v2/trace/setting", trace_resource(services))
+    app.add_route("/v1/config", Resource(services, "model-repository", _model_server_states))
+    app.add_route("/v1/config/reload", ReloadResource(services))
+
+
+class ModelsResource:
+    """The routes of one model, and the statistics of all."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._statistics = Resource(services, "statistics", _statistics)
+        infer = InferResource(services, services.restrictions)
+        self._actions: dict[str, Any] = {
+            "": Resource(services, "metadata", _model_metadata),
+            "ready": Resource(services, "health", _model_ready),
+            "infer": infer,
+            "config": Resource(services, "model-config", _model_config),
+            "stats": self._statistics,
+            "generate": GenerateResource(infer, stream=False),
+            "generate_stream": GenerateResource(infer, stream=True),
+            "trace/setting": trace_resource(services),
+        }
+
+    async def on_get(self, req: Request, resp: Response, tail: str) -> None:
+        """A GET by its path."""
+        if tail.rstrip("/") == _ALL_STATISTICS:
+            await self._statistics.on_get(req, resp)
+            return
+        await self._answer(req, resp, tail, "on_get")
+
+    async def on_head(self, req: Request, resp: Response, tail: str) -> None:
+        """A HEAD by its path, where a GET has no effect."""
+        await self._answer(req, resp, tail, "on_head")
+
+    async def on_post(self, req: Request, resp: Response, tail: str) -> None:
+        """A POST by its path."""
+        if tail.rstrip("/") == _ALL_STATISTICS:
+            raise falcon.HTTPMethodNotAllowed(["GET"])
+        await self._answer(req, resp, tail, "on_post")
+
+    async def _answer(self, req: Request, resp: Response, tail: str, method: str) -> None:
+        target = paths.parse(tail)
+        if target is None or (target.action == "trace/setting" and target.version is not None):
+            raise falcon.HTTPNotFound
+        resource = self._actions[target.action]
+        responder = getattr(resource, method, None)
+        if responder is None:
+            if not target.action:
+                # The rest of the path may be no model at all.
+                served.states(self._services, target.name)
+            raise falcon.HTTPMethodNotAllowed(_methods(resource))
+        await responder(req, resp, target)
+
+
+def _methods(resource: Any) -> list[str]:
+    return [name for name in ("GET", "HEAD", "POST") if hasattr(resource, f"on_{name.lower()}")]
+
+
+class RepositoryResource(Resource):
+    """Everything below /v2/repository; none of the paths has a GET."""
+
+    async def on_get(self, req: Request, resp: Response, tail: str) -> None:
+        """405 for a path of this folder, else 404."""
+        if _INDEX.fullmatch(tail) or _CONTROL.fullmatch(tail):
+            raise falcon.HTTPMethodNotAllowed(["POST"])
+        raise falcon.HTTPNotFound
+
+
+class ReloadResource(Resource):
+    """POST /v1/config/reload of OpenVINO Model Server."""
+
+    def __init__(self, services: Services) -> None:
+        super().__init__(services, "model-repository")
+
+    async def on_post(self, req: Request, resp: Response) -> None:
+        """201 when the files say something new, else 200; the answer is that of `/v1/config`."""
+        self._services.restrictions.check(self._api, req.get_header)
+        changed = await management.reload_catalog(self._services)
+        json_bodies.send(resp, management.model_server_states(self._services))
+        resp.status = 201 if changed else 200
+
+
+def regions_resource(services: Services, kind: Kind) -> Resource:
+    """Everything below the folder of one kind of shared memory."""
+    show, change = partial(_regions, kind), partial(_change_regions, kind)
+    return Resource(services, "shared-memory", show, change, head=False)
+
+
+def trace_resource(services: Services) -> Resource:
+    """Trace settings: of the server, or of the model that the path names."""
+    return Resource(services, "trace", _trace_settings, _change_trace_settings, head=False)
+
+
+async def _live(services: Services, req: Request, tail: None) -> management.Live:
+    return management.Live(True)
+
+
+async def _server_ready(services: Services, req: Request, tail: None) -> management.Ready:
+    """400 for a server that is not ready, as the contract has it, with the reason."""
+    management.require_ready_server(services)
+    return management.Ready(True)
+
+
+async def _server_metadata(services: Services, req: Request, tail: None) -> management.ServerMetadata:
+    return management.server_metadata(services)
+
+
+async def _model_metadata(services: Services, req: Request, target: Target) -> management.ModelMetadata:
+    return management.model_metadata(services, target.name, target.version)
+
+
+async def _model_ready(services: Services, req: Request, target: Target) -> management.Ready:
+    """400 for a model that is not ready, with the reason, and for an unknown model."""
+    management.require_ready_model(services, target.name, target.version)
+    return management.Ready(True)
+
+
+async def _model_config(services: Services, req: Request, target: Target) -> dict[str, Any]:
+    return configuration(target.name, served.find(services, target.name, target.version).config)
+
+
+async def _statistics(services: Services, req: Request, target: Target | None) -> management.ModelsStatistics:
+    name, version = (target.name, target.version) if target is not None else ("", None)
+    return await management.statistics(services, name, version)
+
+
+async def _model_server_states(services: Services, req: Request, tail: None) -> dict[str, Any]:
+    return management.model_server_states(services)
+
+
+async def _control(services: Services, req: Request, tail: str) -> list[management.IndexEntry] | None:
+    """The index, a load or an unload, by what the path ends with."""
+    if _INDEX.fullmatch(tail):
+        wanted = await json_bodies.read(services, req, schemas.INDEX)
+        return management.repository_index(services, wanted.ready)
+    path = _CONTROL.fullmatch(tail)
+    if path is None:
+        raise falcon.HTTPNotFound
+    if path["repository"]:
+        raise Unsupported("'repository_name' is not supported: a server has one repository")
+    control, deadline_ns = services.extensions.control, req.context.penstock.deadline_ns
+    if path["action"] == "unload":
+        body = await json_bodies.read(services, req, schemas.CONTROL)
+        await control.unload(path["model"], body.parameters, deadline_ns)
+        return None
+    most_nbytes = MOST_CONFIG_NBYTES
+    if services.settings.repository.allow_files:
+        most_nbytes = max(most_nbytes, services.settings.limits.max_body_bytes)
+    body = await json_bodies.read(services, req, schemas.CONTROL, most_nbytes)
+    await until_disconnect(control.load(path["model"], body.parameters, deadline_ns), req.scope)
+    return None
+
+
+async def _regions(
+    kind: Kind, services: Services, req: Request, tail: str
+) -> list[management.SystemRegion] | list[management.CudaRegion]:
+    """Status of all regions of a kind, or of one."""
+    name, action = _region_at(tail)
+    if action != "status":
+        raise falcon.HTTPMethodNotAllowed(["POST"])
+    return management.regions(services, kind, name)
+
+
+async def _change_regions(kind: Kind, services: Services, req: Request, tail: str) -> None:
+    """Register one region; unregister one or all."""
+    name, action = _region_at(tail)
+    regions = services.extensions.regions
+    if action == "status":
+        raise falcon.HTTPMethodNotAllowed(["GET"])
+    if action == "unregister":
+        management.unregister(services, kind, name)
+    elif not name:
+        raise InvalidInput("the path has no name for the region: .../region/NAME/register")
+    elif kind == "system":
+        body = await json_bodies.read(services, req, schemas.REGISTER_SYSTEM)
+        regions.register_system(name, body.key, body.offset, body.byte_size)
+    else:
+        body = await json_bodies.read(services, req, schemas.REGISTER_CUDA)
+        regions.register_cuda(name, body.raw_handle.b64, body.device_id, body.byte_size)
+
+
+def _region_at(tail: str) -> tuple[str, str]:
+    """Name of the region, "" for none, and the action."""
+    found = _REGION.fullmatch(tail)
+    if found is None:
+        raise falcon.HTTPNotFound
+    if found["name"] == "":
+        raise InvalidInput("the path has an empty name for the region: .../region/NAME/...")
+    return found["name"] or "", found["action"]
+
+
+async def _log_settings(services: Services, req: Request, tail: None) -> dict[str, Any]:
+    return dict(services.extensions.log_settings.get())
+
+
+async def _change_log_settings(services: Services, req: Request, tail: None) -> dict[str, Any]:
+    """Change what the body names; the answer is the complete new state."""
+    changes = await json_bodies.read(services, req, schemas.LOGGING)
+    return dict(await services.extensions.log_settings.update(changes, req.context.penstock.deadline_ns))
+
+
+async def _trace_settings(services: Services, req: Request, target: Target | None) -> dict[str, Any]:
+    model = management.traced_model(services, target.name) if target is not None else ""
+    return dict(services.extensions.trace_settings.get(model))
+
+
+async def _change_trace_settings(services: Services, req: Request, target: Target | None) -> dict[str, Any]:
+    """Change what the body names; null resets. The answer is the complete new state."""
+    model = management.traced_model(services, target.name) if target is not None else ""
+    changes = await json_bodies.read(services, req, schemas.TRACE)
+    settings, deadline_ns = services.extensions.trace_settings, req.context.penstock.deadline_ns
+    return dict(await settings.update(changes, deadline_ns, model))
