@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from frontend.arbiter import announce
@@ -23,7 +22,8 @@ from frontend.http.bodies import BodyReader
 from frontend.protocols.registry import grpc_services
 from frontend.services import Services
 from frontend.status.recent import RecentWriter, ring_path
-from frontend.tensors import extensions, states
+from frontend.tensors import extensions
+from frontend.tensors.models import TensorModels
 from frontend.tensors.uploading import InputRoom
 from frontend.tracing import starting
 from ipc import logs, version
@@ -86,12 +86,13 @@ class Lifespan:
         services.recent = _open_ring(settings.paths, name)
         services.tracer = starting.start(settings, name, services.recorder.traced)
         services.extensions = extensions.make(services, self._metrics)
+        services.models = TensorModels(services.engine, services.extensions.control.mark)
         services.bodies = BodyReader(settings.limits)
         services.room = InputRoom(services.client.inputs, settings.arena.lease_copy_after_s)
         services.client.start()
         services.started = True
         services.client.demand.replicas = services.engine.replicas
-        services.client.demand.known = partial(states.may_be_loaded, services)
+        services.client.demand.known = services.models.version_states.may_be_loaded
         services.follower = CatalogFollower(settings, services.catalog, services.engine.is_loaded)
         await services.follower.catch_up()
         self._grpc = await _start_grpc(services)

@@ -20,7 +20,7 @@ from frontend.http.places import Places
 from frontend.server.drain import DRAIN, Drain
 from frontend.status.recent import RecentWriter
 from frontend.tensors.extensions import Extensions
-from frontend.tensors.served import ServedModels
+from frontend.tensors.models import TensorModels
 from frontend.tensors.uploading import InputRoom, UploadOrder
 from frontend.tracing.tracer import Tracer
 from ipc.catalog.entries import Catalog
@@ -54,7 +54,7 @@ class Services:
     copies: CopyBudget = None  # type: ignore[assignment]
     extensions: Extensions = None  # type: ignore[assignment]
     follower: CatalogFollower = None  # type: ignore[assignment]
-    served: ServedModels = field(default_factory=ServedModels)
+    models: TensorModels = None  # type: ignore[assignment]
     room: InputRoom = None  # type: ignore[assignment]
     uploads: UploadOrder = field(default_factory=UploadOrder)
     pixels: Places = field(init=False)

@@ -27,9 +27,9 @@ from frontend.protocols.sie.quantize import quantize, shorten
 from frontend.status.labels import check_label_count, check_labels, check_schema
 from frontend.tensors.catalog_parameters import options_of
 from frontend.tensors.job import Called, Job
+from frontend.tensors.models import TensorModel
 from frontend.tensors.request import InputTensor, TensorRequest
 from frontend.tensors.result import OutputTensor
-from frontend.tensors.served import Served
 from ipc.catalog.entries import Catalog
 from ipc.errors import InvalidInput, of_items
 from ipc.memory import bytes_elements
@@ -69,7 +69,7 @@ async def call(job: Job) -> Called:
     return reply, partial(outputs, made, reply)
 
 
-def plan(served: Served, request: TensorRequest, catalog: Catalog, limits: Limits) -> CatalogPlan:
+def plan(served: TensorModel, request: TensorRequest, catalog: Catalog, limits: Limits) -> CatalogPlan:
     """The call of a checked request. Raises `InvalidInput` that names the tensor and element, or the parameter."""
     for tensor in (*request.inputs, *(request.outputs or ())):
         if tensor.region is not None:
@@ -87,7 +87,7 @@ def plan(served: Served, request: TensorRequest, catalog: Catalog, limits: Limit
 class _Asked:
     """One request, taken apart."""
 
-    served: Served
+    served: TensorModel
     inputs: dict[str, InputTensor]
     outputs: list[str]
     options: dict[str, Any]
@@ -188,7 +188,7 @@ def _encode(asked: _Asked) -> CatalogPlan:
     return CatalogPlan(call, asked.outputs, dtype, dimensions)
 
 
-def _check_dimensions(served: Served, value: int | None) -> None:
+def _check_dimensions(served: TensorModel, value: int | None) -> None:
     dense = served.outputs.get("dense")
     if value is None:
         return

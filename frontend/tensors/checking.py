@@ -13,9 +13,8 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from frontend.tensors.classification import check_ranked
+from frontend.tensors.models import ExpectedInput, TensorModel
 from frontend.tensors.request import InputTensor, RegionUse, TensorRequest, WantedOutput
-from frontend.tensors.rules import InputRule
-from frontend.tensors.served import Served
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput
 from ipc.memory import bytes_elements
@@ -27,7 +26,7 @@ _MOST_NAMED = 8
 """Names of unexpected inputs that an error shows."""
 
 
-def check(served: Served, request: TensorRequest) -> int:
+def check(served: TensorModel, request: TensorRequest) -> int:
     """The batch size of a request, 1 for a model that does not batch. Raises `InvalidInput` for what the model refuses.
 
     It does not look into BYTES tensors; whoever reads their elements does (`bytes_elements.split`).
@@ -48,7 +47,7 @@ def check_dimensions(count: int, where: str) -> None:
         raise InvalidInput(f"{where}: shape has {count} dimensions, the limit is {MOST_DIMS}")
 
 
-def check_shapes(served: Served, request: TensorRequest) -> int:
+def check_shapes(served: TensorModel, request: TensorRequest) -> int:
     """`check` without bytes, outputs and sequence, for a wire format whose shapes tell where the bytes begin."""
     rows = _rows(served, request)
     _check_names(served, request.inputs)
@@ -62,7 +61,7 @@ def check_shapes(served: Served, request: TensorRequest) -> int:
     return rows
 
 
-def _rows(served: Served, request: TensorRequest) -> int:
+def _rows(served: TensorModel, request: TensorRequest) -> int:
     """The batch size that the request states, or else that its first input has."""
     most, rows = served.config.max_batch_size, request.batch_size
     if rows is None:
@@ -80,7 +79,7 @@ def _rows(served: Served, request: TensorRequest) -> int:
     return rows
 
 
-def _check_names(served: Served, inputs: Sequence[InputTensor]) -> None:
+def _check_names(served: TensorModel, inputs: Sequence[InputTensor]) -> None:
     names = [tensor.name for tensor in inputs]
     if names == served.input_names:
         return
@@ -116,7 +115,7 @@ def _check_once(kind: str, names: Iterable[str]) -> None:
 
 
 def _check_input(
-    served: Served, tensor: InputTensor, rule: InputRule, rows: int, request: TensorRequest
+    served: TensorModel, tensor: InputTensor, rule: ExpectedInput, rows: int, request: TensorRequest
 ) -> None:
     if tensor.datatype != rule.datatype:
         _check_datatype(tensor.datatype, f"input '{tensor.name}' for model '{served.name}'")
@@ -141,7 +140,7 @@ def _check_input(
         )
 
 
-def _check_batch(served: Served, tensor: InputTensor, rows: int) -> None:
+def _check_batch(served: TensorModel, tensor: InputTensor, rows: int) -> None:
     """All inputs of a model that batches have as many rows."""
     if not served.config.max_batch_size:
         return
@@ -156,7 +155,7 @@ def _check_batch(served: Served, tensor: InputTensor, rows: int) -> None:
         )
 
 
-def _check_bytes(served: Served, tensor: InputTensor, rule: InputRule) -> None:
+def _check_bytes(served: TensorModel, tensor: InputTensor, rule: ExpectedInput) -> None:
     where = f"input '{tensor.name}' for model '{served.name}'"
     if (tensor.data is None) == (tensor.region is None):
         raise InvalidInput(f"{where}: expected data or a shared memory region, and not both")
@@ -198,7 +197,7 @@ def _check_region(region: RegionUse, where: str) -> None:
             raise InvalidInput(f"{where}: shared memory {field} {_shown(value)} is outside 0..2^62")
 
 
-def _check_outputs(served: Served, wanted: Sequence[WantedOutput], rows: int) -> None:
+def _check_outputs(served: TensorModel, wanted: Sequence[WantedOutput], rows: int) -> None:
     for output in wanted:
         tensor = served.outputs.get(output.name)
         if tensor is None:
@@ -213,7 +212,9 @@ def _check_outputs(served: Served, wanted: Sequence[WantedOutput], rows: int) ->
     _check_once("output", (output.name for output in wanted))
 
 
-def _check_classes(served: Served, output: WantedOutput, count: int, tensor: TensorConfig, rows: int) -> None:
+def _check_classes(
+    served: TensorModel, output: WantedOutput, count: int, tensor: TensorConfig, rows: int
+) -> None:
     where = f"output '{output.name}' for model '{served.name}'"
     if count < 0:
         raise InvalidInput(f"{where}: classification {_shown(count)} must be >= 0")
@@ -222,7 +223,7 @@ def _check_classes(served: Served, output: WantedOutput, count: int, tensor: Ten
     check_ranked(tensor.datatype, rows * math.prod(dim for dim in tensor.dims if dim > 0), where)
 
 
-def _check_sequence(served: Served, request: TensorRequest, rows: int) -> None:
+def _check_sequence(served: TensorModel, request: TensorRequest, rows: int) -> None:
     if rows != 1:
         raise InvalidInput(
             f"inference request to model '{served.name}' must specify batch-size 1 due to requirements of sequence "

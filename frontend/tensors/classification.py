@@ -14,7 +14,7 @@ from ipc.errors import InvalidInput
 from ipc.memory.datatypes import DATATYPES
 
 if TYPE_CHECKING:
-    from frontend.tensors.served import Served
+    from frontend.tensors.models import TensorModel
 
 MOST_ELEMENTS = 1_000_000
 """Elements of a tensor that is still ranked."""
@@ -25,7 +25,7 @@ INLINE_ELEMENTS = 1 << 14
 
 
 async def classify(
-    outputs: list[OutputTensor], wanted: Sequence[WantedOutput], served: Served, rows: int
+    outputs: list[OutputTensor], wanted: Sequence[WantedOutput], served: TensorModel, rows: int
 ) -> bool:
     """Put `classes` in the place of the data of those outputs that are wanted so, one list for each of `rows`.
 

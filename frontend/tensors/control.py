@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from frontend.http.rendering import off_loop_if
-from frontend.tensors import load_parameters, served
+from frontend.tensors import load_parameters
 from frontend.tensors.agreement import Agreement
 from frontend.tensors.load_parameters import Brought
 from frontend.tensors.overriding import Change, Overriding, shown
 from frontend.tensors.refusals import UnavailableModel
-from frontend.tensors.states import State, model_of
+from frontend.tensors.version_states import State, model_of
 from ipc import deadline
 from ipc.errors import (
     ConfigError,
@@ -144,7 +144,7 @@ class RepositoryControl:
         self._check_allowed()
         _check_unload(parameters)
         try:
-            versions = self._services.served.versions(self._services, model)
+            versions = self._services.models.versions(model)
         except UnavailableModel:
             log.info("model %a is not unloaded: there is none of that name", model[:200])
             await self._end_override(model, deadline_ns)
@@ -158,8 +158,8 @@ class RepositoryControl:
     def index(self, ready_only: bool = False) -> list[IndexEntry]:
         """Every version of every model, by name and version."""
         found = []
-        for name in served.names(self._services):
-            for state in served.states(self._services, name):
+        for name in self._services.models.names():
+            for state in self._services.models.states(name):
                 if state.state == "READY" or not ready_only:
                     found.append(IndexEntry(name, state.version, state.state, state.reason))
         return found
@@ -193,7 +193,7 @@ class RepositoryControl:
         def known() -> bool:
             nonlocal entries
             try:
-                versions, chosen = services.served.versions(services, model), services.follower.chosen(model)
+                versions, chosen = services.models.versions(model), services.follower.chosen(model)
             except UnavailableModel:
                 raise ModelLoadFailed(
                     f"failed to load {shown(model)}, the repository has no such model"

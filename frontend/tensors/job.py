@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from frontend.engine.local.channel import Payload
 from frontend.engine.local.client import PartStream, Reply
+from frontend.tensors.models import TensorModel
 from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.request import TensorRequest
 from frontend.tensors.result import OutputTensor
-from frontend.tensors.served import Served, gone
 from ipc.errors import DependencyConflict, ModelLoadFailed, ModelNotFound
 from ipc.wire.messages import Call
 
@@ -32,7 +32,7 @@ class Job:
 
     services: Services
     context: RequestScope
-    served: Served
+    served: TensorModel
     request: TensorRequest
     rows: int
     scope: dict[str, Any] | None
@@ -62,7 +62,7 @@ class Job:
         except (ModelLoadFailed, DependencyConflict) as error:
             raise UnavailableModel(*asked, "failed", error.message) from error
         except ModelNotFound as error:
-            raise gone(self.services, *asked) from error
+            raise self.services.models.gone(*asked) from error
 
     @property
     def _lane(self) -> str:

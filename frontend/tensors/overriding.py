@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from frontend.tensors.load_parameters import Brought
-from frontend.tensors.states import is_repository
+from frontend.tensors.version_states import is_repository
 from ipc.catalog.repository import entries, layout
 from ipc.catalog.repository.entries import RepositoryEntry, id_of
 from ipc.catalog.repository.overrides import Override, Overrides

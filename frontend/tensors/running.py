@@ -6,7 +6,7 @@
 
 A protocol parses into a `TensorRequest`, calls `run`, renders the `TensorResult` and ends its lease:
 
-    served = await ready(services, name, version, context.deadline_ns)     # `served.py`; what parsing needs to know
+    served = await services.models.ready(name, version, context.deadline_ns)
     result = await run(services, context, TensorRequest(name, version, ...), req.scope)
     try: ... render; after the last copy out of `data`: result.reply.check()
     finally: result.reply.release()
@@ -28,11 +28,11 @@ from frontend.tensors import catalog_calls, infer_calls
 from frontend.tensors.checking import check
 from frontend.tensors.classification import classify
 from frontend.tensors.job import Job
+from frontend.tensors.models import TensorModel
 from frontend.tensors.recorder import Times
 from frontend.tensors.refusals import TimeoutExpired
 from frontend.tensors.request import TensorRequest
 from frontend.tensors.result import TensorResult
-from frontend.tensors.served import Served, ready
 from ipc.errors import DeadlineExceeded, PenstockError, Unsupported
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 class Known:
     """What is known of a request so far, for the statistics."""
 
-    served: Served | None = None
+    served: TensorModel | None = None
     rows: int = 0
 
 
@@ -63,7 +63,7 @@ async def run(
     out not to be sayable (`book` false: `book_answered` or `book_failure`).
 
     Raises:
-        UnavailableModel, ModelLoading, NoReplica: as `served.ready`.
+        UnavailableModel, ModelLoading, NoReplica: as `TensorModels.ready`.
         InvalidInput: what `checking.check` refuses, and what the model refuses.
         TimeoutExpired: `timeout_us` passed before a device began it.
         DeadlineExceeded, QueueFull, ShmExhausted, Cancelled and every other error of the engine.
@@ -115,7 +115,7 @@ async def _answer(
     scope: dict[str, Any] | None,
     known: Known,
 ) -> TensorResult:
-    served = await ready(services, request.model, request.version, context.waits_until_ns)
+    served = await services.models.ready(request.model, request.version, context.waits_until_ns)
     known.served, context.model = served, served.id
     if served.config.decoupled:
         raise Unsupported(
@@ -181,7 +181,7 @@ def book_failure(
 
     `rows` 0 is for a request whose batch size was not known yet.
     """
-    found = services.served.known(services, name)
+    found = services.models.known(name)
     if found is not None:
         model, versions = found
         known = version if version in versions else None

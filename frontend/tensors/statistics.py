@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from frontend.tensors.states import VersionState, model_of
+from frontend.tensors.version_states import VersionState, model_of
 from ipc.metrics.files import MetricFiles
 from ipc.metrics.infer_families import split_id
 from ipc.processes.paths import RunPaths
@@ -91,7 +91,7 @@ class ServerStatistics:
         return self.models.get((model, version)) or ModelStatistics()
 
     def of_state(self, state: VersionState) -> ModelStatistics:
-        """Those of a version as `served.states` lists it: figures are by full names, whatever it was asked for by."""
+        """Those of a version as `TensorModels.states` lists it; figures go by full names."""
         return self.of(model_of(state.id), state.version)
 
 

@@ -21,11 +21,11 @@ from frontend.tensors import infer_calls, running
 from frontend.tensors.checking import check
 from frontend.tensors.classification import classify
 from frontend.tensors.job import Job
+from frontend.tensors.models import TensorModel
 from frontend.tensors.recorder import Times
 from frontend.tensors.request import TensorRequest
 from frontend.tensors.result import TensorResult
 from frontend.tensors.running import Known
-from frontend.tensors.served import Served, ready
 from ipc.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ async def results(
     known = Known()
     running.limit_waiting(context, request.timeout_us)
     try:
-        served = await ready(services, request.model, request.version, context.waits_until_ns)
+        served = await services.models.ready(request.model, request.version, context.waits_until_ns)
         known.served, context.model = served, served.id
         known.rows = check(served, request)
         job = Job(services, context, served, request, known.rows, scope)
@@ -86,7 +86,7 @@ async def _part_of(parts: PartStream) -> Reply | None:
 
 
 async def _result(job: Job, reply: Reply) -> TensorResult:
-    served: Served = job.served
+    served: TensorModel = job.served
     outputs = infer_calls.outputs_of(job, reply)
     if job.request.outputs and await classify(outputs, job.request.outputs, served, job.rows):
         reply.check()

@@ -18,6 +18,7 @@ from frontend.engine.recording import Recorder
 from frontend.http.bodies import BodyReader
 from frontend.http.rendering import at_once
 from frontend.services import Services
+from frontend.tensors.models import TensorModels
 from frontend.tensors.placing import nbytes_of
 from frontend.tensors.request import InputTensor, RegionUse
 from frontend.tensors.uploading import InputRoom
@@ -227,6 +228,7 @@ def services_of(
         regions=FakeRegions(),
         control=SimpleNamespace(mark=lambda model: False if model in unloaded else None),
     )
+    services.models = TensorModels(services.engine, lambda model: services.extensions.control.mark(model))
     services.follower = SimpleNamespace(removed=set())  # type: ignore[assignment]
     return services
 

@@ -29,9 +29,8 @@ from frontend.protocols.sie import schemas
 from frontend.protocols.trtis_v1 import requests
 from frontend.protocols.trtis_v1.text import one_line, read_request_header
 from frontend.tensors import checking, load_parameters
+from frontend.tensors.models import ExpectedInput, TensorModel
 from frontend.tensors.request import TensorRequest
-from frontend.tensors.rules import InputRule
-from frontend.tensors.served import Served
 from ipc.catalog.model_config import ModelConfig, SequenceBatching
 from ipc.catalog.repository import conversion, document
 from ipc.catalog.repository.layout import ModelRefused
@@ -63,10 +62,10 @@ _BODIES = (
 )
 
 
-def _served(config: ModelConfig) -> Served:
+def _served(config: ModelConfig) -> TensorModel:
     """A loaded model of this configuration."""
-    rules = {one.name: InputRule.of(one) for one in config.inputs}
-    return Served(
+    rules = {one.name: ExpectedInput.of(one) for one in config.inputs}
+    return TensorModel(
         name=config.name,
         model=config.name,
         version=1,
@@ -83,7 +82,9 @@ def _served(config: ModelConfig) -> Served:
     )
 
 
-def _model(name: str, batch: int, inputs: tuple[Any, ...], outputs: tuple[Any, ...], **more: Any) -> Served:
+def _model(
+    name: str, batch: int, inputs: tuple[Any, ...], outputs: tuple[Any, ...], **more: Any
+) -> TensorModel:
     return _served(ModelConfig(name=name, max_batch_size=batch, inputs=inputs, outputs=outputs, **more))
 
 
@@ -128,7 +129,7 @@ def _first_line(data: bytes) -> tuple[str, bytes]:
     return line.decode("latin-1"), rest
 
 
-def _check(served: Served, request: TensorRequest) -> None:
+def _check(served: TensorModel, request: TensorRequest) -> None:
     """What follows reading: the model's checks, a look into strings, the message to a worker."""
     checking.check(served, request)
     for given in request.inputs:
@@ -222,7 +223,7 @@ def _must_refuse(body: bytes, count: int) -> None:
 def grpc_kserve(data: bytes) -> None:
     """A ModelInferRequest in the wire format."""
 
-    def understand(served: Served, message: Any, contents: Any) -> None:
+    def understand(served: TensorModel, message: Any, contents: Any) -> None:
         _check(served, grpc_reading.request_of(message, contents))
 
     _grpc(_KSERVE, data, understand)
@@ -231,7 +232,7 @@ def grpc_kserve(data: bytes) -> None:
 def grpc_trtis(data: bytes) -> None:
     """An InferRequest of TRTIS v1 in the wire format."""
 
-    def understand(served: Served, message: Any, contents: Any) -> None:
+    def understand(served: TensorModel, message: Any, contents: Any) -> None:
         request = requests.request_of(served, message.meta_data)
         checking.check_shapes(served, request)
         requests.attach(served, request, requests.sizes_of(served, message.meta_data, request), contents)
@@ -240,7 +241,7 @@ def grpc_trtis(data: bytes) -> None:
     _grpc(_TRTIS, data, understand)
 
 
-def _grpc(form: Form, data: bytes, understand: Callable[[Served, Message, Any], None]) -> None:
+def _grpc(form: Form, data: bytes, understand: Callable[[TensorModel, Message, Any], None]) -> None:
     with _refusing(InvalidInput):
         received = form.receive(data)
         message = received.message()

@@ -13,7 +13,6 @@ import pytest
 
 from frontend.engine.scope import plain_scope
 from frontend.services import Services
-from frontend.tensors import served
 from frontend.tensors.request import InputTensor, Parameter, RegionUse, TensorRequest, WantedOutput
 from frontend.tensors.result import TensorResult
 from frontend.tensors.running import run
@@ -80,7 +79,7 @@ def want(*names: str) -> list[WantedOutput]:
 
 def described(made: Services, model: str) -> tuple[int, list[tuple[Any, ...]], list[tuple[Any, ...]]]:
     """Batch size, inputs and outputs of a configuration."""
-    config = served.find(made, model).config
+    config = made.models.find(model).config
     inputs = [(one.name, one.datatype, one.dims, one.optional) for one in config.inputs]
     return config.max_batch_size, inputs, [(one.name, one.datatype, one.dims) for one in config.outputs]
 

@@ -17,7 +17,6 @@ from frontend.grpc.statuses import status_of
 from frontend.protocols.kserve_v2.errors import render
 from frontend.protocols.trtis_v1 import codes
 from frontend.services import Services
-from frontend.tensors import states
 from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.request import InputTensor, TensorRequest
 from frontend.tensors.running import run
@@ -95,9 +94,11 @@ def test_one_that_is_unloaded_by_name_meanwhile_is_told_as_that(tmp_path: Path, 
     made.extensions.control.mark = lambda model: False  # type: ignore[method-assign]
     found = refusal(made, run(made, *_asked_while(made, state)))
     assert (found.model, found.version, found.reason) == ("m", 1, "unloaded")
-    assert not states.may_be_loaded(made, "m@1")
+    assert not made.models.version_states.may_be_loaded("m@1")
     made.extensions.control.mark = lambda model: None  # type: ignore[method-assign]
-    assert states.may_be_loaded(made, "m@1") and not states.may_be_loaded(made, "m@2")
+    assert made.models.version_states.may_be_loaded("m@1") and not made.models.version_states.may_be_loaded(
+        "m@2"
+    )
 
 
 @pytest.mark.parametrize("state", ["loading", "loaded"])

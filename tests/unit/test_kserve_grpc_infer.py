@@ -19,7 +19,6 @@ from frontend.protocols.kserve_v2.grpc.counting import STRING_NBYTES
 from frontend.protocols.kserve_v2.grpc.infer import Infer
 from frontend.protocols.kserve_v2.headers import Forwarding
 from frontend.services import Services
-from frontend.tensors import served
 from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.result import INLINE_CLASSES
 from ipc import deadline
@@ -195,7 +194,7 @@ def test_a_client_that_goes_away_while_its_request_is_read_is_booked(
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    monkeypatch.setattr(infer.served, "ready", waiting)
+    monkeypatch.setattr(made.models, "ready", waiting)
     asyncio.run(run())
     made.client.inputs.close()
     recorder: Any = made.extensions.recorder
@@ -231,7 +230,7 @@ def test_a_classification_outlives_its_model(tmp_path: Path) -> None:
     made = services(tmp_path, gone=True)
     found = answered(made, ranked(2), bytes(4))
     with pytest.raises(UnavailableModel):
-        served.find(made, "ranker", 1)
+        made.models.find("ranker", 1)
     assert list(found.outputs[0].shape) == [1, 2]
     [raw] = found.raw_output_contents
     names = [f"{WIDTH - 1}.000000:{WIDTH - 1}", f"{WIDTH - 2}.000000:{WIDTH - 2}"]

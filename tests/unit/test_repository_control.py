@@ -14,7 +14,7 @@ import pytest
 from frontend.http.bodies import BodyReader
 from frontend.tensors.agreement import Agreement
 from frontend.tensors.control import UNLOAD_S, RepositoryControl
-from frontend.tensors.served import ServedModels
+from frontend.tensors.models import TensorModels
 from ipc import deadline
 from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry
 from ipc.errors import ControlDisabled, DeadlineExceeded, InvalidInput, ModelLoadFailed, Unsupported
@@ -160,7 +160,10 @@ def test_a_load_of_an_unknown_name_reads_the_files_and_is_refused_without_a_wait
     async def wait(done: Callable[[], bool], until_ns: int) -> None:
         assert done(), "nothing is waited for"
 
-    services.follower, services.served = SimpleNamespace(reload=reload), ServedModels()
+    services.follower = SimpleNamespace(reload=reload)
+    services.models = TensorModels(
+        SimpleNamespace(catalog=services.catalog, client=services.client), control.mark
+    )  # type: ignore[arg-type]
     services.client.wait = wait
     with pytest.raises(ModelLoadFailed, match="failed to load 'nope', the repository has no such model"):
         asyncio.run(control.load("nope", {}, deadline.after(60)))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from frontend.tensors.checking import check, check_shapes, default_dims, expected_nbytes
+from frontend.tensors.models import TensorModel
 from frontend.tensors.request import InputTensor, RegionUse, Sequence, TensorRequest, WantedOutput
-from frontend.tensors.served import Served, find
 from ipc.catalog.model_config import ModelConfig, SequenceBatching
 from ipc.errors import InvalidInput
 from tests.fakes.tensors import elements, entry, loaded, services_of, tensor
@@ -37,9 +37,9 @@ SEQUENCE = ModelConfig(
 )
 
 
-def served_of(root: Path, config: ModelConfig) -> Served:
+def served_of(root: Path, config: ModelConfig) -> TensorModel:
     """A loaded version of a repository model."""
-    return find(services_of(root, [entry("m@1")], [loaded("m@1", config)]), "m")
+    return services_of(root, [entry("m@1")], [loaded("m@1", config)]).models.find("m")
 
 
 def request(rows: int = 2, **more: Any) -> TensorRequest:

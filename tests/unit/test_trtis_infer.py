@@ -18,7 +18,6 @@ from frontend.protocols.trtis_v1.patterns import target_of
 from frontend.protocols.trtis_v1.server_status import server_status
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.services import Services
-from frontend.tensors import served
 from frontend.tensors.checking import MOST_DIMS, check_shapes
 from frontend.tensors.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
 from ipc.catalog.model_config import ModelConfig
@@ -156,7 +155,10 @@ X, WRONG = pb.InferRequestHeader.Input(name="X"), pb.InferRequestHeader.Input(na
 def test_missing_dims_are_told_when_all_earlier_checks_have_passed(
     rows: int, inputs: list[pb.InferRequestHeader.Input], words: str, tmp_path: Path
 ) -> None:
-    found, header = served.find(services(tmp_path), "m"), pb.InferRequestHeader(batch_size=rows, input=inputs)
+    found, header = (
+        services(tmp_path).models.find("m"),
+        pb.InferRequestHeader(batch_size=rows, input=inputs),
+    )
 
     def check() -> None:
         wanted = requests.request_of(found, header)
@@ -170,7 +172,10 @@ def test_missing_dims_are_told_when_all_earlier_checks_have_passed(
 
 def test_an_input_of_far_too_many_dims_is_refused(tmp_path: Path) -> None:
     many = pb.InferRequestHeader.Input(name="B", dims=[1] * (MOST_DIMS + 1))
-    found, header = served.find(services(tmp_path), "m"), pb.InferRequestHeader(batch_size=1, input=[A, many])
+    found, header = (
+        services(tmp_path).models.find("m"),
+        pb.InferRequestHeader(batch_size=1, input=[A, many]),
+    )
     with pytest.raises(InvalidInput, match=f"shape has 65 dimensions, the limit is {MOST_DIMS}"):
         requests.request_of(found, header)
 

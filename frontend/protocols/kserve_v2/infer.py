@@ -24,11 +24,10 @@ from frontend.protocols.kserve_v2.headers import Forwarding
 from frontend.protocols.kserve_v2.paths import Target
 from frontend.protocols.kserve_v2.reading import InferRequest
 from frontend.services import Services
-from frontend.tensors import served as served_models
+from frontend.tensors.models import TensorModel
 from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.result import TensorResult
 from frontend.tensors.running import book_answered, book_failure, run
-from frontend.tensors.served import Served
 from ipc.errors import PenstockError
 
 LONG_NBYTES = 64 << 10
@@ -59,13 +58,13 @@ class InferResource:
             raise self.refused(req, target, error, wanted.id, result) from error.__cause__
         book_answered(services, context, served.model, result)
 
-    async def find(self, req: Request, target: Target) -> Served:
-        """The model that was asked for, once it can answer. Raises as `frontend.tensors.served.ready`."""
+    async def find(self, req: Request, target: Target) -> TensorModel:
+        """The model that was asked for, once it can answer. Raises as `TensorModels.ready`."""
         context = req.context.penstock
         try:
             served = self._find_loaded(target)
             if served is None:
-                ready = served_models.ready(self.services, target.name, target.version, context.deadline_ns)
+                ready = self.services.models.ready(target.name, target.version, context.deadline_ns)
                 served = await until_disconnect(ready, req.scope, body_read=False)
         except PenstockError as error:
             book_failure(self.services, context, target.name, target.version, error)
@@ -73,10 +72,10 @@ class InferResource:
         context.model = served.id
         return served
 
-    def _find_loaded(self, target: Target) -> Served | None:
+    def _find_loaded(self, target: Target) -> TensorModel | None:
         """The model if it is loaded: the usual case, in which nothing has to be awaited."""
         try:
-            served = served_models.find(self.services, target.name, target.version)
+            served = self.services.models.find(target.name, target.version)
         except UnavailableModel:
             raise
         except PenstockError:
@@ -103,7 +102,9 @@ class InferResource:
         book_failure(self.services, req.context.penstock, target.name, version, error, rows)
         return reading.identified(error, given_id)
 
-    async def _parse(self, req: Request, served: Served, target: Target, arriving: Arriving) -> InferRequest:
+    async def _parse(
+        self, req: Request, served: TensorModel, target: Target, arriving: Arriving
+    ) -> InferRequest:
         given_id = ""
         try:
             arrived = await arriving.receive()
@@ -117,7 +118,7 @@ class InferResource:
             raise self.refused(req, asked, error, given_id) from error.__cause__
         return wanted
 
-    async def _read(self, served: Served, target: Target, arrived: Arrived) -> InferRequest:
+    async def _read(self, served: TensorModel, target: Target, arrived: Arrived) -> InferRequest:
         if arrived.data is not None and not arrived.head_nbytes:
             return raw.parse(target.name, target.version, served.config, arrived.data)
         if len(arrived.head) > LONG_NBYTES:

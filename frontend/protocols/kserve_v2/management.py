@@ -16,10 +16,9 @@ from msgspec import UNSET, UnsetType
 
 from frontend.protocols.kserve_v2 import strings
 from frontend.services import Services
-from frontend.tensors import served
 from frontend.tensors.refusals import UnavailableModel
-from frontend.tensors.states import VersionState, model_of
 from frontend.tensors.statistics import Duration, ModelStatistics
+from frontend.tensors.version_states import VersionState, model_of
 from ipc import version
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import ConfigError, InvalidInput
@@ -175,7 +174,7 @@ def require_ready_model(services: Services, name: str, number: int | None) -> No
 
     Raises `UnavailableModel` for a model that the server does not know.
     """
-    asked = [state for state in served.states(services, name) if number in (None, state.version)]
+    asked = [state for state in services.models.states(name) if number in (None, state.version)]
     if any(state.state == "READY" for state in asked):
         return
     why = "; ".join(f"version {state.version} is {state.state} {state.reason}".rstrip() for state in asked)
@@ -183,9 +182,9 @@ def require_ready_model(services: Services, name: str, number: int | None) -> No
 
 
 def model_metadata(services: Services, name: str, number: int | None) -> ModelMetadata:
-    """Names, versions and tensors of a model. Raises as `served.find`."""
-    config = served.find(services, name, number).config
-    versions = [number] if number is not None else [state.version for state in served.states(services, name)]
+    """Names, versions and tensors of a model. Raises as `TensorModels.find`."""
+    config = services.models.find(name, number).config
+    versions = [number] if number is not None else [state.version for state in services.models.states(name)]
     return ModelMetadata(
         name,
         [str(each) for each in versions],
@@ -215,7 +214,7 @@ async def statistics(services: Services, name: str, number: int | None) -> Model
     """
     rows = [
         (model, state)
-        for model in ([name] if name else served.names(services))
+        for model in ([name] if name else services.models.names())
         for state in _states_of(services, model)
         if number in (None, state.version)
     ]
@@ -229,7 +228,7 @@ async def statistics(services: Services, name: str, number: int | None) -> Model
 
 def _states_of(services: Services, name: str) -> list[VersionState]:
     try:
-        return served.states(services, name)
+        return services.models.states(name)
     except UnavailableModel:
         raise _not_available(name) from None
 
@@ -284,7 +283,7 @@ def unregister(services: Services, kind: Kind, name: str) -> None:
 def traced_model(services: Services, name: str) -> str:
     """Full name of a model, under which its trace settings are kept. Raises `InvalidInput` for an unknown model."""
     try:
-        return model_of(served.states(services, name)[0].id)
+        return model_of(services.models.states(name)[0].id)
     except UnavailableModel:
         raise InvalidInput(f"unknown model '{name[:200]}'") from None
 
@@ -304,10 +303,8 @@ async def reload_catalog(services: Services) -> bool:
 def model_server_states(services: Services) -> dict[str, Any]:
     """All versions of all models by name, in the form of OpenVINO Model Server."""
     return {
-        name: {
-            "model_version_status": [_model_server_state(state) for state in served.states(services, name)]
-        }
-        for name in served.names(services)
+        name: {"model_version_status": [_model_server_state(state) for state in services.models.states(name)]}
+        for name in services.models.names()
     }
 
 

@@ -24,7 +24,6 @@ from frontend.protocols.kserve_v2.generate import GenerateResource
 from frontend.protocols.kserve_v2.infer import InferResource
 from frontend.protocols.kserve_v2.paths import Target
 from frontend.services import Services
-from frontend.tensors import served
 from ipc.errors import InvalidInput, Unsupported
 from ipc.store.regions import Kind
 
@@ -138,7 +137,7 @@ class ModelsResource:
         if responder is None:
             if not target.action:
                 # The rest of the path may be no model at all.
-                served.states(self._services, target.name)
+                self._services.models.states(target.name)
             raise falcon.HTTPMethodNotAllowed(_methods(resource))
         await responder(req, resp, target)
 
@@ -207,7 +206,7 @@ async def _model_ready(services: Services, req: Request, target: Target) -> mana
 
 
 async def _model_config(services: Services, req: Request, target: Target) -> dict[str, Any]:
-    return configuration(target.name, served.find(services, target.name, target.version).config)
+    return configuration(target.name, services.models.find(target.name, target.version).config)
 
 
 async def _statistics(services: Services, req: Request, target: Target | None) -> management.ModelsStatistics:

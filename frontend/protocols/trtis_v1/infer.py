@@ -18,7 +18,7 @@ from frontend.protocols.trtis_v1.patterns import target_of
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.protocols.trtis_v1.text import CACHED_CHARACTERS, many_lines, one_line, read_request_header
 from frontend.services import Services
-from frontend.tensors import checking, served
+from frontend.tensors import checking
 from frontend.tensors.receiving import receive
 from frontend.tensors.result import TensorResult
 from frontend.tensors.running import book_failure, run
@@ -46,7 +46,7 @@ class InferResource:
             text = req.get_header(REQUEST_HEADER)
             long = len(text or "") > CACHED_CHARACTERS
             header = await off_loop_if(long, read_request_header, text)
-            ready = served.ready(self._services, model, wanted, context.deadline_ns)
+            ready = self._services.models.ready(model, wanted, context.deadline_ns)
             found = await until_disconnect(ready, req.scope, body_read=False)
             wanted, rows = found.version, requests.rows_of(found, header)
             request = requests.request_of(found, header)

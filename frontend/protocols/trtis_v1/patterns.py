@@ -23,13 +23,9 @@ def target_of(services: Services, path: str) -> tuple[str, int]:
     Raises `HTTPRouteNotFound` for any other path.
     """
     name, slash, last = path.rpartition("/")
-    if path and (not slash or services.served.known(services, path) is not None):
+    if path and (not slash or services.models.known(path) is not None):
         return path, -1
     version = number_of(last)
-    if (
-        version is not None
-        and name
-        and ("/" not in name or services.served.known(services, name) is not None)
-    ):
+    if version is not None and name and ("/" not in name or services.models.known(name) is not None):
         return name, version
     raise falcon.HTTPRouteNotFound

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from frontend.tensors.checking import check_dimensions, default_dims, expected_nbytes
+from frontend.tensors.models import TensorModel
 from frontend.tensors.request import InputTensor, RegionUse, TensorRequest, WantedOutput
 from frontend.tensors.request import Sequence as SequencePlace
-from frontend.tensors.served import Served
 from ipc.errors import InvalidInput
 from ipc.protos import trtis_v1_pb2 as pb
 
@@ -20,12 +20,12 @@ def version_of(number: int) -> int | None:
     return None if number == -1 else number
 
 
-def rows_of(served: Served, header: pb.InferRequestHeader) -> int:
+def rows_of(served: TensorModel, header: pb.InferRequestHeader) -> int:
     """The batch size that a request is booked under: its own, 0 for one that the model does not take."""
     return header.batch_size if 1 <= header.batch_size <= max(1, served.config.max_batch_size) else 0
 
 
-def request_of(served: Served, header: pb.InferRequestHeader) -> TensorRequest:
+def request_of(served: TensorModel, header: pb.InferRequestHeader) -> TensorRequest:
     """The neutral request, its inputs still without their bytes. Raises `InvalidInput` for one of far too many dims."""
     return TensorRequest(
         served.name,
@@ -42,7 +42,7 @@ def request_of(served: Served, header: pb.InferRequestHeader) -> TensorRequest:
     )
 
 
-def _input(served: Served, sent: pb.InferRequestHeader.Input, rows: int) -> InputTensor:
+def _input(served: TensorModel, sent: pb.InferRequestHeader.Input, rows: int) -> InputTensor:
     """An input whose shape has the batch dimension; an unknown name is left for the check of all of them.
 
     Missing dims are those of the model. Where they vary 0 stands for them until the shapes were checked: that they are
@@ -65,7 +65,7 @@ def _region(sent: pb.InferRequestHeader.Input | pb.InferRequestHeader.Output) ->
     return RegionUse(sent.shared_memory.name, sent.shared_memory.offset, sent.shared_memory.byte_size)
 
 
-def sizes_of(served: Served, header: pb.InferRequestHeader, request: TensorRequest) -> list[int]:
+def sizes_of(served: TensorModel, header: pb.InferRequestHeader, request: TensorRequest) -> list[int]:
     """Bytes of each input, in order; 0 for those in shared memory.
 
     Raises `InvalidInput` when a shape or size is missing that only the request can tell, or a size contradicts shape
@@ -96,7 +96,7 @@ def sizes_of(served: Served, header: pb.InferRequestHeader, request: TensorReque
     return sizes
 
 
-def cut(served: Served, request: TensorRequest, sizes: Sequence[int], body: memoryview) -> None:
+def cut(served: TensorModel, request: TensorRequest, sizes: Sequence[int], body: memoryview) -> None:
     """Give each input its part of a body that holds all of them. Raises `InvalidInput` when it is too short or long."""
     at = 0
     for tensor, nbytes in zip(request.inputs, sizes, strict=True):
@@ -115,7 +115,7 @@ def cut(served: Served, request: TensorRequest, sizes: Sequence[int], body: memo
 
 
 def attach(
-    served: Served, request: TensorRequest, sizes: Sequence[int], raw: Sequence[bytes | memoryview]
+    served: TensorModel, request: TensorRequest, sizes: Sequence[int], raw: Sequence[bytes | memoryview]
 ) -> None:
     """Give each input its own raw bytes. Raises `InvalidInput` for another number of them, or another size."""
     carried = [

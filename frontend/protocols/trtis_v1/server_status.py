@@ -11,10 +11,9 @@ from functools import lru_cache
 from frontend.grpc.succession import SUCCESSION
 from frontend.protocols.trtis_v1.model_config import config_of
 from frontend.services import Services
-from frontend.tensors import served
 from frontend.tensors.refusals import UnavailableModel
-from frontend.tensors.states import VersionState, is_repository, model_of
 from frontend.tensors.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
+from frontend.tensors.version_states import VersionState, is_repository, model_of
 from ipc import version
 from ipc.catalog.model_config import ModelConfig
 from ipc.catalog.repository.entries import RepositoryEntry
@@ -46,7 +45,7 @@ def is_ready(services: Services) -> bool:
         return False
     if not services.settings.trtis.strict_readiness:
         return True
-    states = (state for name in served.names(services) for state in served.states(services, name))
+    states = (state for name in services.models.names() for state in services.models.states(name))
     return all(state.state == "READY" or not _is_asked_for(services, state) for state in states)
 
 
@@ -84,7 +83,7 @@ async def server_status(services: Services, server_id: str, model: str = "") -> 
     check_running(services)
     statistics = await services.extensions.statistics.read()
     former = _former(services, statistics)
-    names = [model] if model else sorted({*served.names(services), *former})
+    names = [model] if model else sorted({*services.models.names(), *former})
     status = pb.ServerStatus(
         id=server_id, version=version.VERSION, uptime_ns=_uptime_ns(), ready_state=ready_state(services)
     )
@@ -129,7 +128,7 @@ def _add_model(
     statistics: ServerStatistics,
     former: dict[str, set[int]],
 ) -> None:
-    full, _ = services.served.known(services, name) or (name, ())
+    full, _ = services.models.known(name) or (name, ())
     states = _states(services, name)
     gone = former.get(full, set()) - {state.version for state in states}
     if not gone:
@@ -152,7 +151,7 @@ def _add_model(
 def _check_known(services: Services, name: str) -> None:
     """Raise `InvalidInput` for a name that no model has, with what the name may be meant for."""
     try:
-        services.served.versions(services, name)
+        services.models.versions(name)
     except UnavailableModel as error:
         why = f": {error.why}" if error.why else ""
         raise InvalidInput(f"no status available for unknown model '{name[:200]}'{why}") from error
@@ -161,7 +160,7 @@ def _check_known(services: Services, name: str) -> None:
 def _states(services: Services, name: str) -> list[VersionState]:
     """The versions that are there; not the number that stands for those of a model that has none."""
     with contextlib.suppress(UnavailableModel):
-        found = served.states(services, name)
+        found = services.models.states(name)
         return [state for state in found if state.state != "UNAVAILABLE" or not _is_absent(services, state)]
     return []
 
@@ -174,9 +173,9 @@ def _is_absent(services: Services, state: VersionState) -> bool:
 def _config_of(services: Services, name: str) -> ModelConfig | None:
     """The configuration of the version that answers now; while none does, what the file of the newest one says."""
     with contextlib.suppress(PenstockError):
-        return served.find(services, name).config
+        return services.models.find(name).config
     with contextlib.suppress(UnavailableModel):
-        entry = services.catalog.get(served.states(services, name)[-1].id)
+        entry = services.catalog.get(services.models.states(name)[-1].id)
         return entry.config if isinstance(entry, RepositoryEntry) else None
     return None
 

@@ -18,11 +18,11 @@ from frontend.protocols.kserve_v2.grpc.reading import EMPTY_FINAL, request_of, v
 from frontend.protocols.kserve_v2.grpc.rendering import empty_final, is_long, response_of, stream_error
 from frontend.protocols.kserve_v2.headers import Forwarding
 from frontend.protocols.kserve_v2.reading import identifying
-from frontend.tensors import running, served
+from frontend.tensors import running
+from frontend.tensors.models import TensorModel
 from frontend.tensors.request import TensorRequest
-from frontend.tensors.served import Served
-from frontend.tensors.states import model_of
 from frontend.tensors.streamed import closing, results
+from frontend.tensors.version_states import model_of
 from ipc.errors import PenstockError
 from ipc.memory.datatypes import BYTES
 from ipc.protos import kserve_v2_pb2 as pb
@@ -77,16 +77,16 @@ class Infer:
         name, version = message.model_name, None
         with contextlib.suppress(PenstockError):
             version = version_of(message.model_version)
-            version = call.services.served.find(call.services, name, version).version
+            version = call.services.models.find(name, version).version
         return name, version
 
     @staticmethod
-    async def _find(call: Call, request: TensorRequest) -> Served:
-        return await served.ready(call.services, request.model, request.version, call.context.deadline_ns)
+    async def _find(call: Call, request: TensorRequest) -> TensorModel:
+        return await call.services.models.ready(request.model, request.version, call.context.deadline_ns)
 
     @staticmethod
     async def _responses(
-        call: Call, message: pb.ModelInferRequest, request: TensorRequest, found: Served
+        call: Call, message: pb.ModelInferRequest, request: TensorRequest, found: TensorModel
     ) -> AsyncGenerator[bytes, None]:
         """Those of a decoupled model, and an empty one at the end if it was asked for."""
         services = call.services

@@ -9,7 +9,6 @@ import msgspec
 from frontend.grpc.call import Call
 from frontend.protocols.kserve_v2 import management
 from frontend.protocols.kserve_v2.grpc.reading import values_of, version_of
-from frontend.tensors import served
 from frontend.tensors.config_messages import message_of
 from frontend.tensors.refusals import UnavailableModel
 from ipc.errors import InvalidInput, ModelLoadFailed, PenstockError
@@ -61,7 +60,7 @@ async def model_metadata(call: Call, message: pb.ModelMetadataRequest) -> pb.Mod
 async def model_config(call: Call, message: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
     """ModelConfig."""
     call.context.model = message.name
-    found = served.find(call.services, message.name, version_of(message.version))
+    found = call.services.models.find(message.name, version_of(message.version))
     return pb.ModelConfigResponse(config=message_of(model_config_pb2, found.config, message.name))
 
 

@@ -9,7 +9,7 @@ from frontend.http.rendering import off_loop_if
 from frontend.protocols.trtis_v1 import requests, responses
 from frontend.protocols.trtis_v1.grpc.turns import Turn, Turns
 from frontend.protocols.trtis_v1.statuses import Statuses
-from frontend.tensors import checking, served
+from frontend.tensors import checking
 from frontend.tensors.result import TensorResult
 from frontend.tensors.running import book_failure, run
 from ipc.errors import PenstockError
@@ -38,7 +38,7 @@ class Inference:
         call.context.model = request.model_name
         version, rows = requests.version_of(request.model_version), 0
         try:
-            found = await served.ready(services, request.model_name, version, call.context.deadline_ns)
+            found = await services.models.ready(request.model_name, version, call.context.deadline_ns)
             version, rows = found.version, requests.rows_of(found, header)
             turn.of(found.config)
             wanted = requests.request_of(found, header)

@@ -1,0 +1,310 @@
+"""Which models can be asked for tensors, by name and version: looked up once per request, and waited for if need be.
+
+1. A repository model `<name>` with version `<v>` is the catalog entry `<name>@<v>`; `catalog.versions` lists them.
+2. Every other entry of the catalog (encode, score, extract) is a tensor model of version 1, under its id and, where no
+   other model has it, under the last part of its id.
+3. `TensorModels.find` answers from a cache that lives until a worker reports other states or the catalog changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from frontend.engine.local import routing
+from frontend.engine.local.client import Client
+from frontend.engine.local.engine import Engine
+from frontend.tensors import catalog_models
+from frontend.tensors.refusals import UnavailableModel
+from frontend.tensors.version_states import VersionState, VersionStates, is_repository, model_of
+from ipc.catalog.entries import Catalog, ModelEntry
+from ipc.catalog.model_config import ModelConfig, TensorConfig
+from ipc.errors import (
+    DependencyConflict,
+    InferenceFailed,
+    ModelError,
+    ModelLoadFailed,
+    ModelLoading,
+    ModelNotFound,
+    ModelNotLoaded,
+    NoReplica,
+    PenstockError,
+)
+from ipc.memory.datatypes import DATATYPES
+from ipc.wire.messages import ModelStatus, TensorOutput
+
+_PASSING = (ModelLoading, ModelNotLoaded, NoReplica)
+"""Errors of a model that may be there after a wait."""
+
+
+class ExpectedInput(NamedTuple):
+    """What a configuration says of one input: `dims` without a batch dimension, `nbytes` of an element (0: varies)."""
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    variable: bool
+    nbytes: int
+    optional: bool
+
+    @classmethod
+    def of(cls, tensor: TensorConfig) -> ExpectedInput:
+        """From one configured input."""
+        nbytes = DATATYPES[tensor.datatype].nbytes
+        return cls(tensor.name, tensor.datatype, tensor.dims, -1 in tensor.dims, nbytes, tensor.optional)
+
+    def fits(self, dims: list[int]) -> bool:
+        """Whether these dims, without the batch dimension, are among those that the model takes."""
+        if not self.variable:
+            return tuple(dims) == self.dims
+        return len(dims) == len(self.dims) and all(
+            allowed in (-1, given) for allowed, given in zip(self.dims, dims, strict=True)
+        )
+
+
+@dataclass(slots=True, frozen=True)
+class TensorModel:
+    """One version of a model that can be asked.
+
+    `name` is the name in the request, `model` the full name, `id` the catalog entry. `kind` says what a request
+    becomes: the call of a program of named tensors (`infer`), or one of the catalog's own operations. `required` is the
+    number of inputs that every request must have.
+    """
+
+    name: str
+    model: str
+    version: int
+    id: str
+    kind: catalog_models.Kind
+    config: ModelConfig
+    entry: ModelEntry
+    status: ModelStatus
+    inputs: dict[str, ExpectedInput]
+    outputs: dict[str, TensorConfig]
+    input_names: list[str]
+    every_output: list[TensorOutput]
+    required: int
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether a worker has the version."""
+        return self.status.state == "loaded"
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the cache was made from."""
+
+    sources: object = None
+    workers: list[tuple[str, object]] = field(default_factory=list)
+
+
+class TensorModels:
+    """The names of one frontend's catalog, and the versions found so far.
+
+    `mark` tells whether a model was loaded (true) or unloaded (false) by name last.
+    """
+
+    def __init__(self, engine: Engine, mark: Callable[[str], bool | None]) -> None:
+        self.engine, self.version_states = engine, VersionStates(engine, mark)
+        self._seen = _Seen()
+        self._names: dict[str, tuple[tuple[int, str], ...]] = {}
+        self._canonical: list[str] = []
+        self._found: dict[tuple[str, int | None], TensorModel] = {}
+
+    def find(self, name: str, version: int | None = None) -> TensorModel:
+        """The version of a model that answers now; `version` None is the latest loaded version.
+
+        A catalog model that is not loaded is found too: a request loads it. Its widths may be -1 until then.
+
+        Raises:
+            UnavailableModel: no such model or version, or it was unloaded or failed to load; `reason` says which.
+            ModelLoading: it will be there soon; with Retry-After.
+            NoReplica: no worker is up that could say.
+        """
+        self._refresh()
+        model = self._found.get((name, version))
+        if model is None:
+            model = self._look_up(name, version)
+            if model.is_loaded:
+                self._found[name, version] = model
+        return model
+
+    async def ready(self, name: str, version: int | None, deadline_ns: int) -> TensorModel:
+        """`find`, after waiting for a load that runs or that this request starts, at most `limits.load_wait_s`.
+
+        Of several versions that may come, the first to be there answers. The model that is returned is loaded. Raises
+        as `find` does, and `DeadlineExceeded`.
+        """
+        tried = set[str]()
+        while True:
+            try:
+                model = self.find(name, version)
+                if model.is_loaded:
+                    return model
+                coming = [model.id]
+            except _PASSING:
+                coming = self._coming(name, version, tried)
+            entry, *others = coming
+            try:
+                await self.engine.ensure_loaded(entry, deadline_ns, others)
+            except ModelLoading as error:
+                raise _with_progress(error, name, self.engine.status(entry)) from error
+            except (ModelLoadFailed, DependencyConflict, ModelNotFound) as error:
+                if entry in tried:
+                    raise _refusal(error, name, version) from error
+                # Another version may serve, or come.
+                tried.add(entry)
+            else:
+                return self.find(name, version)
+
+    def gone(self, name: str, version: int | None) -> UnavailableModel:
+        """Why a model that was found does not answer any more: it was taken away meanwhile, and may be coming back."""
+        try:
+            self.find(name, version)
+        except UnavailableModel as error:
+            return error
+        except _PASSING:
+            pass
+        return UnavailableModel(name, version, "unloaded")
+
+    def known(self, name: str) -> tuple[str, tuple[int, ...]] | None:
+        """Full name and versions of a model, None when there is none."""
+        self._refresh()
+        found = self._names.get(name)
+        if found is None:
+            return None
+        return model_of(found[0][1]), tuple(version for version, _ in found)
+
+    def names(self) -> list[str]:
+        """Names of all models, sorted; short names are left out."""
+        self._refresh()
+        return self._canonical
+
+    def versions(self, name: str) -> tuple[tuple[int, str], ...]:
+        """(version, catalog id) of each version of a model, ascending. Raises `UnavailableModel`."""
+        self._refresh()
+        try:
+            return self._names[name]
+        except KeyError:
+            raise UnavailableModel(name, None, "model", self.engine.catalog.absence(name)) from None
+
+    def states(self, name: str) -> list[VersionState]:
+        """All versions of a model, ascending. Raises `UnavailableModel` for a name that nothing has."""
+        return [self.version_states.of(version, entry) for version, entry in self.versions(name)]
+
+    def _refresh(self) -> None:
+        catalog, client, seen = self.engine.catalog, self.engine.client, self._seen
+        if seen.sources is not catalog.sources:
+            self._names, self._canonical = _names_of(catalog)
+        elif _same(seen.workers, client):
+            return
+        seen.sources, seen.workers = catalog.sources, [(c.state, c.models) for c in client.channels]
+        self._found.clear()
+
+    def _look_up(self, name: str, version: int | None) -> TensorModel:
+        chosen = [found for found in self.versions(name) if version in (None, found[0])]
+        if not chosen:
+            raise UnavailableModel(name, version, "version")
+        for number, entry in reversed(chosen):
+            status = self.engine.status(entry)
+            on_demand = not is_repository(entry) and not self.version_states.is_unloaded(entry)
+            if status.state == "loaded" or on_demand:
+                return self._model(name, number, entry, status)
+        raise self._missing(name, version, chosen)
+
+    def _model(self, name: str, version: int, entry_id: str, status: ModelStatus) -> TensorModel:
+        entry = self.engine.find(entry_id)
+        if is_repository(entry_id):
+            kind: catalog_models.Kind = "infer"
+            if status.config is None:
+                raise InferenceFailed(f"model {name!a} version {version}: its worker gives no configuration")
+            config = status.config
+        else:
+            kind = catalog_models.kind_of(entry)
+            config = catalog_models.config_of(name, entry, status.dims, self.engine.settings.limits)
+        inputs = {tensor.name: ExpectedInput.of(tensor) for tensor in config.inputs}
+        return TensorModel(
+            name=name,
+            model=model_of(entry_id),
+            version=version,
+            id=entry_id,
+            kind=kind,
+            config=config,
+            entry=entry,
+            status=status,
+            inputs=inputs,
+            outputs={tensor.name: tensor for tensor in config.outputs},
+            input_names=list(inputs),
+            every_output=[TensorOutput(tensor.name) for tensor in config.outputs],
+            required=sum(not expected.optional for expected in inputs.values()),
+        )
+
+    def _missing(self, name: str, version: int | None, chosen: list[tuple[int, str]]) -> PenstockError:
+        """Why none of these versions of a repository model answers."""
+        states = [self.version_states.of(number, entry) for number, entry in reversed(chosen)]
+        refusal: PenstockError | None = None
+        for state in states:
+            if self.version_states.is_coming(state.id, state.status):
+                on_demand = self.engine.settings.catalog.on_demand
+                error = routing.explain(self.engine.client.channels, state.id, on_demand=on_demand)
+                if not isinstance(error, ModelLoadFailed | DependencyConflict):
+                    if isinstance(error, ModelLoading):
+                        return _with_progress(error, name, state.status)
+                    return error
+                refusal = refusal or _refusal(error, name, version)
+        if refusal is not None:
+            return refusal
+        for state in states:
+            if state.status.state == "failed":
+                return UnavailableModel(name, version, "failed", state.reason)
+        return UnavailableModel(name, version, "unloaded")
+
+    def _coming(self, name: str, version: int | None, tried: set[str]) -> list[str]:
+        """Catalog ids of the versions of a model that a wait may bring, the greatest first and those `tried` last."""
+        chosen = [entry for number, entry in reversed(self.versions(name)) if version in (None, number)]
+        coming = [e for e in chosen if self.version_states.is_coming(e, self.engine.status(e))]
+        return sorted(coming, key=tried.__contains__) or chosen[:1]
+
+
+def _same(seen: list[tuple[str, object]], client: Client) -> bool:
+    channels = client.channels
+    if len(channels) != len(seen):
+        return False
+    # PERF: this is asked for every request, so it makes nothing.
+    for channel, (state, models) in zip(channels, seen, strict=True):
+        if channel.models is not models or channel.state != state:
+            return False
+    return True
+
+
+def _names_of(catalog: Catalog) -> tuple[dict[str, tuple[tuple[int, str], ...]], list[str]]:
+    """Versions by every name that can be asked for, and the names without the short ones."""
+    known = {
+        name: tuple((version, f"{name}@{version}") for version in sorted(versions))
+        for name, versions in catalog.versions.items()
+    }
+    ids = [name for name in catalog if "@" not in name]
+    known |= {name: ((catalog_models.VERSION, name),) for name in ids}
+    canonical = sorted(known)
+    shorts: dict[str, list[str]] = {}
+    for name in ids:
+        shorts.setdefault(name.rpartition("/")[2], []).append(name)
+    for short, owners in shorts.items():
+        if len(owners) == 1:
+            known.setdefault(short, known[owners[0]])
+    return known, canonical
+
+
+def _refusal(error: ModelError, name: str, version: int | None) -> UnavailableModel:
+    """The failure of a load, or the end of a model, in the words of this module."""
+    if isinstance(error, ModelNotFound):
+        return UnavailableModel(name, version, "unloaded")
+    return UnavailableModel(name, version, "failed", error.message)
+
+
+def _with_progress(error: ModelLoading, name: str, status: ModelStatus) -> ModelLoading:
+    """The same under the name that was asked for, with how far the load has come."""
+    text = f"model {name[:200]!a} is loading, {status.progress:.0%} of it is done"
+    return ModelLoading(text, retry_after_s=error.retry_after_s)
