@@ -1,6 +1,9 @@
-"""How an extra is installed: the one place for these words, in the source tree and where a wheel was installed."""
+"""Packages that not everybody has: import one, or say which extra brings the package and how to install the extra."""
 
 from __future__ import annotations
+
+import importlib
+from typing import Any
 
 from ipc.processes.starting import TOP
 from ipc.version import VERSION
@@ -17,3 +20,15 @@ def needed(extra: str) -> str:
         command = f"pip install 'penstock_server-{VERSION}-py3-none-any.whl[{extra}]'"
     more = f", then pip install --no-deps {_ALONE[extra]}" if extra in _ALONE else ""
     return f"the extra {extra} ({command}{more})"
+
+
+def require(module: str, extra: str, package: str = "") -> Any:
+    """Import `module` of `package` (by default the module's first name).
+
+    Raises ImportError that names the package and its extra when it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        name = package or module.partition(".")[0]
+        raise ImportError(f"this model needs the package {name}: {needed(extra)}") from error

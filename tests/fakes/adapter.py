@@ -30,8 +30,7 @@ import numpy as np
 import torch
 
 from ipc.wire.messages import Call, InputItem
-from workers.adapters.base import Adapter, ItemFailure, LoadContext, Prepared, SparseRows
-from workers.adapters.spec import AdapterSpec
+from workers.adapters.base import Adapter, AdapterSpec, ItemFailure, LoadContext, Prepared, SparseRows
 
 
 def vector_of(text: str, dims: int) -> np.ndarray:

@@ -15,7 +15,7 @@ import torch
 from msgspec.structs import replace
 
 from tests.fakes.adapter import FakeAdapter
-from workers.adapters.spec import AdapterSpec
+from workers.adapters.base import AdapterSpec
 
 _LIVING: weakref.WeakSet[CrowdedAdapter] = weakref.WeakSet()
 

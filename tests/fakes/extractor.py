@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 from ipc.wire.extraction import Entity, Extraction
 from ipc.wire.messages import Call, ExtractCall, InputItem
 from tests.fakes.adapter import FakeAdapter
-from workers.adapters.base import ItemFailure, Prepared
-from workers.adapters.spec import AdapterSpec
+from workers.adapters.base import AdapterSpec, ItemFailure, Prepared
 
 
 class FakeExtractor(FakeAdapter):

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from ipc.wire.messages import Call
 from tests.fakes.adapter import FakeAdapter
-from workers.adapters.spec import AdapterSpec
+from workers.adapters.base import AdapterSpec
 
 SECRET = "secret detail of a bug"
 

@@ -32,10 +32,9 @@ import torch
 
 from ipc.catalog.model_config import ModelConfig
 from ipc.errors import InvalidInput
-from workers.adapters.base import LoadContext, Pause
+from workers.adapters.base import AdapterSpec, LoadContext, Pause
 from workers.adapters.shared.named_tensors import NamedBatch
 from workers.adapters.shared.program import ProgramAdapter
-from workers.adapters.spec import AdapterSpec
 
 Outputs = Mapping[str, np.ndarray | torch.Tensor]
 

@@ -13,8 +13,7 @@ import torch
 
 from ipc.wire.messages import Call, InputItem, ScoreCall
 from tests.fakes.adapter import FakeAdapter
-from workers.adapters.base import ItemFailure, Prepared
-from workers.adapters.spec import AdapterSpec
+from workers.adapters.base import AdapterSpec, ItemFailure, Prepared
 
 
 class FakeScorer(FakeAdapter):

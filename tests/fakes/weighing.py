@@ -20,8 +20,7 @@ from msgspec.structs import replace
 
 from ipc.wire.messages import Call, InputItem
 from tests.fakes.adapter import FakeAdapter
-from workers.adapters.base import ItemFailure, LoadContext, Prepared
-from workers.adapters.spec import AdapterSpec
+from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared
 
 _LEAKED: list[torch.Tensor] = []
 

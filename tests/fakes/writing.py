@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from msgspec.structs import replace
 
 from tests.fakes.adapter import FakeAdapter
-from workers.adapters.spec import AdapterSpec
+from workers.adapters.base import AdapterSpec
 from workers.strategies import stepping
 
 

@@ -9,12 +9,12 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 
 from workers.adapters import registry
+from workers.adapters.base import AdapterSpec
 from workers.adapters.dense import DenseAdapter
 from workers.adapters.registry import UnknownAdapterError, names, resolve
-from workers.adapters.spec import AdapterSpec
 
 
-@pytest.mark.parametrize("module", ["workers.adapters.registry", "workers.adapters.spec", "workers"])
+@pytest.mark.parametrize("module", ["workers.adapters.registry", "workers"])
 def test_importing_the_registry_imports_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -61,4 +61,4 @@ def test_a_check_knows_families_and_lets_dotted_paths_pass_unimported() -> None:
 
 def test_what_is_no_adapter_is_refused() -> None:
     with pytest.raises(TypeError, match="not a subclass"):
-        resolve("workers.adapters.spec:AdapterSpec")
+        resolve("workers.adapters.base:AdapterSpec")

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.tiny.vocabularies import byte_level, byte_pairs, clip_letters, unigram, wordpiece
-from workers.adapters.shared.beginnings import encode_beginning, goes_word_by_word
+from workers.adapters.shared.long_texts import encode_beginning, goes_word_by_word
 from workers.adapters.shared.pairs import PairTokenizer
 from workers.adapters.shared.tokenizing import TextTokenizer
 

@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 
 from ipc.errors import InvalidInput
 from ipc.wire.messages import Call, EncodeCall, InputItem, ScoreCall
-from workers.adapters.base import Adapter, ItemFailure, LoadContext, Prepared, SparseRows
+from workers.adapters.base import Adapter, AdapterSpec, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared import late_interaction
-from workers.adapters.shared.late_interaction import LateInteraction, max_sim, slices
-from workers.adapters.shared.pairing import PairBatch
+from workers.adapters.shared.late_interaction import LateInteraction, PairBatch, max_sim, slices
 from workers.adapters.shared.sparse import paired_dots
-from workers.adapters.spec import AdapterSpec
 
 WIDTH = 4
 

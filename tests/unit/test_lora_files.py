@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from ipc.catalog.entries import DirectorySource, HubSource, ModelEntry, is_lora_name, read_entry
 from ipc.errors import ConfigError
 from tests.tiny import loras
-from workers.adapters.shared.peft_layout import Lora, UnsupportedLora
-from workers.loading import lora_source
+from workers.loading import lora_files
+from workers.loading.lora_files import Lora, UnsupportedLora
 from workers.loading.source import SourceError
 
 PATH = "encoder.layer.0.attention.self.query"
@@ -125,16 +125,16 @@ def test_a_cut_off_file_and_a_config_that_is_no_map_are_refused(lora: Path) -> N
 )  # fmt: skip
 def test_names_that_are_no_plain_parts_lead_nowhere(lora: Path, name: str) -> None:
     assert not is_lora_name(name)
-    assert lora_source.find(ENTRY, [str(lora.parent)], name) is None
+    assert lora_files.find(ENTRY, [str(lora.parent)], name) is None
 
 
 def test_names_are_looked_up_in_the_entry_and_then_below_the_directories(lora: Path) -> None:
     dirs = [str(lora.parent / "missing"), str(lora.parent)]
-    assert lora_source.find(ENTRY, dirs, "listed") == DirectorySource("/loras/listed")
-    assert lora_source.find(ENTRY, dirs, "lora") == DirectorySource(str(lora))
-    assert lora_source.find(ENTRY, [str(lora.parent.parent)], "dir/lora") == DirectorySource(str(lora))
-    assert lora_source.find(ENTRY, dirs, "other") is None
-    assert lora_source.find(ENTRY, [str(lora.parent.parent)], "dir") is None, "it holds no adapter itself"
+    assert lora_files.find(ENTRY, dirs, "listed") == DirectorySource("/loras/listed")
+    assert lora_files.find(ENTRY, dirs, "lora") == DirectorySource(str(lora))
+    assert lora_files.find(ENTRY, [str(lora.parent.parent)], "dir/lora") == DirectorySource(str(lora))
+    assert lora_files.find(ENTRY, dirs, "other") is None
+    assert lora_files.find(ENTRY, [str(lora.parent.parent)], "dir") is None, "it holds no adapter itself"
 
 
 def test_links_that_lead_out_of_the_directory_do_not_exist(lora: Path, tmp_path: Path) -> None:
@@ -145,21 +145,21 @@ def test_links_that_lead_out_of_the_directory_do_not_exist(lora: Path, tmp_path:
         (inside / "files" / name).symlink_to(lora / name)
     (inside / "loop").symlink_to("loop")
     for name in ("way-out", "files", "loop"):
-        assert lora_source.find(ENTRY, [str(inside)], name) is None, name
+        assert lora_files.find(ENTRY, [str(inside)], name) is None, name
     (lora.parent / "alias").symlink_to("lora")
-    assert lora_source.find(ENTRY, [str(lora.parent)], "alias") == DirectorySource(str(lora))
+    assert lora_files.find(ENTRY, [str(lora.parent)], "alias") == DirectorySource(str(lora))
 
 
 def test_a_change_of_the_files_is_seen_and_a_missing_file_is_named(lora: Path) -> None:
     source = DirectorySource(str(lora))
-    before = lora_source.state_of(source)
-    assert lora_source.fetch(source) == lora
+    before = lora_files.state_of(source)
+    assert lora_files.fetch(source) == lora
     change(lora, r=16)
-    assert lora_source.state_of(source) != before
+    assert lora_files.state_of(source) != before
     (lora / loras.WEIGHTS).rename(lora / "adapter_model.bin")
     with pytest.raises(SourceError, match=r"no adapter_model\.safetensors; weights in another format"):
-        lora_source.fetch(source)
-    assert lora_source.state_of(HubSource("org/lora")) == ()
+        lora_files.fetch(source)
+    assert lora_files.state_of(HubSource("org/lora")) == ()
 
 
 def test_a_catalog_file_names_adapters_beside_it(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from workers.adapters import registry
 from workers.adapters.base import Adapter, LoadContext
 from workers.adapters.shared import linears
 from workers.adapters.shared.lora import LoraLayers
-from workers.adapters.shared.peft_layout import UnsupportedLora
+from workers.loading.lora_files import UnsupportedLora
 
 TEXTS = mixed_lengths()[:6]
 LIMIT = 1e-5

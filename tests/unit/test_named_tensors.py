@@ -12,9 +12,8 @@ import torch
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput, UnexpectedOutput
 from ipc.memory.datatypes import DATATYPES
-from workers.adapters.shared.named_tensors import NamedBatch, NamedInputs
+from workers.adapters.shared.named_tensors import NamedBatch, NamedInputs, Signature, TensorFacts
 from workers.adapters.shared.program import zeros
-from workers.adapters.shared.signature import Signature, TensorFacts
 from workers.operations.named import checked
 
 

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from tests.fakes import varlen as reference_kernels
 from tests.tiny.models import build
 from workers.adapters.shared import encoder as encoder_module
+from workers.adapters.shared.attention import WINDOW_BLOCK, VarlenKernel, attend_runs, select_kernel
 from workers.adapters.shared.checkpoint import load_transformer
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.linears import LaidOutLinear
 from workers.adapters.shared.packing import PackedBatch, TokenSequence, filled, pack
-from workers.adapters.shared.sdpa_runs import WINDOW_BLOCK, attend_runs
-from workers.adapters.shared.varlen import VarlenKernel, select_kernel
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=12)
 CPU = torch.device("cpu")

@@ -11,10 +11,9 @@ import torch
 
 from ipc.catalog.model_config import ModelConfig, SequenceBatching, TensorConfig
 from ipc.errors import UnexpectedOutput
-from workers.adapters.base import LoadContext
+from workers.adapters.base import AdapterSpec, LoadContext
 from workers.adapters.shared.named_tensors import NamedBatch
 from workers.adapters.shared.program import ProgramAdapter, Sample
-from workers.adapters.spec import AdapterSpec
 from workers.lifecycle.program_proof import prove
 
 

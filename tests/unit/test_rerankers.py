@@ -18,7 +18,7 @@ from tests.tiny.texts import mixed_lengths, sentences
 from workers.adapters.base import LoadContext, Prepared
 from workers.adapters.cross_encoder import CrossEncoderAdapter
 from workers.adapters.qwen3_reranker import Qwen3RerankerAdapter
-from workers.adapters.shared.scoring import ScoreAdapter
+from workers.adapters.shared.pairs import ScoreAdapter
 
 QUERY, DOCUMENTS = sentences()[17], [*mixed_lengths(), *sentences()[:3]]
 

@@ -18,9 +18,9 @@ from ipc.wire.messages import ExtractCall, InputItem
 from tests.tiny.models import build
 from tests.tiny.pictures import encoded, picture
 from workers.adapters.base import Adapter, ItemFailure, LoadContext, Prepared
+from workers.adapters.document_qa import words_of
 from workers.adapters.registry import resolve
 from workers.adapters.shared.image_extracting import Size, around, pixel_box
-from workers.adapters.shared.page_words import words_of
 from workers.adapters.shared.tokenizing import TextTokenizer
 from workers.loading.failure import classify
 

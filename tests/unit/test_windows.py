@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.tiny.models import build
+from workers.adapters.shared.long_texts import Frame, Part, fit
 from workers.adapters.shared.tokenizing import TextTokenizer
-from workers.adapters.shared.windows import Frame, Part, fit
 
 FRAME = Frame(1, 1)
 CLS, SEP = 101, 102

@@ -1,4 +1,6 @@
-"""The interface between the worker's executor and a model family.
+"""The interface between the worker's device thread and a model family.
+
+A family states what it can do as data (`AdapterSpec`); operations refuse the rest before anything reaches the device.
 
 1. `load` builds the model from a local directory, on a loading thread.
 2. `check` refuses what the family cannot answer, before anything is queued.
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import msgspec
 import numpy as np
 import torch
 
@@ -26,10 +29,34 @@ from ipc.errors import InvalidInput
 from ipc.wire.extraction import Extraction
 from ipc.wire.messages import Call, InputItem
 from workers.adapters.shared.lora import LoraLayers
-from workers.adapters.spec import AdapterSpec
 
 if TYPE_CHECKING:
     from workers.adapters.shared.named_tensors import NamedBatch
+
+
+class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about one model family.
+
+    family      name used in the catalog, for example "dense"
+    operations  operations it serves: "encode", "score", "extract", ...
+    inputs      input kinds it accepts: "text", "image", ...
+    outputs     outputs it can give: "dense", "sparse", ...
+    options     keys of a model's `options` that the family understands
+    per_call    those of them that are read from each call only; profiles that differ in nothing else share the weights
+    builds_alone whether a load must not overlap others (`shared.checkpoint.BUILDING`)
+    lora        whether LoRA adapters can be applied to its models
+    needs_proof whether a load fails when none of the canned inferences suits the model (`lifecycle.proof`)
+    """
+
+    family: str
+    operations: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    per_call: tuple[str, ...] = ()
+    builds_alone: bool = True
+    lora: bool = False
+    needs_proof: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,12 @@ from torch import nn
 
 from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.wire.messages import Call, EncodeCall, InputItem, ScoreCall
-from workers.adapters.base import ItemFailure, LoadContext, Prepared, SparseRows
+from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import CheckpointError
-from workers.adapters.shared.late_interaction import max_sim
+from workers.adapters.shared.late_interaction import PairBatch, PairedAdapter, max_sim
+from workers.adapters.shared.long_texts import Part
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import Int64Array
-from workers.adapters.shared.pairing import PairBatch, PairedAdapter
 from workers.adapters.shared.sentence_transformers_layout import read_layout
 from workers.adapters.shared.sparse import Float32Array, max_per_id, paired_dots
 from workers.adapters.shared.text_model import (
@@ -39,8 +39,6 @@ from workers.adapters.shared.text_model import (
     TokenVectors,
     mean_of_windows,
 )
-from workers.adapters.shared.windows import Part
-from workers.adapters.spec import AdapterSpec
 
 COMPARISONS = ("dense", "sparse", "colbert")
 """What a score can be made of, in the order of its weights."""

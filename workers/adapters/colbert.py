@@ -20,11 +20,16 @@ from torch import nn
 from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InvalidInput
 from ipc.wire.messages import Call, EncodeCall, InputItem
-from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared, SparseRows
+from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.heads import load_head
 from workers.adapters.shared.late_interaction import LateInteraction
-from workers.adapters.shared.late_layout import LateLayout, read_late_layout, stanford_projection
+from workers.adapters.shared.long_texts import Part
 from workers.adapters.shared.packing import Int64Array
+from workers.adapters.shared.sentence_transformers_layout import (
+    LateLayout,
+    read_late_layout,
+    stanford_projection,
+)
 from workers.adapters.shared.text_model import (
     TextAdapter,
     TextBatch,
@@ -33,8 +38,6 @@ from workers.adapters.shared.text_model import (
     TokenVectors,
     sequence_of,
 )
-from workers.adapters.shared.windows import Part
-from workers.adapters.spec import AdapterSpec
 
 
 class ColbertAdapter(LateInteraction, TextAdapter):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from workers.adapters.base import AdapterSpec
 from workers.adapters.shared.page_retriever import PageRetriever
-from workers.adapters.spec import AdapterSpec
 
 
 class ColPaliAdapter(PageRetriever):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ipc.catalog.option_names import FAMILY_OPTIONS
+from workers.adapters.base import AdapterSpec
 from workers.adapters.shared.page_retriever import PageRetriever
-from workers.adapters.spec import AdapterSpec
 
 
 class ColQwen2Adapter(PageRetriever):

@@ -20,13 +20,18 @@ from torch import nn
 
 from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.wire.messages import Call, InputItem, ScoreCall
-from workers.adapters.base import ItemFailure, LoadContext, Prepared
+from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.classification import SequenceClassifier, load_classifier
 from workers.adapters.shared.heads import stored_activation
 from workers.adapters.shared.packing import PackedBatch
-from workers.adapters.shared.pairs import PairTokenizer
-from workers.adapters.shared.scoring import ScoreAdapter, activated, activation, pair_excess, texts_of
-from workers.adapters.spec import AdapterSpec
+from workers.adapters.shared.pairs import (
+    PairTokenizer,
+    ScoreAdapter,
+    activated,
+    activation,
+    pair_excess,
+    texts_of,
+)
 
 log = logging.getLogger(__name__)
 

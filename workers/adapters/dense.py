@@ -20,10 +20,9 @@ from torch import nn
 
 from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.wire.messages import Call, EncodeCall, InputItem
-from workers.adapters.base import ItemFailure, LoadContext, Prepared, SparseRows
+from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import attends_causally
-from workers.adapters.shared.heads import Normalize, load_head
-from workers.adapters.shared.pooling import pool, resolve_modes
+from workers.adapters.shared.heads import Normalize, load_head, pool, resolve_modes
 from workers.adapters.shared.sentence_transformers_layout import ModelLayout, ModuleConfig, read_layout
 from workers.adapters.shared.text_model import (
     TextAdapter,
@@ -33,7 +32,6 @@ from workers.adapters.shared.text_model import (
     mean_of_windows,
     sequence_of,
 )
-from workers.adapters.spec import AdapterSpec
 
 
 class DenseAdapter(TextAdapter):

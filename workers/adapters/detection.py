@@ -10,9 +10,9 @@ import numpy as np
 
 from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.wire.messages import ExtractCall
-from workers.adapters.shared.detecting import Detector, Found, Scene
+from workers.adapters.base import AdapterSpec
+from workers.adapters.shared.image_extracting import Detector, Found, Scene
 from workers.adapters.shared.options import OptionReader
-from workers.adapters.spec import AdapterSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InvalidInput
 from ipc.wire.extraction import Entity, Extraction
 from ipc.wire.messages import ExtractCall
+from workers.adapters.base import AdapterSpec
 from workers.adapters.shared.image_extracting import refuse_endless
 from workers.adapters.shared.image_writing import ImageWriter, Page
-from workers.adapters.spec import AdapterSpec
 
 _QUESTION = "<s_docvqa>"
 _ASKED = "<s_question>{instruction}</s_question><s_answer>"

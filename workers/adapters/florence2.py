@@ -16,9 +16,9 @@ from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InvalidInput
 from ipc.wire.extraction import DetectedObject, Entity, Extraction
 from ipc.wire.messages import ExtractCall
+from workers.adapters.base import AdapterSpec
 from workers.adapters.shared.image_extracting import Size, around, refuse_endless
 from workers.adapters.shared.image_writing import ImageWriter, Page
-from workers.adapters.spec import AdapterSpec
 
 QUESTION = "<DocVQA>"
 _LABELS = {

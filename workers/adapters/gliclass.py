@@ -18,19 +18,16 @@ from transformers.utils import logging as transformers_logging
 
 from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InputTooLong, InvalidInput
+from ipc.extras import require
 from ipc.wire.extraction import Extraction
 from ipc.wire.messages import Call, ExtractCall, InputItem
-from workers.adapters.base import ItemFailure, LoadContext, Prepared
-from workers.adapters.shared.building import BUILDING
-from workers.adapters.shared.checkpoint import CheckpointError, position_limit
+from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared
+from workers.adapters.shared.checkpoint import BUILDING, CheckpointError, parameter_bytes, position_limit
 from workers.adapters.shared.encoder import rectangle_padding, rectangles
 from workers.adapters.shared.extracting import NOT_FINITE, ExtractAdapter, place_of, ranked, text_of
-from workers.adapters.shared.extras import require
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import PackedBatch, TokenSequence, pack
-from workers.adapters.shared.precision import parameter_bytes
 from workers.adapters.shared.tokenizing import as_ids
-from workers.adapters.spec import AdapterSpec
 
 EXTRA = "gliclass"
 LABEL, SEPARATOR = "<<LABEL>>", "<<SEP>>"

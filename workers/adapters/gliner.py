@@ -22,17 +22,14 @@ import torch
 
 from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InputTooLong, InvalidInput
+from ipc.extras import require
 from ipc.wire.extraction import Extraction
 from ipc.wire.messages import Call, ExtractCall, InputItem
-from workers.adapters.base import ItemFailure, LoadContext, Prepared
-from workers.adapters.shared.building import BUILDING
-from workers.adapters.shared.checkpoint import CheckpointError
+from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared
+from workers.adapters.shared.checkpoint import BUILDING, CheckpointError, parameter_bytes
 from workers.adapters.shared.extracting import NOT_FINITE, ExtractAdapter, place_of, text_of
-from workers.adapters.shared.extras import require
 from workers.adapters.shared.options import OptionReader
-from workers.adapters.shared.padding import masked_share
-from workers.adapters.shared.precision import parameter_bytes
-from workers.adapters.shared.schemas import fields_of
+from workers.adapters.shared.packing import masked_share
 from workers.adapters.shared.word_spans import (
     Batch,
     Wanted,
@@ -40,10 +37,10 @@ from workers.adapters.shared.word_spans import (
     WordTokenizer,
     bound_candidates,
     bound_pairs,
+    fields_of,
     found_in,
     rectangles,
 )
-from workers.adapters.spec import AdapterSpec
 
 EXTRA = "gliner"
 KINDS = ("UniEncoderSpanGLiNER", "UniEncoderTokenGLiNER", "UniEncoderSpanRelexGLiNER")

@@ -18,10 +18,9 @@ from tokenizers import Tokenizer
 from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InputTooLong, InvalidInput
 from ipc.wire.messages import ExtractCall
-from workers.adapters.shared.detecting import Detector, Found, Scene, corners_of
-from workers.adapters.shared.image_extracting import CHARACTERS_PER_TOKEN
+from workers.adapters.base import AdapterSpec
+from workers.adapters.shared.image_extracting import CHARACTERS_PER_TOKEN, Detector, Found, Scene, corners_of
 from workers.adapters.shared.options import OptionReader
-from workers.adapters.spec import AdapterSpec
 
 
 @dataclass(frozen=True, slots=True)

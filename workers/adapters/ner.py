@@ -19,13 +19,11 @@ from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InvalidInput
 from ipc.wire.extraction import Entity, Extraction
 from ipc.wire.messages import Call, ExtractCall, InputItem
-from workers.adapters.base import ItemFailure, LoadContext, Prepared
+from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.classification import TokenClassifier, in_steps, load_classifier
-from workers.adapters.shared.extracting import NOT_FINITE, ClassifierAdapter, text_of
-from workers.adapters.shared.offsets import OffsetTokenizer, Window
+from workers.adapters.shared.extracting import NOT_FINITE, ClassifierAdapter, OffsetTokenizer, Window, text_of
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import PackedBatch
-from workers.adapters.spec import AdapterSpec
 
 STRATEGIES = ("simple", "none", "first", "average", "max")
 OUTSIDE = "O"

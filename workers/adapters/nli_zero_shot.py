@@ -17,13 +17,12 @@ from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InputTooLong
 from ipc.wire.extraction import Extraction
 from ipc.wire.messages import Call, ExtractCall, InputItem
-from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared
+from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.classification import SequenceClassifier, in_steps, load_classifier
 from workers.adapters.shared.extracting import NOT_FINITE, ClassifierAdapter, ranked, text_of
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import PackedBatch, TokenSequence
 from workers.adapters.shared.pairs import PairTokenizer
-from workers.adapters.spec import AdapterSpec
 
 TEMPLATE = "This example is {}."
 _LONGEST_TEMPLATE = 500

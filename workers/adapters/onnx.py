@@ -10,13 +10,12 @@ import torch
 
 from ipc.catalog.repository.layout import ModelRefused
 from ipc.errors import InvalidInput
+from ipc.extras import require
 from ipc.memory.datatypes import BYTES
-from workers.adapters.base import LoadContext
-from workers.adapters.shared.extras import require
+from workers.adapters.base import AdapterSpec, LoadContext
 from workers.adapters.shared.interface import Interface, ProgramTensor, fit
 from workers.adapters.shared.named_tensors import Array, NamedBatch
-from workers.adapters.shared.repository_program import RepositoryProgram, entry_of
-from workers.adapters.spec import AdapterSpec
+from workers.adapters.shared.program import RepositoryProgram, entry_of
 from workers.loading.source import SourceError
 
 _DATATYPES = {

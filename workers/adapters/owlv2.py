@@ -16,14 +16,13 @@ import torch
 
 from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InputTooLong
+from ipc.extras import require
 from ipc.wire.messages import ExtractCall
-from workers.adapters.shared.detecting import Detector, Found, Scene, Scenes, corners_of
-from workers.adapters.shared.extras import require
-from workers.adapters.shared.image_extracting import patches
+from workers.adapters.base import AdapterSpec
+from workers.adapters.shared.image_extracting import Detector, Found, Scene, Scenes, corners_of, patches
 from workers.adapters.shared.options import OptionReader
-from workers.adapters.shared.padding import padding_share
+from workers.adapters.shared.packing import padding_share
 from workers.adapters.shared.tokenizing import TextTokenizer
-from workers.adapters.spec import AdapterSpec
 
 LONGEST_SIDE = 4096
 """Larger pictures are made smaller first: the padded square would take gigabytes, and the model sees 1008 pixels."""

@@ -23,17 +23,21 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.wire.messages import Call, InputItem, ScoreCall
-from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared
-from workers.adapters.shared.checkpoint import load_transformer
+from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared
+from workers.adapters.shared.checkpoint import load_transformer, parameter_bytes
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.linears import lay_out_linears
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import Int64Array, PackedBatch, TokenSequence
-from workers.adapters.shared.pairs import PairTokenizer
-from workers.adapters.shared.precision import parameter_bytes
-from workers.adapters.shared.scoring import ScoreAdapter, activated, activation, pair_excess, texts_of
+from workers.adapters.shared.pairs import (
+    PairTokenizer,
+    ScoreAdapter,
+    activated,
+    activation,
+    pair_excess,
+    texts_of,
+)
 from workers.adapters.shared.tokenizing import as_ids
-from workers.adapters.spec import AdapterSpec
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 PREFIX = (

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import ClassVar, Self
 
 from ipc.catalog.option_names import FAMILY_OPTIONS
-from workers.adapters.base import LoadContext
-from workers.adapters.shared.extras import require
+from ipc.extras import require
+from workers.adapters.base import AdapterSpec, LoadContext
 from workers.adapters.shared.two_towers import TwoTowersAdapter
-from workers.adapters.spec import AdapterSpec
 
 
 class SiglipAdapter(TwoTowersAdapter):

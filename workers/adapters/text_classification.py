@@ -11,13 +11,11 @@ import torch
 from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.wire.extraction import Classification, Extraction
 from ipc.wire.messages import Call, ExtractCall, InputItem
-from workers.adapters.base import ItemFailure, LoadContext, Prepared
+from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.classification import SequenceClassifier, load_classifier
-from workers.adapters.shared.extracting import NOT_FINITE, ClassifierAdapter, ranked, text_of
-from workers.adapters.shared.offsets import OffsetTokenizer
+from workers.adapters.shared.extracting import NOT_FINITE, ClassifierAdapter, OffsetTokenizer, ranked, text_of
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import PackedBatch, TokenSequence
-from workers.adapters.spec import AdapterSpec
 
 FUNCTIONS = ("auto", "sigmoid", "softmax", "none")
 

@@ -20,11 +20,10 @@ from torch.fx import GraphModule
 
 from ipc.catalog.repository.layout import ModelRefused
 from ipc.errors import InvalidInput
-from workers.adapters.base import LoadContext
+from workers.adapters.base import AdapterSpec, LoadContext
 from workers.adapters.shared.interface import DATATYPE_OF, Interface, ProgramTensor, fit
 from workers.adapters.shared.named_tensors import NamedBatch
-from workers.adapters.shared.repository_program import RepositoryProgram, entry_of
-from workers.adapters.spec import AdapterSpec
+from workers.adapters.shared.program import RepositoryProgram, entry_of
 from workers.loading.program_archive import open_program
 
 _STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)

@@ -15,7 +15,7 @@ from ipc.wire.messages import ModelStatus
 from workers.adapters.base import Adapter
 from workers.adapters.shared.lora import FittedLora
 from workers.loading.failure import LoadFailure
-from workers.loading.lora_source import Files
+from workers.loading.lora_files import Files
 
 NEXT = {
     "available": frozenset({"loading"}),

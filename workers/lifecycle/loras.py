@@ -33,7 +33,7 @@ from workers.lifecycle.crashes import LoadCrashes
 from workers.lifecycle.instance import Instance, LoraState
 from workers.lifecycle.model_states import ModelStates
 from workers.lifecycle.proof import prove
-from workers.loading import failure, lora_source
+from workers.loading import failure, lora_files
 from workers.loading.failure import LoadFailure
 from workers.scheduling.jobs import JobBook
 
@@ -88,13 +88,13 @@ class LoraLoader:
         if known is not None and known.state == "loaded" and known.named == named:
             known.last_used = time.monotonic()
             return
-        source = lora_source.find(instance.entry, self._dirs, call.lora)
+        source = lora_files.find(instance.entry, self._dirs, call.lora)
         if source is None:
             before = call.names.options
             raise InvalidInput(
                 f"{before}lora, {before}lora_id: this model has no LoRA adapter {call.lora[:64]!a}"
             )
-        files = lora_source.state_of(source)
+        files = lora_files.state_of(source)
         with self._states.lock:
             known = instance.loras.get(call.lora)
             moved = known is not None and known.named != named
@@ -117,7 +117,7 @@ class LoraLoader:
         raise LoraLoading(f"LoRA {call.lora!a} is loading", retry_after_s=RETRY_AFTER_S)
 
     def _replace(
-        self, instance: Instance, name: str, source: LoraSource, files: lora_source.Files, known: LoraState
+        self, instance: Instance, name: str, source: LoraSource, files: lora_files.Files, known: LoraState
     ) -> None:
         """Load an adapter anew whose source in the catalog entry changed, once no open request needs the old one."""
         adapter, fitted = instance.adapter, known.fitted
@@ -137,7 +137,7 @@ class LoraLoader:
         instance: Instance,
         name: str,
         source: LoraSource,
-        files: lora_source.Files,
+        files: lora_files.Files,
         evicted: tuple[str, FittedLora] | None = None,
     ) -> None:
         """Begin a load, if there is a place for it; `evicted` is what has left for it already."""
@@ -201,14 +201,14 @@ class LoraLoader:
         if adapter.loras is None:
             return
         for name in _named(instance.entries)[: self._most]:
-            source = lora_source.find(instance.entry, self._dirs, name)
+            source = lora_files.find(instance.entry, self._dirs, name)
             if source is None:
                 log.warning(
                     "model %s: a profile names the LoRA %s, which does not exist", instance.name, name
                 )
                 continue
             state = instance.loras[name] = LoraState(
-                lora_source.state_of(source), instance.entry.loras.get(name)
+                lora_files.state_of(source), instance.entry.loras.get(name)
             )
             state.end(self._attempt(adapter, instance.entry, name, source), time.monotonic())
 
@@ -237,7 +237,7 @@ class LoraLoader:
         """An adapter that is installed and proven: the canned inferences run all its layers and give finite values."""
         layers = adapter.loras
         assert layers is not None
-        fitted = layers.fit(lora_source.fetch(source))
+        fitted = layers.fit(lora_files.fetch(source))
         self._run(partial(_install, layers, adapter, entry, name, fitted))
         return fitted
 

@@ -23,7 +23,7 @@ import torch
 from ipc.settings import Settings
 from workers.adapters.base import Adapter
 from workers.device.devices import Device
-from workers.loading.weights import weight_files
+from workers.loading.source import weight_files
 
 TRIM_AFTER_BYTES = 128 << 20
 TRIM_EVERY_S = 600.0

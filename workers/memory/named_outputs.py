@@ -17,8 +17,7 @@ from ipc.memory import bytes_elements, copies, tensors
 from ipc.memory.datatypes import BYTES
 from ipc.wire.messages import TensorInfo, TensorRef
 from workers.adapters.base import ItemFailure
-from workers.adapters.shared.named_tensors import host_array
-from workers.adapters.shared.signature import TensorFacts
+from workers.adapters.shared.named_tensors import TensorFacts, host_array
 from workers.memory.client_regions import OpenRegion
 from workers.operations.named import NamedOutput
 from workers.scheduling.job import Output, Piece

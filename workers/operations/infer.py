@@ -22,9 +22,15 @@ from ipc.memory import bytes_elements
 from ipc.memory.datatypes import BYTES
 from ipc.wire.messages import InferCall, Region, TensorInput
 from workers.adapters.base import Prepared
-from workers.adapters.shared.named_tensors import TORCH_TYPES, Array, NamedBatch, NamedInputs
+from workers.adapters.shared.named_tensors import (
+    TORCH_TYPES,
+    Array,
+    NamedBatch,
+    NamedInputs,
+    Signature,
+    TensorFacts,
+)
 from workers.adapters.shared.program import ProgramAdapter
-from workers.adapters.shared.signature import Signature, TensorFacts
 from workers.memory.payload import Payload
 from workers.operations.named import NamedOutput, checked
 from workers.operations.results import Part, Results

@@ -10,8 +10,7 @@ import torch
 
 from ipc.errors import UnexpectedOutput
 from ipc.memory.datatypes import BYTES
-from workers.adapters.shared.named_tensors import TORCH_TYPES, host_array
-from workers.adapters.shared.signature import TensorFacts
+from workers.adapters.shared.named_tensors import TORCH_TYPES, TensorFacts, host_array
 
 
 @dataclass(slots=True)

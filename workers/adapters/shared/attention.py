@@ -1,8 +1,15 @@
 """Attention over packed rows, registered with transformers under the name `PACKED`.
 
 transformers' models look their attention function up by name and hand extra keyword arguments through to it.
-Ours receives the layout of the row that way and attends within each sequence: with a variable-length kernel where
-one is given (CUDA, half precision), else with scaled_dot_product_attention per run of equal lengths.
+`packed_attention` receives the layout of the row that way and attends within each sequence:
+
+1. on CUDA in half precision with torch's variable-length kernel (`VarlenKernel`), where `select_kernel` has found that
+   the kernel gives what scaled_dot_product_attention gives. torch 2.10 has `is_causal` only; later versions have
+   `scale` and `window_size`, and 2.12 adds `enable_gqa` and `num_splits`. The signature is read once.
+2. else with one call of scaled_dot_product_attention per run of sequences of equal length (`attend_runs`), which are
+   neighbours in the row. With a sliding window the call goes by blocks of queries, and each block meets only the keys
+   that its windows reach. Runs with tokens that attention does not see (short queries filled up with mask tokens) get
+   a mask.
 
 No mask function is registered on purpose: without one transformers builds no mask at all, which spares decoder
 models a look at the position ids on the host in every forward.
@@ -10,19 +17,215 @@ models a look at the position ids on the host in every forward.
 
 from __future__ import annotations
 
+import functools
+import inspect
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from transformers import AttentionInterface
 
-from workers.adapters.shared.packing import Layout
-from workers.adapters.shared.sdpa_runs import attend_runs
-from workers.adapters.shared.varlen import VarlenKernel
+from workers.adapters.shared.packing import Layout, TokenSequence, pack
 
+# Queries per block of windowed attention.
+WINDOW_BLOCK = 256
+
+
+log = logging.getLogger(__name__)
+HALF = (torch.float16, torch.bfloat16)
 PACKED = "penstock_packed"
-
 # Arguments that change the attention formula and that this function does not implement.
 _UNSUPPORTED = ("position_bias", "softcap", "s_aux", "sinks", "head_mask", "cache")
+
+
+def attend_runs(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layout: Layout,
+    scaling: float | None,
+    causal: bool,
+    reach: int | None,
+) -> torch.Tensor:
+    """scaled_dot_product_attention per run of equal lengths; shapes as in `packed_attention`.
+
+    PERF: a run costs three views, one kernel and one copy into the common output; nothing is done per token.
+    """
+    heads, tokens = query.shape[1:3]
+    gqa = key.shape[1] != heads
+    out = query.new_empty((1, tokens, heads, value.shape[-1]))
+    row = out[0]
+    first = 0
+    for start, count, length in layout.runs:
+        stop = start + count * length
+        q, k, v = (
+            states[0, :, start:stop].unflatten(1, (count, length)).transpose(0, 1)
+            for states in (query, key, value)
+        )
+        if start in layout.partial:
+            mask = _partial_mask(layout, start, (first, count, length), causal, reach)
+            found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=gqa)
+        elif reach is None or length <= reach + 1:
+            found = F.scaled_dot_product_attention(
+                q, k, v, is_causal=causal and length > 1, scale=scaling, enable_gqa=gqa
+            )
+        else:
+            found = _attend_windows(q, k, v, layout, scaling, causal, reach)
+        row[start:stop].view(count, length, heads, -1).copy_(found.transpose(1, 2))
+        first += count
+    return out
+
+
+def _attend_windows(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: Layout,
+    scaling: float | None,
+    causal: bool,
+    reach: int,
+) -> torch.Tensor:
+    """Windowed attention of one run, [count, heads, length, dim], by blocks of queries with the keys they reach."""
+    length = q.shape[2]
+    blocks = []
+    for start in range(0, length, WINDOW_BLOCK):
+        stop = min(start + WINDOW_BLOCK, length)
+        low, high = max(0, start - reach), stop if causal else min(length, stop + reach)
+        mask = _window_mask(layout, (stop - start, high - low, start - low, reach, causal), q.device)
+        blocks.append(
+            F.scaled_dot_product_attention(
+                q[:, :, start:stop],
+                k[:, :, low:high],
+                v[:, :, low:high],
+                attn_mask=mask,
+                scale=scaling,
+                enable_gqa=q.shape[1] != k.shape[1],
+            )
+        )
+    return torch.cat(blocks, dim=2)
+
+
+def _partial_mask(
+    layout: Layout, start: int, run: tuple[int, int, int], causal: bool, reach: int | None
+) -> torch.Tensor:
+    """Boolean [count, 1, queries, keys] of a run with unseen tokens: keys that are seen and in reach."""
+    mask = layout.masks.get((start, reach))
+    if mask is None:
+        first, count, length = run
+        assert layout.seen is not None
+        at = torch.arange(length, device=layout.seen.device)
+        visible = at < layout.seen[first : first + count, None]
+        distance = at[:, None] - at[None]
+        near = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
+        if reach is not None:
+            near &= distance.abs() <= reach
+        mask = visible[:, None, None] & near
+        layout.masks[start, reach] = mask
+    return mask
+
+
+def _window_mask(
+    layout: Layout, shape: tuple[int, int, int, int, bool], device: torch.device
+) -> torch.Tensor:
+    """Boolean [queries, keys]: which key a query may see; query 0 stands at key `offset`.  Kept for the batch."""
+    mask = layout.masks.get(shape)
+    if mask is None:
+        queries, keys, offset, reach, causal = shape
+        here = torch.arange(offset, offset + queries, device=device)[:, None]
+        distance = here - torch.arange(keys, device=device)[None]
+        mask = (distance <= reach) & (distance >= (0 if causal else -reach))
+        layout.masks[shape] = mask
+    return mask
+
+
+class VarlenKernel:
+    """`varlen_attn` behind one fixed call."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        """Read the arguments of `function`; raises NotImplementedError if it lacks `scale` or `window_size`."""
+        self._function = function
+        offered = inspect.signature(function).parameters
+        missing = [name for name in ("scale", "window_size") if name not in offered]
+        if missing:
+            raise NotImplementedError(f"this torch's varlen_attn has no {', '.join(missing)}")
+        self._has_gqa = "enable_gqa" in offered
+        # PERF: one split per sequence also makes a text's result independent of its batch.
+        self._fixed: dict[str, Any] = {"num_splits": 1} if "num_splits" in offered else {}
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        layout: Layout,
+        scaling: float | None,
+        causal: bool,
+        reach: int | None,
+    ) -> torch.Tensor:
+        """Attention within each sequence; shapes as in `attention.packed_attention`."""
+        q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
+        arguments = dict(self._fixed)
+        if q.shape[1] != k.shape[1]:
+            if self._has_gqa:
+                arguments["enable_gqa"] = True
+            else:
+                groups = q.shape[1] // k.shape[1]
+                k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        side = -1 if reach is None else reach
+        out: torch.Tensor = self._function(
+            q,
+            k,
+            v,
+            layout.cu_seq_lens,
+            layout.cu_seq_lens,
+            layout.max_len,
+            layout.max_len,
+            scale=scaling,
+            window_size=(side, 0 if causal else side),
+            **arguments,
+        )
+        return out.unsqueeze(0)
+
+
+@functools.cache
+def select_kernel(
+    device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int
+) -> VarlenKernel | None:
+    """The kernel for this device, dtype and head shape, or None where SDPA per run has to do."""
+    if device.type != "cuda" or dtype not in HALF:
+        return None
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+
+        kernel = VarlenKernel(varlen_attn)
+        _check(kernel, device, dtype, heads, kv_heads, head_dim)
+    except (ImportError, RuntimeError, ValueError, TypeError) as error:
+        log.warning("variable-length attention is not used: %s", str(error).splitlines()[0])
+        return None
+    return kernel
+
+
+def _check(
+    kernel: VarlenKernel, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    """Compare with SDPA: full, causal, windowed, both.  Raises RuntimeError where they differ."""
+    lens = (1, 7, 7, 40)
+    layout = pack([TokenSequence(ids=torch.zeros(n, dtype=torch.int64).numpy()) for n in lens]).layout.to(
+        device
+    )
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn((1, count, sum(lens), head_dim), generator=generator).to(device, dtype)
+        for count in (heads, kv_heads, kv_heads)
+    )
+    for causal in (False, True):
+        for reach in (None, 3):
+            got = kernel(query, key, value, layout, head_dim**-0.5, causal, reach)
+            want = attend_runs(query, key, value, layout, head_dim**-0.5, causal, reach)
+            if not torch.allclose(got.float(), want.float(), atol=3e-2, rtol=3e-2):
+                raise RuntimeError(f"varlen_attn differs from SDPA (causal={causal}, window={reach})")
 
 
 def packed_attention(

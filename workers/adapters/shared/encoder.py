@@ -13,12 +13,10 @@ from typing import Any
 
 import torch
 
-from workers.adapters.shared.attention import PACKED
+from workers.adapters.shared.attention import HALF, PACKED, VarlenKernel, select_kernel
 from workers.adapters.shared.checkpoint import position_limit, position_offset
 from workers.adapters.shared.linears import LaidOutLinear
-from workers.adapters.shared.packing import PackedBatch, TokenSequence, filled, pack
-from workers.adapters.shared.padding import padding_share
-from workers.adapters.shared.varlen import HALF, VarlenKernel, select_kernel
+from workers.adapters.shared.packing import PackedBatch, TokenSequence, filled, pack, padding_share
 
 log = logging.getLogger(__name__)
 

@@ -1,12 +1,16 @@
-"""The layers after a transformer in the sentence-transformers layout: Dense, LayerNorm, Normalize.
+"""The layers after a transformer: pooling, and Dense, LayerNorm and Normalize of the sentence-transformers layout.
 
-They run in fp32 whatever the transformer runs in.  Keys and defaults follow sentence-transformers 6.2
-(`dense.py`, `layer_norm.py`, `normalize.py`).
+Pooling turns the token vectors of a packed row into one vector per sequence. The modes and their names are those of
+sentence-transformers' Pooling module (its `pooling.py`, 6.2); several modes are concatenated in the order given. Tokens
+to skip count as absent, with their positions kept for the weights.
+
+All of these layers run in fp32 whatever the transformer runs in. Keys and defaults of the other layers follow
+sentence-transformers 6.2 (`dense.py`, `layer_norm.py`, `normalize.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,94 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
+
+from workers.adapters.shared.packing import Layout
+
+MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+_ALIASES = {"last": "lasttoken", "last_token": "lasttoken", "mean_sqrt_len": "mean_sqrt_len_tokens"}
+_SUMMING = frozenset({"mean", "mean_sqrt_len_tokens", "weightedmean", "max"})
+
+
+def resolve_modes(names: str | Iterable[str]) -> tuple[str, ...]:
+    """Canonical mode names; raises ValueError for an unknown one."""
+    given = (names,) if isinstance(names, str) else tuple(names)
+    modes = tuple(_ALIASES.get(name, name) for name in given)
+    unknown = [name for name in modes if name not in MODES]
+    if unknown or not modes:
+        raise ValueError(
+            f"unknown pooling {', '.join(unknown) or '(none)'}: use {', '.join((*MODES, 'last'))}"
+        )
+    return modes
+
+
+def pool(
+    rows: torch.Tensor, layout: Layout, modes: tuple[str, ...], skips: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Pool rows [T, width] to fp32 [N, width * len(modes)], in the layout's order.
+
+    `skips`, int64 [N], is how many leading tokens of each sequence to leave out; a sequence that would lose all of
+    its tokens keeps them.
+    """
+    first, last = layout.first, layout.last
+    kept = last + 1 - first
+    if skips is not None:
+        skips = torch.where(skips < kept, skips, 0)
+        first, kept = first + skips, kept - skips
+    if not _SUMMING.intersection(modes):
+        picked = {"cls": first, "lasttoken": last}
+        return torch.cat([rows[picked[mode]].float() for mode in modes], dim=1)
+    segments = _Segments(rows.float(), layout, first, kept, skips)
+    return torch.cat([segments.pooled(mode) for mode in modes], dim=1)
+
+
+class _Segments:
+    """The sequences of one row with their skipped tokens blanked out."""
+
+    def __init__(
+        self,
+        rows: torch.Tensor,
+        layout: Layout,
+        first: torch.Tensor,
+        kept: torch.Tensor,
+        skips: torch.Tensor | None,
+    ) -> None:
+        self._rows = rows
+        self._first, self._last, self._kept = first, layout.last, kept
+        self._lengths = layout.last + 1 - layout.first
+        self._layout = layout
+        self._dropped: torch.Tensor | None = None
+        if skips is not None:
+            starts = torch.repeat_interleave(first, self._lengths, output_size=rows.shape[0])
+            self._dropped = (torch.arange(rows.shape[0], device=rows.device) < starts)[:, None]
+
+    def pooled(self, mode: str) -> torch.Tensor:
+        """fp32 [N, width] for one mode."""
+        count = self._kept[:, None].float()
+        if mode == "cls":
+            return self._rows[self._first]
+        if mode == "lasttoken":
+            return self._rows[self._last]
+        if mode == "max":
+            return self._reduce(self._blank(self._rows, float("-inf")), "max")
+        if mode == "weightedmean":
+            weights = self._blank(self._weights(), 0.0)
+            return self._reduce(self._rows * weights, "sum") / self._reduce(weights, "sum")
+        total = self._reduce(self._blank(self._rows, 0.0), "sum")
+        return total / (count if mode == "mean" else count.sqrt())
+
+    def _weights(self) -> torch.Tensor:
+        """fp32 [T, 1]: 1 for a sequence's first token, 2 for its second, and so on."""
+        tokens = self._rows.shape[0]
+        starts = torch.repeat_interleave(self._layout.first, self._lengths, output_size=tokens)
+        return (torch.arange(1, tokens + 1, device=starts.device) - starts)[:, None].float()
+
+    def _blank(self, rows: torch.Tensor, value: float) -> torch.Tensor:
+        """`rows` with skipped tokens set to `value`."""
+        return rows if self._dropped is None else rows.masked_fill(self._dropped, value)
+
+    def _reduce(self, rows: torch.Tensor, how: str) -> torch.Tensor:
+        """Reduce each sequence's rows; deterministic on every device."""
+        return torch.segment_reduce(rows, how, lengths=self._lengths, axis=0, unsafe=True)
 
 
 class Normalize(nn.Module):

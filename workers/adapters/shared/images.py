@@ -6,23 +6,26 @@
    long thin strips are refused: processors scale the short side to the model's size, which would make them huge.
 3. The first frame of an animation is read, turned upright, and brought to eight bits per channel.
 
-An image that cannot be decoded to its end, or not processed, fails its item alone.
+An image that cannot be decoded to its end, or not processed, fails its item alone. `VisualEncoder` is the base of the
+families that encode both texts and images with one model.
 """
 
 from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from ipc.extras import require
 from ipc.settings import Limits
-from ipc.wire.messages import InputItem
-from workers.adapters.base import ItemFailure
-from workers.adapters.shared.extras import require
+from ipc.wire.messages import Call, InputItem
+from workers.adapters.base import Adapter, ItemFailure
+from workers.adapters.shared.checkpoint import parameter_bytes
+from workers.adapters.shared.options import OptionReader
 
 log = logging.getLogger(__name__)
 
@@ -128,3 +131,31 @@ def load_image_processor(directory: Path, *, trust_remote_code: bool = False, **
     return AutoImageProcessor.from_pretrained(
         str(directory), trust_remote_code=trust_remote_code, local_files_only=True, backend="pil", **options
     )
+
+
+class VisualEncoder(Adapter):
+    """Base of these families: an item with an image is an image, of which the first counts; any other is a text.
+
+    `overflows` is what may be done with texts that are too long (`ipc.catalog.option_names.OVERFLOW_POLICIES`).
+    """
+
+    overflows: ClassVar[Collection[str]] = ("truncate", "error")
+
+    def __init__(self, model: Any, limit: int) -> None:
+        """Take over a loaded model; `limit` is its longest text in tokens."""
+        self._model, self._limit = model, limit
+
+    @property
+    def max_sequence_length(self) -> int:
+        """Longest text in tokens, with all that the model puts around it."""
+        return self._limit
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held by weights and buffers."""
+        return parameter_bytes(self._model)
+
+    def check(self, call: Call) -> None:
+        """Refuse to split texts, which are queries here."""
+        super().check(call)
+        OptionReader(call).check_overflow(self.overflows)

@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from workers.adapters.shared.linears import LaidOutLinear
-from workers.adapters.shared.peft_layout import LayerShape, LayerWeights, Lora, UnsupportedLora
+from workers.loading.lora_files import LayerShape, LayerWeights, Lora, UnsupportedLora
 
 _WITHOUT_EFFECT = "pooler."
 """Layers that no family here reads, so that it does not matter whether they run."""

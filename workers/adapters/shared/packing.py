@@ -3,11 +3,13 @@
 1. `pack` sorts the sequences by length, longest first, and concatenates them; positions restart at each one.
 2. A `Layout` remembers where each sequence lies; runs of equal lengths let CPU attention work on rectangles.
 3. `restore` maps results back to the order in which the sequences were given.
+
+Families that pad instead tell by `padding_share` or `masked_share` how much of a batch only fills sequences up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
@@ -232,3 +234,15 @@ def _runs(lens: Int64Array, starts: Int64Array) -> tuple[Run, ...]:
     heads = np.concatenate(([0], np.flatnonzero(np.diff(lens)) + 1))
     counts = np.diff(np.concatenate((heads, [lens.size])))
     return tuple(map(Run, starts[heads].tolist(), counts.tolist(), lens[heads].tolist()))
+
+
+def padding_share(tokens: int, places: int) -> float:
+    """Share of the `places` of a batch that none of its `tokens` takes, 0 to 1; 0 where there are no places."""
+    return 1 - tokens / places if places else 0.0
+
+
+def masked_share(masks: Iterable[torch.Tensor], beside: int = 0) -> float:
+    """The same of masks on the host that are 1 at tokens; `beside` tokens more run without padding."""
+    kept = list(masks)
+    tokens, places = sum(int(mask.sum()) for mask in kept), sum(mask.numel() for mask in kept)
+    return padding_share(tokens + beside, places + beside)

@@ -19,10 +19,9 @@ import torch
 from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import load_transformer
-from workers.adapters.shared.images import from_first_image, load_image_processor
+from workers.adapters.shared.images import VisualEncoder, from_first_image, load_image_processor
 from workers.adapters.shared.late_interaction import LateInteraction
-from workers.adapters.shared.padding import masked_share
-from workers.adapters.shared.visual_encoder import VisualEncoder
+from workers.adapters.shared.packing import masked_share
 
 Inputs = Mapping[str, np.ndarray]
 

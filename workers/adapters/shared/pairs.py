@@ -1,4 +1,4 @@
-"""Tokenize pairs of texts from several threads at once.
+"""Families that read query and document together: their base, and pairs of texts tokenized from several threads.
 
 A pair shares its first text with others more often than not (one premise with many hypotheses, one query with many
 documents), so both halves are tokenized alone, each distinct one once, and then joined by the tokenizer's own
@@ -7,17 +7,23 @@ post-processor, which also cuts the pair to its length.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
+import torch
 from tokenizers import Tokenizer
+from torch import nn
 
-from workers.adapters.shared.beginnings import (
+from ipc.errors import InvalidInput
+from ipc.wire.messages import Call, InputItem
+from workers.adapters.base import Adapter, Excess
+from workers.adapters.shared.long_texts import (
     CHARACTERS_PER_TOKEN,
     LONG,
     encode_side,
     goes_word_by_word,
 )
+from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import TokenSequence
 from workers.adapters.shared.tokenizing import as_ids
 
@@ -84,3 +90,51 @@ class PairTokenizer:
         joined = cutting.post_process(first, second)
         types = as_ids(joined.type_ids) if self._uses_types and any(joined.type_ids) else None
         return Pair(TokenSequence(as_ids(joined.ids), types), whole > self.limit, whole)
+
+
+class ScoreAdapter(Adapter):
+    """A model without vectors.
+
+    `overflows` is what may be done with pairs that are too long (`ipc.catalog.option_names.OVERFLOW_POLICIES`).
+    """
+
+    overflows: ClassVar[Collection[str]] = ("truncate", "error")
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """No vectors."""
+        return {}
+
+    def check(self, call: Call) -> None:
+        """Refuse LoRA, and overflow policies that cannot cut a pair."""
+        super().check(call)
+        OptionReader(call).check_overflow(self.overflows)
+
+
+def pair_excess(query: int, pair: int, limit: int) -> Excess:
+    """How much of a pair was cut, from the tokens of query and pair with everything around them."""
+    if query >= limit:
+        return Excess(query, limit, in_query=True)
+    return Excess(pair, limit, "with the query")
+
+
+def texts_of(items: Sequence[InputItem], where: str) -> list[str]:
+    """The texts of `items`. Raises `InvalidInput` for one without text; `where` is its JSON path with {}."""
+    for index, item in enumerate(items):
+        if item.text is None:
+            raise InvalidInput(f"{where.format(index)}: missing")
+    return [item.text for item in items if item.text is not None]
+
+
+def activation(name: str) -> nn.Module:
+    """Sigmoid or identity by the catalog's name. Raises ValueError for another word."""
+    known: dict[str, type[nn.Module]] = {"sigmoid": nn.Sigmoid, "identity": nn.Identity}
+    if name not in known:
+        raise ValueError(f"unknown activation {name!r}: use {', '.join(known)}")
+    return known[name]()
+
+
+def activated(logits: torch.Tensor, function: nn.Module) -> torch.Tensor:
+    """fp32 scores of fp32 logits."""
+    scores: torch.Tensor = function(logits.float())
+    return scores

@@ -18,16 +18,15 @@ import torch
 
 from ipc.wire.messages import InputItem
 from workers.adapters.base import Adapter, Excess, LoadContext, Prepared
-from workers.adapters.shared.checkpoint import load_transformer
+from workers.adapters.shared.checkpoint import load_transformer, parameter_bytes
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.linears import lay_out_linears
+from workers.adapters.shared.long_texts import Part
 from workers.adapters.shared.lora import LoraLayers
 from workers.adapters.shared.packing import Int64Array, PackedBatch, TokenSequence, divided
-from workers.adapters.shared.precision import parameter_bytes
 from workers.adapters.shared.prompting import Prompts
 from workers.adapters.shared.sentence_transformers_layout import ModelLayout
 from workers.adapters.shared.tokenizing import TextTokenizer, as_ids
-from workers.adapters.shared.windows import Part
 from workers.strategies import stepping
 
 

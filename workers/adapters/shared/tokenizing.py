@@ -19,13 +19,16 @@ from transformers import AutoTokenizer
 
 from ipc.wire.messages import InputItem
 from workers.adapters.base import ItemRefused
-from workers.adapters.shared.beginnings import (
+from workers.adapters.shared.long_texts import (
     CHARACTERS_PER_TOKEN,
     LONG,
+    Frame,
+    Part,
+    Windows,
     encode_beginning,
+    fit,
     goes_word_by_word,
 )
-from workers.adapters.shared.windows import Frame, Part, Windows, fit
 
 # transformers marks "no limit stored" with a huge number.
 _NO_LIMIT = 10**9

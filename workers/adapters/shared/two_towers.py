@@ -18,11 +18,10 @@ import torch.nn.functional as F
 from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import load_transformer, position_limit
-from workers.adapters.shared.images import from_first_image, load_image_processor
+from workers.adapters.shared.images import VisualEncoder, from_first_image, load_image_processor
 from workers.adapters.shared.options import OptionReader
-from workers.adapters.shared.padding import masked_share
+from workers.adapters.shared.packing import masked_share
 from workers.adapters.shared.tokenizing import TextTokenizer
-from workers.adapters.shared.visual_encoder import VisualEncoder
 
 _PLAIN = "{text}"
 _LONGEST_TEMPLATE = 200

@@ -1,8 +1,12 @@
-"""Parts of the GLiNER family: words with places, rectangles of items, bounds on candidates, and answers."""
+"""Parts of the GLiNER family: words with places, rectangles of items, bounds on candidates, and answers.
+
+With an `output_schema` the names of its `properties` are the labels to look for. A property of type "array" collects
+all texts found under its name, any other takes the likeliest text, or null.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +14,16 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from ipc.errors import InvalidInput
 from ipc.wire.extraction import Entity, Extraction, Relation
-from workers.adapters.shared.schemas import Fields, filled
+from ipc.wire.messages import ExtractCall
+
+Fields = Mapping[str, bool]
+"""Field names in order, with whether a field collects many texts."""
+
+MOST_FIELDS = 200
+LONGEST_NAME = 200
+
 
 _LEAST_FILL = 0.8
 """A rectangle ends where a text is shorter than this share of its longest one."""
@@ -24,6 +36,52 @@ _MOST_ENDS = 100
 _MOST_PAIRED = 50
 """Entities of one text between which relations are looked for."""
 _NO_LIMIT = 10**9
+
+
+def fields_of(call: ExtractCall) -> Fields:
+    """The fields of a call's schema, none without one. Raises `InvalidInput` for a schema of another form."""
+    schema = call.output_schema
+    if schema is None:
+        return {}
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or not properties:
+        raise InvalidInput("params.output_schema.properties: a map with at least one field is needed")
+    if len(properties) > MOST_FIELDS:
+        raise InvalidInput(
+            f"params.output_schema.properties: {len(properties)} given, the limit is {MOST_FIELDS}"
+        )
+    return {_name(name): _collects(name, value) for name, value in properties.items()}
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME or not name.isprintable():
+        raise InvalidInput(
+            f"params.output_schema.properties: {str(name)[:64]!r} must be 1 to {LONGEST_NAME} printable characters"
+        )
+    return name
+
+
+def _collects(name: str, value: Any) -> bool:
+    kind = value.get("type", "string") if isinstance(value, dict) else None
+    items = value.get("items") if isinstance(value, dict) else None
+    nested = isinstance(items, dict) and items.get("type", "string") != "string"
+    if kind not in ("string", "array") or nested:
+        raise InvalidInput(
+            f"params.output_schema.properties.{name[:64]}: only strings and arrays of strings can be filled"
+        )
+    return bool(kind == "array")
+
+
+def filled(fields: Fields, entities: Sequence[Entity]) -> dict[str, Any]:
+    """What was found, by field."""
+    data: dict[str, Any] = {}
+    for name, collects in fields.items():
+        found = [entity for entity in entities if entity.label == name]
+        if collects:
+            data[name] = [entity.text for entity in found]
+        else:
+            data[name] = max(found, key=lambda entity: entity.score).text if found else None
+    return data
 
 
 @dataclass(frozen=True, slots=True)

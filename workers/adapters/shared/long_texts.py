@@ -1,18 +1,21 @@
-"""Tokenize no more of a long text than the model reads of it.
+"""What a model reads of a text that is longer than the model takes.
 
-A text of a megabyte takes a second to tokenize, of which a model keeps a few hundred tokens. Tokenizers that go word by
-word, where a blank always ends a word, find the same first tokens in the beginning of a text as in the whole:
-
-1. the beginning is cut at a blank, with several times the characters that the tokens usually take;
-2. it counts when it was cut to the model's length, and the last token that is kept ends some words before the cut, so
-   that nothing near the cut can have had a part in it;
-3. else a longer beginning is tried, and in the end the whole text.
+1. A tokenized text is fitted into a model's length: cut on the right, cut on the left, or split into windows. Special
+   tokens around the text (`Frame`: how many before, how many after) stay, and every window gets them.
+2. A text that is only cut is not tokenized as a whole. A text of a megabyte takes a second to tokenize, of which a
+   model keeps a few hundred tokens. Tokenizers that go word by word, where a blank always ends a word, find the same
+   first tokens in the beginning of a text as in the whole:
+   - the beginning is cut at a blank, with several times the characters that the tokens usually take;
+   - it counts when it was cut to the model's length, and the last token that is kept ends some words before the cut,
+     so that nothing near the cut can have had a part in it;
+   - else a longer beginning is tried, and in the end the whole text.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from tokenizers import Encoding, Tokenizer
 
@@ -27,6 +30,73 @@ _PLAIN_NORMALIZERS = frozenset(
     | {"StripAccents"}
 )
 _PLAIN_PATTERNS = ({"Regex": " {2,}"}, {"String": " "}, {"String": "``"}, {"String": "''"})
+
+
+class Part(NamedTuple):
+    """A stretch of a text as token ids with its special tokens, and segment ids (None where all are 0)."""
+
+    ids: list[int]
+    types: list[int] | None
+
+
+class Frame(NamedTuple):
+    """Special tokens that a tokenizer puts around every single text."""
+
+    before: int
+    after: int
+
+
+class Windows(NamedTuple):
+    """What runs through the model for one text: one window, or several of a text that was split.
+
+    `tokens` are those of the whole text, special tokens included, 0 where they were not counted.
+    """
+
+    parts: list[Part]
+    truncated: bool
+    tokens: int = 0
+
+
+def fit(parts: Sequence[Part], overflow: str, max_length: int, frame: Frame) -> Windows:
+    """The windows of one text, given as consecutive parts that each have the frame.
+
+    `overflow` is `truncate` (drop the end; `error` does the same and leaves the refusal to the caller),
+    `truncate_left` (drop the beginning) or `chunk` (keep all, in windows of at most `max_length` tokens).
+    """
+    if len(parts) == 1 and len(parts[0].ids) <= max_length:
+        return Windows([parts[0]], False, len(parts[0].ids))
+    ids = _joined([part.ids for part in parts], frame)
+    types = _joined([part.types for part in parts if part.types is not None], frame)
+    room = max(1, max_length - frame.before - frame.after)
+    inner = len(ids) - frame.before - frame.after
+    if inner <= room or overflow not in ("chunk", "truncate_left"):
+        spans = [(0, min(room, inner))]
+    elif overflow == "truncate_left":
+        spans = [(inner - room, inner)]
+    else:
+        spans = [(start, min(start + room, inner)) for start in range(0, inner, room)]
+    windows = [
+        Part(_span(ids, span, frame), _span(types, span, frame) if len(types) == len(ids) else None)
+        for span in spans
+    ]
+    return Windows(windows, overflow != "chunk" and inner > room, len(ids))
+
+
+def _joined(stretches: Sequence[list[int]], frame: Frame) -> list[int]:
+    """One list with one frame around all stretches."""
+    if not stretches:
+        return []
+    last = stretches[-1]
+    joined = list(stretches[0][: frame.before])
+    for stretch in stretches:
+        joined += stretch[frame.before : len(stretch) - frame.after]
+    return joined + last[len(last) - frame.after :]
+
+
+def _span(values: list[int], span: tuple[int, int], frame: Frame) -> list[int]:
+    """The frame with `span` of what lies inside it."""
+    start, stop = frame.before + span[0], frame.before + span[1]
+    return values[: frame.before] + values[start:stop] + values[len(values) - frame.after :]
 
 
 def goes_word_by_word(backend: Tokenizer) -> bool:
