@@ -119,6 +119,14 @@ class SequenceUnknown(InvalidInput):
     code, status = "SEQUENCE_UNKNOWN", 400
 
 
+def not_begun(sequence: int | str, model: str, why: str) -> str:
+    """The message of `SequenceUnknown`, with the reason why the sequence is not open."""
+    return (
+        f"inference request for sequence {sequence!a} to model '{model}' must specify the START flag on the "
+        f"first request of the sequence: {why}"
+    )
+
+
 class AccessRefused(PenstockError):
     """The caller may not do this, or not now; nothing of the request was read but its head."""
 

@@ -22,7 +22,6 @@ from ipc.wire.messages import (
     LANES,
     VERSION,
     Credits,
-    Forget,
     InferCall,
     Leaving,
     Load,
@@ -334,14 +333,6 @@ class Runtime:
         job = self.book.find(session.key, message.id)
         if job is not None:
             self.book.taken(job, message.count)
-
-    def forget(self, message: Forget) -> None:
-        """A sequence begins on another worker."""
-        host = self.models.find(message.model)
-        if host is not None and host.adapter is not None:
-            outcome = self.queue.sequencer.forget(host.adapter, message.sequence, message.caller)
-            if outcome is not None:
-                self.book.follow(outcome)
 
     def _expire_sequences(self) -> None:
         for model, count, outcome in self.queue.sequencer.expire():

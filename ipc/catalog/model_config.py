@@ -117,6 +117,18 @@ class ModelConfig(Part, frozen=True):
     warmups: tuple[Warmup, ...] = ()
 
     @property
+    def gpus(self) -> set[int]:
+        """The GPUs that all instance groups together name; empty when one of the groups leaves the choice open."""
+        if any(not group.gpus for group in self.instance_groups):
+            return set()
+        return {gpu for group in self.instance_groups for gpu in group.gpus}
+
+    def worker_slots(self, workers: int, on_cpu: bool) -> list[int]:
+        """The slots, of so many workers, that offer the model; all of them when the named GPUs do not exist."""
+        gpus = set() if on_cpu else self.gpus
+        return [slot for slot in range(workers) if slot in gpus] or list(range(workers))
+
+    @property
     def batches(self) -> bool:
         """Whether tensors have a leading batch dimension that `dims` leave out."""
         return self.max_batch_size > 0

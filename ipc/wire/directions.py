@@ -6,7 +6,6 @@ from ipc.wire.messages import (
     Cancel,
     Credits,
     Failure,
-    Forget,
     Goodbye,
     Hello,
     Inputs,
@@ -26,7 +25,5 @@ from ipc.wire.messages import (
 from ipc.wire.stats import Stats
 from ipc.wire.streams import Part, Taken
 
-ToWorker = (
-    Hello | Submit | Cancel | Release | Taken | Load | Unload | Forget | Ping | Watch | Inputs | Goodbye
-)
+ToWorker = Hello | Submit | Cancel | Release | Taken | Load | Unload | Ping | Watch | Inputs | Goodbye
 ToFrontend = Welcome | Result | Part | Failure | Unread | Credits | Models | Stats | Leaving | Pong | Goodbye

@@ -177,14 +177,9 @@ class Work(Wire, frozen=True):
         return min(self.start_by_ns or self.deadline_ns, self.deadline_ns)
 
     @property
-    def sequence(self) -> int | str | None:
-        """The id of the sequence that the request belongs to."""
-        return self.call.step.id if isinstance(self.call, InferCall) and self.call.step else None
-
-    @property
-    def begins_sequence(self) -> bool:
-        """Whether the request is the first of its sequence."""
-        return isinstance(self.call, InferCall) and self.call.step is not None and self.call.step.start
+    def step(self) -> Step | None:
+        """Place of the request in its sequence, if it belongs to one."""
+        return self.call.step if isinstance(self.call, InferCall) else None
 
 
 class Submit(Wire, frozen=True, tag="submit"):
@@ -223,14 +218,6 @@ class Unload(Wire, frozen=True, tag="unload"):
     """Finish what this model has to do and give its memory back."""
 
     model: str
-
-
-class Forget(Wire, frozen=True, tag="forget"):
-    """This sequence of a model begins on another worker: one of its id and caller that is still open here is over."""
-
-    model: str
-    sequence: int | str
-    caller: str = ""
 
 
 class Ping(Wire, frozen=True, tag="ping"):

@@ -16,10 +16,19 @@ class FakeChannel:
     state: str = "ready"
     responsive: bool = True
     joined: bool = True
+    uuid: str = "cpu"
     free_bytes: int = 0
     cost: int = 0
     foreign_cost: float = 0.0
     credits: Credits = field(default_factory=lambda: Credits(1000, 0, 100.0))
+
+    loads: list[str] = field(default_factory=list)
+    """The models that the worker was asked to load."""
+
+    def load(self, model: str, explicit: bool = False) -> bool:
+        """Note that the worker was asked."""
+        self.loads.append(model)
+        return True
 
     def cost_in(self, lane: str) -> int:
         """All cost counts for every lane."""

@@ -181,6 +181,7 @@ def workers(
         "run__instance": f"t{secrets.token_hex(4)}",
         "catalog__dirs": str(catalog),
         "worker__device": "cpu",
+        "worker__count": str(count),
         "worker__torch_threads": "1",
         "worker__hang_timeout_s": "20",
         "arena__bytes": str(32 << 20),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from frontend.engine.local import routing
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.client import Client
 from frontend.engine.local.retry import Attempts
@@ -129,68 +129,59 @@ def test_one_of_several_models_is_enough(tmp_path: Path) -> None:
     asyncio.run(with_client(tmp_path, work, limits__load_wait_s="0"))
 
 
-def test_a_sequence_waits_for_a_silent_worker_that_may_know_it(tmp_path: Path) -> None:
-    """And not for one whose next life knows nothing of it."""
-    asked, send = stranger()
+def test_a_sequence_waits_for_its_own_worker_and_asks_no_other(tmp_path: Path) -> None:
+    """A silent worker, then one that this new frontend has yet to join, then one that has the model to load."""
+    asked: list[int] = []
+
+    async def send(to: Any, made: Work, payload: Any, solo: bool) -> str:
+        asked.append(to.slot)
+        return "done"
 
     async def work(client: Client) -> None:
-        silent = channel(1, LOADED, responsive=False)
-        client._channels |= {0: channel(0, LOADED), 1: silent}
-        answering = asyncio.ensure_future(client._run(step(), None, send))
-        await asyncio.sleep(0.3)
-        assert not answering.done() and asked == [0]
-        client._channels[0].state = "absent"
-        await asyncio.sleep(0.3)
-        assert not answering.done(), "the stranger has gone meanwhile"
-        client._channels[0].state, silent.responsive = "ready", True
-        assert await answering == "done" and asked == [0, 1]
-        client._channels[1] = channel(1, state="connecting")
+        loaded, other = ModelStatus("m", "loaded"), ModelStatus("m", "available")
+        slot = routing.home(range(2), "m", 5)
+        client._channels[1 - slot] = channel(1 - slot, loaded)
+        for home, joins in (
+            (channel(slot, loaded, responsive=False), {"responsive": True}),
+            (channel(slot, state="connecting", joined=False), {"state": "ready", "models": {"m": loaded}}),
+            (channel(slot, other), {"models": {"m": loaded}}),
+        ):
+            client._channels[slot] = home
+            answering = asyncio.ensure_future(client._run(step(), None, send))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not answering.done() and not asked
+            if home.models.get("m") is other:
+                assert home.loads == ["m"], "the worker was not asked to load the model"
+            for name, value in joins.items():
+                setattr(home, name, value)
+            client._changed()
+            assert await answering == "done" and asked == [slot]
+            asked.clear()
+
+    asyncio.run(with_client(tmp_path, work, worker__count="2"))
+
+
+def test_a_sequence_that_its_worker_does_not_know_is_looked_for_nowhere_else(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    async def send(to: Any, made: Work, payload: Any, solo: bool) -> str:
+        asked.append(to.slot)
+        raise SequenceUnknown("sequence 5 is not known")
+
+    async def work(client: Client) -> None:
+        loaded = ModelStatus("m", "loaded")
+        client._channels |= {0: channel(0, loaded), 1: channel(1, loaded)}
         with pytest.raises(SequenceUnknown):
             await client._run(step(), None, send)
+        assert asked == [routing.home(range(2), "m", 5)]
 
-    asyncio.run(with_client(tmp_path, work))
-
-
-@pytest.mark.parametrize(("joining_s", "asked"), [(3600, [0, 1]), (0, [0])])
-def test_a_new_frontend_asks_workers_that_it_is_joining_for_a_sequence(
-    joining_s: int, asked: list[int], tmp_path: Path
-) -> None:
-    """And none that it could not join for long."""
-    found, send = stranger()
-
-    async def work(client: Client) -> None:
-        client._joining_until_ns = deadline.after(joining_s)
-        joins = channel(1, state="connecting", joined=False)
-        client._channels |= {0: channel(0, LOADED), 1: joins}
-        answering = asyncio.ensure_future(client._run(step(), None, send))
-        await asyncio.sleep(0.1)
-        joins.state, joins.joined, joins.models = "ready", True, {"m": LOADED}
-        with contextlib.nullcontext() if len(asked) > 1 else pytest.raises(SequenceUnknown):
-            assert await answering == "done"
-        assert found == asked
-
-    asyncio.run(with_client(tmp_path, work))
-
-
-LOADED = ModelStatus("m", "loaded")
+    asyncio.run(with_client(tmp_path, work, worker__count="2"))
 
 
 def channel(slot: int, *statuses: ModelStatus, **state: Any) -> Any:
     """A channel whose worker has these models."""
     return FakeChannel(slot, {status.name: status for status in statuses}, **state)
-
-
-def stranger() -> tuple[list[int], Callable[..., Awaitable[str]]]:
-    """What sends to workers of which the first does not know the sequence, and the slots that were asked."""
-    asked: list[int] = []
-
-    async def send(to: Any, made: Work, payload: Any, solo: bool) -> str:
-        asked.append(to.slot)
-        if to.slot == 0:
-            raise SequenceUnknown("sequence 5 is not known")
-        return "done"
-
-    return asked, send
 
 
 def step() -> Work:

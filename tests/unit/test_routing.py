@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 
 from frontend.engine.local import routing
+from ipc.catalog.model_config import InstanceGroup, ModelConfig
 from ipc.errors import (
     DependencyConflict,
     ModelLoadFailed,
@@ -17,8 +19,9 @@ from ipc.errors import (
     NoReplica,
     PenstockError,
     QueueFull,
+    SequenceUnknown,
 )
-from ipc.wire.messages import Credits, ModelStatus
+from ipc.wire.messages import Credits, ModelStatus, Step
 from tests.fakes.channel import FakeChannel
 
 LOADED = ModelStatus("m", "loaded")
@@ -182,72 +185,80 @@ def test_a_model_that_failed_on_one_worker_and_leaves_another_may_be_loaded_ther
     assert isinstance(error, ModelLoadFailed)
 
 
-def test_who_may_have_a_model_and_does_not_answer() -> None:
-    has, lacks = ModelStatus("m", "loaded"), ModelStatus("m", "available")
-
-    def unheard(status: ModelStatus, **more: Any) -> bool:
-        return routing.is_unheard(replace(channel(0, status), **more), "m")
-
-    assert unheard(has, responsive=False) and unheard(lacks, state="connecting", joined=False)
-    assert not unheard(has) and not unheard(lacks, responsive=False)
-    assert not unheard(has, state="connecting", joined=True), "its next life knows nothing"
-    assert not unheard(has, state="absent", joined=False)
-
-
 def test_retry_after_of_a_model_that_was_loaded_before_is_what_its_last_load_took() -> None:
     known = ModelStatus("m", "available", load_s=12.3)
     assert routing.explain([channel(0, known)], "m").retry_after_s == 13
 
 
-def homes(channels: list[Any], ids: range = range(200)) -> dict[int, int]:
+def homes(slots: Sequence[int], ids: range = range(200)) -> dict[int, int]:
     """The slot of each sequence."""
-    return {name: routing.home(channels, "m", "interactive", name).slot for name in ids}
+    return {name: routing.home(slots, "m", name) for name in ids}
 
 
-def test_all_frontends_send_a_sequence_to_the_same_worker_whatever_that_has_to_do() -> None:
-    idle = [channel(slot) for slot in range(4)]
-    busy = [channel(slot, cost=100 * slot) for slot in reversed(range(4))]
-    found = homes(idle)
-    assert homes(busy) == found
+def test_sequences_are_spread_over_the_slots_in_whatever_order_these_are_named() -> None:
+    found = homes(range(4))
+    assert homes([2, 0, 3, 1]) == found
     assert all(list(found.values()).count(slot) > 20 for slot in range(4)), "they are not spread"
 
 
-def test_only_the_sequences_of_a_worker_that_goes_get_another_home() -> None:
-    channels = [channel(slot) for slot in range(4)]
-    before, after = homes(channels), homes(channels[:3])
+def test_only_the_sequences_of_a_slot_that_is_taken_away_move() -> None:
+    before, after = homes(range(4)), homes(range(3))
     assert all(after[name] == slot for name, slot in before.items() if slot != 3)
 
 
-def test_the_id_and_the_model_decide_and_a_text_is_no_number() -> None:
-    models = {name: ModelStatus(name, "loaded") for name in ("m", "n")}
-    channels: list[Any] = [FakeChannel(slot, models) for slot in range(8)]
-
-    def of(model: str, kind: type[int] | type[str]) -> list[int]:
-        return [routing.home(channels, model, "interactive", kind(name)).slot for name in range(1, 50)]
+def test_the_id_the_model_and_the_caller_decide_and_a_text_is_no_number() -> None:
+    def of(model: str, kind: type[int] | type[str], caller: str = "") -> list[int]:
+        return [routing.home(range(8), model, kind(name), caller) for name in range(1, 50)]
 
     assert of("m", int) != of("n", int) and of("m", int) != of("m", str)
+    assert of("m", int, "ann") == of("m", int, "ann") != of("m", int, "bob")
+    assert of("m", int) == [homes(range(8))[name] for name in range(1, 50)]
 
 
-def test_a_worker_that_does_not_know_the_sequence_is_passed_over() -> None:
-    channels = [channel(slot) for slot in range(3)]
-    first = routing.home(channels, "m", "interactive", 7).slot
-    second = routing.home(channels, "m", "interactive", 7, strangers={first}).slot
-    rest = {0, 1, 2} - {first, second}
-    assert routing.home(channels, "m", "interactive", 7, strangers={first, second}).slot in rest
+def test_a_sequence_has_its_home_among_the_configured_workers_that_offer_the_model() -> None:
+    config = ModelConfig("m", instance_groups=(InstanceGroup(kind="KIND_GPU", gpus=(1, 3)),))
+    loaded = msgspec.structs.replace(LOADED, config=config)
+
+    def slots(*channels: Any, workers: int = 4) -> set[int | None]:
+        return {routing.sequence_slot(channels, "m", name, "", workers) for name in range(50)}
+
+    assert slots(channel(1, loaded, uuid="GPU-1")) == {1, 3}, "whether the other is up makes no difference"
+    assert slots(channel(1, loaded, uuid="GPU-1"), workers=1) == {0}
+    assert slots(channel(1, loaded)) == {0, 1, 2, 3}, "without GPUs every worker offers it"
+    assert slots(channel(0)) == {0, 1, 2, 3}
+    assert slots() == slots(channel(0, state="connecting")) == {None}
 
 
-def test_a_sequence_whose_worker_is_out_of_credit_goes_nowhere_else() -> None:
-    channels = [channel(slot, cost=2000) if slot == 1 else channel(slot) for slot in range(2)]
+def keeper(channels: list[Any], slot: int | None, start: bool = False) -> int:
+    """The slot of the worker that gets a request of a sequence whose home is `slot`."""
+    return routing.keeper(channels, "m", "interactive", Step(7, start), slot).slot
+
+
+def test_a_sequence_goes_to_its_own_worker_whatever_that_has_to_do_and_nowhere_else() -> None:
+    assert keeper([channel(0), channel(1, cost=900)], 1) == 1
     with pytest.raises(QueueFull):
-        homes(channels)
-    silent = [channel(0), channel(1, responsive=False)]
-    assert set(homes(silent).values()) == {0}
+        keeper([channel(0), channel(1, cost=2000)], 1)
+    for channels in ([channel(0)], [channel(0), channel(1, responsive=False)], []):
+        for start in (False, True):
+            with pytest.raises(NoReplica):
+                keeper(channels, 1, start)
+    with pytest.raises(NoReplica):
+        keeper([], None)
 
 
-def test_the_same_id_of_two_callers_is_two_sequences() -> None:
-    channels = [channel(slot) for slot in range(8)]
+def test_a_worker_that_has_not_loaded_the_model_of_a_sequence_is_waited_for() -> None:
+    with pytest.raises(ModelLoading):
+        keeper([channel(0), channel(1, ModelStatus("m", "available"))], 1)
 
-    def of(caller: str) -> list[int]:
-        return [routing.home(channels, "m", "interactive", name, caller=caller).slot for name in range(1, 50)]
 
-    assert of("ann") == of("ann") != of("bob") and of("") == [homes(channels)[name] for name in range(1, 50)]
+@pytest.mark.parametrize("state", ["absent", "connecting", "leaving"])
+def test_what_goes_on_with_a_sequence_of_a_worker_that_has_gone_is_refused_and_a_start_waits(
+    state: str,
+) -> None:
+    gone = channel(1, state=state, responsive=False)
+    with pytest.raises(SequenceUnknown, match="for sequence 7 to model 'm' must specify the START flag"):
+        keeper([channel(0), gone], 1)
+    with pytest.raises(NoReplica):
+        keeper([channel(0), gone], 1, start=True)
+    with pytest.raises(NoReplica):
+        keeper([channel(0), replace(gone, joined=False)], 1)

@@ -191,20 +191,6 @@ def test_an_idle_sequence_loses_its_slot_and_is_told_so() -> None:
     table.ask(1)
 
 
-def test_a_forgotten_sequence_takes_nothing_new_and_ends_with_what_is_queued() -> None:
-    table = Table(slots=1)
-    start, other = table.ask(1, start=True), table.ask(2, start=True)
-    table.slots.forget(1)
-    with pytest.raises(SequenceUnknown):
-        table.ask(1)
-    table.finish(start)
-    assert table.running == [other]
-    table.finish(other)
-    assert not table.slots.forget(3).run
-    table.slots.forget(2)
-    assert not table.slots.active
-
-
 def test_what_is_remembered_of_lost_sequences_is_bounded() -> None:
     table = Table(slots=MAX_LOST + 5)
     for name in range(1, MAX_LOST + 6):
@@ -221,7 +207,6 @@ EVENTS = st.lists(
         st.tuples(st.just("finish"), st.integers(0, 30), st.booleans()),
         st.tuples(st.just("cancel"), st.integers(0, 30)),
         st.tuples(st.just("pass"), st.integers(1, 2 * IDLE_NS)),
-        st.tuples(st.just("forget"), st.integers(1, 6)),
     ),
     max_size=50,
 )
@@ -275,9 +260,6 @@ def test_order_slots_and_backlog_hold_whatever_happens(events: list[tuple[object
         elif event[0] == "pass":
             table.now += int(str(event[1]))
             table.expire()
-        elif event[0] == "forget":
-            outcome = table.slots.forget(int(str(event[1])))
-            table.running += [table._turns[one.id] for one in outcome.run]
         check()
     for turn in late:
         if waiting(turn):
@@ -319,7 +301,7 @@ def test_the_same_id_of_two_callers_is_two_sequences() -> None:
     for turn in (ann, bob):
         assert slots.arrive(turn)
         slots.finish(turn, succeeded=True, now_ns=0)
-    slots.forget(7, "bob")
+    slots.finish(slots.enrol(Step(7, end=True), job(Step(7), "bob")), succeeded=True, now_ns=0)
     assert slots.enrol(Step(7), job(Step(7), "ann")).sequence is ann.sequence
     with pytest.raises(SequenceUnknown):
         slots.enrol(Step(7), job(Step(7), "bob"))

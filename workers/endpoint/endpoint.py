@@ -31,7 +31,6 @@ from ipc.wire.messages import (
     Cancel,
     Credits,
     Failure,
-    Forget,
     Goodbye,
     Hello,
     Inputs,
@@ -86,9 +85,6 @@ class Handler(Protocol):
 
     def unload(self, model: str) -> None:
         """Somebody wants a model's memory back."""
-
-    def forget(self, message: Forget) -> None:
-        """A sequence begins on another worker."""
 
     def released(self) -> None:
         """A lease ended, so there may be room in the arena."""
@@ -215,8 +211,6 @@ class Endpoint:
             self._handler.load(message)
         elif isinstance(message, Unload):
             self._handler.unload(message.model)
-        elif isinstance(message, Forget):
-            self._handler.forget(message)
         elif isinstance(message, Watch):
             session.watching = message.on
         elif isinstance(message, Inputs):

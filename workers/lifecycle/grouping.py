@@ -67,10 +67,9 @@ def groups(catalog: Catalog | Iterable[ModelEntry]) -> dict[bytes, list[ModelEnt
 
 def offers(entry: ModelEntry, slot: int, device: torch.device, workers: int) -> bool:
     """Whether the worker `slot` of so many offers a model; one that no worker can have is refused by all of them."""
-    if not isinstance(entry, RepositoryEntry) or device.type == "cpu":
+    if not isinstance(entry, RepositoryEntry):
         return True
-    gpus = _gpus(entry)
-    return not gpus or slot in gpus or min(gpus) >= workers
+    return slot in entry.config.worker_slots(max(workers, slot + 1), device.type == "cpu")
 
 
 def check_device(entry: ModelEntry, device: torch.device, workers: int) -> None:
@@ -80,14 +79,6 @@ def check_device(entry: ModelEntry, device: torch.device, workers: int) -> None:
     groups = entry.config.instance_groups
     if groups and all(group.kind == "KIND_GPU" for group in groups) and device.type == "cpu":
         raise ModelRefused("instance_group: KIND_GPU, but the workers run on the CPU")
-    gpus = _gpus(entry)
+    gpus = entry.config.gpus
     if device.type != "cpu" and gpus and min(gpus) >= workers:
         raise ModelRefused(f"instance_group: gpus {sorted(gpus)}, but the workers are 0 to {workers - 1}")
-
-
-def _gpus(entry: RepositoryEntry) -> set[int]:
-    """Numbers that all groups together name; empty when one of them leaves the choice open."""
-    groups = entry.config.instance_groups
-    if any(not group.gpus for group in groups):
-        return set()
-    return {gpu for group in groups for gpu in group.gpus}

@@ -92,12 +92,6 @@ class Sequencer:
                     found.append((model, len(late), outcome))
         return found
 
-    def forget(self, adapter: Adapter, name: int | str, caller: str = "") -> Outcome | None:
-        """A sequence of that id and caller begins on another worker."""
-        with self._lock:
-            found = self._tables.get(adapter)
-            return None if found is None else found[1].forget(name, caller)
-
     def counts(self) -> list[tuple[str, int, int]]:
         """(model, sequences that have a slot, sequences that wait for one)."""
         with self._lock:

@@ -17,7 +17,7 @@ import heapq
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
-from ipc.errors import QueueFull, SequenceUnknown
+from ipc.errors import QueueFull, SequenceUnknown, not_begun
 from ipc.wire.messages import Step
 from workers.scheduling.job import Job
 
@@ -150,15 +150,6 @@ class SlotTable:
             self._close(sequence, outcome)
         return [sequence.id for sequence in late], outcome
 
-    def forget(self, name: int | str, caller: str = "") -> Outcome:
-        """The id of this caller begins a sequence somewhere else: nothing new goes on here."""
-        outcome, sequence = Outcome(), self._by_id.get((caller, name))
-        if sequence is not None:
-            sequence.open = False
-            if not sequence.turns:
-                self._close(sequence, outcome)
-        return outcome
-
     def _begin(self, name: int | str, caller: str) -> Sequence:
         sequence = Sequence(name, caller)
         if self._free:
@@ -218,7 +209,4 @@ class SlotTable:
             self._lost.popitem(last=False)
 
     def _unknown(self, name: int | str, why: str) -> SequenceUnknown:
-        return SequenceUnknown(
-            f"inference request for sequence {name!a} to model '{self._model}' must specify the START flag on the "
-            f"first request of the sequence: {why}"
-        )
+        return SequenceUnknown(not_begun(name, self._model, why))

@@ -41,7 +41,6 @@ from ipc.wire.messages import (
     Cancel,
     Credits,
     Failure,
-    Forget,
     Goodbye,
     Hello,
     Leaving,
@@ -218,10 +217,6 @@ class Channel:
     def unload(self, model: str) -> bool:
         """Ask the worker to unload a model; its answer is a new state of the model. Returns whether it was sent."""
         return self.state == "ready" and self._send(Unload(model))
-
-    def forget(self, model: str, sequence: int | str, caller: str = "") -> None:
-        """A sequence of that id and caller begins on another worker."""
-        self._send(Forget(model, sequence, caller))
 
     def watch(self, on: bool) -> None:
         """Ask the worker for `stats`, or for no more; to be repeated, since a new life of it knows of nothing."""

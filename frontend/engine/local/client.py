@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import TypeVar
 
@@ -39,7 +38,6 @@ from ipc.errors import (
     NoReplica,
     QueueFull,
     SequenceLost,
-    SequenceUnknown,
     WorkerCrashed,
     WorkerLost,
 )
@@ -82,13 +80,12 @@ class Client:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._channels: dict[int, Channel] = {}
         self._change = asyncio.Event()
-        self._on_demand = settings.catalog.on_demand
+        self._on_demand, self._workers = settings.catalog.on_demand, settings.worker_count
         self.demand = Demand(lambda: self.channels, self._on_demand)
         self._budget = retry.RetryBudget()
         self.poison = PoisonList(paths.poison(), settings.limits.poison_ttl_s)
         self.inputs = InputArena(paths, int(name.rpartition("-")[2]), settings.arena.input_bytes)
         self._ticker: asyncio.Task[None] | None = None
-        self._joining_until_ns = 0
 
     @property
     def channels(self) -> list[Channel]:
@@ -97,7 +94,6 @@ class Client:
 
     def start(self) -> None:
         """Begin looking for workers."""
-        self._joining_until_ns = deadline.after(self._limits.restart_wait_s)
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
 
     async def close(self) -> None:
@@ -168,7 +164,7 @@ class Client:
         if self.poison.holds(work.model, work.call, input_arena.bytes_of(payload)):
             raise InputRefused("this input crashed worker processes before and is refused for a while")
         self._budget.count_request()
-        suspect = work.sequence is not None and self.poison.is_suspect(
+        suspect = work.step is not None and self.poison.is_suspect(
             work.model, work.call, input_arena.bytes_of(payload)
         )
         attempts = retry.Attempts()
@@ -188,7 +184,7 @@ class Client:
                     raise
             except QueueFull:
                 # Another worker may have room; a request that was lost before waits for one.
-                if work.sequence is not None:
+                if work.step is not None:
                     raise
                 attempts.avoid.add(channel.slot)
                 slots = {c.slot for c in routing.loaded(self.channels, work.model)}
@@ -197,17 +193,12 @@ class Client:
                         raise
                     attempts.avoid.clear()
                     await asyncio.sleep(FULL_WAIT_S)
-            except SequenceUnknown as unknown:
-                first = attempts.unknown(unknown, channel.slot)
-                while {c.slot for c in routing.having(self.channels, work.model)} <= attempts.strangers:
-                    if not await self._heard_of_more(work, attempts):
-                        raise first from None
             except WorkerLost as lost:
-                if (name := work.sequence) is not None:
+                if (step := work.step) is not None:
                     if lost.suspect:
                         self._suspect(work, payload, alone=suspect)
                     raise SequenceLost(
-                        f"the worker was lost, and with it the state of sequence {name!a}, which must begin again"
+                        f"the worker was lost, and with it the state of sequence {step.id!a}, which must begin again"
                     ) from lost
                 if lost.suspect:
                     # The device had begun it in time.
@@ -218,21 +209,6 @@ class Client:
                 if error is not None:
                     raise error from lost
                 self._on_retry("suspect" if lost.suspect else "bystander")
-
-    async def _heard_of_more(self, work: Work, attempts: retry.Attempts) -> bool:
-        """Wait for workers that may know a sequence and do not answer (yet); whether there was one to wait for."""
-
-        def silent() -> bool:
-            joining = time.monotonic_ns() < self._joining_until_ns
-            others = (c for c in self.channels if c.slot not in attempts.strangers and (c.joined or joining))
-            return any(routing.is_unheard(c, work.model) for c in others)
-
-        attempts.patience_ns = attempts.patience_ns or deadline.after(self._limits.restart_wait_s)
-        left_s = deadline.remaining_s(min(attempts.patience_ns, work.waits_until_ns))
-        if left_s <= 0 or not silent():
-            return False
-        await self._wait(self._change, min(left_s, 0.25))
-        return True
 
     async def ready(self, model: str, deadline_ns: int, others: Collection[str] = ()) -> None:
         """Wait until some worker has `model` loaded, or one of `others`, and ask for `model`.
@@ -254,10 +230,25 @@ class Client:
 
     async def _route(self, work: Work, attempts: retry.Attempts) -> Channel:
         """A channel, now or after a wait for a restart, a load, or (for a retry) a free credit."""
+        step = work.step
+
+        def slot() -> int | None:
+            if step is None:
+                return None
+            return routing.sequence_slot(self.channels, work.model, step.id, work.caller, self._workers)
 
         def pick() -> Channel:
-            if work.sequence is not None:
-                return self._home(work, work.sequence, attempts)
+            if step is not None:
+                return routing.keeper(
+                    self.channels,
+                    work.model,
+                    work.lane,
+                    step,
+                    slot(),
+                    caller=work.caller,
+                    share=work.share,
+                    on_demand=self._on_demand,
+                )
             if attempts.solo:
                 # Suspects all go to one worker, so that a poison among them can cost only that one.
                 return routing.loaded(self.channels, work.model)[0]
@@ -272,30 +263,22 @@ class Client:
                 lora=work.call.lora,
             )
 
-        return await self._until(pick, work.model, work.waits_until_ns, patient=bool(attempts.losses))
-
-    def _home(self, work: Work, name: int | str, attempts: retry.Attempts) -> Channel:
-        """The channel of a sequence; where it begins, other workers are told that theirs of that id is over."""
-        chosen = routing.home(
-            self.channels,
-            work.model,
-            work.lane,
-            name,
-            strangers=attempts.strangers,
-            caller=work.caller,
-            share=work.share,
-            on_demand=self._on_demand,
+        return await self._until(
+            pick, work.model, work.waits_until_ns, patient=bool(attempts.losses), slot=slot
         )
-        if work.begins_sequence:
-            for other in self.channels:
-                if other is not chosen and other.state == "ready" and work.model in other.models:
-                    other.forget(work.model, name, work.caller)
-        return chosen
 
-    async def _until(self, attempt: Callable[[], T], model: str, deadline_ns: int, patient: bool) -> T:
+    async def _until(
+        self,
+        attempt: Callable[[], T],
+        model: str,
+        deadline_ns: int,
+        patient: bool,
+        slot: Callable[[], int | None] = lambda: None,
+    ) -> T:
         """`attempt` again after every change, until it succeeds or its error has outlasted its wait.
 
-        A full queue is an answer at once, unless `patient`: a request that lost its worker waits for a credit.
+        A full queue is an answer at once, unless `patient`: a request that lost its worker waits for a credit. `slot`
+        is that of the only worker that will do, where there is one.
         """
         give_up: dict[bool, int] = {}
         while True:
@@ -308,7 +291,7 @@ class Client:
                     raise
                 loads = isinstance(error, ModelLoading | ModelNotLoaded)
                 if loads:
-                    self.demand.want(model)
+                    self.demand.want(model, slot())
                 if isinstance(error, ModelNotLoaded) and not self._on_demand:
                     raise
                 wait_s = self._limits.load_wait_s if loads else self._limits.restart_wait_s

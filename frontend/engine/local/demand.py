@@ -49,14 +49,19 @@ class Demand:
         self.known: Callable[[str], bool] = lambda model: True
         """Whether the catalog has a model (still) that requests may have loaded."""
 
-    def want(self, model: str) -> None:
-        """A request waits for a model that nobody has. Raises `ModelNotFound` when the catalog has lost it."""
+    def want(self, model: str, slot: int | None = None) -> None:
+        """A request waits for a model that nobody has, or not the worker in `slot`, which alone will do.
+
+        Raises `ModelNotFound` when the catalog has lost it.
+        """
         if not self.known(model):
             raise ModelNotFound(f"Model '{model}' not found")
         if self._on_demand:
-            views = self._views(model)
-            slot = placement.cold(views)
-            self._ask(placement.cold(_afterwards(views)) if slot is None else slot, model)
+            if slot is None:
+                views = self._views(model)
+                slot = placement.cold(views)
+                slot = placement.cold(_afterwards(views)) if slot is None else slot
+            self._ask(slot, model)
 
     def tick(self) -> None:
         """Look after busy models and replicas; called ten times a second, does something twice a second."""

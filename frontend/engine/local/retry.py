@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from ipc.errors import PenstockError, SequenceUnknown, WorkerCrashed, WorkerLost
+from ipc.errors import PenstockError, WorkerCrashed, WorkerLost
 
 MAX_ATTEMPTS = 2
 MAX_LOSSES = 5
@@ -52,10 +52,6 @@ class Attempts:
         self.runs = 0
         self.losses = 0
         self.avoid: set[int] = set()
-        self.strangers: set[int] = set()
-        self.patience_ns = 0
-        """Until when workers that do not answer are waited for, if any."""
-        self._unknown: SequenceUnknown | None = None
 
     @property
     def solo(self) -> bool:
@@ -79,9 +75,3 @@ class Attempts:
                 retry_after_s=error.retry_after_s,
             )
         return None
-
-    def unknown(self, error: SequenceUnknown, slot: int) -> SequenceUnknown:
-        """The worker in `slot` does not know the sequence; returns what the first of them said of it."""
-        self.strangers.add(slot)
-        self._unknown = self._unknown or error
-        return self._unknown

@@ -2,8 +2,8 @@
 
 A worker is free first by its outstanding cost, its rate, and for how long its present step runs already.
 
-A sequence goes to the worker that has its state, whatever else that has to do. When none fits, the error says why, and
-how long it will last: from the drain rate of the workers, or the load time.
+A sequence goes to the worker in the slot that the hash of its id names, whatever else that worker has to do. When no
+worker fits, the error says why, and how long it will last: from the drain rate of the workers, or the load time.
 """
 
 from __future__ import annotations
@@ -21,11 +21,15 @@ from ipc.errors import (
     NoReplica,
     PenstockError,
     QueueFull,
+    SequenceUnknown,
+    not_begun,
 )
-from ipc.wire.messages import ModelStatus
+from ipc.wire.messages import ModelStatus, Step
 
 DEFAULT_LOAD_S = 5
 """Seconds that a load is expected to take when nothing is known of it."""
+CPU_UUID = "cpu"
+"""What a worker without a GPU tells as the id of its device."""
 
 
 def retry_after_s(channels: Sequence[Channel]) -> float:
@@ -56,13 +60,6 @@ def loaded(channels: Sequence[Channel], model: str, *, on_demand: bool = True) -
 def having(channels: Sequence[Channel], model: str) -> list[Channel]:
     """Channels whose worker answers and has the model."""
     return [c for c in channels if c.responsive and model in c.models and c.models[model].state == "loaded"]
-
-
-def is_unheard(channel: Channel, model: str) -> bool:
-    """Whether the worker may have the model and does not answer: it is silent, or was never joined yet."""
-    if channel.state == "ready":
-        return not channel.responsive and model in channel.models and channel.models[model].state == "loaded"
-    return channel.state == "connecting" and not channel.joined
 
 
 def pick(
@@ -101,30 +98,62 @@ def pick(
     return min(open_, key=lambda c: (wait_s(c), c.cost, c.slot))
 
 
-def home(
+def home(slots: Sequence[int], model: str, sequence: int | str, caller: str = "") -> int:
+    """The slot, of these, whose worker keeps a sequence: the one with the highest hash of model, caller, id and slot.
+
+    Every frontend chooses the same slot without asking, and a change of the slots moves few sequences.
+    """
+    name = f"{model}\0{caller}\0{sequence!r}" if caller else f"{model}\0{sequence!r}"
+
+    def weight(slot: int) -> bytes:
+        return hashlib.blake2b(f"{name}\0{slot}".encode(), digest_size=8).digest()
+
+    return max(slots, key=weight)
+
+
+def sequence_slot(
+    channels: Sequence[Channel], model: str, sequence: int | str, caller: str, workers: int
+) -> int | None:
+    """`home` among those of so many workers that offer the model; None while no worker has told its configuration."""
+    up = [c for c in channels if c.state == "ready"]
+    status = next((c.models[model] for c in up if model in c.models), None)
+    if status is None:
+        return None
+    on_cpu = any(c.uuid == CPU_UUID for c in up)
+    slots = range(workers) if status.config is None else status.config.worker_slots(workers, on_cpu)
+    return home(slots, model, sequence, caller)
+
+
+def keeper(
     channels: Sequence[Channel],
     model: str,
     lane: str,
-    sequence: int | str,
+    step: Step,
+    slot: int | None,
     *,
-    strangers: Collection[int] = (),
     caller: str = "",
     share: float = 1.0,
     on_demand: bool = True,
 ) -> Channel:
-    """The channel of a sequence: all frontends choose the same worker, and few ids move when workers come or go.
+    """The channel of the worker in `slot`, which keeps the sequence of `step`; no other worker will do.
 
-    It has the highest of the hashes of model, caller, id and slot (rendezvous hashing). `strangers` names slots that do
-    not know the sequence: it began elsewhere, before workers came or went. Raises as `pick`.
+    Raises:
+        NoReplica: the worker does not answer now.
+        SequenceUnknown: the worker has died or is leaving, and the request goes on with a sequence.
+        QueueFull: this frontend has no credit left there.
+        Others of `explain`: the worker has not loaded the model.
     """
-    able = loaded(channels, model, on_demand=on_demand)
-    known = [c for c in able if c.slot not in strangers] or able
-    name = f"{model}\0{caller}\0{sequence!r}" if caller else f"{model}\0{sequence!r}"
-
-    def weight(channel: Channel) -> bytes:
-        return hashlib.blake2b(f"{name}\0{channel.slot}".encode(), digest_size=8).digest()
-
-    chosen = max(known, key=weight)
+    if slot is None:
+        raise explain(channels, model, on_demand=on_demand)
+    chosen = next((c for c in channels if c.slot == slot), None)
+    if chosen is not None and chosen.joined and chosen.state != "ready" and not step.start:
+        config = next((c.models[model].config for c in channels if model in c.models), None)
+        name = model if config is None else config.name
+        raise SequenceUnknown(not_begun(step.id, name, "its worker has gone, and its state with it"))
+    if chosen is None or not chosen.responsive:
+        raise NoReplica("the worker of this sequence is not up", retry_after_s=2)
+    if not having([chosen], model):
+        raise explain([chosen], model, on_demand=on_demand)
     if not has_credit(chosen, lane, caller, share):
         raise QueueFull(
             "the queue of the worker with this sequence is full", retry_after_s=retry_after_s([chosen])
