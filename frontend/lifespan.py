@@ -34,6 +34,7 @@ from ipc.processes import sweep
 from ipc.processes.liveness import SlotLock, is_held, lowest_free_slot
 from ipc.processes.notify import Notifier
 from ipc.processes.paths import RunPaths, prepare_run_dir
+from ipc.store.store import Store
 
 if TYPE_CHECKING:
     from frontend.grpc.server import GrpcServer
@@ -77,8 +78,14 @@ class Lifespan:
         self._metrics.tally.follow(asyncio.get_running_loop())
         services.recorder = Recorder(self._metrics, services.catalog)
         services.copies = CopyBudget(settings.arena.copy_out_bytes)
+        services.store = Store(settings.paths)
         services.client = Client(
-            settings.paths, settings, name, on_retry=services.recorder.retried, copies=services.copies
+            settings.paths,
+            settings,
+            name,
+            on_retry=services.recorder.retried,
+            copies=services.copies,
+            store=services.store,
         )
         services.engine = Engine(
             settings, services.catalog, services.client, services.recorder, services.drain
@@ -118,6 +125,8 @@ class Lifespan:
         if self._metrics is not None:
             self._metrics.tally.flush()
             metrics.retire(self._services.settings.paths, f"frontend-{self._services.slot}")
+        if self._services.store is not None:
+            self._services.store.close()
         if self._lock is not None:
             self._lock.release()
         logs.flush()

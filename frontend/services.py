@@ -26,6 +26,7 @@ from frontend.tracing.tracer import Tracer
 from ipc.catalog.entries import Catalog
 from ipc.errors import QueueFull
 from ipc.settings import Settings
+from ipc.store.store import Store
 
 REQUESTS_OF_PIXELS = 4
 """Pixels that are decoded at a time: of so many requests as large as a request may be."""
@@ -45,6 +46,7 @@ class Services:
     since_ns: int = field(default_factory=time.monotonic_ns)
     """When this frontend began, in CLOCK_MONOTONIC."""
     slot: int = -1
+    store: Store = None  # type: ignore[assignment]
     client: Client = None  # type: ignore[assignment]
     engine: Engine = None  # type: ignore[assignment]
     recorder: Recorder = None  # type: ignore[assignment]

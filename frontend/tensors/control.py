@@ -66,7 +66,7 @@ class RepositoryControl:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._explicit = services.settings.repository.control == "explicit"
-        self._marks = Marks(services.settings.paths)
+        self._marks = Marks(services.store)
         self._overriding = Overriding(services, self._marks)
         self._agreement = Agreement(
             services.settings.paths, f"frontend-{services.slot}", services.catalog, self._loads
@@ -126,7 +126,7 @@ class RepositoryControl:
                 raise ModelLoadFailed(
                     f"failed to load {shown(model)}, the workers have not read its files yet; try again"
                 )
-        self._marks.put(model_of(entries[0]), loaded=True)
+        await self._marks.put(model_of(entries[0]), loaded=True, until_ns=deadline_ns)
         log.info("model %a is loaded by name", model[:200])
         loads = [self._load_entry(model, entry, deadline_ns) for entry in entries]
         ended = await asyncio.gather(*loads, return_exceptions=True)
@@ -149,7 +149,7 @@ class RepositoryControl:
             log.info("model %a is not unloaded: there is none of that name", model[:200])
             await self._end_override(model, deadline_ns)
             return
-        self._marks.put(model_of(versions[0][1]), loaded=False)
+        await self._marks.put(model_of(versions[0][1]), loaded=False, until_ns=deadline_ns)
         log.info("model %a is unloaded by name", model)
         until = deadline.after(UNLOAD_S)
         await asyncio.gather(*(self._unload_entry(entry, until) for _, entry in versions))

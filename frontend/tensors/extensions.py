@@ -43,6 +43,6 @@ def make(services: Services, metrics: FrontendMetrics) -> Extensions:
         Reader(settings.paths),
         ClientRegions(settings),
         RepositoryControl(services),
-        LogSettings(settings),
-        TraceSettings(settings, services.tracer),
+        LogSettings(settings, services.store),
+        TraceSettings(settings, services.store, services.tracer),
     )

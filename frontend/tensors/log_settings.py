@@ -12,9 +12,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from frontend.tensors.state_file import StateFile
 from ipc.errors import InvalidInput, Unsupported
 from ipc.settings import Settings
+from ipc.store.shared import SharedStruct
+from ipc.store.store import Store
 
 LogValue = bool | int | str
 MAX_VERBOSE = 2**32 - 1
@@ -36,30 +37,30 @@ class LogState(msgspec.Struct, frozen=True):
 class LogSettings:
     """`log_file`, `log_info`, `log_warning`, `log_error`, `log_verbose_level`, `log_format`."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._file = StateFile(settings.paths.control() / "log.json", _start(settings))
-        self._applied: tuple[int, int] | None = None
+    def __init__(self, settings: Settings, store: Store) -> None:
+        self._shared = SharedStruct(store, "log", _start(settings))
+        self._applied = 0
 
     def get(self) -> dict[str, LogValue]:
         """The present state, complete and in the order of the protocol."""
-        return msgspec.structs.asdict(self._file.read())
+        return msgspec.structs.asdict(self._shared.read())
 
     async def update(self, changes: Mapping[str, object], until_ns: int) -> dict[str, LogValue]:
         """Change what is named and return the new state; unknown names are ignored.
 
-        Raises `DeadlineExceeded` as `StateFile.change` does, `InvalidInput` for a wrong type or value, `Unsupported`
+        Raises `DeadlineExceeded` as `Store.write` does, `InvalidInput` for a wrong type or value, `Unsupported`
         for a change of `log_file` or `log_format`.
         """
-        state = await self._file.change(lambda known: _changed(known, changes), until_ns)
+        state = await self._shared.change(lambda known: _changed(known, changes), until_ns)
         self.apply()
         return msgspec.structs.asdict(state)
 
     def apply(self) -> None:
         """Log as the state says, if it was changed since the last call."""
-        stamp = self._file.stamp
-        if stamp == self._applied:
+        generation = self._shared.generation
+        if generation == self._applied:
             return
-        self._applied, state = stamp, self._file.read()
+        self._applied, state = generation, self._shared.read()
         root = logging.getLogger()
         root.setLevel(logging.DEBUG if state.log_verbose_level else logging.INFO)
         for handler in root.handlers:

@@ -64,7 +64,7 @@ class Overriding:
             mark = self._marks.get(model)
             try:
                 # Workers that see the new files load them for that.
-                self._marks.put(model, loaded=True)
+                await self._marks.put(model, loaded=True, until_ns=until_ns)
                 await self._serve(model, change.after)
                 yield change
             except BaseException:
@@ -82,9 +82,9 @@ class Overriding:
         async with self._overrides.locked(until_ns):
             before = self._overrides.get(model)
             try:
-                self._marks.put(model, loaded=False)
+                await self._marks.put(model, loaded=False, until_ns=until_ns)
                 await self._serve(model, None)
-            except (ModelLoadFailed, OSError) as error:
+            except (ModelLoadFailed, DeadlineExceeded, OSError) as error:
                 log.error("what a load brought for model %a has not been taken back: %s", model, error)
             finally:
                 if self._overrides.get(model) is None:
@@ -160,11 +160,9 @@ class Overriding:
         """A load has failed: let everything be as before, or else as the repository has it."""
         log.info("model %a is served as before its load failed", model)
         try:
-            if self._marks.get(model):
-                # Unless somebody has unloaded it meanwhile.
-                self._marks.restore(model, mark)
+            await self._marks.restore(model, mark)
             await self._serve(model, change.before)
-        except (ModelLoadFailed, OSError) as error:
+        except (ModelLoadFailed, DeadlineExceeded, OSError) as error:
             log.error("model %a is not served as before its load failed: %s", model, error)
         if change.after != change.before and self._overrides.get(model) == change.after:
             self._overrides.remove(model)

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from frontend.tensors.state_file import StateFile
 from frontend.tracing.tracer import Tracer
 from ipc.errors import InvalidInput, Unsupported
 from ipc.settings import Settings
+from ipc.store.shared import SharedStruct
+from ipc.store.store import Store
 
 TraceValue = str | list[str]
 LEVELS = ("OFF", "TIMESTAMPS")
@@ -43,37 +44,37 @@ class TraceState(msgspec.Struct, frozen=True):
 class TraceSettings:
     """`trace_level`, `trace_rate`, `trace_count`, `log_frequency`, `trace_file`, `trace_mode`."""
 
-    def __init__(self, settings: Settings, tracer: Tracer | None) -> None:
+    def __init__(self, settings: Settings, store: Store, tracer: Tracer | None) -> None:
         """`tracer` is None where tracing is not configured: then the level is OFF and stays so."""
         self._tracer = tracer
-        self._file = StateFile(settings.paths.control() / "trace.json", TraceState())
+        self._shared = SharedStruct(store, "trace", TraceState())
         ratio = settings.tracing.sample_ratio
         self._level = "TIMESTAMPS" if tracer is not None and ratio else "OFF"
         self._ratio = ratio
-        self._applied: tuple[int, int] | None = None
+        self._applied = 0
 
     def get(self, model: str = "") -> dict[str, TraceValue]:
         """The state of the server, or of a model that exists: its own settings over those of the server."""
-        return self._shown(self._file.read(), model)
+        return self._shown(self._shared.read(), model)
 
     async def update(
         self, changes: Mapping[str, str | Sequence[str] | None], until_ns: int, model: str = ""
     ) -> dict[str, TraceValue]:
         """Change what is named and return the new state; None resets to the default (of a model: to the server's).
 
-        Raises `DeadlineExceeded` as `StateFile.change` does, `InvalidInput` for an unknown name or a wrong value,
+        Raises `DeadlineExceeded` as `Store.write` does, `InvalidInput` for an unknown name or a wrong value,
         `Unsupported` for what cannot be had here.
         """
-        state = await self._file.change(lambda known: self._changed(known, changes, model), until_ns)
+        state = await self._shared.change(lambda known: self._changed(known, changes, model), until_ns)
         self.apply()
         return self._shown(state, model)
 
     def apply(self) -> None:
         """Trace as the state says, if it was changed since the last call."""
-        stamp = self._file.stamp
-        if stamp == self._applied or self._tracer is None:
+        generation = self._shared.generation
+        if generation == self._applied or self._tracer is None:
             return
-        self._applied, state = stamp, self._file.read()
+        self._applied, state = generation, self._shared.read()
         ratios = {model: self._ratio_of(self._of(state, model)) for model in state.models}
         self._tracer.sampling.choose(self._ratio_of(state.server), ratios)
 

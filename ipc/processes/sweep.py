@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ipc.processes.liveness import SlotLock, SlotTaken, is_held
 from ipc.processes.paths import SERVER, RunPaths
+from ipc.store import store
 
 _LOCK_NAME = re.compile(r"^(worker|frontend)-(\d+)\.lock$")
 
@@ -75,6 +76,7 @@ def sweep(paths: RunPaths) -> list[str]:
 
 def forget(paths: RunPaths) -> None:
     """The server starts: what clients registered and asked for by name at an earlier one is gone."""
+    store.begin(paths)
     for directory in (paths.regions(), paths.control()):
         _unlink(list(directory.iterdir()))
     shutil.rmtree(paths.overrides(), ignore_errors=True)

@@ -1,67 +1,65 @@
 """Models that somebody loaded or unloaded by name, remembered until the server starts again.
 
-One file per model in the run directory, seen by all processes: frontends load for no request what was unloaded, and a
-worker that starts again loads what was loaded and leaves what was not.
+Frontends load for no request what was unloaded. A worker that starts again loads what was loaded, and leaves what was
+unloaded.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import secrets
 from collections.abc import Iterable
-from pathlib import Path
 
 from ipc.metrics.infer_families import split_id
-from ipc.processes.paths import RunPaths
+from ipc.store.store import Change, Store
 
 log = logging.getLogger(__name__)
 
+_KIND = "marks"
 _LOADED, _UNLOADED = b"loaded", b"unloaded"
 
 
 class Marks:
     """The marks of one server; models are named without their versions."""
 
-    def __init__(self, paths: RunPaths) -> None:
-        self._directory = paths.control()
+    def __init__(self, store: Store) -> None:
+        self._store = store
 
-    def put(self, model: str, *, loaded: bool) -> None:
-        """Somebody loaded the model by name, or unloaded it."""
-        draft = self._directory / f".{secrets.token_hex(8)}"
-        draft.write_bytes(_LOADED if loaded else _UNLOADED)
-        draft.replace(self._path(model))
+    async def put(self, model: str, *, loaded: bool, until_ns: int = 0) -> None:
+        """Somebody loaded the model by name, or unloaded it. Raises as `Store.write` does."""
+        value = _LOADED if loaded else _UNLOADED
+        await self._store.write(lambda change: change.put(_KIND, model, value), until_ns)
 
-    def restore(self, model: str, loaded: bool | None) -> None:
-        """Let the mark be again what `get` gave before."""
-        if loaded is None:
-            self._path(model).unlink(missing_ok=True)
-        else:
-            self.put(model, loaded=loaded)
+    async def restore(self, model: str, before: bool | None) -> None:
+        """A load has failed: let the mark be what `get` gave before, unless somebody has unloaded the model meanwhile.
+
+        Raises as `Store.write` does.
+        """
+
+        def how(change: Change) -> None:
+            row = change.get(_KIND, model)
+            if row is None or row.value != _LOADED:
+                return
+            if before is None:
+                change.remove(_KIND, model)
+            else:
+                change.put(_KIND, model, _LOADED if before else _UNLOADED)
+
+        await self._store.write(how)
 
     def get(self, model: str) -> bool | None:
-        """Whether the model was loaded (true) or unloaded (false) last; None: neither."""
-        try:
-            return self._path(model).read_bytes() == _LOADED
-        except FileNotFoundError:
-            return None
+        """Whether the model was loaded (true) or unloaded (false) last; None: neither. Raises `OSError`."""
+        row = self._store.rows(_KIND).get(model)
+        return None if row is None else row.value == _LOADED
 
     def adjust(self, chosen: Iterable[str], served: Iterable[str]) -> list[str]:
         """Catalog ids to load at the start: the `chosen` ones that were not unloaded, and those that were loaded.
 
-        None of those of which that cannot be read.
+        None at all if the marks cannot be read.
         """
-        names, found = set(chosen), []
-        for entry in served:
-            try:
-                mark = self.get(split_id(entry)[0])
-            except OSError as error:
-                log.error("whether model %s was loaded by name cannot be read: %s", entry, error.strerror)
-                continue
-            if mark or (mark is None and entry in names):
-                found.append(entry)
-        return found
-
-    def _path(self, model: str) -> Path:
-        digest = hashlib.blake2b(model.encode(errors="surrogatepass"), digest_size=16)
-        return self._directory / f"model-{digest.hexdigest()}"
+        names = set(chosen)
+        try:
+            marks = [(entry, self.get(split_id(entry)[0])) for entry in served]
+        except OSError as error:
+            log.error("which models were loaded by name cannot be read: %s", error.strerror)
+            return []
+        return [entry for entry, mark in marks if mark or (mark is None and entry in names)]

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -187,11 +188,12 @@ def test_log_settings_are_those_of_every_frontend(server: Server) -> None:
 
 
 def test_a_process_that_holds_the_locks_keeps_no_frontend_from_answering(server: Server) -> None:
-    control = server.run_dir / "control"
+    numbers = server.run_dir / "control" / "request-number"
+    state = server.run_dir / "store" / "current"
     with contextlib.ExitStack() as locks:
-        for name in ("log.lock", "trace.lock", "request-number"):
-            held = locks.enter_context((control / name).open("a"))
-            fcntl.flock(held, fcntl.LOCK_EX)
+        fcntl.flock(locks.enter_context(numbers.open("a")), fcntl.LOCK_EX)
+        writing = locks.enter_context(contextlib.closing(sqlite3.connect(state)))
+        writing.execute("BEGIN IMMEDIATE")
         with ThreadPoolExecutor(4) as threads:
             asked = [
                 threads.submit(server.request, "POST", path, b"{}", {"X-Request-Timeout": "2"})

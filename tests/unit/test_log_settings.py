@@ -17,6 +17,7 @@ from ipc.errors import InvalidInput, Unsupported
 from ipc.processes import sweep
 from ipc.processes.paths import prepare_run_dir
 from ipc.settings import Settings, load
+from ipc.store.store import Store
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
@@ -26,6 +27,11 @@ def settings_of(tmp_path: Path, level: str = "info", form: str = "json") -> Sett
     found = load(None, {"run.dir": str(tmp_path), "log.level": level, "log.format": form}, {})
     prepare_run_dir(found.paths)
     return found
+
+
+def log_settings(settings: Settings) -> LogSettings:
+    """The log settings of one frontend."""
+    return LogSettings(settings, Store(settings.paths))
 
 
 def update(log: LogSettings, changes: Mapping[str, object]) -> dict[str, Any]:
@@ -47,7 +53,7 @@ def stream() -> Iterator[io.StringIO]:
 def passed(settings: Settings, stream: io.StringIO, log: LogSettings) -> list[str]:
     """Names of the levels of which a line is written."""
     logs.configure(settings.log, "frontend-0", stream)
-    log._applied = None
+    log._applied = -1
     log.apply()
     for level in LEVELS:
         getattr(logging.getLogger("anything"), level)("a line of level %s.", level)
@@ -67,7 +73,7 @@ def passed(settings: Settings, stream: io.StringIO, log: LogSettings) -> list[st
 def test_it_begins_with_what_the_settings_of_the_server_say(
     tmp_path: Path, level: str, form: str, expected: list[object]
 ) -> None:
-    found = LogSettings(settings_of(tmp_path, level, form)).get()
+    found = log_settings(settings_of(tmp_path, level, form)).get()
     names = ["log_file", "log_info", "log_warning", "log_error", "log_verbose_level", "log_format"]
     assert list(found) == names
     assert list(found.values()) == ["", *expected]
@@ -75,7 +81,7 @@ def test_it_begins_with_what_the_settings_of_the_server_say(
 
 def test_a_change_is_seen_by_every_frontend_and_forgotten_at_the_next_start(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
-    first, second = LogSettings(settings), LogSettings(settings)
+    first, second = log_settings(settings), log_settings(settings)
     before = second.get()
     answer = update(first, {"log_info": False, "log_verbose_level": 3, "unheard_of": 1})
     assert answer == before | {"log_info": False, "log_verbose_level": 3} == second.get()
@@ -98,8 +104,8 @@ def test_levels_are_switched_one_by_one(
     tmp_path: Path, stream: io.StringIO, changes: dict[str, Any], expected: list[str]
 ) -> None:
     settings = settings_of(tmp_path)
-    log = LogSettings(settings)
-    update(LogSettings(settings), changes)
+    log = log_settings(settings)
+    update(log_settings(settings), changes)
     assert passed(settings, stream, log) == expected
 
 
@@ -122,7 +128,7 @@ def test_levels_are_switched_one_by_one(
 def test_what_cannot_be_had_is_refused_and_changes_nothing(
     tmp_path: Path, changes: dict[str, Any], error: type[Exception]
 ) -> None:
-    log = LogSettings(settings_of(tmp_path))
+    log = log_settings(settings_of(tmp_path))
     before = log.get()
     with pytest.raises(error, match=next(reversed(changes))):
         update(log, changes)
@@ -142,9 +148,9 @@ def test_what_cannot_be_had_is_refused_and_changes_nothing(
 )
 def test_a_wrong_value_is_shown_where_it_is_short(tmp_path: Path, value: object, told: str) -> None:
     with pytest.raises(InvalidInput, match=rf"log_verbose_level: expected .*, got {told}$"):
-        update(LogSettings(settings_of(tmp_path)), {"log_verbose_level": value})
+        update(log_settings(settings_of(tmp_path)), {"log_verbose_level": value})
 
 
 def test_what_is_said_again_is_no_change(tmp_path: Path) -> None:
-    log = LogSettings(settings_of(tmp_path))
+    log = log_settings(settings_of(tmp_path))
     assert update(log, log.get()) == log.get()

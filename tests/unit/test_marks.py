@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from ipc.processes import sweep
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.store.marks import Marks
+from ipc.store.store import Store, StoreUnreadable
 
 
 @pytest.fixture
@@ -19,11 +21,16 @@ def paths(tmp_path: Path) -> RunPaths:
     return found
 
 
+def put(marks: Marks, model: str, loaded: bool) -> None:
+    """Somebody loads or unloads a model."""
+    asyncio.run(marks.put(model, loaded=loaded))
+
+
 def test_the_last_word_counts_for_every_process(paths: RunPaths) -> None:
-    first, second = Marks(paths), Marks(paths)
+    first, second = Marks(Store(paths)), Marks(Store(paths))
     assert second.get("add") is None
     for loaded in (True, False, True):
-        first.put("add", loaded=loaded)
+        put(first, "add", loaded)
         assert second.get("add") is loaded
     assert second.get("other") is None
     sweep.forget(paths)
@@ -32,31 +39,45 @@ def test_the_last_word_counts_for_every_process(paths: RunPaths) -> None:
 
 @pytest.mark.parametrize("name", ["../../x", "org/name", "\ud800", "x" * 5000, ""])
 def test_any_text_may_be_a_name(paths: RunPaths, name: str) -> None:
-    Marks(paths).put(name, loaded=False)
-    assert Marks(paths).get(name) is False
-    assert len(list(paths.control().iterdir())) == 1
+    put(Marks(Store(paths)), name, False)
+    assert Marks(Store(paths)).get(name) is False
+    assert Marks(Store(paths)).get(f"{name}x") is None
+
+
+@pytest.mark.parametrize("before", [True, False, None])
+def test_a_load_that_failed_restores_the_mark(paths: RunPaths, before: bool | None) -> None:
+    marks = Marks(Store(paths))
+    if before is not None:
+        put(marks, "add", before)
+    put(marks, "add", True)
+    asyncio.run(marks.restore("add", before))
+    assert marks.get("add") is before
+
+
+def test_an_unload_during_a_load_that_fails_stays(paths: RunPaths) -> None:
+    marks = Marks(Store(paths))
+    put(marks, "add", True)
+    put(marks, "add", False)
+    asyncio.run(marks.restore("add", True))
+    assert marks.get("add") is False
 
 
 def test_a_worker_that_starts_again_has_what_was_loaded_and_not_what_was_unloaded(paths: RunPaths) -> None:
-    marks = Marks(paths)
+    marks = Marks(Store(paths))
     served = ["a@1", "a@2", "b@1", "c@1", "org/name"]
     assert marks.adjust(["c@1", "a@1"], served) == ["a@1", "c@1"]
-    marks.put("a", loaded=False)
-    marks.put("b", loaded=True)
-    marks.put("org/name", loaded=True)
+    put(marks, "a", False)
+    put(marks, "b", True)
+    put(marks, "org/name", True)
     assert marks.adjust(["a@1", "c@1"], served) == ["b@1", "c@1", "org/name"]
 
 
-def test_what_cannot_be_read_is_not_loaded_at_the_start_and_the_others_are(
+def test_nothing_is_loaded_at_the_start_if_the_marks_cannot_be_read(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    marks, get = Marks(paths), Marks.get
+    def rows(self: Store, kind: str) -> None:
+        raise StoreUnreadable(24, "Too many open files")
 
-    def short(self: Marks, model: str) -> bool | None:
-        if model == "b":
-            raise OSError(24, "Too many open files")
-        return get(self, model)
-
-    monkeypatch.setattr(Marks, "get", short)
-    assert marks.adjust(["a@1", "b@1", "c@1"], ["a@1", "b@1", "c@1"]) == ["a@1", "c@1"]
-    assert "b@1" in caplog.text and "Too many open files" in caplog.text
+    monkeypatch.setattr(Store, "rows", rows)
+    assert Marks(Store(paths)).adjust(["a@1", "b@1"], ["a@1", "b@1"]) == []
+    assert "Too many open files" in caplog.text

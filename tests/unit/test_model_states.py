@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from ipc.errors import ProtocolError
 from ipc.metrics.registry import WorkerMetrics
 from ipc.processes.paths import prepare_run_dir
 from ipc.store.marks import Marks
+from ipc.store.store import Store
 from tests.fakes.adapter import FakeAdapter
 from workers.device.devices import Device
 from workers.lifecycle import catalog_following, loading
@@ -119,13 +121,13 @@ def test_what_an_operator_unloaded_is_loaded_for_no_request(tmp_path: Path) -> N
     models = table(tmp_path, version("old"), ENTRY, repository__control="explicit")
     paths = settings.load(flags={"run.dir": str(tmp_path)}, environ={}).paths
     prepare_run_dir(paths)
-    marks = Marks(paths)
-    marks.put("m", loaded=False)
+    marks = Marks(Store(paths))
+    asyncio.run(marks.put("m", loaded=False))
     models.load("m@1")
     assert host(models).instance.state == "available"
     models.load("m@1", explicit=True)
     assert host(models).instance.state == "loading"
-    marks.put("org/m", loaded=False)
+    asyncio.run(marks.put("org/m", loaded=False))
     models.load("org/m")
     found = models.find("org/m")
     assert found is not None and found.instance.state == "loading", "SIE's requests load whatever they name"
@@ -153,7 +155,7 @@ def test_a_load_of_the_start_does_not_outlast_an_unload_that_it_was_not_told_of(
         models._states.enqueue(instance, demanded=False)
     paths = settings.load(flags={"run.dir": str(tmp_path)}, environ={}).paths
     prepare_run_dir(paths)
-    Marks(paths).put("m", loaded=not unloaded)
+    asyncio.run(Marks(Store(paths)).put("m", loaded=not unloaded))
     models._maintenance._loading += 1
     models._maintenance._loaded(instance, Loaded(FakeAdapter({}, 512), 100), 1.0)
     assert instance.state == ("unloading" if unloaded else "loaded")

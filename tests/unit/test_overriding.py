@@ -23,6 +23,7 @@ from ipc.errors import BodyTooLarge, ConfigError, DeadlineExceeded, InvalidInput
 from ipc.processes.paths import prepare_run_dir
 from ipc.settings import Settings, load
 from ipc.store.marks import Marks
+from ipc.store.store import Store
 from tests.tiny.program_sources import IDENTITY
 
 PROGRAM = IDENTITY.encode()
@@ -55,6 +56,7 @@ def services(tmp_path: Path) -> Any:
     prepare_run_dir(settings.paths)
     return SimpleNamespace(
         settings=settings,
+        store=Store(settings.paths),
         slot=0,
         catalog=Catalog(()),
         client=SimpleNamespace(channels=[]),
@@ -70,7 +72,7 @@ def overrides(services: Any) -> Overrides:
 
 
 def overriding_of(services: Any) -> Overriding:
-    return Overriding(services, Marks(services.settings.paths))
+    return Overriding(services, Marks(services.store))
 
 
 def brought(config: str = "{}") -> Brought:
@@ -146,7 +148,7 @@ def test_a_load_that_fails_does_not_undo_an_unload_of_meanwhile(services: Any, u
             async with overriding.change("m", brought(), deadline.after(5)):
                 assert marks.get("m") is True
                 if unloaded:
-                    marks.put("m", loaded=False)
+                    await marks.put("m", loaded=False)
                 raise ModelLoadFailed("no")
         assert marks.get("m") is (False if unloaded else None)
 
@@ -156,7 +158,7 @@ def test_a_load_that_fails_does_not_undo_an_unload_of_meanwhile(services: Any, u
 def test_a_load_whose_mark_cannot_be_written_leaves_nothing(
     services: Any, overrides: Overrides, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Marks, model: str, *, loaded: bool) -> None:
+    async def full(self: Marks, model: str, *, loaded: bool, until_ns: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Marks, "put", full)

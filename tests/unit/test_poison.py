@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import asyncio
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
+import pytest
+
+from frontend.engine.local import poison as poison_module
 from frontend.engine.local.poison import PoisonList
+from ipc.processes.paths import RunPaths, prepare_run_dir
+from ipc.store.store import Store
 from ipc.wire.field_names import FieldNames
 from ipc.wire.messages import EncodeCall, InferCall, InputItem, Step
 
@@ -14,8 +21,16 @@ CALL = EncodeCall([InputItem("boom")], ["dense"])
 OTHER = EncodeCall([InputItem("fine")], ["dense"])
 
 
-def test_a_poison_is_refused_at_once_here_and_after_a_look_elsewhere(tmp_path: Path) -> None:
-    here, elsewhere = PoisonList(tmp_path, 600), PoisonList(tmp_path, 600)
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    """A run directory."""
+    found = RunPaths(tmp_path, "t")
+    prepare_run_dir(found)
+    return found
+
+
+def test_a_poison_is_refused_at_once_here_and_after_a_look_elsewhere(paths: RunPaths) -> None:
+    here, elsewhere = PoisonList(Store(paths), 600), PoisonList(Store(paths), 600)
     here.add("m", CALL)
     assert here.holds("m", CALL)
     assert not here.holds("m", OTHER) and not here.holds("other model", CALL)
@@ -24,36 +39,66 @@ def test_a_poison_is_refused_at_once_here_and_after_a_look_elsewhere(tmp_path: P
     assert elsewhere.holds("m", CALL)
 
 
-def test_a_poison_is_one_by_whatever_route_it_comes(tmp_path: Path) -> None:
-    poison = PoisonList(tmp_path, 600)
+def test_a_poison_is_one_by_whatever_route_it_comes(paths: RunPaths) -> None:
+    poison = PoisonList(Store(paths), 600)
     poison.add("m", CALL)
     assert poison.holds("m", EncodeCall([InputItem("boom")], ["dense"], names=FieldNames(text="input")))
 
 
-def test_a_poison_survives_a_restart_and_ages_out(tmp_path: Path) -> None:
-    PoisonList(tmp_path, 600).add("m", CALL)
-    restarted = PoisonList(tmp_path, 600)
+def test_a_poison_survives_a_restart_and_ages_out(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    PoisonList(Store(paths), 600).add("m", CALL)
+    restarted = PoisonList(Store(paths), 600)
     restarted.refresh()
     assert restarted.holds("m", CALL)
-    [note] = tmp_path.iterdir()
-    os.utime(note, (time.time() - 601, time.time() - 601))
+    later = time.time() + 601
+    monkeypatch.setattr(time, "time", lambda: later)
     restarted.refresh()
     assert not restarted.holds("m", CALL)
-    assert not list(tmp_path.iterdir())
+    restarted.add("m", OTHER)
+    assert len(Store(paths).rows("poison")) == 1, "the next row takes the place of those that are too old"
 
 
-def test_notes_tell_nothing_about_the_text(tmp_path: Path) -> None:
-    PoisonList(tmp_path, 600).add("m", CALL)
-    [note] = tmp_path.iterdir()
-    assert note.read_bytes() == b"" and "boom" not in note.name
-    assert note.stat().st_mode & 0o777 == 0o600
+def test_rows_tell_nothing_about_the_text(paths: RunPaths) -> None:
+    PoisonList(Store(paths), 600).add("m", CALL)
+    assert not any(b"boom" in path.read_bytes() for path in paths.store().iterdir())
 
 
-def test_a_poison_is_refused_even_when_it_cannot_be_noted(tmp_path: Path) -> None:
-    alone = PoisonList(tmp_path / "missing", 600)
+def test_a_poison_is_refused_even_when_it_cannot_be_noted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    alone = PoisonList(Store(RunPaths(tmp_path / "missing", "t")), 600)
     alone.add("m", CALL)
     assert alone.holds("m", CALL)
     alone.refresh()
+    assert alone.holds("m", CALL)
+    assert "the other frontends do not know" in caplog.text
+
+
+def test_the_newest_are_kept_where_there_are_too_many(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poison_module, "MOST", 3)
+    listed, calls = (
+        PoisonList(Store(paths), 600),
+        [EncodeCall([InputItem(f"{n}")], ["dense"]) for n in range(5)],
+    )
+    for call in calls:
+        listed.add("m", call)
+    elsewhere = PoisonList(Store(paths), 600)
+    for each in (listed, elsewhere):
+        each.refresh()
+        assert [each.holds("m", call) for call in calls] == [False, False, True, True, True]
+
+
+def test_a_verdict_is_written_beside_the_loop(paths: RunPaths) -> None:
+    async def judge() -> None:
+        PoisonList(Store(paths), 600).add("m", CALL)
+        await asyncio.get_running_loop().shutdown_default_executor()
+
+    asyncio.run(judge())
+    elsewhere = PoisonList(Store(paths), 600)
+    elsewhere.refresh()
+    assert elsewhere.holds("m", CALL)
 
 
 def step(name: int, **flags: bool) -> InferCall:
@@ -61,8 +106,8 @@ def step(name: int, **flags: bool) -> InferCall:
     return InferCall([], [], step=Step(name, **flags))
 
 
-def test_what_begins_a_sequence_is_the_same_input_under_any_id(tmp_path: Path) -> None:
-    listed = PoisonList(tmp_path, 600)
+def test_what_begins_a_sequence_is_the_same_input_under_any_id(paths: RunPaths) -> None:
+    listed = PoisonList(Store(paths), 600)
     listed.add("m", step(1, start=True), b"bad")
     assert listed.holds("m", step(2, start=True), b"bad")
     assert not listed.holds("m", step(2, start=True), b"good")
@@ -72,11 +117,26 @@ def test_what_begins_a_sequence_is_the_same_input_under_any_id(tmp_path: Path) -
     assert not listed.holds("m", step(2), b"later"), "the state of another sequence is another"
 
 
-def test_only_a_death_alone_makes_a_suspect_poison(tmp_path: Path) -> None:
-    listed = PoisonList(tmp_path, 600)
+def test_only_a_death_alone_makes_a_suspect_poison(paths: RunPaths) -> None:
+    listed = PoisonList(Store(paths), 600)
     assert not listed.is_suspect("m", step(1, start=True))
     for name in (1, 2):
         listed.suspect("m", step(name, start=True), alone=False)
         assert listed.is_suspect("m", step(9, start=True)) and not listed.holds("m", step(9, start=True))
+    elsewhere = PoisonList(Store(paths), 600)
+    elsewhere.refresh()
+    assert elsewhere.is_suspect("m", step(9, start=True)) and not elsewhere.holds("m", step(9, start=True))
     listed.suspect("m", step(3, start=True), alone=True)
     assert listed.holds("m", step(4, start=True))
+
+
+def test_an_operator_lets_an_input_through_again_by_deleting_its_row(paths: RunPaths) -> None:
+    here, elsewhere = PoisonList(Store(paths), 600), PoisonList(Store(paths), 600)
+    here.add("m", CALL)
+    elsewhere.refresh()
+    assert here.holds("m", CALL) and elsewhere.holds("m", CALL)
+    with closing(sqlite3.connect(paths.store() / "current", isolation_level=None)) as operator:
+        operator.execute("DELETE FROM state WHERE kind = 'poison'")
+    here.refresh()
+    elsewhere.refresh()
+    assert not here.holds("m", CALL) and not elsewhere.holds("m", CALL)

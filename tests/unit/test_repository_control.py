@@ -22,6 +22,7 @@ from ipc.processes.liveness import SlotLock
 from ipc.processes.paths import prepare_run_dir
 from ipc.settings import load
 from ipc.store.marks import Marks
+from ipc.store.store import Store
 from ipc.wire.messages import ModelStatus
 from tests.fakes.channel import FakeChannel
 
@@ -30,9 +31,11 @@ def control_of(tmp_path: Path, mode: str, slot: int = 0, *statuses: ModelStatus)
     """That of a frontend of a server in `tmp_path`, whose worker says this of its models."""
     settings = load(None, {"run.dir": str(tmp_path), "repository.control": mode}, {})
     prepare_run_dir(settings.paths)
-    Marks(settings.paths).put("add", loaded=False)
+    store = Store(settings.paths)
+    asyncio.run(Marks(store).put("add", loaded=False))
     services: Any = SimpleNamespace(
         settings=settings,
+        store=store,
         slot=slot,
         catalog=Catalog(()),
         bodies=BodyReader(settings.limits),

@@ -16,6 +16,7 @@ from ipc import deadline
 from ipc.errors import InvalidInput, Unsupported
 from ipc.processes.paths import prepare_run_dir
 from ipc.settings import Settings, load
+from ipc.store.store import Store
 
 _random = random.Random(5)
 IDS = [f"{_random.getrandbits(128):032x}" for _ in range(4000)]
@@ -39,6 +40,11 @@ def settings_of(tmp_path: Path, ratio: float = 1.0) -> Settings:
     return found
 
 
+def trace_settings(settings: Settings, tracer: Tracer | None) -> TraceSettings:
+    """The trace settings of one frontend."""
+    return TraceSettings(settings, Store(settings.paths), tracer)
+
+
 def update(traces: TraceSettings, changes: dict[str, Any], model: str = "") -> dict[str, Any]:
     """Change what is named, of the server or of a model."""
     return asyncio.run(traces.update(changes, deadline.after(5), model))
@@ -57,7 +63,7 @@ def tracer() -> Tracer:
 
 
 def test_all_values_are_texts_and_levels_a_list(tmp_path: Path, tracer: Tracer) -> None:
-    assert TraceSettings(settings_of(tmp_path, 0.25), tracer).get() == {
+    assert trace_settings(settings_of(tmp_path, 0.25), tracer).get() == {
         "trace_level": ["TIMESTAMPS"],
         "trace_rate": "4",
         "trace_count": "-1",
@@ -68,7 +74,7 @@ def test_all_values_are_texts_and_levels_a_list(tmp_path: Path, tracer: Tracer) 
 
 
 def test_the_rate_of_the_server_and_that_of_a_model_are_kept(tmp_path: Path, tracer: Tracer) -> None:
-    traces = TraceSettings(settings_of(tmp_path), tracer)
+    traces = trace_settings(settings_of(tmp_path), tracer)
     update(traces, {"trace_rate": "10"})
     assert share(tracer) == pytest.approx(0.1, abs=0.02)
     update(traces, {"trace_rate": "2"}, "add")
@@ -87,7 +93,7 @@ def test_the_rate_of_the_server_and_that_of_a_model_are_kept(tmp_path: Path, tra
 def test_a_change_is_followed_by_every_frontend(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     tracers = [Tracer(Nowhere(), 1.0) for _ in range(2)]
-    first, second = (TraceSettings(settings, tracer) for tracer in tracers)
+    first, second = (trace_settings(settings, tracer) for tracer in tracers)
     update(first, {"trace_level": "OFF"})
     second.apply()
     assert [share(tracer) for tracer in tracers] == [0, 0] and second.get() == first.get()
@@ -127,7 +133,7 @@ def test_a_traceparent_decides_unless_tracing_is_off(
 def test_what_cannot_be_had_is_refused_and_changes_nothing(
     tmp_path: Path, tracer: Tracer, changes: dict[str, Any], error: type[Exception]
 ) -> None:
-    traces = TraceSettings(settings_of(tmp_path), tracer)
+    traces = trace_settings(settings_of(tmp_path), tracer)
     before = traces.get()
     with pytest.raises(error, match=next(reversed(changes))):
         update(traces, changes)
@@ -135,7 +141,7 @@ def test_what_cannot_be_had_is_refused_and_changes_nothing(
 
 
 def test_where_tracing_is_not_configured_it_stays_off(tmp_path: Path) -> None:
-    traces = TraceSettings(settings_of(tmp_path), None)
+    traces = trace_settings(settings_of(tmp_path), None)
     assert traces.get()["trace_level"] == ["OFF"]
     with pytest.raises(Unsupported, match=r"tracing\.endpoint"):
         update(traces, {"trace_level": ["TIMESTAMPS"]})

@@ -21,6 +21,7 @@ from ipc.catalog.repository.entries import RepositoryEntry
 from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
 from ipc.store.marks import Marks
+from ipc.store.store import Store
 from ipc.wire.messages import ModelStatus
 from workers.adapters.base import Adapter
 from workers.lifecycle import eviction, grouping
@@ -78,7 +79,7 @@ class ModelStates:
         self.budget = budget
         # What was loaded and unloaded by name outlives this process.
         explicit = settings.repository.control == "explicit"
-        self._marks = Marks(settings.paths) if explicit else None
+        self._marks = Marks(Store(settings.paths)) if explicit else None
         self.lock = threading.Condition(threading.RLock())
         self.served: dict[str, ServedModel] = {}
         self.offers: Callable[[ModelEntry], bool] = lambda entry: True

@@ -45,6 +45,7 @@ from ipc.memory import input_arena
 from ipc.memory.input_arena import InputArena
 from ipc.processes.paths import RunPaths
 from ipc.settings import Settings
+from ipc.store.store import Store
 from ipc.wire.messages import Work
 
 __all__ = ["Client", "PartStream", "Reply"]
@@ -72,8 +73,9 @@ class Client:
         name: str,
         on_retry: Callable[[str], None] = lambda reason: None,
         copies: CopyBudget | None = None,
+        store: Store | None = None,
     ) -> None:
-        """`copies` bounds what is kept of parts that slow clients do not take."""
+        """`copies` bounds what is kept of parts that slow clients do not take; `store` is that of the server."""
         self._copies = copies or CopyBudget(settings.arena.copy_out_bytes)
         self._copy_after_s = settings.arena.lease_copy_after_s
         self._paths, self._limits, self._name, self._on_retry = paths, settings.limits, name, on_retry
@@ -83,7 +85,7 @@ class Client:
         self._on_demand, self._workers = settings.catalog.on_demand, settings.worker_count
         self.demand = Demand(lambda: self.channels, self._on_demand)
         self._budget = retry.RetryBudget()
-        self.poison = PoisonList(paths.poison(), settings.limits.poison_ttl_s)
+        self.poison = PoisonList(store or Store(paths), settings.limits.poison_ttl_s)
         self.inputs = InputArena(paths, int(name.rpartition("-")[2]), settings.arena.input_bytes)
         self._ticker: asyncio.Task[None] | None = None
 

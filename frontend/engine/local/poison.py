@@ -1,23 +1,36 @@
-"""Inputs that crashed workers: their hashes are file names in the run directory, refused until they age out.
+"""Inputs on which workers died, as all frontends of a server know them.
 
-Files survive restarts of any process and are seen by all frontends; a frontend looks at the directory once a second.
+1. An input has a name: a hash of the model, the call and the raw tensors (`fingerprint`), which tells nothing of them.
+2. An input is *suspect* when its worker died while the flight record of the arena named its request: a thread of that
+   worker was working on it, alone or with others.
+3. An input is *poison* when a worker died on it while it was suspect and ran alone. Poison is refused.
+4. Both are rows of the store (`ipc.store`) and end after `limits.poison_ttl_s`. The newest `MOST` rows are kept.
+   Frontends look at them once a second; the frontend that saw the death knows at once.
+
+Requests that may run twice are suspect for the time of their own retry only (`frontend.engine.local.retry`): the rows
+are for requests of sequences and streams, which are not run again, and for poison.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import time
-from pathlib import Path
+from typing import Literal
 
 import msgspec
 
+from ipc.errors import DeadlineExceeded
+from ipc.store.store import Change, Store
 from ipc.wire.field_names import IN_PARAMS
 from ipc.wire.messages import Call, InferCall
 
 log = logging.getLogger(__name__)
 
-MAX_SUSPECTS = 256
+Verdict = Literal["suspect", "poison"]
+MOST = 4096
+_KIND = "poison"
 
 
 def fingerprint(model: str, call: Call, payload: bytes | memoryview = b"") -> str:
@@ -35,55 +48,77 @@ def fingerprint(model: str, call: Call, payload: bytes | memoryview = b"") -> st
 
 
 class PoisonList:
-    """Hashes younger than `ttl_s` in `directory`."""
+    """What this frontend knows of suspect and of poisonous inputs."""
 
-    def __init__(self, directory: Path, ttl_s: float) -> None:
-        self._directory, self._ttl_s = directory, ttl_s
-        self._known: frozenset[str] = frozenset()
-        self._suspects: dict[str, float] = {}
+    def __init__(self, store: Store, ttl_s: float) -> None:
+        self._store, self._ttl_s = store, ttl_s
+        self._known: dict[str, Verdict] = {}
+        self._own: dict[str, tuple[Verdict, float]] = {}
+        """Verdicts of this frontend, and their times, of which there is no row yet: they hold here even without one."""
 
     def refresh(self) -> None:
-        """Read the directory again; files past their age are removed."""
-        known = set()
+        """Take in what other frontends found, and forget what is older than its time. Raises `OSError`."""
         oldest = time.time() - self._ttl_s
-        for path in self._directory.iterdir() if self._directory.exists() else ():
-            try:
-                if path.stat().st_mtime < oldest:
-                    path.unlink(missing_ok=True)
-                else:
-                    known.add(path.name)
-            except FileNotFoundError:
-                continue
-        self._known = frozenset(known)
+        self._own = {name: found for name, found in self._own.items() if found[1] >= oldest}
+        known: dict[str, Verdict] = {
+            name: "suspect" if row.value == b"suspect" else "poison"
+            for name, row in self._store.rows(_KIND).items()
+            if row.at >= oldest
+        }
+        for name, (verdict, _) in self._own.items():
+            if known.get(name) != "poison":
+                known[name] = verdict
+        self._known = known
 
     def add(self, model: str, call: Call, payload: bytes | memoryview = b"") -> None:
         """Refuse this input from now on, in every frontend."""
-        name = fingerprint(model, call, payload)
-        self._known |= {name}
-        try:
-            (self._directory / name).touch(mode=0o600)
-        except OSError as error:
-            log.error("a poisonous input could not be noted for the other frontends: %s", error)
+        self._judge(fingerprint(model, call, payload), "poison")
 
     def suspect(
         self, model: str, call: Call, payload: bytes | memoryview = b"", *, alone: bool = True
     ) -> None:
-        """A worker died on this input, which was not run again; when that happens again on it `alone`, it is poison.
-
-        This frontend alone remembers it, for `ttl_s`.
-        """
-        name, now = fingerprint(model, call, payload), time.monotonic()
-        self._suspects = {each: at for each, at in self._suspects.items() if now - at < self._ttl_s}
-        if name in self._suspects:
-            if alone:
-                self.add(model, call, payload)
-        elif len(self._suspects) < MAX_SUSPECTS:
-            self._suspects[name] = now
+        """A worker died on this input, which was not run again: a suspect, or poison if it was one and ran `alone`."""
+        name = fingerprint(model, call, payload)
+        if name not in self._known:
+            self._judge(name, "suspect")
+        elif alone:
+            self._judge(name, "poison")
 
     def is_suspect(self, model: str, call: Call, payload: bytes | memoryview = b"") -> bool:
-        """Whether a worker died on this input. Costs nothing while that has happened to none."""
-        return bool(self._suspects) and fingerprint(model, call, payload) in self._suspects
+        """Whether a worker died on this input. Costs nothing while no input is known."""
+        return bool(self._known) and fingerprint(model, call, payload) in self._known
 
     def holds(self, model: str, call: Call, payload: bytes | memoryview = b"") -> bool:
-        """Whether this input is refused. Costs nothing while the list is empty."""
-        return bool(self._known) and fingerprint(model, call, payload) in self._known
+        """Whether this input is poison, and refused. Costs nothing while no input is known."""
+        return bool(self._known) and self._known.get(fingerprint(model, call, payload)) == "poison"
+
+    def _judge(self, name: str, verdict: Verdict) -> None:
+        self._known[name] = verdict
+        self._own = dict(list(self._own.items())[1 - MOST :])
+        self._own[name] = verdict, time.time()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._note(name, verdict)
+        else:
+            # The request need not wait for the row: this frontend knows already.
+            loop.run_in_executor(None, self._note, name, verdict)
+
+    def _note(self, name: str, verdict: Verdict) -> None:
+        def how(change: Change) -> None:
+            rows = change.rows(_KIND)
+            oldest = time.time() - self._ttl_s
+            kept = {each for each, row in rows.items() if row.at >= oldest}
+            kept = set(sorted(kept, key=lambda each: rows[each].generation)[1 - MOST :])
+            for each in rows.keys() - kept:
+                change.remove(_KIND, each)
+            if verdict == "poison" or name not in kept:
+                change.put(_KIND, name, verdict.encode())
+
+        try:
+            self._store.write_now(how)
+        except (OSError, DeadlineExceeded) as error:
+            log.error("the other frontends do not know of an input on which a worker died: %s", error)
+        else:
+            # From now on the row counts, which an operator may delete.
+            self._own.pop(name, None)
