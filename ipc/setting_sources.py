@@ -71,6 +71,8 @@ def taken(field: str, kind: Any) -> str:
     """What a field of this type (`msgspec.inspect`) takes, in words."""
     if isinstance(kind, inspect.BoolType):
         return "true or false"
+    if isinstance(kind, inspect.UnionType):
+        return " or ".join(taken(field, each) for each in kind.types)
     if isinstance(kind, inspect.LiteralType):
         return ", ".join(f"`{value}`" for value in kind.values)
     if isinstance(kind, inspect.IntType | inspect.FloatType):

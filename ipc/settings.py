@@ -102,12 +102,16 @@ class Run(Section, frozen=True):
 
 
 class Worker(Section, frozen=True):
-    """GPU processes. `count` 0 = one per GPU, or one on CPU; `torch_threads` 0 = cores divided by workers."""
+    """GPU processes. `count` 0 = one per GPU, or one on CPU; `torch_threads` 0 = cores divided by workers.
+
+    `spare` processes wait for the slot of a worker that dies; `auto` = one on hosts with GPUs, else none.
+    """
 
     count: Count = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     torch_threads: Count = 0
     prepare_threads: Annotated[int, msgspec.Meta(gt=0, le=15)] = 2
+    spare: Literal["auto"] | Annotated[int, msgspec.Meta(ge=0, le=16)] = "auto"
     heartbeat_timeout_s: Seconds = 2.0
     hang_timeout_s: Seconds = 60.0
     load_stall_s: Seconds = 300.0
@@ -307,6 +311,13 @@ class Settings(Section, frozen=True):
     def worker_count(self) -> int:
         """GPU processes that the embedded supervisor starts."""
         return self.worker.count or (count_gpus() if self.worker.device != "cpu" else 0) or 1
+
+    @property
+    def spare_count(self) -> int:
+        """Processes that the embedded supervisor keeps ready for the slots of workers that die."""
+        if self.worker.spare == "auto":
+            return int(self.worker.device != "cpu" and count_gpus() > 0)
+        return self.worker.spare
 
     @property
     def max_rpc_bytes(self) -> int:

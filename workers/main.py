@@ -1,8 +1,9 @@
 """Start and end of a worker process.
 
-1. Settings, logging, slot lock; sweep what earlier lives of this slot left.
-2. Metrics, device, arena; then the runtime serves until SIGTERM or until the life pipe of its supervisor ends.
-3. Unlink the arena, give the slot back, exit 0. Exit 3: bad configuration. 4: device lost. 70: a bug or a hang.
+1. A spare first imports what workers need, and waits until the supervisor gives it a slot.
+2. Settings, logging, slot lock; sweep what earlier lives of this slot left.
+3. Metrics, device, arena; then the runtime serves until SIGTERM or until the life pipe of its supervisor ends.
+4. Unlink the arena, give the slot back, exit 0. Exit 3: bad configuration. 4: device lost. 70: a bug or a hang.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ipc.processes import starting as processes
 from ipc.processes import sweep
 from ipc.processes.liveness import SlotLock, SlotTaken
 from ipc.processes.paths import prepare_run_dir
+from workers import spare
 from workers.lifecycle.catalog_following import open_catalog
 
 if TYPE_CHECKING:
@@ -36,19 +38,23 @@ log = logging.getLogger(__name__)
 EXIT_CONFIG = 3
 EXIT_BUG = 70
 SLOT_WAIT_S = 2.0
-QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-"""Keeps model libraries from writing lines and bars between ours, unless the environment asks for them."""
 SWITCH_S = 0.0002
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one worker; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m workers", description="One Penstock worker process.")
-    parser.add_argument("--slot", type=int, required=True, help="number of this worker, from 0")
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument("--slot", type=int, help="number of this worker, from 0")
+    place.add_argument("--spare", action="store_true", help="wait for a slot, which the life pipe names")
     parser.add_argument(
         "--life-fd", type=int, default=-1, help="descriptor that ends when the supervisor dies"
     )
     options = parser.parse_args(argv)
+    if options.spare:
+        options.slot = spare.wait_for_slot(options.life_fd)
+        if options.slot is None:
+            return 0
     try:
         config = settings.load()
         logs.configure(config.log, f"worker-{options.slot}")
@@ -95,15 +101,7 @@ def _serve(config: settings.Settings, slot: int, life_fd: int) -> None:
     for name in sweep.sweep_slot(paths, slot):
         log.info("removed %s, left by an earlier life of this slot", name)
     metrics.configure(paths, f"worker-{slot}")
-    # PERF: OpenMP threads spin for some 20 us between the steps of a forward pass, which keeps them on their cores, and
-    # then sleep, which leaves the cores to the frontends. Every preparing thread tokenizes alone.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    # PERF: every token count has its own oneDNN primitives; making one takes a millisecond. Keeping one takes half a
-    # megabyte, so a worker on CPU grows by up to half a gigabyte.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "1024")
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
+    spare.prepare_libraries()
     # PERF: an answer is sent by another thread than the one that made it, which goes on computing meanwhile; at the
     # usual 5 ms every answer would wait until that thread rests.
     sys.setswitchinterval(SWITCH_S)

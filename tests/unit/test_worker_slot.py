@@ -13,9 +13,13 @@ import pytest
 from ipc.processes.notify import Notifier
 from ipc.processes.paths import prepare_run_dir
 from ipc.settings import load
+from tests.fakes.child import FakeChild
 from tests.fakes.clock import Clock
+from workers.spare import Assignment
 from workers.supervisor import slots
+from workers.supervisor.child import Child
 from workers.supervisor.slots import WorkerSlot
+from workers.supervisor.spares import Spares
 
 
 @pytest.fixture
@@ -23,13 +27,13 @@ def slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkerSlot:
     """A slot whose process ends at once, in order."""
     settings = load(None, {"run.dir": str(tmp_path), "worker.device": "cpu"}, {})
     prepare_run_dir(settings.paths)
-    made = WorkerSlot(0, settings, settings.paths)
+    made = WorkerSlot(0, settings, settings.paths, Spares(settings))
 
-    def start() -> None:
-        made._process = subprocess.Popen([sys.executable, "-c", ""])
-        made.pidfd = os.pidfd_open(made._process.pid)
-        read, made._life_write = os.pipe()
+    def start() -> Child:
+        process = subprocess.Popen([sys.executable, "-c", ""])
+        read, write = os.pipe()
         os.close(read)
+        return Child(process, os.pidfd_open(process.pid), write)
 
     monkeypatch.setattr(made, "_start", start)
     return made
@@ -68,4 +72,22 @@ def test_a_ready_worker_without_heartbeats_is_killed_long_before_a_step_counts_a
     slot.check()
     assert sent == [signal.SIGKILL]
     slot.reap(others_healthy=True)
+    slot.close()
+
+
+def test_a_slot_goes_to_a_spare_before_a_new_process_is_started(
+    slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spare = FakeChild(7)
+
+    def take(assignment: Assignment) -> FakeChild:
+        spare.assign(assignment)
+        return spare
+
+    monkeypatch.setattr(slot._spares, "take", take)
+    assert slot.start_if_due()
+    assert (slot.state, slot.pidfd) == ("starting", 7)
+    assert spare.assigned == [Assignment(0, {"NOTIFY_SOCKET": str(slot.listener.path)})]
+    assert slot.reap(others_healthy=True) == "signal-9"
+    assert slot.pidfd == -1
     slot.close()

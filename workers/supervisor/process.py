@@ -2,7 +2,7 @@
 
 1. Take the supervisor lock, or stand by until its holder dies (a binary upgrade starts a second one).
 2. Start every slot. Poll the processes' pidfds, their notify sockets, and the life pipe of the server.
-3. A dead worker is started again after its back-off; a silent one is killed first.
+3. A dead worker is started again after its back-off, by a spare where there is one; a silent one is killed first.
 4. SIGTERM, or EOF on the life pipe (arbiter and all frontends are gone): drain the workers, sweep, exit 0.
 """
 
@@ -24,6 +24,7 @@ from ipc.processes import sweep
 from ipc.processes.liveness import SlotLock, SlotTaken
 from ipc.processes.paths import prepare_run_dir
 from workers.supervisor.slots import WorkerSlot
+from workers.supervisor.spares import Spares
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,10 @@ class Supervisor:
 
     def __init__(self, config: settings.Settings, life_fd: int) -> None:
         self._config, self._life_fd = config, life_fd
-        self._slots = [WorkerSlot(slot, config, config.paths) for slot in range(config.worker_count)]
+        self._spares = Spares(config)
+        self._slots = [
+            WorkerSlot(slot, config, config.paths, self._spares) for slot in range(config.worker_count)
+        ]
         self._metrics = metrics.SupervisorMetrics()
         self._poll = select.poll()
         self._stopping = False
@@ -63,6 +67,10 @@ class Supervisor:
             for slot in self._slots:
                 if slot.start_if_due():
                     self._poll.register(slot.pidfd, select.POLLIN)
+            if not any(slot.state == "starting" for slot in self._slots):
+                spare = self._spares.start_if_due()
+                if spare is not None:
+                    self._poll.register(spare, select.POLLIN)
             self._turn()
             for slot in self._slots:
                 slot.check()
@@ -76,6 +84,8 @@ class Supervisor:
                 self._stopping = True
             elif fd == self._wake_read:
                 os.read(fd, 64)
+            elif self._spares.reap(fd):
+                self._poll.unregister(fd)
             else:
                 self._slot_event(fd)
 
@@ -98,6 +108,8 @@ class Supervisor:
     def _drain(self) -> None:
         """SIGTERM to all workers, SIGKILL to those that do not end in time."""
         limit = time.monotonic() + self._config.worker.drain_timeout_s + 5.0
+        for pidfd in self._spares.close():
+            self._poll.unregister(pidfd)
         for slot in self._slots:
             slot.state = "stopping" if slot.pidfd >= 0 else "ended"
             slot.signal(signal.SIGTERM)

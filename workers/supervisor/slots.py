@@ -8,14 +8,16 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import subprocess
 import time
 
 from ipc.processes import starting as processes
 from ipc.processes.notify import Listener
 from ipc.processes.paths import RunPaths
 from ipc.settings import Settings, count_gpus
+from workers.spare import Assignment
 from workers.supervisor.backoff import QUARANTINE_S, Backoff
+from workers.supervisor.child import Child
+from workers.supervisor.spares import Spares
 
 log = logging.getLogger(__name__)
 
@@ -29,14 +31,13 @@ CONFIG_RETRY_S = 2.0
 class WorkerSlot:
     """Starts, watches and ends the process of one slot."""
 
-    def __init__(self, slot: int, settings: Settings, paths: RunPaths) -> None:
-        self.slot, self._settings = slot, settings
+    def __init__(self, slot: int, settings: Settings, paths: RunPaths, spares: Spares) -> None:
+        self.slot, self._settings, self._spares = slot, settings, spares
         self.listener = Listener(paths.notify_socket(slot))
         self.state = "waiting"
         self.quarantined = False
         self.misconfigured = False
-        self.pidfd = -1
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._backoff = Backoff(settings.worker.restart_backoff_s, settings.worker.healthy_after_s)
         self._started = self._heard = self._start_at = self._stopping_since = 0.0
         self._killed_for = ""
@@ -47,35 +48,31 @@ class WorkerSlot:
         if self.state != "waiting" or time.monotonic() < self._start_at:
             return False
         try:
-            self._start()
+            self._child = self._spares.take(Assignment(self.slot, self._environment()))
+            by = ", a spare" if self._child is not None else ""
+            self._child = self._child or self._start()
         except OSError as error:
             log.error("worker %d could not be started: %s", self.slot, error)
             self._start_at = time.monotonic() + self._settings.worker.restart_backoff_s
             return False
+        log.info("worker %d started (pid %d%s)", self.slot, self._child.pid, by)
         self.state = "starting"
         self._started = self._heard = time.monotonic()
         self._killed_for = ""
         return True
 
-    def _start(self) -> None:
-        life_read, self._life_write = os.pipe()
-        command = processes.command("workers", "--slot", str(self.slot), "--life-fd", str(life_read))
-        try:
-            self._process = subprocess.Popen(
-                command, env=self._environment(), pass_fds=(life_read,), stdin=subprocess.DEVNULL
-            )
-            self.pidfd = os.pidfd_open(self._process.pid)
-        except OSError:
-            # A process without its life pipe ends by itself.
-            os.close(self._life_write)
-            raise
-        finally:
-            os.close(life_read)
-        log.info("worker %d started (pid %d)", self.slot, self._process.pid)
+    @property
+    def pidfd(self) -> int:
+        """Descriptor that becomes readable when the process dies; -1 without a process."""
+        return -1 if self._child is None else self._child.pidfd
+
+    def _start(self) -> Child:
+        environment = processes.environment() | self._environment()
+        return Child.start("--slot", str(self.slot), environment=environment)
 
     def _environment(self) -> dict[str, str]:
-        """Environment of the process: its notify socket, and the one GPU of this slot."""
-        environment = {**processes.environment(), "NOTIFY_SOCKET": str(self.listener.path)}
+        """What the environment of this slot's process has besides ours: its notify socket, and its one GPU."""
+        environment = {"NOTIFY_SOCKET": str(self.listener.path)}
         if self._settings.worker.device != "cpu" and count_gpus():
             visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
             environment["CUDA_VISIBLE_DEVICES"] = (
@@ -109,19 +106,17 @@ class WorkerSlot:
 
     def signal(self, number: int) -> None:
         """Send a signal to the process, if there is one."""
-        if self._process is not None and self._process.returncode is None:
-            signal.pidfd_send_signal(self.pidfd, number)
+        if self._child is not None:
+            self._child.signal(number)
 
     def reap(self, others_healthy: bool) -> str:
         """The process has died: plan the next start. Returns the cause."""
-        assert self._process is not None
+        assert self._child is not None
         # Its last words may not have been read yet.
         self.heard()
-        code = self._process.wait()
+        code = self._child.wait()
         now = time.monotonic()
-        os.close(self.pidfd)
-        os.close(self._life_write)
-        self.pidfd, self._process = -1, None
+        self._child = None
         cause = self._killed_for or (f"signal-{-code}" if code < 0 else f"exit-{code}")
         if code == 0 and self.state == "stopping":
             cause = "drained"
