@@ -1,6 +1,9 @@
 """Messages to ZeroMQ frames and back, with limits checked before decoding.
 
-A message is one msgpack frame, followed by at most one frame of raw tensor bytes.
+1. Messages that leave together travel in one `Bundle`: a frame with all messages, then one frame per payload of raw
+   bytes, in order. The first frame is the array `[messages, carriers]`: each message is msgpack of its own inside a
+   binary string, and `carriers` are the indices of the messages that have a payload.
+2. `unpack` takes a bundle apart. Each message is decoded alone, so that a bad message never harms its neighbours.
 
 A state of a model that breaks the schema costs that model only. A worker tells a failed state in its place (`sayable`),
 and a frontend that cannot read a state takes it as a failed one and keeps the states of all other models.
@@ -17,14 +20,26 @@ import msgspec
 
 from ipc.errors import ProtocolError
 from ipc.wire.directions import ToFrontend, ToWorker
-from ipc.wire.messages import Models, ModelStatus, Welcome
+from ipc.wire.messages import Models, ModelStatus, Welcome, Wire
 
 log = logging.getLogger(__name__)
 
-MAX_FRAMES = 2
+MAX_MESSAGES = 256
+"""Most messages of a bundle, and thereby most payloads."""
 MAX_MESSAGE_NBYTES = 1 << 30
+_FULL_NBYTES = 1 << 20
+
+Payload = bytes | memoryview
+"""Raw bytes that travel behind a message, in a frame of their own."""
+
+
+class _Head(Wire, frozen=True):
+    messages: list[memoryview]
+    carriers: list[int]
+
 
 _encoder = msgspec.msgpack.Encoder()
+_head: msgspec.msgpack.Decoder[_Head] = msgspec.msgpack.Decoder(_Head)
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 _to_frontend: msgspec.msgpack.Decoder[ToFrontend] = msgspec.msgpack.Decoder(ToFrontend)
 _status: msgspec.msgpack.Decoder[ModelStatus] = msgspec.msgpack.Decoder(ModelStatus)
@@ -34,33 +49,90 @@ _WITH_STATES: dict[str, type[Models] | type[Welcome]] = {"models": Models, "welc
 _UNDECODABLE = (msgspec.DecodeError, ValueError, RecursionError)
 
 
+class Bundle:
+    """Messages on their way to one receiver that have not left yet."""
+
+    __slots__ = ("_carriers", "_nbytes", "_payloads", "_texts")
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self._texts: list[bytes] = []
+        self._carriers: list[int] = []
+        self._payloads: list[Payload] = []
+        self._nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    @property
+    def full(self) -> bool:
+        """Whether the bundle must leave before another message is added."""
+        return self._nbytes >= _FULL_NBYTES or len(self._texts) >= MAX_MESSAGES
+
+    def add(self, message: ToWorker | ToFrontend, payload: Payload | None = None) -> None:
+        """Encode a message. Raises what msgspec raises for a message with values that cannot be told."""
+        text = _encoder.encode(message)
+        if payload is not None:
+            self._carriers.append(len(self._texts))
+            self._payloads.append(payload)
+            self._nbytes += len(payload)
+        self._texts.append(text)
+        self._nbytes += len(text)
+
+    def take(self) -> list[Payload]:
+        """The frames of all messages added so far; the bundle is empty afterwards."""
+        frames: list[Payload] = [_encoder.encode((self._texts, self._carriers)), *self._payloads]
+        self._clear()
+        return frames
+
+
 def encode(message: ToWorker | ToFrontend) -> bytes:
-    """One message as one frame."""
+    """One message, as it lies in a bundle."""
     return _encoder.encode(message)
 
 
-def _check(frames: Sequence[bytes]) -> bytes:
-    if not 1 <= len(frames) <= MAX_FRAMES:
-        raise ProtocolError(f"{len(frames)} frames, expected 1 to {MAX_FRAMES}")
+def unpack(frames: Sequence[bytes]) -> list[tuple[memoryview, bytes]]:
+    """The messages of a bundle, each with its payload, which is empty for most.
+
+    Raises `ProtocolError` when the frames are not a bundle.
+    """
+    if not 1 <= len(frames) <= MAX_MESSAGES + 1:
+        raise ProtocolError(f"{len(frames)} frames, expected 1 to {MAX_MESSAGES + 1}")
     if len(frames[0]) > MAX_MESSAGE_NBYTES:
         raise ProtocolError(f"message of {len(frames[0])} bytes is over {MAX_MESSAGE_NBYTES}")
-    return frames[0]
+    try:
+        head = _head.decode(frames[0])
+    except _UNDECODABLE as error:
+        raise ProtocolError(f"undecodable bundle: {error}") from error
+    if len(head.messages) > MAX_MESSAGES:
+        raise ProtocolError(f"{len(head.messages)} messages, expected at most {MAX_MESSAGES}")
+    unpacked: list[tuple[memoryview, bytes]] = [(text, b"") for text in head.messages]
+    if head.carriers or len(frames) > 1:
+        if sorted(set(head.carriers)) != head.carriers or len(head.carriers) != len(frames) - 1:
+            raise ProtocolError(f"{len(frames) - 1} payloads do not fit their messages")
+        for carrier, payload in zip(head.carriers, frames[1:], strict=True):
+            if not 0 <= carrier < len(unpacked):
+                raise ProtocolError(f"a payload of message {carrier}, of {len(unpacked)}")
+            unpacked[carrier] = (unpacked[carrier][0], payload)
+    return unpacked
 
 
-def decode_to_worker(frames: Sequence[bytes]) -> ToWorker:
+def decode_to_worker(text: bytes | memoryview) -> ToWorker:
     """Message from a frontend. Raises `ProtocolError` when it breaks the schema."""
     try:
-        return _to_worker.decode(_check(frames))
+        return _to_worker.decode(text)
     except _UNDECODABLE as error:
         raise ProtocolError(f"undecodable message: {error}") from error
 
 
-def decode_to_frontend(frames: Sequence[bytes]) -> ToFrontend:
+def decode_to_frontend(text: bytes | memoryview) -> ToFrontend:
     """Message from a worker. Raises `ProtocolError` when it breaks the schema, states of models aside."""
     try:
-        return _to_frontend.decode(_check(frames))
+        return _to_frontend.decode(text)
     except _UNDECODABLE as error:
-        message = _with_readable_states(frames[0])
+        message = _with_readable_states(text)
         if message is None:
             raise ProtocolError(f"undecodable message: {error}") from error
         return message
@@ -101,10 +173,10 @@ def _unsayable(name: str, reason: str) -> ModelStatus:
     return ModelStatus(name, "failed", error_class="UNKNOWN", error_message=reason, permanent=True)
 
 
-def _with_readable_states(frame: bytes) -> Models | Welcome | None:
+def _with_readable_states(text: bytes | memoryview) -> Models | Welcome | None:
     """A message with the states of models, where nothing but some of these is wrong with the message."""
     try:
-        parts = msgspec.msgpack.decode(frame)
+        parts = msgspec.msgpack.decode(text)
         kind = _WITH_STATES[parts[0]]
         at = kind.__struct_fields__.index("models") + 1
         states, parts[at] = parts[at], []

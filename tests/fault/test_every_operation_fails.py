@@ -37,6 +37,7 @@ from tests.fakes.handler import MODEL, NBYTES, AnsweringHandler, answer_of
 from workers.endpoint import router
 from workers.endpoint.endpoint import Endpoint
 
+WATCHED = ("ipc.", "frontend.engine.local.", "workers.endpoint.")
 EPOCH = "0123456789abcdef"
 SETTINGS = Settings(
     limits=Limits(restart_wait_s=10.0, request_timeout_s=15.0), arena=ArenaSettings(input_bytes=1 << 20)
@@ -48,7 +49,8 @@ OPERATIONS: list[tuple[Any, str, Callable[[], Exception]]] = [
     (zmq.Socket, "connect", lambda: zmq.ZMQError(errno.EMFILE)),
     (dealer, "send", zmq.Again),
     (router, "send", lambda: zmq.ZMQError(errno.EHOSTUNREACH)),
-    (zmq.Socket, "recv_multipart", zmq.Again),
+    (dealer, "receive", zmq.Again),
+    (router, "receive", zmq.Again),
     (os, "open", lambda: OSError(errno.EMFILE, "too many open files")),
     (os, "fstat", lambda: OSError(errno.EIO, "input/output error")),
     (os, "eventfd", lambda: OSError(errno.EMFILE, "too many open files")),
@@ -61,7 +63,7 @@ OPERATIONS: list[tuple[Any, str, Callable[[], Exception]]] = [
 
 
 class Faults:
-    """Counts the operations that modules of `ipc` make, and lets one of them fail."""
+    """Counts the operations of `ipc` and of both ends of the socket, and lets one of them fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._lock = threading.Lock()
@@ -74,7 +76,7 @@ class Faults:
         @functools.wraps(operation, updated=())
         def counted(*args: Any, **kwargs: Any) -> Any:
             frame = sys._getframe(1)
-            if frame.f_globals.get("__name__", "").startswith("ipc.") and self._only in ("", name):
+            if frame.f_globals.get("__name__", "").startswith(WATCHED) and self._only in ("", name):
                 with self._lock:
                     self._left -= 1
                     due = self._left == 0
@@ -233,7 +235,8 @@ def test_after_the_failure_of_any_operation_everything_is_whole_and_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Records that pytest keeps hold errors, whose frames hold arenas.
-    caplog.set_level(logging.CRITICAL + 1, logger="ipc")
+    for name in ("ipc", "frontend", "workers"):
+        caplog.set_level(logging.CRITICAL + 1, logger=name)
     monkeypatch.setattr(client, "TICK_S", 0.005)
     monkeypatch.setattr(channel, "PING_EVERY_S", 0.02)
     (tmp_path / "shm").mkdir()

@@ -83,6 +83,7 @@ def _readers() -> dict[str, dict[str, bytes]]:
                 {"parameters": {"config": "{}", "file:1/model.onnx": "AAEC", "file:labels.txt": "YQo="}}
             ).encode(),
         },
+        "ipc_bundle": {"all": _bundle()},
         "ipc_to_worker": {type(one).__name__.lower(): codec.encode(one) for one in TO_WORKER},
         "ipc_to_frontend": {type(one).__name__.lower(): codec.encode(one) for one in TO_FRONTEND},
         "image_header": {
@@ -95,6 +96,13 @@ def _readers() -> dict[str, dict[str, bytes]]:
             "all": b"job-7\x0000-" + b"1" * 32 + b"-" + b"2" * 16 + b"-01\0gzip;q=0.5, *;q=0"
         },
     }
+
+
+def _bundle() -> bytes:
+    waiting = codec.Bundle()
+    for number, message in enumerate(TO_WORKER):
+        waiting.add(message, b"raw" if number == 1 else None)
+    return bytes(waiting.take()[0])
 
 
 def _messages() -> dict[str, http2.Message]:

@@ -291,21 +291,28 @@ def load_request(data: bytes) -> None:
             assert not path.startswith("/") and ".." not in path.split("/") and path.isprintable()
 
 
+def ipc_bundle(data: bytes) -> None:
+    """The first frame of a bundle."""
+    with _refusing(ProtocolError):
+        messages = [bytes(text) for text, _ in codec.unpack([data])]
+        assert sum(map(len, messages)) < len(data)
+
+
 def ipc_to_worker(data: bytes) -> None:
-    """A frame from a frontend."""
-    _frame(data, codec.decode_to_worker)
+    """A message from a frontend."""
+    _message(data, codec.decode_to_worker)
 
 
 def ipc_to_frontend(data: bytes) -> None:
-    """A frame from a worker."""
-    _frame(data, codec.decode_to_frontend)
+    """A message from a worker."""
+    _message(data, codec.decode_to_frontend)
 
 
-def _frame(data: bytes, decode: Callable[[list[bytes]], Any]) -> None:
+def _message(data: bytes, decode: Callable[[bytes], Any]) -> None:
     with _refusing(ProtocolError):
-        message = decode([data])
+        message = decode(data)
         written = codec.encode(message)
-        assert codec.encode(decode([written, b"more"])) == written
+        assert codec.encode(decode(written)) == written
 
 
 def image_header(data: bytes) -> None:
@@ -354,6 +361,7 @@ TARGETS: dict[str, Target] = {
         config_yaml,
         config_json,
         load_request,
+        ipc_bundle,
         ipc_to_worker,
         ipc_to_frontend,
         image_header,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -69,25 +70,25 @@ TO_FRONTEND = [
 
 @pytest.mark.parametrize("message", TO_WORKER, ids=lambda m: type(m).__name__)
 def test_messages_to_the_worker_come_back_equal(message: messages.ToWorker) -> None:
-    assert codec.decode_to_worker([codec.encode(message)]) == message
+    assert codec.decode_to_worker(codec.encode(message)) == message
 
 
 @pytest.mark.parametrize("message", TO_FRONTEND, ids=lambda m: type(m).__name__)
 def test_messages_to_the_frontend_come_back_equal(message: messages.ToFrontend) -> None:
-    assert codec.decode_to_frontend([codec.encode(message), b"inline"]) == message
+    assert codec.decode_to_frontend(codec.encode(message)) == message
 
 
 @pytest.mark.parametrize("message", TO_FRONTEND[:-1], ids=lambda m: type(m).__name__)
 def test_a_message_of_the_other_direction_is_refused(message: messages.ToFrontend) -> None:
     with pytest.raises(ProtocolError):
-        codec.decode_to_worker([codec.encode(message)])
+        codec.decode_to_worker(codec.encode(message))
 
 
 @given(st.binary(max_size=200))
 def test_garbage_is_a_protocol_error_and_nothing_else(raw: bytes) -> None:
     for decode in (codec.decode_to_worker, codec.decode_to_frontend):
         try:
-            decode([raw])
+            decode(raw)
         except ProtocolError:
             continue
 
@@ -100,10 +101,10 @@ def test_a_damaged_message_is_refused_or_still_well_typed(
     at = data.draw(st.integers(0, len(raw) - 1))
     raw[at] = data.draw(st.integers(0, 255))
     try:
-        decoded = codec.decode_to_worker([bytes(raw)])
+        decoded = codec.decode_to_worker(bytes(raw))
     except ProtocolError:
         return
-    assert codec.decode_to_worker([codec.encode(decoded)]) == decoded
+    assert codec.decode_to_worker(codec.encode(decoded)) == decoded
 
 
 @pytest.mark.parametrize("message", TO_WORKER, ids=lambda m: type(m).__name__)
@@ -111,7 +112,7 @@ def test_a_cut_message_is_refused(message: messages.ToWorker) -> None:
     raw = codec.encode(message)
     for length in range(len(raw)):
         with pytest.raises(ProtocolError):
-            codec.decode_to_worker([raw[:length]])
+            codec.decode_to_worker(raw[:length])
 
 
 @pytest.mark.parametrize(
@@ -144,29 +145,120 @@ def test_a_cut_message_is_refused(message: messages.ToWorker) -> None:
 def test_bombs_and_strangers_are_refused(raw: bytes) -> None:
     for decode in (codec.decode_to_worker, codec.decode_to_frontend):
         with pytest.raises(ProtocolError):
-            decode([raw])
+            decode(raw)
 
 
 def test_deep_nesting_inside_free_form_detail_is_refused() -> None:
     head = codec.encode(Failure(1, "c", "m"))
     assert head[-1:] == b"\x80"
     with pytest.raises(ProtocolError):
-        codec.decode_to_frontend([head[:-1] + b"\x81\xa1a" + b"\x91" * 1_000_000])
+        codec.decode_to_frontend(head[:-1] + b"\x81\xa1a" + b"\x91" * 1_000_000)
 
 
-@pytest.mark.parametrize("count", [0, codec.MAX_FRAMES + 1])
+def bundle(*told: tuple[messages.ToWorker, bytes | None]) -> list[codec.Payload]:
+    """Messages with their payloads as the frames that travel."""
+    waiting = codec.Bundle()
+    for message, payload in told:
+        waiting.add(message, payload)
+    return waiting.take()
+
+
+def head(*parts: Any) -> bytes:
+    """A first frame of these parts."""
+    return msgspec.msgpack.encode(parts)
+
+
+def test_messages_of_one_bundle_come_back_in_order_each_with_its_own_payload() -> None:
+    told = [
+        (Ping(1), None),
+        (TO_WORKER[1], b"first"),
+        (Cancel(2), None),
+        (TO_WORKER[1], b""),
+        (Release(1, 2), None),
+    ]
+    frames = bundle(*told)
+    assert len(frames) == 3
+    arrived = [(codec.decode_to_worker(text), payload) for text, payload in codec.unpack(frames)]
+    assert arrived == [(message, payload or b"") for message, payload in told]
+
+
+def test_a_bundle_is_empty_once_it_was_taken_and_full_at_its_limits() -> None:
+    waiting = codec.Bundle()
+    waiting.add(Ping(1), b"x" * (1 << 20))
+    assert waiting.full and len(waiting.take()) == 2
+    for number in range(codec.MAX_MESSAGES):
+        assert not waiting.full and len(waiting) == number
+        waiting.add(Ping(number))
+    assert waiting.full
+    assert len(codec.unpack(waiting.take())) == codec.MAX_MESSAGES
+    assert len(waiting) == 0 and not waiting.full
+
+
+def test_a_message_that_cannot_be_told_leaves_the_bundle_as_it_was() -> None:
+    waiting = codec.Bundle()
+    waiting.add(Ping(1))
+    with pytest.raises(OverflowError):
+        waiting.add(Cancel(1 << 70), b"payload")
+    assert [codec.decode_to_worker(text) for text, _ in codec.unpack(waiting.take())] == [Ping(1)]
+
+
+@pytest.mark.parametrize(
+    "bad", [b"", b"\xc1", codec.encode(Pong(1)), b"\x92\xa4ping\xa1\xff", b"\x91" * 10_000]
+)
+def test_a_bad_message_does_not_harm_its_neighbours(bad: bytes) -> None:
+    frames = [head([codec.encode(Ping(1)), bad, codec.encode(Cancel(2))], [1, 2]), b"lost", b"kept"]
+    first, second, third = codec.unpack(frames)
+    assert codec.decode_to_worker(first[0]) == Ping(1)
+    with pytest.raises(ProtocolError):
+        codec.decode_to_worker(second[0])
+    assert (codec.decode_to_worker(third[0]), third[1]) == (Cancel(2), b"kept")
+
+
+@pytest.mark.parametrize("count", [0, codec.MAX_MESSAGES + 2])
 def test_the_number_of_frames_is_limited(count: int) -> None:
     with pytest.raises(ProtocolError, match="frames"):
-        codec.decode_to_worker([codec.encode(Ping(1))] * count)
+        codec.unpack(bundle((Ping(1), None)) * count)
 
 
-def test_the_size_of_a_message_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = codec.encode(Ping(1))
-    monkeypatch.setattr(codec, "MAX_MESSAGE_NBYTES", len(raw))
-    assert codec.decode_to_worker([raw]) == Ping(1)
-    monkeypatch.setattr(codec, "MAX_MESSAGE_NBYTES", len(raw) - 1)
+def test_the_number_of_messages_is_limited() -> None:
+    with pytest.raises(ProtocolError, match="messages"):
+        codec.unpack([head([codec.encode(Ping(1))] * (codec.MAX_MESSAGES + 1), [])])
+
+
+@pytest.mark.parametrize("carriers", [[], [0, 1], [1, 0], [0, 0], [-1, 0], [0, 2], [0, 1, 1]])
+def test_payloads_that_do_not_fit_their_messages_are_refused(carriers: list[int]) -> None:
+    frames = [head([codec.encode(Ping(1))] * 2, carriers), b"a", b"b"]
+    if carriers == [0, 1]:
+        assert [payload for _, payload in codec.unpack(frames)] == [b"a", b"b"]
+    else:
+        with pytest.raises(ProtocolError, match="payload"):
+            codec.unpack(frames)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\xc1",
+        b"\xdd\xff\xff\xff\xff",
+        b"\x91" * 100_000,
+        head(["text"], []),
+        head([b""], ["0"]),
+        head(1, 2),
+    ],
+)
+def test_frames_that_are_no_bundle_are_refused(raw: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        codec.unpack([raw])
+
+
+def test_the_size_of_a_bundle_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = bundle((Ping(1), None))
+    monkeypatch.setattr(codec, "MAX_MESSAGE_NBYTES", len(frames[0]))
+    assert len(codec.unpack(frames)) == 1
+    monkeypatch.setattr(codec, "MAX_MESSAGE_NBYTES", len(frames[0]) - 1)
     with pytest.raises(ProtocolError, match="bytes"):
-        codec.decode_to_worker([raw])
+        codec.unpack(frames)
 
 
 UNSAYABLE = [
@@ -196,7 +288,7 @@ def test_a_state_that_breaks_the_schema_is_told_as_failed_with_the_name_of_the_f
     told = codec.sayable(status)
     assert (told.name, told.state, told.permanent) == ("m", "failed", True)
     assert f"cannot be told: {field}" in told.error_message
-    assert codec.decode_to_frontend([codec.encode(Models([STATUS, told]))]) == Models([STATUS, told])
+    assert codec.decode_to_frontend(codec.encode(Models([STATUS, told]))) == Models([STATUS, told])
     assert codec.sayable(STATUS) is STATUS
 
 
@@ -208,7 +300,7 @@ def test_a_frontend_that_cannot_read_one_state_keeps_the_others_and_names_the_st
 ) -> None:
     other = msgspec.structs.replace(STATUS, name="other")
     told = codec.decode_to_frontend(
-        [codec.encode(wrap([STATUS, msgspec.structs.replace(UNSAYABLE[4][0], name="bad"), other]))]
+        codec.encode(wrap([STATUS, msgspec.structs.replace(UNSAYABLE[4][0], name="bad"), other]))
     )
     assert isinstance(told, Models | Welcome)
     first, bad, last = told.models
@@ -221,6 +313,6 @@ def test_a_frontend_that_cannot_read_one_state_keeps_the_others_and_names_the_st
 def test_what_is_wrong_besides_states_is_refused() -> None:
     parts = ["models", [["m", 5]], "yes", 0]
     with pytest.raises(ProtocolError):
-        codec.decode_to_frontend([msgspec.msgpack.encode(parts)])
+        codec.decode_to_frontend(msgspec.msgpack.encode(parts))
     with pytest.raises(ProtocolError):
-        codec.decode_to_frontend([msgspec.msgpack.encode(["models", [[5]], True, 0])])
+        codec.decode_to_frontend(msgspec.msgpack.encode(["models", [[5]], True, 0]))

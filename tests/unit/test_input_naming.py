@@ -11,6 +11,7 @@ import pytest
 import zmq.asyncio
 
 from frontend.engine.local.channel import Channel
+from frontend.engine.local.dealer import Dealer
 from ipc.errors import ProtocolError
 from ipc.memory import input_arena
 from ipc.memory.input_arena import InputArena
@@ -30,15 +31,14 @@ def paths(tmp_path: Path) -> RunPaths:
     return RunPaths(tmp_path / "run", "test", tmp_path / "shm")
 
 
-def test_a_frontend_names_its_arena_before_every_block(
-    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_frontend_names_its_arena_before_every_block(paths: RunPaths) -> None:
     sent: list[Any] = []
 
     async def run() -> None:
         context: zmq.Context[Any] = zmq.Context()
         channel = Channel(context, paths, 0, "f0", lambda: None)
-        monkeypatch.setattr(channel, "_send", lambda message, frame=None: sent.append(message) or True)
+        dealer = SimpleNamespace(put=lambda message, payload=None: sent.append(message))
+        channel._dealer = cast("Dealer", dealer)
         arena = InputArena(paths, 0, 1 << 20)
         for _ in range(2):
             block = await arena.reserve(1000)
@@ -67,7 +67,7 @@ def test_a_mapping_that_failed_is_tried_again_and_one_that_succeeded_is_kept(
     try:
         session = Session(b"f0", 1, "f0", 1, -1)
         monkeypatch.setattr(endpoint.sessions, "get", lambda key: session)
-        named = codec.decode_to_worker([codec.encode(Inputs("/shm/a", "aa"))])
+        named = codec.decode_to_worker(codec.encode(Inputs("/shm/a", "aa")))
         with pytest.raises(ProtocolError, match="cannot be mapped"):
             endpoint._dispatch(b"f0", named, b"")
         assert session.inputs is None

@@ -89,5 +89,5 @@ def test_parts_and_credits_travel() -> None:
     result = Result(
         7, BlockRef(4096, 8, 3), [TensorRef("O", "uint8", [8], 0)], [], [], [], Timing(), infos=infos
     )
-    assert codec.decode_to_frontend([codec.encode(Part(result))]) == Part(result)
-    assert codec.decode_to_worker([codec.encode(Taken(7, 4))]) == Taken(7, 4)
+    assert codec.decode_to_frontend(codec.encode(Part(result))) == Part(result)
+    assert codec.decode_to_worker(codec.encode(Taken(7, 4))) == Taken(7, 4)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.engine.local import silence
-from frontend.engine.local.silence import LONG_S, Silence
+from frontend.engine.local import channel
+from frontend.engine.local.channel import SILENCE_S, Silence
 from tests.fakes.clock import Clock
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the module."""
-    return Clock.of(silence, monkeypatch)
+    return Clock.of(channel, monkeypatch)
 
 
 def after(watched: Silence, clock: Clock, seconds: float, step_s: float = 0.1) -> bool:
@@ -25,10 +25,10 @@ def after(watched: Silence, clock: Clock, seconds: float, step_s: float = 0.1) -
 
 def test_it_is_long_after_two_seconds_without_an_answer(clock: Clock) -> None:
     watched = Silence()
-    assert not after(watched, clock, LONG_S - 0.2)
+    assert not after(watched, clock, SILENCE_S - 0.2)
     assert after(watched, clock, 0.4)
     watched.end()
-    assert not watched.is_long and not after(watched, clock, LONG_S - 0.2)
+    assert not watched.is_long and not after(watched, clock, SILENCE_S - 0.2)
 
 
 def test_what_this_process_slept_through_is_not_counted(clock: Clock) -> None:
@@ -39,5 +39,5 @@ def test_what_this_process_slept_through_is_not_counted(clock: Clock) -> None:
     watched.end()
     clock.now += 3600
     watched.end()
-    assert not after(watched, clock, LONG_S - 0.4)
+    assert not after(watched, clock, SILENCE_S - 0.4)
     assert after(watched, clock, 0.6)

@@ -2,7 +2,8 @@
 
 1. Poll the socket, the pidfds of all frontends, a wake-up descriptor, and whatever descriptors the runtime adds.
 2. Take in everything that has arrived; hand requests to the handler.
-3. Run what other threads posted (results above all), then the periodic tick.
+3. Run the calls that other threads posted (results above all), then the periodic tick.
+4. Send each session all messages of this turn in one bundle.
 
 A dead frontend is dropped at once: its requests are cancelled and its leases revoked. A peer that is not registered
 gets `Goodbye` and registers again.
@@ -10,12 +11,13 @@ gets `Goodbye` and registers again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import zmq
 
@@ -110,8 +112,22 @@ class Endpoint:
         self._poller.register(self._wake, zmq.POLLIN)
         self._watched: dict[int, Callable[[], None]] = {}
         self._posted: deque[Callable[[], None]] = deque()
+        self._woken = False
+        self._unsent: dict[bytes, Session] = {}
         self._stopping = False
         self._next_tick = 0.0
+        self._handlers: dict[type, Callable[[Session, Any, bytes], None]] = {
+            Submit: self._submit,
+            Release: self._release,
+            Cancel: lambda session, message, _: handler.cancel(session, message.id),
+            Taken: lambda session, message, _: handler.taken(session, message),
+            Ping: lambda session, message, _: self._send(session, Pong(message.seq)),
+            Load: lambda _, message, __: handler.load(message),
+            Unload: lambda _, message, __: handler.unload(message.model),
+            Watch: self._watch,
+            Inputs: self._map_inputs,
+            Goodbye: lambda session, _, __: self.drop(session, "it said goodbye"),
+        }
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         """Call `callback` in the endpoint's thread whenever `fd` is readable."""
@@ -126,7 +142,9 @@ class Endpoint:
     def post(self, work: Callable[[], None]) -> None:
         """Run `work` in the endpoint's thread, soon. Safe from any thread."""
         self._posted.append(work)
-        os.eventfd_write(self._wake, 1)
+        if not self._woken:
+            self._woken = True
+            os.eventfd_write(self._wake, 1)
 
     def stop(self) -> None:
         """Make `run` return after the present turn. Safe from any thread."""
@@ -145,6 +163,7 @@ class Endpoint:
             if self._tick_is_due():
                 self._next_tick = time.monotonic() + self._tick_s
                 self._handler.tick()
+            self._flush()
 
     def _tick_is_due(self) -> bool:
         return time.monotonic() >= self._next_tick
@@ -170,9 +189,12 @@ class Endpoint:
     def _run_posted(self) -> None:
         """Run what other threads have posted. The tick, which tells that this process lives, comes in between."""
         os.eventfd_read(self._wake)
+        # NOTE: before the line is read: a call that is posted from now on wakes the endpoint again.
+        self._woken = False
         for _ in range(len(self._posted)):
             self._posted.popleft()()
             if self._posted and self._tick_is_due():
+                self._woken = True
                 os.eventfd_write(self._wake, 1)
                 return
 
@@ -180,52 +202,55 @@ class Endpoint:
         for number in range(_BURST):
             if number and self._tick_is_due():
                 return
-            received = router.receive(self._socket)
+            try:
+                received = router.receive(self._socket)
+            except zmq.Again:
+                return
             if received is None:
                 return
-            key, *frames = received
-            try:
-                payload = frames[1] if len(frames) > 1 else b""
-                self._dispatch(key, codec.decode_to_worker(frames), payload)
-            except ProtocolError as error:
-                log.warning("dropped a frame from a frontend: %s", error.message)
+            self._take_in(received[0], received[1:])
 
-    def _dispatch(self, key: bytes, message: ToWorker, frame: bytes) -> None:
+    def _take_in(self, key: bytes, frames: list[bytes]) -> None:
+        try:
+            arrived = codec.unpack(frames)
+        except ProtocolError as error:
+            log.warning("dropped frames from a frontend: %s", error.message)
+            return
+        for text, payload in arrived:
+            try:
+                self._dispatch(key, codec.decode_to_worker(text), payload)
+            except ProtocolError as error:
+                log.warning("dropped a message from a frontend: %s", error.message)
+
+    def _dispatch(self, key: bytes, message: ToWorker, payload: bytes) -> None:
         session = self.sessions.get(key)
         if isinstance(message, Hello):
             self._register(key, session, message)
         elif session is None:
-            self._send(key, Goodbye())
-        elif isinstance(message, Submit):
-            self._submit(session, message, frame)
-        elif isinstance(message, Release):
-            if self.leases.release(key, message.offset, message.generation):
-                self._handler.released()
-        elif isinstance(message, Cancel):
-            self._handler.cancel(session, message.id)
-        elif isinstance(message, Taken):
-            self._handler.taken(session, message)
-        elif isinstance(message, Ping):
-            self._send(key, Pong(message.seq))
-        elif isinstance(message, Load):
-            self._handler.load(message)
-        elif isinstance(message, Unload):
-            self._handler.unload(message.model)
-        elif isinstance(message, Watch):
-            session.watching = message.on
-        elif isinstance(message, Inputs):
-            if session.inputs is None or session.inputs.header.epoch != message.epoch:
-                session.inputs = input_arena.view_of(self._paths, message)
-        elif isinstance(message, Goodbye):
-            self.drop(session, "it said goodbye")
+            self._send_stranger(key, Goodbye())
+        else:
+            self._handlers[type(message)](session, message, payload)
+
+    def _release(self, session: Session, message: Release, _: bytes) -> None:
+        if self.leases.release(session.key, message.offset, message.generation):
+            self._handler.released()
+
+    @staticmethod
+    def _watch(session: Session, message: Watch, _: bytes) -> None:
+        session.watching = message.on
+
+    def _map_inputs(self, session: Session, message: Inputs, _: bytes) -> None:
+        if session.inputs is None or session.inputs.header.epoch != message.epoch:
+            session.inputs = input_arena.view_of(self._paths, message)
 
     def _register(self, key: bytes, known: Session | None, hello: Hello) -> None:
         if hello.version != VERSION:
             raise ProtocolError(f"frontend speaks version {hello.version}, this worker {VERSION}")
-        if known is not None and known.tag != hello.tag:
-            self.drop(known, "it registered again")
-            known = None
-        if known is None:
+        session = known
+        if session is not None and session.tag != hello.tag:
+            self.drop(session, "it registered again")
+            session = None
+        if session is None:
             try:
                 session = self.sessions.add(key, hello)
             except OSError as error:
@@ -234,9 +259,9 @@ class Endpoint:
                 return
             self._poller.register(session.pidfd, zmq.POLLIN)
             log.info("%s (pid %d) has joined", session.slot, session.pid)
-        self._send(key, self._handler.welcome())
+        self._send(session, self._handler.welcome())
         if self._handler.draining:
-            self._send(key, Leaving())
+            self._send(session, Leaving())
 
     def _submit(self, session: Session, message: Submit, frame: bytes) -> None:
         session.outstanding[message.id] = message.work.cost
@@ -285,7 +310,7 @@ class Endpoint:
             self.unread(key, result.id)
             return
         session.reading.discard(result.id)
-        self._lend(key, result, block, inline)
+        self._lend(session, result, block, inline)
 
     def part(self, key: bytes, part: Part, block: Block | None, inline: bytes | None) -> None:
         """Send a part of an answer that goes on. Endpoint thread only.
@@ -294,49 +319,68 @@ class Endpoint:
         """
         session = self.sessions.get(key)
         if session is not None and part.result.id in session.outstanding:
-            self._lend(key, part, block, inline)
+            self._lend(session, part, block, inline)
         elif block is not None:
             self.leases.discard(block)
 
-    def _lend(self, key: bytes, message: Result | Part, block: Block | None, inline: bytes | None) -> None:
+    def _lend(
+        self, session: Session, message: Result | Part, block: Block | None, inline: bytes | None
+    ) -> None:
         if block is not None:
-            self.leases.lease(block, key)
-        if not self._send(key, message, inline) and block is not None:
-            self.leases.release(key, block.offset, block.generation)
+            self.leases.lease(block, session.key)
+        self._send(session, message, inline)
 
     def fail(self, key: bytes, request: int, error: PenstockError) -> None:
         """Send a failure. Endpoint thread only."""
         session = self.sessions.get(key)
         if session is not None and session.outstanding.pop(request, None) is not None:
-            self._send(key, Failure(request, error.code, error.message, error.retry_after_s, error.detail))
+            self._send(
+                session, Failure(request, error.code, error.message, error.retry_after_s, error.detail)
+            )
 
     def unread(self, key: bytes, request: int) -> None:
         """Nothing reads the input block of a failed or cancelled request any more. Idempotent; endpoint thread only."""
         session = self.sessions.get(key)
         if session is not None and request in session.reading:
             session.reading.discard(request)
-            self._send(key, Unread(request))
+            self._send(session, Unread(request))
 
     def broadcast(self, message: Credits | Models | Leaving) -> None:
         """Send one message to every session. Endpoint thread only."""
         for session in self.sessions:
-            self._send(session.key, message)
+            self._send(session, message)
 
     def show(self, stats: Stats) -> None:
         """Send `stats` to the sessions that watch. Endpoint thread only."""
         for session in self.sessions:
             if session.watching:
-                self._send(session.key, stats)
+                self._send(session, stats)
 
-    def _send(self, key: bytes, message: ToFrontend, inline: bytes | None = None) -> bool:
+    def _send(self, session: Session, message: ToFrontend, inline: bytes | None = None) -> None:
+        """Send a message at the end of this turn."""
+        if session.bundle.full:
+            self._send_bundle(session)
+        session.bundle.add(message, inline)
+        self._unsent[session.key] = session
+
+    def _flush(self) -> None:
+        """Send what this turn left for the sessions; called at the end of every turn."""
+        while self._unsent:
+            self._send_bundle(self._unsent.popitem()[1])
+
+    def _send_bundle(self, session: Session) -> None:
+        if self.sessions.get(session.key) is not session:
+            return
         try:
-            router.send(self._socket, key, codec.encode(message), inline)
+            router.send(self._socket, session.key, session.bundle.take())
         except zmq.ZMQError as error:
-            session = self.sessions.get(key)
-            if session is not None:
-                self.drop(session, f"it takes no messages ({error.strerror})")
-            return False
-        return True
+            self.drop(session, f"it takes no messages ({error.strerror})")
+
+    def _send_stranger(self, key: bytes, message: Goodbye) -> None:
+        bundle = codec.Bundle()
+        bundle.add(message)
+        with contextlib.suppress(zmq.ZMQError):
+            router.send(self._socket, key, bundle.take())
 
 
 def block_ref(block: Block | None) -> BlockRef | None:

@@ -1,8 +1,4 @@
-"""The worker's end of the socket to all frontends.
-
-PERF: flags are plain numbers here and in `frontend.engine.local.dealer`; the enums of pyzmq cost more than the
-system call they are for.
-"""
+"""The worker's end of the socket to all frontends."""
 
 from __future__ import annotations
 
@@ -12,8 +8,10 @@ import zmq
 
 from ipc.wire import codec
 
+# PERF: plain numbers, because the enums of pyzmq cost more than the system call.
 _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
+_RCVMORE = int(zmq.RCVMORE)
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
@@ -35,21 +33,20 @@ def bind(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> zmq.Socket[byte
 
 
 def receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
-    """The next message that has arrived, sender's identity first; None when there is none."""
+    """The next bundle that has arrived, the sender's identity first; None when there is none. Raises `zmq.Again`."""
     if not int(socket.get(_EVENTS)) & _POLLIN:
         return None
-    try:
-        return socket.recv_multipart(_NOBLOCK)
-    except zmq.Again:
-        return None
+    frames = [socket.recv(_NOBLOCK)]
+    while socket.get(_RCVMORE):
+        frames.append(socket.recv(_NOBLOCK))
+    return frames
 
 
-def send(socket: zmq.Socket[bytes], key: bytes, message: bytes, frame: bytes | None) -> None:
-    """Send a message, and perhaps a frame after it, to the frontend `key`. Raises `zmq.ZMQError` when it takes none."""
+def send(socket: zmq.Socket[bytes], key: bytes, frames: list[codec.Payload]) -> None:
+    """Send one bundle to the frontend `key`. Raises `zmq.ZMQError` when the frontend takes none."""
     # NOTE: only the first part can be refused; the rest of a message that has begun is always taken.
     socket.send(key, _MORE)
-    if frame is None:
-        socket.send(message, _NOBLOCK)
-    else:
-        socket.send(message, _MORE)
-        socket.send(frame, _NOBLOCK)
+    *heads, last = frames
+    for frame in heads:
+        socket.send(frame, _MORE)
+    socket.send(last, _NOBLOCK)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ipc.memory.arena import ArenaView
 from ipc.processes.liveness import open_pidfd
+from ipc.wire import codec
 from ipc.wire.messages import Hello
 
 
@@ -19,6 +20,7 @@ class Session:
     """One registration of one frontend. `outstanding` maps request id to cost; `watching` asks for `Stats`.
 
     `inputs` is its arena for large inputs; `reading` are the requests whose block in there may still be read.
+    `bundle` holds messages that leave at the end of the endpoint's present turn.
     """
 
     key: bytes
@@ -30,6 +32,7 @@ class Session:
     watching: bool = False
     inputs: ArenaView | None = None
     reading: set[int] = field(default_factory=set)
+    bundle: codec.Bundle = field(default_factory=codec.Bundle)
 
 
 class SessionTable:

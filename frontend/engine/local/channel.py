@@ -8,7 +8,8 @@
 4. When the pidfd fires, every pending future fails with `WorkerLost`; requests named in the arena's flight record are
    suspects, the others bystanders. The channel starts again from the beginning.
 
-The ZeroMQ descriptor is edge-triggered, so the socket is looked at again after every send.
+Requests, releases and cancels of one turn of the event loop leave together. A request that the socket does not take at
+the end of the turn fails with `WorkerLost`.
 """
 
 from __future__ import annotations
@@ -21,20 +22,18 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import zmq
 
 from frontend.engine.local import dealer
 from frontend.engine.local.delivery import Delivery
 from frontend.engine.local.outstanding import Outstanding
-from frontend.engine.local.silence import Silence
 from ipc.errors import DeadlineExceeded, ProtocolError, WorkerLost, from_code
-from ipc.memory import copies
 from ipc.memory.arena import ArenaView
 from ipc.memory.input_arena import InputBlock
 from ipc.processes.liveness import open_pidfd, start_ticks
 from ipc.processes.paths import RunPaths
-from ipc.wire import codec
 from ipc.wire.directions import ToFrontend, ToWorker
 from ipc.wire.messages import (
     VERSION,
@@ -66,9 +65,41 @@ log = logging.getLogger(__name__)
 PING_EVERY_S = 0.5
 EXPIRE_GRACE_NS = 50_000_000
 FOREIGN_WEIGHT = 0.2
+_REFUSED = "the worker takes no requests"
+
+SILENCE_S = 2.0
+"""A worker that was not heard for so long is not well."""
+LONGEST_LOOK_S = 0.25
+"""The most that counts as silence between two looks."""
 
 Payload = bytes | memoryview | InputBlock | None
 """Raw tensors that go with a request: in the frame after it, or in a block of this frontend."""
+
+
+class Silence:
+    """How long a worker was not heard of, counted only while this process ran.
+
+    A process that stood still itself finds old answers of healthy workers when it goes on.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._looked = time.monotonic()
+
+    @property
+    def is_long(self) -> bool:
+        """Whether nothing was heard for `SILENCE_S`."""
+        return self._seconds >= SILENCE_S
+
+    def look(self) -> None:
+        """Some time has passed; called several times a second."""
+        now = time.monotonic()
+        self._seconds += min(now - self._looked, LONGEST_LOOK_S)
+        self._looked = now
+
+    def end(self) -> None:
+        """The worker was heard."""
+        self._seconds = 0.0
 
 
 class Channel:
@@ -95,18 +126,31 @@ class Channel:
         self.foreign_cost = 0.0
         self._context, self._paths, self._name, self._changed = context, paths, name, changed
         self._loop = asyncio.get_running_loop()
-        self._socket: zmq.Socket[bytes] | None = None
+        self._dealer: dealer.Dealer | None = None
+        self._unsent: list[int] = []
         self._pending: dict[int, tuple[asyncio.Future[Delivery], Submit]] = {}
         self._ids = itertools.count(1)
         self._tag, self._pidfd = 0, -1
         self._arena: ArenaView | None = None
-        self._look_scheduled = False
         self._last_ping, self._silence = 0.0, Silence()
         self._mapping: asyncio.Task[None] | None = None
         self._watching = False
         self._reading: dict[int, InputBlock] = {}
         self.streams: dict[int, Callable[[Delivery], None]] = {}
         """Who takes the parts of a request, by its id."""
+        self._handlers: dict[type, Callable[[Any, bytes], None]] = {
+            Result: self._on_result,
+            Part: self._on_part,
+            Failure: self._on_failure,
+            Unread: self._on_unread,
+            Credits: self._on_credits,
+            Models: self._on_models,
+            Stats: self._on_stats,
+            Pong: self._on_pong,
+            Welcome: self._on_welcome,
+            Leaving: self._on_leaving,
+            Goodbye: self._on_goodbye,
+        }
 
     @property
     def responsive(self) -> bool:
@@ -155,37 +199,52 @@ class Channel:
         self._tag = random.getrandbits(62)
         try:
             path = self._paths.worker_socket(self.slot)
-            self._socket = dealer.connect(self._context, path, f"{self._name}.{self._tag:x}")
+            socket = dealer.connect(self._context, path, f"{self._name}.{self._tag:x}")
         except zmq.ZMQError as error:
             log.error("no socket for worker %d: %s", self.slot, error)
             return
-        self._loop.add_reader(self._socket.FD, self._look)
+        self._dealer = dealer.Dealer(socket, self._dispatch, self._after_sending)
         self.state = "connecting"
-        self._look_soon()
 
     def submit(
         self, work: Work, payload: Payload = None, *, solo: bool = False
     ) -> tuple[int, asyncio.Future[Delivery]]:
-        """Send a request with its payload. Raises `WorkerLost` when the socket takes nothing."""
+        """Send a request with its payload at the end of this turn of the loop.
+
+        Raises `WorkerLost` when there is no socket; the future fails with it when the socket takes nothing.
+        """
+        if self._dealer is None:
+            raise WorkerLost(_REFUSED, retry_after_s=1)
         request = next(self._ids)
-        block = payload if isinstance(payload, InputBlock) else None
-        frame = None if isinstance(payload, InputBlock) else payload
-        message = Submit(request, work, solo, None if block is None else block.ref)
-        # NOTE: named every time: the worker may have begun anew, or had no memory to map it when it was told last.
-        if (block is not None and not self._send(block.inputs)) or not self._send(message, frame):
-            raise WorkerLost("the worker takes no requests", retry_after_s=1)
-        if block is not None:
-            block.add_reader()
-            self._reading[request] = block
+        if isinstance(payload, InputBlock):
+            message = Submit(request, work, solo, payload.ref)
+            # NOTE: sent every time: the worker may have begun anew, or had no memory to map the arena the last time.
+            self._dealer.put(payload.inputs)
+            self._dealer.put(message)
+            payload.add_reader()
+            self._reading[request] = payload
+        else:
+            message = Submit(request, work, solo)
+            self._dealer.put(message, payload)
+        self._unsent.append(request)
         future: asyncio.Future[Delivery] = self._loop.create_future()
         self._pending[request] = (future, message)
         self._outstanding.begin(message)
         return request, future
 
+    def _after_sending(self, taken: bool) -> None:
+        """A bundle has left, or its requests fail."""
+        requests, self._unsent = self._unsent, []
+        for request in () if taken else requests:
+            self._end_reading(request)
+            future = self._forget(request)
+            if future is not None and not future.done():
+                future.set_exception(WorkerLost(_REFUSED, retry_after_s=1))
+
     def cancel(self, request: int) -> None:
         """The caller has gone: drop the future and tell the worker. Idempotent."""
         if self._forget(request) is not None:
-            self._send(Cancel(request))
+            self._put(Cancel(request))
 
     def abandon(self, request: int, future: asyncio.Future[Delivery]) -> None:
         """The caller was cancelled: stop the work, or give back a result that had just arrived."""
@@ -198,12 +257,12 @@ class Channel:
     def release(self, result: Result, arena: ArenaView) -> None:
         """End the lease of a result; only its own worker life is told."""
         if result.block is not None and arena is self._arena:
-            self._send(Release(result.block.offset, result.block.generation))
+            self._put(Release(result.block.offset, result.block.generation))
 
     def taken(self, request: int, count: int) -> None:
         """Parts of a stream were taken, so as many more may come."""
         self._outstanding.taken(request, count)
-        self._send(Taken(request, count))
+        self._put(Taken(request, count))
 
     def cost_of(self, model: str) -> int:
         """Cost in flight of one model."""
@@ -232,87 +291,71 @@ class Channel:
 
     def close(self) -> None:
         """Say goodbye and give up whatever is pending."""
-        if self._socket is not None:
-            self._send(Goodbye())
+        self._send(Goodbye())
         self._reset("the frontend closed", set())
 
-    def _send(self, message: ToWorker, frame: bytes | memoryview | None = None) -> bool:
-        if self._socket is None:
-            return False
-        try:
-            dealer.send(self._socket, codec.encode(message), frame)
-        except zmq.Again:
-            return False
-        finally:
-            self._look_soon()
-        if frame is not None:
-            copies.count("frame", len(frame))
-        return True
+    def _put(self, message: ToWorker) -> None:
+        """Send a message at the end of this turn of the loop."""
+        if self._dealer is not None:
+            self._dealer.put(message)
 
-    def _look_soon(self) -> None:
-        if not self._look_scheduled:
-            self._look_scheduled = True
-            self._loop.call_soon(self._look)
-
-    def _look(self) -> None:
-        self._look_scheduled = False
-        socket = self._socket
-        while socket is not None and socket is self._socket and dealer.has_message(socket):
-            try:
-                frames = dealer.receive(socket)
-                self._dispatch(codec.decode_to_frontend(frames), frames[1] if len(frames) > 1 else b"")
-            except zmq.Again:
-                return
-            except ProtocolError as error:
-                log.error("worker %d sent a bad message: %s", self.slot, error.message)
+    def _send(self, message: ToWorker) -> bool:
+        """Send a message now; whether the socket took it."""
+        if self._dealer is None:
+            return False
+        self._dealer.put(message)
+        return self._dealer.flush()
 
     def _dispatch(self, message: ToFrontend, inline: bytes) -> None:
-        if isinstance(message, Result):
-            self._deliver(message, inline)
-        elif isinstance(message, Failure):
-            future = self._forget(message.id)
-            if future is not None and not future.done():
-                future.set_exception(
-                    from_code(
-                        message.code,
-                        message.message,
-                        retry_after_s=message.retry_after_s,
-                        detail=message.detail,
-                    )
+        self._handlers[type(message)](message, inline)
+
+    def _on_failure(self, failure: Failure, _: bytes) -> None:
+        future = self._forget(failure.id)
+        if future is not None and not future.done():
+            future.set_exception(
+                from_code(
+                    failure.code, failure.message, retry_after_s=failure.retry_after_s, detail=failure.detail
                 )
-        elif isinstance(message, Part):
-            self._deliver_part(message.result, inline)
-        elif isinstance(message, Unread):
-            self._end_reading(message.id)
-        elif isinstance(message, Credits):
-            self.credits = message
-            self._changed()
-        elif isinstance(message, Models):
-            changed = {status.name: status for status in message.models}
-            kept = {name: status for name, status in self.models.items() if name not in message.gone}
-            self._set_models(kept | changed, message)
-        elif isinstance(message, Stats):
-            self.stats = message
-        elif isinstance(message, Pong):
-            self._silence.end()
-        elif isinstance(message, Welcome):
-            if self._mapping is None and self.state == "connecting":
-                # NOTE: taken in now, since newer credits and states may lie right behind.
-                self.credits, self.device = message.credits, message.device
-                self.uuid, self.threads = message.uuid, message.threads
-                self._set_models({status.name: status for status in message.models}, message)
-                self._mapping = self._loop.create_task(self._welcomed(message))
-        elif isinstance(message, Leaving):
-            self.leave()
-        elif isinstance(message, Goodbye):
-            self._reset("the worker dropped this session", set())
+            )
+
+    def _on_unread(self, message: Unread, _: bytes) -> None:
+        self._end_reading(message.id)
+
+    def _on_credits(self, credits: Credits, _: bytes) -> None:
+        self.credits = credits
+        self._changed()
+
+    def _on_models(self, message: Models, _: bytes) -> None:
+        changed = {status.name: status for status in message.models}
+        kept = {name: status for name, status in self.models.items() if name not in message.gone}
+        self._set_models(kept | changed, message)
+
+    def _on_stats(self, stats: Stats, _: bytes) -> None:
+        self.stats = stats
+
+    def _on_pong(self, _: Pong, __: bytes) -> None:
+        self._silence.end()
+
+    def _on_welcome(self, message: Welcome, _: bytes) -> None:
+        if self._mapping is None and self.state == "connecting":
+            # NOTE: taken in now, since newer credits and states may lie right behind.
+            self.credits, self.device = message.credits, message.device
+            self.uuid, self.threads = message.uuid, message.threads
+            self._set_models({status.name: status for status in message.models}, message)
+            self._mapping = self._loop.create_task(self._welcomed(message))
+
+    def _on_leaving(self, _: Leaving, __: bytes) -> None:
+        self.leave()
+
+    def _on_goodbye(self, _: Goodbye, __: bytes) -> None:
+        self._reset("the worker dropped this session", set())
 
     def _end_reading(self, request: int) -> None:
         block = self._reading.pop(request, None)
         if block is not None:
             block.end_reader()
 
-    def _deliver(self, result: Result, inline: bytes) -> None:
+    def _on_result(self, result: Result, inline: bytes) -> None:
         self._end_reading(result.id)
         future = self._forget(result.id)
         if future is not None and not future.done():
@@ -320,7 +363,8 @@ class Channel:
         elif result.block is not None and self._arena is not None:
             self.release(result, self._arena)
 
-    def _deliver_part(self, result: Result, inline: bytes) -> None:
+    def _on_part(self, part: Part, inline: bytes) -> None:
+        result = part.result
         take = self.streams.get(result.id)
         self._outstanding.received(result.id, result.block is not None)
         if take is not None:
@@ -365,7 +409,8 @@ class Channel:
         self._changed()
 
     def _died(self) -> None:
-        self._look()
+        if self._dealer is not None:
+            self._dealer.look()
         suspects = (
             {request for tag, request in self._arena.flight() if tag == self._tag} if self._arena else set()
         )
@@ -389,10 +434,10 @@ class Channel:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
-        if self._socket is not None:
-            self._loop.remove_reader(self._socket.FD)
-            self._socket.close(0)
-            self._socket = None
+        if self._dealer is not None:
+            self._dealer.close()
+            self._dealer = None
+        self._unsent = []
         self.state, self.models, self._arena = "absent", {}, None
         self.preloaded, self.free_bytes = False, 0
         self.stats, self._watching = None, False

@@ -1,13 +1,30 @@
-"""The frontend's end of the socket to one worker."""
+"""The frontend's end of the socket to one worker.
+
+1. Messages of one turn of the event loop wait in a bundle and leave together at the end of the turn.
+2. Arriving messages are handed over one by one. The ZeroMQ descriptor is edge-triggered, so the socket is looked at
+   again after every send.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import zmq
 
+from ipc.errors import ProtocolError
+from ipc.memory import copies
+from ipc.wire import codec
+from ipc.wire.directions import ToFrontend, ToWorker
+
+log = logging.getLogger(__name__)
+
+# PERF: plain numbers, because the enums of pyzmq cost more than the system call.
 _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
+_RCVMORE = int(zmq.RCVMORE)
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
@@ -33,20 +50,107 @@ def connect(context: zmq.Context[zmq.Socket[bytes]], path: Path, identity: str) 
     return socket
 
 
-def send(socket: zmq.Socket[bytes], message: bytes, frame: bytes | memoryview | None) -> None:
-    """Send a message, and perhaps a frame after it. Raises `zmq.Again` when the socket takes nothing."""
-    if frame is None:
-        socket.send(message, _NOBLOCK)
-    else:
-        socket.send(message, _MORE)
-        socket.send(frame, _NOBLOCK)
+def send(socket: zmq.Socket[bytes], frames: list[codec.Payload]) -> None:
+    """Send one bundle. Raises `zmq.Again` when the socket takes nothing."""
+    *heads, last = frames
+    for frame in heads:
+        socket.send(frame, _MORE)
+    socket.send(last, _NOBLOCK)
 
 
-def has_message(socket: zmq.Socket[bytes]) -> bool:
-    """Whether a message has arrived."""
-    return bool(int(socket.get(_EVENTS)) & _POLLIN)
+def receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
+    """The next bundle, frame by frame; None when none has arrived. Raises `zmq.Again`."""
+    if not int(socket.get(_EVENTS)) & _POLLIN:
+        return None
+    frames = [socket.recv(_NOBLOCK)]
+    while socket.get(_RCVMORE):
+        frames.append(socket.recv(_NOBLOCK))
+    return frames
 
 
-def receive(socket: zmq.Socket[bytes]) -> list[bytes]:
-    """The next message, frame by frame. Raises `zmq.Again` when there is none."""
-    return socket.recv_multipart(_NOBLOCK)
+class Dealer:
+    """One DEALER socket on the running event loop.
+
+    `take(message, payload)` gets every message. `sent` is called after every attempt to send a bundle, with False
+    when the socket took nothing: the messages of that bundle are lost.
+    """
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        take: Callable[[ToFrontend, bytes], None],
+        sent: Callable[[bool], None],
+    ) -> None:
+        self._socket: zmq.Socket[bytes] | None = socket
+        self._take, self._sent = take, sent
+        self._loop = asyncio.get_running_loop()
+        self._bundle = codec.Bundle()
+        self._turn_scheduled = False
+        self._loop.add_reader(socket.FD, self.look)
+        self._schedule()
+
+    def put(self, message: ToWorker, payload: codec.Payload | None = None) -> None:
+        """Let a message leave at the end of this turn. Raises what msgspec raises for values that cannot be told."""
+        if self._bundle.full:
+            self.flush()
+        self._bundle.add(message, payload)
+        if payload is not None:
+            copies.count("frame", len(payload))
+        self._schedule()
+
+    def flush(self) -> bool:
+        """Send all waiting messages now; whether the socket took them."""
+        if self._socket is None or not len(self._bundle):
+            return self._socket is not None
+        frames = self._bundle.take()
+        try:
+            send(self._socket, frames)
+            taken = True
+        except zmq.Again:
+            taken = False
+        self._schedule()
+        self._sent(taken)
+        return taken
+
+    def look(self) -> None:
+        """Take in everything that has arrived."""
+        socket = self._socket
+        while socket is not None and socket is self._socket:
+            try:
+                frames = receive(socket)
+            except zmq.Again:
+                return
+            if frames is None:
+                return
+            self._hand_over(frames)
+
+    def close(self) -> None:
+        """Close the socket; messages that have not left are lost."""
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket.FD)
+            self._socket.close(0)
+            self._socket = None
+
+    def _hand_over(self, frames: list[bytes]) -> None:
+        try:
+            arrived = codec.unpack(frames)
+        except ProtocolError as error:
+            log.error("a worker sent bad frames: %s", error.message)
+            return
+        for text, payload in arrived:
+            if self._socket is None:
+                return
+            try:
+                self._take(codec.decode_to_frontend(text), payload)
+            except ProtocolError as error:
+                log.error("a worker sent a bad message: %s", error.message)
+
+    def _schedule(self) -> None:
+        if not self._turn_scheduled:
+            self._turn_scheduled = True
+            self._loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._turn_scheduled = False
+        self.flush()
+        self.look()

@@ -1,0 +1,202 @@
+"""What arrives or is sent in one turn travels together, on both sides of the socket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import zmq
+
+from frontend.engine.local import dealer
+from frontend.engine.local.channel import Channel
+from ipc.errors import WorkerLost
+from ipc.memory.arena import BLOCKS_OFFSET, Arena
+from ipc.memory.leases import LeaseTable
+from ipc.processes.paths import RunPaths
+from ipc.wire import codec
+from ipc.wire.messages import Cancel, EncodeCall, InputItem, Leaving, Ping, Pong, Submit, Work
+from workers.endpoint import router
+from workers.endpoint.endpoint import Endpoint, Handler
+from workers.endpoint.sessions import Session
+
+WORK = Work("m", EncodeCall([InputItem("text")], ["dense"]), 2**62, 9, "req")
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Iterator[zmq.Socket[bytes]]:
+    """A bare ROUTER at `tmp_path/socket`."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.RCVTIMEO, 10_000)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.bind(f"ipc://{tmp_path}/socket")
+    yield socket
+    context.destroy()
+
+
+async def until_connected(connected: dealer.Dealer) -> None:
+    """Return once the socket takes messages; one Ping has left then."""
+    async with asyncio.timeout(10):
+        connected.put(Ping(0))
+        while not connected.flush():
+            await asyncio.sleep(0.001)
+            connected.put(Ping(0))
+
+
+def test_messages_of_one_turn_leave_in_one_bundle_and_those_of_the_next_in_another(
+    peer: zmq.Socket[bytes], tmp_path: Path
+) -> None:
+    async def run() -> None:
+        sent: list[bool] = []
+        socket = dealer.connect(peer.context, tmp_path / "socket", "f0")
+        connected = dealer.Dealer(socket, lambda message, payload: None, sent.append)
+        await until_connected(connected)
+        assert len(peer.recv_multipart()) == 2
+        connected.put(Ping(1))
+        connected.put(Cancel(2), b"raw")
+        connected.put(Ping(3))
+        await asyncio.sleep(0)
+        connected.put(Ping(4))
+        await asyncio.sleep(0)
+        _key, *frames = peer.recv_multipart()
+        arrived = [(codec.decode_to_worker(text), payload) for text, payload in codec.unpack(frames)]
+        assert arrived == [(Ping(1), b""), (Cancel(2), b"raw"), (Ping(3), b"")]
+        assert [codec.decode_to_worker(text) for text, _ in codec.unpack(peer.recv_multipart()[1:])] == [
+            Ping(4)
+        ]
+        assert sent[-2:] == [True, True]
+        connected.close()
+
+    asyncio.run(run())
+
+
+def test_a_bad_message_of_a_worker_is_dropped_and_its_neighbours_are_taken(
+    peer: zmq.Socket[bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        taken: list[Any] = []
+        both = asyncio.Event()
+
+        def take(message: Any, payload: bytes) -> None:
+            taken.append((message, payload))
+            if message == Leaving():
+                both.set()
+
+        socket = dealer.connect(peer.context, tmp_path / "socket", "f0")
+        connected = dealer.Dealer(socket, take, lambda sent: None)
+        await until_connected(connected)
+        peer.send_multipart([b"f0", b"no bundle"])
+        good = codec.encode(Pong(1))
+        head = codec._encoder.encode(([good, b"\xc1", codec.encode(Leaving())], [0]))
+        peer.send_multipart([b"f0", head, b"raw"])
+        async with asyncio.timeout(10):
+            await both.wait()
+        assert taken == [(Pong(1), b"raw"), (Leaving(), b"")]
+        connected.close()
+
+    asyncio.run(run())
+    assert "bad frames" in caplog.text and "bad message" in caplog.text
+
+
+def test_requests_that_the_socket_does_not_take_fail_as_lost_at_the_end_of_the_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        channel = Channel(context, RunPaths(tmp_path, "test", tmp_path), 0, "f0", lambda: None)
+        with pytest.raises(WorkerLost):
+            channel.submit(WORK)
+        channel._connect()
+        futures = [channel.submit(WORK)[1] for _ in range(3)]
+        assert channel.cost == 27
+        for future in futures:
+            with pytest.raises(WorkerLost, match="takes no requests"):
+                await future
+        assert channel.cost == 0 and not channel._pending
+        channel.close()
+        context.term()
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    """One with two sessions; `handler.submitted` are the ids of the requests."""
+    (tmp_path / "run").mkdir()
+    paths = RunPaths(tmp_path / "run", "test", tmp_path)
+    arena = Arena(tmp_path / "arena", BLOCKS_OFFSET + 4096, "e" * 16)
+    handler = SimpleNamespace(submitted=[], tick=lambda: None, cancel=lambda session, request: None)
+    handler.submit = lambda session, message, payload: handler.submitted.append(message.id)
+    made = Endpoint(paths, 0, LeaseTable(arena), cast("Handler", handler))
+    for key in (b"f0", b"f1"):
+        session = Session(key, 1, key.decode(), os.getpid(), os.pidfd_open(os.getpid()))
+        made.sessions._by_key[key] = made.sessions._by_fd[session.pidfd] = session
+    yield made
+    made.close()
+    arena.close()
+
+
+def test_answers_of_one_turn_go_back_in_one_bundle_for_each_session(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[bytes, list[codec.Payload]]] = []
+    monkeypatch.setattr(router, "send", lambda socket, key, frames: sent.append((key, frames)))
+    for key in (b"f0", b"f1", b"f0"):
+        endpoint._dispatch(key, Ping(7), b"")
+    endpoint._dispatch(b"f0", Submit(1, WORK), b"")
+    assert endpoint._handler.submitted == [1]  # type: ignore[attr-defined]
+    assert not sent, "the turn has not ended"
+    endpoint.post(lambda: endpoint.broadcast(Leaving()))
+    endpoint.stop()
+    endpoint.run()
+    told = {
+        key: [codec.decode_to_frontend(bytes(text)) for text, _ in codec.unpack(cast("list[bytes]", frames))]
+        for key, frames in sent
+    }
+    assert len(sent) == 2
+    assert told == {b"f0": [Pong(7), Pong(7), Leaving()], b"f1": [Pong(7), Leaving()]}
+
+
+def test_many_posted_calls_wake_the_endpoint_once(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    write = os.eventfd_write
+
+    def counted(fd: int, value: int) -> None:
+        written.append(fd)
+        write(fd, value)
+
+    monkeypatch.setattr(os, "eventfd_write", counted)
+    order: list[int] = []
+    for number in range(5):
+        endpoint.post(lambda number=number: order.append(number))  # type: ignore[misc]
+    endpoint.post(lambda: endpoint.post(endpoint.stop))
+    assert len(written) == 1
+    endpoint.run()
+    assert order == [0, 1, 2, 3, 4], "a call that is posted by a call wakes the endpoint again"
+
+
+def test_a_session_that_takes_nothing_is_dropped_and_the_others_are_answered(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[bytes] = []
+
+    def send(socket: object, key: bytes, frames: list[codec.Payload]) -> None:
+        if key == b"f0":
+            raise zmq.ZMQError(zmq.EHOSTUNREACH)
+        sent.append(key)
+
+    monkeypatch.setattr(router, "send", send)
+    endpoint._poller = cast("zmq.Poller", SimpleNamespace(unregister=lambda fd: None))
+    endpoint._dispatch(b"f0", Submit(1, WORK), b"")
+    endpoint.fail(b"f0", 1, WorkerLost("x"))
+    endpoint._dispatch(b"f1", Ping(1), b"")
+    endpoint._flush()
+    assert sent == [b"f1"]
+    assert [session.key for session in endpoint.sessions] == [b"f1"]
