@@ -48,7 +48,7 @@ def port_of(bind: str, setting: str) -> int:
 
 
 def check(section: str, field: str, value: str) -> str:
-    """What is wrong with the form of `value` as the address `section.field`: what is allowed, or empty."""
+    """The allowed forms where `value` is no address for `section.field`, else empty."""
     sockets = (section, field) == ("server", "bind")
     if not value:
         return "" if not sockets and section == "server" else FORM

@@ -13,7 +13,7 @@ _ALONE = {"gliner": "gliner"}
 
 
 def needed(extra: str) -> str:
-    """`the extra vision (pip install ...)`: what somebody runs who reads that it is missing."""
+    """`the extra vision (pip install ...)`: the command that installs a missing extra."""
     if (TOP / "pyproject.toml").is_file():
         command = f"pip install -c constraints.txt -e '.[{extra}]' in the source tree"
     else:

@@ -83,7 +83,7 @@ class _Writer(logging.Handler):
             self._dropped += 1
 
     def flush(self) -> None:
-        """Wait briefly until what is queued has been written."""
+        """Wait briefly until the queued lines are written."""
         until = time.monotonic() + 1.0
         while self._lines.unfinished_tasks and time.monotonic() < until:
             time.sleep(0.005)
@@ -111,7 +111,7 @@ def configure(settings: Log, source: str, stream: TextIO | None = None, *, forks
     """Send all logging of this process to `stream` (stderr) in the configured form; `source` names the process.
 
     A process that forks writes its lines itself: the thread that writes them elsewhere would not be in its children.
-    Warnings of libraries are lines of the level debug: they are for those who change the code.
+    Warnings of libraries are lines of the level debug: they help only somebody who changes the code.
     """
     out = stream or sys.stderr
     handler: logging.Handler = logging.StreamHandler(out) if forks else _Writer(out)

@@ -139,7 +139,7 @@ class Batch(Section, frozen=True):
 
 
 class Queue(Section, frozen=True):
-    """Bound of a worker's queue: the larger of `min_tokens` and what drains in `max_wait_s`.
+    """Bound of a worker's queue: the larger of `min_tokens` and the tokens that drain in `max_wait_s`.
 
     Of each model `max_waiting_sequences` sequences may wait for a slot. `max_resting_streams` is of the whole worker.
     """
@@ -253,7 +253,7 @@ class Grpc(Section, frozen=True):
 
 
 class Trtis(Section, frozen=True):
-    """TensorRT Inference Server API: the name that statuses carry, and what readiness asks for."""
+    """TensorRT Inference Server API: the name in statuses, and the condition of readiness."""
 
     server_id: Annotated[str, msgspec.Meta(min_length=1, max_length=128)] = "inference:0"
     strict_readiness: bool = True

@@ -1,7 +1,8 @@
 """How much of a bound each caller may fill: all of it while it is free, else a part by its share.
 
 Used on both sides of the socket: for a frontend's credits at a worker, and for the bound of a worker's queue. Without
-it, whoever floods the server first would fill the bound, and all others would be refused before they can take turns.
+shares, the first caller that floods the server would fill the bound, and the other callers would be refused before they
+can take turns.
 """
 
 from __future__ import annotations

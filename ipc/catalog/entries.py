@@ -1,6 +1,6 @@
 """Which models are served: one YAML file per model, read from one or more directories.
 
-A model names its source (hub id, directory, or installed package), its adapter, what it outputs, and its profiles.
+A model names its source (hub id, directory, or installed package), its adapter, its outputs, and its profiles.
 Every non-default profile is also a model of its own, `<id>:<profile>`. Unknown keys are refused. A file in SIE's own
 layout (`ipc.catalog.sie_layout`) may lie beside ours.
 """
@@ -207,7 +207,7 @@ class Catalog(Mapping[str, ModelEntry]):
         return list(self._entries.values())
 
     def replace(self, other: Catalog) -> None:
-        """Serve what `other` serves from now on; whoever holds this catalog sees it."""
+        """Serve the entries of `other` from now on; every holder of this catalog sees the change."""
         self._entries, self.files, self.sources = other._entries, other.files, other.sources
         self.versions, self.reading = other.versions, other.reading
 
@@ -306,7 +306,7 @@ def _variants(entry: ModelEntry) -> Iterable[ModelEntry]:
 
 
 def _check(entry: ModelEntry, own_layout: bool) -> None:
-    """Raise `ValueError` that begins with the field, for what the types of the fields let pass."""
+    """Raise `ValueError` that begins with the field, for a value that fits its type and is wrong all the same."""
     for name in ("code", "error"):
         if getattr(entry, name):
             raise ValueError(f"{name}: unknown field")
@@ -414,7 +414,7 @@ def _stand_in(data: bytes, raw: Any) -> ModelEntry | None:
 
 
 def _with_code(path: Path, entry: ModelEntry) -> ModelEntry:
-    """The entry with the files of its adapters found beside `path`, and what stands for their content."""
+    """The entry with the files of its adapters found beside `path`, and a digest of their content."""
     places = {name: _adapter_beside(path, name) for name in entry.adapters}
     files = sorted({place.rpartition(":")[0] for place in places.values() if ADAPTER_FILE in place})
     content = hashlib.sha256()

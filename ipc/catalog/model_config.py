@@ -98,7 +98,7 @@ class Warmup(Part, frozen=True):
 
 
 class ModelConfig(Part, frozen=True):
-    """One model of named tensors. `platform` says what runs it; `backend` is the adapter's name."""
+    """One model of named tensors. `platform` names the program's format; `backend` is the adapter's name."""
 
     name: str
     platform: str = ""

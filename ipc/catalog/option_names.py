@@ -104,4 +104,4 @@ OVERFLOW_POLICIES = {
     "chunk": "chunk",
     "error": "error",
 }
-"""Values of `overflow_policy`, and what calls have for them (`overflow`)."""
+"""Values of `overflow_policy`, and the value of `overflow` in a call for each."""

@@ -8,7 +8,7 @@
                       adapter_options: {loadtime, runtime}, adaptive_batching}}
 
 1. The file is read strictly: an unknown key is refused by its path.
-2. Every profile is written out in full, since one that extends another takes over what it leaves out.
+2. Every profile is written out in full, since a profile that extends another takes over the missing fields.
 3. Adapters of SIE become the family here that runs the same models, and options get the names they have here.
    An adapter that no family stands for keeps its path; only its own models cannot be loaded then.
 
@@ -117,7 +117,7 @@ class SieProfile(_Strict, frozen=True):
     adaptive_batching: dict[str, Any] | None = None
 
     def over(self, parent: SieProfile) -> SieProfile:
-        """This profile with what it leaves out taken from `parent`; a map that is not empty replaces the whole one."""
+        """This profile with its missing fields taken from `parent`; a map that is not empty replaces the whole one."""
         own, theirs = self.adapter_options, parent.adapter_options
         return SieProfile(
             self.extends,

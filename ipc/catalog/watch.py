@@ -1,10 +1,10 @@
 """Notices that the files of the catalog changed: one look a second, and a change counts once it has settled.
 
 1. A look is the set of all `*.yaml` files below the catalog's directories, of the Python files (adapters) among them,
-   and of all files and directories of the model repositories, with their size and time, and of what loads by name
+   and of all files and directories of the model repositories, with their size and time, and of overrides by name
    brought (`ipc.catalog.repository.overrides`), which settles at once.
 2. A look that differs from the one before only starts the waiting; an editor may still be writing.
-3. Two equal looks that differ from what was read last mean that the catalog is to be read again.
+3. Two equal looks that differ from the last reading mean that the catalog is to be read again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Files = frozenset[tuple[str, int, int, int]]
 
 
 def look(dirs: Iterable[str], repositories: Iterable[str] = (), overrides: Overrides | None = None) -> Files:
-    """(path, size, time in nanoseconds, inode) of every file that says what is served; what vanishes is left out.
+    """(path, size, time in nanoseconds, inode) of every file that decides on models; a vanishing file is left out.
 
     Directories of repositories are there too, with zeros. Of `overrides` there is one file each.
     """
@@ -72,7 +72,7 @@ class CatalogWatch:
     def changed(self) -> bool:
         """Whether the files differ from those read last and have settled; says so once for each change."""
         now = look(*self._places)
-        # An override is put in place in one step, so what differs by overrides only has settled.
+        # An override is put in place in one step, so a difference by overrides alone has settled.
         before, self._last = self._last, now
         settled = now == before or (
             self._own and all(path.startswith(self._own) for path, *_ in now ^ before)

@@ -89,7 +89,7 @@ def _told(error: yaml.YAMLError) -> str:
 def line_of(data: bytes, path: Sequence[str]) -> int:
     """The line, from 1, of the field `path` in a document that `decode` reads, or of the last part that is there.
 
-    A part is searched at every depth below the one before; the nearest counts. 1 for what is no document.
+    A part is searched at every depth below the one before; the nearest counts. 1 for a text that is no document.
     """
     try:
         _check_depth(data)

@@ -49,7 +49,7 @@ class Arena:
     """Owner's side: creates, faults in, stamps and unlinks the file."""
 
     def __init__(self, path: Path, nbytes: int, epoch: str, setting: str = "arena.bytes") -> None:
-        """Create `path` exclusively with `nbytes` preallocated and touched; `setting` is what gave that size.
+        """Create `path` exclusively with `nbytes` preallocated and touched; `setting` gave the size.
 
         Raises `ConfigError` that names the size needed when the file system cannot hold it.
         """

@@ -21,7 +21,7 @@ _SHORT_NBYTES = 256
 def check_counts(counts: Iterable[tuple[str, int]]) -> None:
     """Raise `InvalidInput` when the BYTES tensors of a request have too many elements together.
 
-    Each is given as what names it in errors and the number of its elements.
+    Each is given as its name in errors and the number of its elements.
     """
     before = 0
     for where, count in counts:

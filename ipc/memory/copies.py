@@ -35,7 +35,7 @@ class Reported:
         self._told = dict.fromkeys(PLACES, 0)
 
     def report(self, counter: Any, process: str) -> None:
-        """Add what is new to a counter with the labels process and place."""
+        """Add the new bytes to a counter with the labels process and place."""
         for place, nbytes in copied().items():
             counter.labels(process, place).inc(nbytes - self._told[place])
             self._told[place] = nbytes

@@ -1,4 +1,4 @@
-"""Datatypes of tensors by their name in the tensor protocols, and what each is in memory and in model configurations.
+"""Datatypes of tensors by their name in the tensor protocols, and their forms in memory and in model configurations.
 
 Raw tensors are little-endian and row-major. An element of BYTES is a 4-byte little-endian length followed by the bytes.
 BF16, which numpy lacks, is carried as its 16 bits.

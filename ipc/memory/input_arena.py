@@ -41,7 +41,7 @@ class InputBlock:
         return self._arena.inputs
 
     def shorten(self, nbytes: int) -> None:
-        """The payload is the first `nbytes` of it; what lies behind them is nobody's."""
+        """The payload is the first `nbytes` of the block; the bytes behind are unused."""
         self.buffer = self.buffer[:nbytes]
 
     def release(self) -> None:
@@ -146,7 +146,7 @@ class InputArena:
             self._leases.verify()
 
     def close(self) -> None:
-        """Unlink the file; whoever maps it keeps the memory until it is done."""
+        """Unlink the file; a process that maps the file keeps the memory until its mapping ends."""
         self._closed = True
         if self._arena is not None:
             self._arena.close()

@@ -1,4 +1,7 @@
-"""Every metric family as a row of a table: kind, name, help text, labels, buckets or gauge mode, by who feeds it."""
+"""Every metric family as a row of a table: kind, name, help text, labels, buckets or gauge mode.
+
+The rows are ordered by the process that feeds the family.
+"""
 
 from __future__ import annotations
 

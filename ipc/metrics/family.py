@@ -10,7 +10,7 @@ TOKEN_BUCKETS = tuple(2.0**n for n in range(6, 17))
 RATIO_BUCKETS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
 
 GaugeMode = Literal["livesum", "livemax", "livemostrecent", "max"]
-"""`max` keeps what slots wrote that run no more; only for instants, which never go back."""
+"""`max` keeps the values of slots that run no more; only for instants, which never go back."""
 Kind = Literal["counter", "gauge", "histogram"]
 
 

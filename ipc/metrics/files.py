@@ -2,7 +2,7 @@
 
 1. A file of prometheus_client's multi-process mode only grows at its end, so the place of every value is found once.
 2. `MetricFiles.read` and `series` gather the values at these places with numpy and add up equal series of all slots.
-3. Only what has counted something comes out, so a large catalog of idle models costs nothing.
+3. Only series that have counted something come out, so a large catalog of idle models costs nothing.
 
 The files are read a few times per second while somebody watches, which `ipc.metrics.registry.render` is too slow for.
 """
@@ -53,7 +53,7 @@ class Histogram(NamedTuple):
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over all slots. Counters lose their `_total`; a model is what the label `model` says."""
+    """Sums over all slots. Counters lose their `_total`; the label `model` names the model."""
 
     by_model: dict[str, dict[str, float]] = field(default_factory=dict)
     """{counter or gauge: {model: sum over its other labels}}"""

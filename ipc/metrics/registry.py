@@ -153,7 +153,7 @@ class WorkerMetrics(_Families):
     def touch(self, models: Iterable[str], device: str) -> None:
         """Make every family exist at zero from the first scrape on; those of `MOST_TOUCHED` models at most.
 
-        `device` is the uuid of what runs models.
+        `device` is the uuid of the device.
         """
         models = _touched(models)
         w, self.device = self.worker, device

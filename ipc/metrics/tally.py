@@ -2,7 +2,7 @@
 
 PERF: an increment of prometheus_client's multi-process mode takes a lock and packs two numbers into a mapped file. A
 request has about 24 of them. Here they are additions; one turn of the event loop writes those of all requests of
-the last 20 ms. A process that is killed loses what it has counted since then.
+the last 20 ms. A killed process loses the counts of that time.
 
 All of it belongs to one thread, that of the event loop.
 """
@@ -44,7 +44,7 @@ class Tally:
             self._loop.call_later(FLUSH_S, self.flush)
 
     def flush(self) -> None:
-        """Write what was counted, so that a reader of the metric files finds it."""
+        """Write the counts now, for a reader of the metric files."""
         fresh, self._fresh = self._fresh, []
         for changed in fresh:
             changed.write()
@@ -67,7 +67,7 @@ class Amount:
             self._tally.note(self)
 
     def write(self) -> None:
-        """Hand over what waits."""
+        """Hand over the amounts that wait."""
         waiting, self._waiting, self._noted = self._waiting, 0.0, False
         if waiting:
             self._child.inc(waiting)
@@ -93,7 +93,7 @@ class Observations:
             self._tally.note(self)
 
     def write(self) -> None:
-        """Hand over what waits."""
+        """Hand over the amounts that wait."""
         # NOTE: the library observes single values only; these are the three fields that `Histogram.observe` changes.
         for place, count in enumerate(self._counts):
             if count:

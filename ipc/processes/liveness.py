@@ -82,7 +82,7 @@ def is_held(path: Path) -> bool:
 
 @asynccontextmanager
 async def lock_on(path: Path, until_ns: int, where: str) -> AsyncIterator[None]:
-    """Hold the lock at `path` meanwhile; a holder that stands still keeps only those waiting who want the lock too.
+    """Hold the lock at `path` meanwhile; a holder that stands still delays only those that want the same lock.
 
     Raises `DeadlineExceeded` that names the stage `where`, and `OSError`.
     """
@@ -134,7 +134,7 @@ def open_pidfd(pid: int, ticks: int) -> int:
 
 
 def life_pipe() -> tuple[int, int]:
-    """(read, write) descriptors; the write end is inheritable, the read end is handed to the one who must notice."""
+    """(read, write) descriptors; the write end is inheritable, the process that must notice gets the read end."""
     read, write = os.pipe()
     os.set_blocking(read, False)
     return read, write

@@ -1,4 +1,4 @@
-"""Our own processes: how a Python of ours is started, and what `ps` shows of it.
+"""Our own processes: how a Python process is started, and its title in `ps`.
 
 Modules come from this installation and its libraries, never from the current directory (`-P`): a `workers.py` or a
 `frontend/` that lies where somebody starts the server is not ours. docs/adr/0026 has the reasons.

@@ -1,4 +1,4 @@
-"""Removes what the dead left behind: arenas, sockets and metric files of slots whose lock nobody holds.
+"""Removes the leftovers of dead processes: arenas, sockets and metric files of slots whose lock nobody holds.
 
 A slot is swept only while its lock is held by the sweeper, and an arena only when nobody holds it, so a live owner is
 never touched. Runs at the start of every process that takes a slot, at the start and stop of the server, and on demand.

@@ -47,7 +47,7 @@ class DetectedObject(msgspec.Struct, frozen=True):
 
 
 class Extraction(msgspec.Struct, frozen=True):
-    """Everything found in one item; what a family does not give stays empty."""
+    """All findings of one item; a kind that the family does not find stays empty."""
 
     entities: list[Entity] = []
     relations: list[Relation] = []
@@ -60,7 +60,7 @@ _decoder = msgspec.msgpack.Decoder(Extraction)
 
 
 def pack(found: Extraction) -> bytes:
-    """msgpack bytes of what was found in one item."""
+    """msgpack bytes of the findings of one item."""
     return msgspec.msgpack.encode(found)
 
 

@@ -8,7 +8,7 @@ import msgspec
 class FieldNames(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Paths as messages have them; {} in `item` and `text` stands for the index of an item.
 
-    `options` is what stands before the name of an option, its dot included, or nothing.
+    `options` is the path before the name of an option, with its dot; it may be empty.
     """
 
     item: str = "items[{}]"

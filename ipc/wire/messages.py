@@ -23,7 +23,7 @@ class Wire(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class InputItem(Wire, frozen=True):
-    """One item: a text or token ids given by the caller, encoded images, and what a family reads besides."""
+    """One item: a text or token ids given by the caller, encoded images, and metadata that some families read."""
 
     text: str | None = None
     ids: list[int] | None = None
@@ -215,7 +215,7 @@ class Load(Wire, frozen=True, tag="load"):
 
 
 class Unload(Wire, frozen=True, tag="unload"):
-    """Finish what this model has to do and give its memory back."""
+    """Finish the open work of this model and give its memory back."""
 
     model: str
 
@@ -273,7 +273,7 @@ class ModelStatus(Wire, frozen=True):
 
 
 class Credits(Wire, frozen=True, tag="credits"):
-    """How much cost this session may have in flight, what waits at the worker, and how fast it drains (cost/s).
+    """The cost that this session may have in flight, the cost that waits at the worker, and its drain rate (cost/s).
 
     `step_s`: whole seconds for which the present step of the device runs.
     """
@@ -305,7 +305,7 @@ class Models(Wire, frozen=True, tag="models"):
     """States of these models of this worker changed; those of all others are as `Welcome` or an earlier message said.
 
     `gone` names models that the worker knows no more. `preloaded`: everything that is loaded at the start has been
-    tried. `free_bytes`: what the memory budget has left.
+    tried. `free_bytes`: the rest of the memory budget.
     """
 
     models: list[ModelStatus]
@@ -367,7 +367,7 @@ class BatchTimes(Wire, frozen=True):
 
 
 class Trace(Wire, frozen=True):
-    """What a traced request went through, in CLOCK_MONOTONIC nanoseconds; 0 for what did not happen."""
+    """The instants of a traced request in CLOCK_MONOTONIC nanoseconds; 0 for a phase that did not happen."""
 
     prepare_began_ns: int
     prepare_ended_ns: int

@@ -1,4 +1,4 @@
-"""What a worker tells of itself to those who watch it; beside `ipc.wire.messages`."""
+"""The figures that a worker sends to the frontends that watch the worker."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def _control(message: schema.ModelSequenceBatching.ControlInput) -> Control:
 
 
 def check_decoupled(config: ModelConfig, backend: str) -> None:
-    """Raise `ModelRefused` for what any number of responses to a request cannot go with, or a `backend` without it."""
+    """Raise `ModelRefused` for a setting that a decoupled model cannot have, or a `backend` without such models."""
     if not config.decoupled:
         return
     if backend != "python_model":

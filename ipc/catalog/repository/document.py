@@ -98,7 +98,7 @@ def _parse(name: str, data: bytes, decode: Callable[[bytes], Any]) -> schema.Mod
 
 
 def _count(name: str, raw: Any) -> None:
-    """Refuse what aliases make larger than any configuration is."""
+    """Refuse a document that its aliases make larger than any configuration."""
     values, places = 0, [raw]
     while places:
         place = places.pop()

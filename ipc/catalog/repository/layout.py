@@ -78,7 +78,7 @@ def named_file(directory: Path, name: str, field: str) -> Path:
 
 
 def program_file(place: Path, backend: str, named: str) -> tuple[str, str]:
-    """(backend, file name) of the program in the directory of a version; "" stands for what is not configured.
+    """(backend, file name) of the program in the directory of a version; "" stands for a name that is not configured.
 
     Raises `ModelRefused`.
     """
@@ -124,7 +124,7 @@ def look(root: Path) -> Iterator[Facts]:
 def _walk(root: str, levels: int, only: str = "") -> Iterator[Facts]:
     """(path, size, time in nanoseconds, inode) of all that is down to so many levels; zeros for directories.
 
-    Hidden ones and what vanishes are left out, and with `only` the versions of a model but this one.
+    Hidden files and vanishing files are left out, and with `only` the versions of a model but this one.
     """
     places = [(root, levels)]
     while places:
