@@ -15,7 +15,7 @@ from grpc import StatusCode
 from frontend.engine.scope import RequestScope, plain_scope
 from frontend.grpc.statuses import status_of
 from frontend.protocols.kserve_v2.errors import render
-from frontend.protocols.trtis_v1 import codes
+from frontend.protocols.trtis_v1 import statuses
 from frontend.services import Services
 from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.request import InputTensor, TensorRequest
@@ -82,9 +82,9 @@ def test_it_is_told_as_a_model_that_has_no_available_version(
     assert body["error"] == f"Request for unknown model: 'm' has no available versions (failed: {WHY})"
     assert set(body) == {"error", "code", "request_id", "retryable"}
     assert status_of(found) is StatusCode.NOT_FOUND
-    assert codes.code_of(found) == pb.RequestStatusCode.UNAVAILABLE
-    assert codes.message_of(found) == f"Inference request for unknown model 'm': its load failed: {WHY}"
-    assert codes.http_status_of(found) == 400 and not codes.retry_after(found)
+    assert statuses.code_of(found) == pb.RequestStatusCode.UNAVAILABLE
+    assert statuses.message_of(found) == f"Inference request for unknown model 'm': its load failed: {WHY}"
+    assert statuses.http_status_of(found) == 400 and not statuses.retry_after(found)
 
 
 @pytest.mark.parametrize("state", ["unloading", "loading", "available"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.protocols.trtis_v1.codes import UnknownMode, code_of, http_status_of, message_of, retry_after
+from frontend.protocols.trtis_v1.statuses import UnknownMode, code_of, http_status_of, message_of, retry_after
 from frontend.tensors.refusals import UnavailableModel
 from ipc import errors
 from ipc.protos import trtis_v1_pb2 as pb

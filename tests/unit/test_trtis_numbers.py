@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from frontend.protocols.trtis_v1 import numbers
-from frontend.protocols.trtis_v1.numbers import FILE_NAME, RequestNumbers
+from frontend.protocols.trtis_v1 import statuses
+from frontend.protocols.trtis_v1.statuses import FILE_NAME, RequestNumbers
 from ipc.processes import sweep
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.settings import load
@@ -77,7 +77,7 @@ def test_numbers_begin_at_one_when_the_server_starts_again(tmp_path: Path) -> No
 def test_the_file_takes_no_room_for_numbers_that_were_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numbers, "KEPT_NBYTES", 64 << 10)
+    monkeypatch.setattr(statuses, "KEPT_NBYTES", 64 << 10)
     paths = paths_of(tmp_path)
     path = paths.control() / FILE_NAME
     path.write_bytes(bytes((64 << 10) - 1))

@@ -13,8 +13,8 @@ from falcon.asgi import Response
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 from frontend.protocols.trtis_v1 import server_status as server_status_module
+from frontend.protocols.trtis_v1.routes import StatusResource, set_server_status
 from frontend.protocols.trtis_v1.server_status import is_ready, server_status
-from frontend.protocols.trtis_v1.status import StatusResource, _set
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.services import Services
 from frontend.tensors.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
@@ -77,7 +77,7 @@ def release_1_4(without: str = "") -> Any:
 def text_of(status: pb.ServerStatus) -> str:
     """The body of a status in text."""
     response = Response()
-    _set(request(b""), response, status)
+    set_server_status(request(b""), response, status)
     assert response.data is not None
     return response.data.decode("ascii")
 

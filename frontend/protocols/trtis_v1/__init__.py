@@ -1,4 +1,7 @@
-"""The TensorRT Inference Server API, version 1, over HTTP (gRPC: `grpc`)."""
+"""The TensorRT Inference Server API, version 1, over HTTP; `grpc` is the same over gRPC.
+
+May be imported by `frontend.protocols.registry` and `frontend.openapi`. Imports no other protocol.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,10 @@ from typing import Any
 import falcon
 import falcon.asgi
 
-from frontend.protocols.trtis_v1.answering import STATUS_HEADER
-from frontend.protocols.trtis_v1.codes import http_status_of, retry_after
-from frontend.protocols.trtis_v1.control import ControlResource, RepositoryResource
-from frontend.protocols.trtis_v1.health import HealthResource
-from frontend.protocols.trtis_v1.infer import OCTETS, RESPONSE_HEADER, InferResource
-from frontend.protocols.trtis_v1.profile import ProfileResource
-from frontend.protocols.trtis_v1.shared_memory import RegionResource, RegionStatusResource
-from frontend.protocols.trtis_v1.status import StatusResource
-from frontend.protocols.trtis_v1.statuses import Statuses
+from frontend.protocols.trtis_v1 import routes
+from frontend.protocols.trtis_v1.http_messages import STATUS_HEADER
+from frontend.protocols.trtis_v1.infer import OCTETS, RESPONSE_HEADER
+from frontend.protocols.trtis_v1.statuses import Statuses, http_status_of, retry_after
 from frontend.protocols.trtis_v1.text import one_line
 from frontend.services import Services
 from ipc.errors import PenstockError
@@ -35,22 +33,8 @@ class TrtisProtocol:
 
     def mount(self, app: falcon.asgi.App[Any, Any], services: Services) -> None:
         """Add the routes."""
-        statuses = self._statuses = Statuses(services.settings)
-        infer, status = InferResource(services, statuses), StatusResource(services, statuses)
-        health = HealthResource(services, statuses)
-        app.add_route("/api/health", health)
-        app.add_route("/api/health/{mode}", health)
-        app.add_route("/api/status", status)
-        app.add_route("/api/status/{model:path}", status)
-        app.add_route("/api/infer/{target:path}", infer)
-        app.add_route("/api/profile", ProfileResource(services, statuses))
-        for action in ("load", "unload"):
-            app.add_route(
-                f"/api/modelcontrol/{action}/{{model:path}}", ControlResource(services, statuses, action)
-            )
-        app.add_route("/api/repository/index", RepositoryResource(services, statuses))
-        app.add_route("/api/sharedmemorycontrol/status", RegionStatusResource(services, statuses))
-        app.add_route("/api/sharedmemorycontrol/{rest:path}", RegionResource(services, statuses))
+        self._statuses = Statuses(services.settings)
+        routes.mount(app, services, self._statuses)
 
     def inference_at(self, path: str) -> tuple[str, str]:
         """Which entry a name stands for is not known before the request is let in."""

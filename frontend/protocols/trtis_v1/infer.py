@@ -13,8 +13,7 @@ from frontend.http.rendering import off_loop_if
 from frontend.http.responding import send_parts
 from frontend.http.sending import Part
 from frontend.protocols.trtis_v1 import requests, responses
-from frontend.protocols.trtis_v1.answering import set_failure, set_status, wants_binary
-from frontend.protocols.trtis_v1.patterns import target_of
+from frontend.protocols.trtis_v1.http_messages import set_failure, set_status, wants_binary
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.protocols.trtis_v1.text import CACHED_CHARACTERS, many_lines, one_line, read_request_header
 from frontend.services import Services
@@ -38,7 +37,7 @@ class InferResource:
 
     async def on_post(self, req: Request, resp: Response, target: str) -> None:
         """200 with raw outputs and the response header behind them, or 400 with the reason in NV-Status."""
-        model, version = target_of(self._services, target)
+        model, version = requests.target_of(self._services, target)
         context, header = req.context.penstock, pb.InferRequestHeader()
         context.model, context.operation = model, "infer"
         scheduled, rows, wanted = False, 0, requests.version_of(version)

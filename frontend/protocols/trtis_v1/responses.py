@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frontend.protocols.trtis_v1.model_config import datatype_of
+from frontend.tensors import config_messages
 from frontend.tensors.result import OutputTensor, TensorResult
 from ipc.protos import trtis_v1_pb2 as pb
 
@@ -25,7 +25,7 @@ def typed_header_of(result: TensorResult, request_id: int) -> pb.InferResponseHe
     """`header_of` with the datatypes of the outputs, for the wire format alone."""
     header = header_of(result, request_id)
     for message, output in zip(header.output, result.outputs, strict=True):
-        message.data_type = datatype_of(output.datatype)
+        message.data_type = config_messages.datatype_of(pb, output.datatype)
     return header
 
 

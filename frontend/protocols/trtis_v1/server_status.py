@@ -9,8 +9,8 @@ import time
 from functools import lru_cache
 
 from frontend.grpc.succession import SUCCESSION
-from frontend.protocols.trtis_v1.model_config import config_of
 from frontend.services import Services
+from frontend.tensors import config_messages
 from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
 from frontend.tensors.version_states import VersionState, is_repository, model_of
@@ -64,7 +64,7 @@ def is_exiting(services: Services) -> bool:
     return services.drain.draining and not SUCCESSION.is_replaced(services.since_ns)
 
 
-def check_running(services: Services) -> None:
+def refuse_while_exiting(services: Services) -> None:
     """Raise `Draining` while the server stops."""
     if is_exiting(services):
         raise Draining("the server is stopping", retry_after_s=1)
@@ -80,7 +80,7 @@ def ready_state(services: Services) -> pb.ServerReadyState:
 
 async def server_status(services: Services, server_id: str, model: str = "") -> pb.ServerStatus:
     """The status of all models, or of one. Raises `InvalidInput` for an unknown model, and `Draining`."""
-    check_running(services)
+    refuse_while_exiting(services)
     statistics = await services.extensions.statistics.read()
     former = _former(services, statistics)
     names = [model] if model else sorted({*services.models.names(), *former})
@@ -132,7 +132,7 @@ def _add_model(
     states = _states(services, name)
     gone = former.get(full, set()) - {state.version for state in states}
     if not gone:
-        _check_known(services, name)
+        _refuse_unknown(services, name)
     for state in states:
         _add_version(message.version_status[state.version], state, statistics.of(full, state.version))
     for number in gone:
@@ -148,7 +148,7 @@ def _add_model(
         message.config.CopyFrom(_rendered(found, name))
 
 
-def _check_known(services: Services, name: str) -> None:
+def _refuse_unknown(services: Services, name: str) -> None:
     """Raise `InvalidInput` for a name that no model has, with what the name may be meant for."""
     try:
         services.models.versions(name)
@@ -187,8 +187,23 @@ def _rendered(config: ModelConfig, name: str) -> pb.ModelConfig:
         _CONFIGS.pop(name, None)
         while len(_CONFIGS) >= MOST_CONFIGS:
             del _CONFIGS[next(iter(_CONFIGS))]
-        known = _CONFIGS[name] = (config, config_of(config, name))
+        known = _CONFIGS[name] = (config, _config_message(config, name))
     return known[1]
+
+
+def _config_message(config: ModelConfig, name: str) -> pb.ModelConfig:
+    """The configuration under the `name` that clients ask for.
+
+    This contract has no tensor without dims: such a tensor is shown as one element, which the
+    model takes without a shape.
+    """
+    message: pb.ModelConfig = config_messages.message_of(pb, config, name)
+    shown: list[pb.ModelInput | pb.ModelOutput] = [*message.input, *message.output]
+    for tensor in shown:
+        if not tensor.dims:
+            tensor.dims.append(1)
+            tensor.reshape.SetInParent()
+    return message
 
 
 def _add_version(message: pb.ModelVersionStatus, state: VersionState, counted: ModelStatistics) -> None:

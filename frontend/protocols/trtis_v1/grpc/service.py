@@ -11,14 +11,10 @@ from google.protobuf.message import Message
 from frontend.access.rules import Need
 from frontend.grpc.call import Call
 from frontend.grpc.service import Answer, Method
-from frontend.protocols.trtis_v1.codes import message_of
-from frontend.protocols.trtis_v1.control import control, index
+from frontend.protocols.trtis_v1 import management
 from frontend.protocols.trtis_v1.grpc.inference import RAW_INPUT, Inference
-from frontend.protocols.trtis_v1.grpc.regions import change_regions
-from frontend.protocols.trtis_v1.health import is_healthy
-from frontend.protocols.trtis_v1.profile import refuse
 from frontend.protocols.trtis_v1.server_status import server_status
-from frontend.protocols.trtis_v1.statuses import Statuses
+from frontend.protocols.trtis_v1.statuses import Statuses, message_of
 from frontend.services import Services
 from ipc.errors import AccessRefused, Cancelled, InvalidInput, PenstockError
 from ipc.protos import trtis_v1_pb2 as pb
@@ -53,7 +49,7 @@ class TrtisService:
             "Profile": self._method("profile", pb.ProfileResponse, _profile),
             "ModelControl": self._method("control", pb.ModelControlResponse, _control, "admin"),
             "SharedMemoryControl": self._method(
-                "regions", pb.SharedMemoryControlResponse, change_regions, _need_of_regions
+                "regions", pb.SharedMemoryControlResponse, _change_regions, _need_of_regions
             ),
             "Repository": self._method("index", pb.RepositoryResponse, _repository),
         }
@@ -101,22 +97,58 @@ def _unless_transport(
 
 
 async def _health(call: Call, request: pb.HealthRequest, made: pb.HealthResponse) -> None:
-    made.health = is_healthy(call.services, request.mode)
+    made.health = management.is_healthy(call.services, request.mode)
 
 
 async def _profile(call: Call, request: pb.ProfileRequest, made: pb.ProfileResponse) -> None:
-    await refuse()
+    await management.profile()
 
 
 async def _control(call: Call, request: pb.ModelControlRequest, made: pb.ModelControlResponse) -> None:
     load = request.type == pb.ModelControlRequest.LOAD
-    await control(call.services, "load" if load else "unload", request.model_name, call.context.deadline_ns)
+    await management.control(
+        call.services, "load" if load else "unload", request.model_name, call.context.deadline_ns
+    )
 
 
 async def _repository(call: Call, request: pb.RepositoryRequest, made: pb.RepositoryResponse) -> None:
     if not request.index:
         raise InvalidInput("repository request: index must be true")
-    made.index.CopyFrom(index(call.services))
+    made.index.CopyFrom(management.repository_index(call.services))
+
+
+async def _change_regions(
+    call: Call, request: pb.SharedMemoryControlRequest, made: pb.SharedMemoryControlResponse
+) -> None:
+    """Do what the request asks for; only `status` has an answer. Raises as `ClientRegions` does."""
+    regions = call.services.extensions.regions
+    action = request.WhichOneof("shared_memory_control")
+    if action == "register":
+        _register(call, request.register)
+    elif action == "unregister":
+        regions.unregister(None, request.unregister.name)
+    elif action == "unregister_all":
+        regions.unregister_all(None)
+    elif action == "status":
+        found, status = management.regions(call.services), made.shared_memory_status
+        status.shared_memory_region.extend(found)
+        status.region_of_status.extend(found)
+    else:
+        raise InvalidInput(
+            "shared memory request: register, unregister, unregister_all or status must be set"
+        )
+
+
+def _register(call: Call, wanted: pb.SharedMemoryControlRequest.Register) -> None:
+    regions, kind = call.services.extensions.regions, wanted.WhichOneof("shared_memory_types")
+    if kind == "system_shared_memory":
+        system = wanted.system_shared_memory
+        regions.register_system(wanted.name, system.shared_memory_key, system.offset, wanted.byte_size)
+    elif kind == "cuda_shared_memory":
+        cuda = wanted.cuda_shared_memory
+        regions.register_cuda(wanted.name, cuda.raw_handle, cuda.device_id, wanted.byte_size)
+    else:
+        raise InvalidInput("register: system_shared_memory or cuda_shared_memory must be set")
 
 
 def _need_of_regions(request: pb.SharedMemoryControlRequest) -> Need:
