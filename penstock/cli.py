@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from frontend.access import keyfile
+from frontend.access import api_keys
 from frontend.arbiter import owning
 from frontend.arbiter.configuration import restrictions_of
 from frontend.http import listeners
@@ -160,7 +160,7 @@ def _become(options: argparse.Namespace, flags: dict[str, str], module: str, *ar
 def _check(config: settings.Settings) -> int:
     models = catalog.read(config)
     if config.server.keys_file:
-        keyfile.read(Path(config.server.keys_file))
+        api_keys.read(Path(config.server.keys_file))
     otlp.check(config.tracing)
     listeners.check(config)
     restrictions_of(config)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from frontend.access import keyfile
+from frontend.access import api_keys
 from frontend.arbiter.configuration import restrictions_of
 from frontend.http import listeners
 from frontend.server import descriptors
@@ -157,7 +157,7 @@ def _keys(config: Settings) -> Iterator[Finding]:
         )
         return
     try:
-        entries = keyfile.read(Path(config.server.keys_file))
+        entries = api_keys.read(Path(config.server.keys_file))
     except ConfigError as error:
         yield False, f"API keys: {error.message}"
         return

@@ -13,8 +13,7 @@ from typing import Any
 
 import msgspec
 
-from frontend.access import keyfile
-from frontend.access import keys as api_keys
+from frontend.access import api_keys
 from ipc.errors import ConfigError
 
 
@@ -51,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
         **{field: value for field, value in given.items() if value is not None},
     }
     try:
-        msgspec.convert(fields, keyfile.KeyEntry)
+        msgspec.convert(fields, api_keys.KeyEntry)
     except msgspec.ValidationError as error:
         raise ConfigError(f"keys new: {error}") from error
     sys.stdout.write(entry_of(fields))

@@ -6,24 +6,102 @@
 | admin paths | 401 | 403 | 403 | 429 |
 | all others | 401 | 401 | 403 | 429 |
 
-Without a keys file `keyless` decides.
+1. The key is in the head: `Authorization: Bearer KEY`, `X-API-Key: KEY`, or a WebSocket subprotocol. A page cannot set
+   headers on a WebSocket, and a key in an address ends up in logs and histories. So a WebSocket may offer the key as a
+   subprotocol, `penstock.key.<KEY>`, beside its real subprotocol; the offer of the key is never selected.
+2. Each key has a rate over all frontends (`RateMeter`). Without a keys file `keyless` decides.
 """
 
 from __future__ import annotations
 
 import hmac
+import math
+import mmap
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from frontend.access import credentials, keyfile, keys, rules
+import numpy as np
+
+from frontend.access import api_keys, scopes
 from frontend.access.keyless import Keyless
-from frontend.access.rates import RateMeter
 from ipc.errors import AccessRefused, Forbidden, RateLimited, Unauthenticated
 from ipc.settings import Server
 
+SUBPROTOCOL = "penstock.key."
+MAX_NBYTES = 256
+_OFFER = b"sec-websocket-protocol"
+
+
+def presented_key(scope: dict[str, Any]) -> str:
+    """The one key that was sent, empty when there is none. Raises `Unauthenticated` for what cannot be a key."""
+    found = set(_sent_keys(scope["headers"], scope["type"] == "websocket"))
+    if not found:
+        return ""
+    if len(found) > 1:
+        raise Unauthenticated("more than one key was sent", presented_key=True)
+    value = found.pop()
+    if len(value) > MAX_NBYTES or not value.isascii():
+        raise Unauthenticated("the key that was sent is not valid", presented_key=True)
+    return value.decode("ascii")
+
+
+def _sent_keys(headers: Iterable[tuple[bytes, bytes]], websocket: bool) -> Iterator[bytes]:
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, key = value.strip().partition(b" ")
+            if scheme.lower() != b"bearer":
+                raise Unauthenticated(
+                    "header Authorization: expected the form 'Bearer KEY'", presented_key=True
+                )
+            yield key.strip()
+        elif name == b"x-api-key":
+            yield value.strip()
+    if websocket:
+        mark = SUBPROTOCOL.encode()
+        yield from (offer.removeprefix(mark) for offer in _offers(headers) if offer.startswith(mark))
+
+
+def _offers(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
+    for name, value in headers:
+        if name == _OFFER:
+            yield from (offer.strip() for offer in value.split(b","))
+
+
+ROWS = 64
+"""Frontends with a row of their own, counting those of a reload; more share rows, which costs accuracy only."""
+
+
+class RateMeter:
+    """Clocks of `keys` keys. `clock` gives CLOCK_MONOTONIC nanoseconds, the same in all processes of a host."""
+
+    def __init__(self, keys: int, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._memory = mmap.mmap(-1, max(1, keys) * ROWS * 8)
+        self._paid_until = np.frombuffer(self._memory, np.int64).reshape(-1, ROWS)
+        self._clock, self._row = clock, 0
+
+    def use_row(self, slot: int) -> None:
+        """This process is the frontend of that slot."""
+        self._row = slot % ROWS
+
+    def spend(self, key: int, requests_per_s: float, burst: int) -> None:
+        """One request of key number `key`. Raises `RateLimited` with the time until the next one is let in."""
+        now, step_ns = self._clock(), math.ceil(1e9 / requests_per_s)
+        clocks = self._paid_until[key]
+        start_ns = max(int(clocks.max()), now)
+        early_ns = start_ns - now - step_ns * (burst - 1)
+        if early_ns > 0:
+            raise RateLimited(
+                f"this key may send {requests_per_s:g} requests per second, {burst} at once",
+                retry_after_s=max(1, math.ceil(early_ns / 1e9)),
+            )
+        clocks[self._row] = start_ns + step_ns
+
+
 SCOPE_KEY = "penstock.access"
-_NOBODY_DIGEST = keys.digest("")
+_NOBODY_DIGEST = api_keys.digest("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +130,7 @@ class Gate:
 
     def __init__(
         self,
-        entries: tuple[keyfile.KeyEntry, ...] = (),
+        entries: tuple[api_keys.KeyEntry, ...] = (),
         open_metrics: bool = True,
         keyless: Keyless | None = None,
     ) -> None:
@@ -63,7 +141,7 @@ class Gate:
     @classmethod
     def of(cls, server: Server) -> Gate:
         """The gate that the settings name. Raises `ConfigError` when the keys file is wrong."""
-        entries = keyfile.read(Path(server.keys_file)) if server.keys_file else ()
+        entries = api_keys.read(Path(server.keys_file)) if server.keys_file else ()
         return cls(entries, server.open_metrics, Keyless.of(server))
 
     @property
@@ -71,12 +149,8 @@ class Gate:
         """Whether keys are needed at all."""
         return bool(self.entries)
 
-    def check(self, scope: dict[str, Any]) -> Grant:
-        """Who calls, for an ASGI scope of HTTP or a WebSocket. Raises an `AccessRefused`. Counts against the rate."""
-        return self.check_need(scope, rules.need_of(scope["path"], self.open_metrics))
-
-    def check_need(self, scope: dict[str, Any], need: rules.Need, spend: bool = True) -> Grant:
-        """`check` where the path does not tell what is needed; without `spend` nothing is counted."""
+    def grant_for(self, scope: dict[str, Any], need: scopes.Need, spend: bool = True) -> Grant:
+        """Who calls, for an ASGI scope. Raises an `AccessRefused`. With `spend` the call counts against the rate."""
         outcome = self._decide(scope, need, spend)
         if outcome.refusal is not None:
             raise outcome.refusal
@@ -86,39 +160,39 @@ class Gate:
         """Whose key the head carries, whatever its scopes and rate. Raises `Unauthenticated` where keys are needed."""
         if not self.closed:
             return ANONYMOUS
-        entry = self._find(credentials.presented(scope))[1]
+        entry = self._find(presented_key(scope))[1]
         return Grant(entry.name, entry.id, entry.share)
 
     def admit(self, scope: dict[str, Any]) -> bool:
         """Check a scope once and keep the outcome in it for `outcome_of`; returns whether it was let in."""
-        need = rules.need_of(scope["path"], self.open_metrics)
+        need = scopes.need_of(scope["path"], self.open_metrics)
         outcome = scope[SCOPE_KEY] = self._decide(scope, need)
         return outcome.refusal is None
 
-    def _decide(self, scope: dict[str, Any], need: rules.Need, spend: bool = True) -> Outcome:
+    def _decide(self, scope: dict[str, Any], need: scopes.Need, spend: bool = True) -> Outcome:
         if not self.closed:
             return Outcome(refusal=self._keyless.refusal(scope, need))
         if not need:
             return Outcome()
         try:
-            number, entry = self._find(credentials.presented(scope))
+            number, entry = self._find(presented_key(scope))
         except Unauthenticated as error:
             wrong = need == "admin" and error.presented
             return Outcome(refusal=Forbidden(error.message) if wrong else error)
         refusal = self._limit(number, entry, need, spend)
         return Outcome(Grant(entry.name, entry.id, entry.share, need == "admin"), refusal)
 
-    def _find(self, key: str) -> tuple[int, keyfile.KeyEntry]:
+    def _find(self, key: str) -> tuple[int, api_keys.KeyEntry]:
         if not key:
             raise Unauthenticated("an API key is needed: send the header 'Authorization: Bearer KEY'")
-        found = self._by_id.get(keys.id_of(key) or "")
+        found = self._by_id.get(api_keys.id_of(key) or "")
         # NOTE: an unknown id is compared as well, so that the time does not tell which ids exist.
         known = found[1].digest if found else _NOBODY_DIGEST
-        if not hmac.compare_digest(keys.digest(key), known) or found is None:
+        if not hmac.compare_digest(api_keys.digest(key), known) or found is None:
             raise Unauthenticated("the key that was sent is not valid", presented=True)
         return found
 
-    def _limit(self, number: int, entry: keyfile.KeyEntry, need: str, spend: bool) -> AccessRefused | None:
+    def _limit(self, number: int, entry: api_keys.KeyEntry, need: str, spend: bool) -> AccessRefused | None:
         if need not in entry.scopes:
             return Forbidden(f"this key lacks the scope '{need}'")
         if entry.requests_per_s and spend:

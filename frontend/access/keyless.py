@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from frontend.access.rules import Need
+from frontend.access.scopes import Need
 from ipc.errors import Forbidden
 from ipc.settings import Server
 

@@ -16,7 +16,7 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from frontend.access import private_file
+from frontend.access import api_keys
 from ipc.errors import ConfigError, Forbidden
 
 Api = Literal[
@@ -53,7 +53,7 @@ class Restrictions:
         """Those of a file, or none for "". Raises `ConfigError` for a file that others may read, or with mistakes."""
         return cls(_read(Path(file))) if file else cls()
 
-    def check(self, api: Api, header: Callable[[str], str | None]) -> None:
+    def require_secret(self, api: Api, header: Callable[[str], str | None]) -> None:
         """Raise `Forbidden` unless `header` gives the secret of that group, where it has one."""
         found = self._by_api.get(api)
         if found is None:
@@ -65,7 +65,7 @@ class Restrictions:
 
 def _read(path: Path) -> tuple[Restriction, ...]:
     try:
-        found = msgspec.yaml.decode(private_file.read(path, SETTING), type=tuple[Restriction, ...])
+        found = msgspec.yaml.decode(api_keys.read_private_file(path, SETTING), type=tuple[Restriction, ...])
     except msgspec.ValidationError as error:
         raise ConfigError(f"{SETTING} {path}: {error}") from None
     except (msgspec.DecodeError, ValueError, RecursionError):

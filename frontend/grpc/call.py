@@ -15,7 +15,7 @@ from typing import Any
 from grpc import aio
 
 from frontend.access.gate import ANONYMOUS, Grant
-from frontend.access.rules import Need
+from frontend.access.scopes import Need
 from frontend.engine import finishing
 from frontend.engine.scope import RequestScope, current_scope, scope_of_ids
 from frontend.grpc.peers import Peer, host_of
@@ -78,7 +78,7 @@ class Call:
         services = self.services
         try:
             scope = head_of(self.path, self.metadata, self.rpc.peer())
-            self.grant = self.context.grant = services.access.check_need(scope, need, spend)
+            self.grant = self.context.grant = services.access.grant_for(scope, need, spend)
         except AccessRefused as error:
             services.recorder.refused(error.code.lower())
             raise

@@ -15,7 +15,7 @@ from typing import Any
 from grpc import aio
 
 from frontend.access.gate import Gate
-from frontend.access.rules import Need
+from frontend.access.scopes import Need
 from frontend.grpc.call import head_of
 from frontend.grpc.keeping import Calls
 from frontend.grpc.peers import Peer, host_of
@@ -79,7 +79,7 @@ class Door:
         if need != "":
             head = head_of(path, dict(rpc.invocation_metadata() or ()), peer)
             access = self._access
-            grant = access.caller(head) if need is None else access.check_need(head, need, spend=False)
+            grant = access.caller(head) if need is None else access.grant_for(head, need, spend=False)
             if grant.caller:
                 return grant.caller
         return host_of(Peer.named(peer))

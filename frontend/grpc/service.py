@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 
-from frontend.access.rules import Need
+from frontend.access.scopes import Need
 from frontend.grpc.call import Call
 from ipc.errors import PenstockError
 

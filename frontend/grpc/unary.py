@@ -21,7 +21,7 @@ from typing import Any
 from google.protobuf.message import Message
 from grpc import StatusCode, aio
 
-from frontend.access.rules import Need
+from frontend.access.scopes import Need
 from frontend.grpc import statuses
 from frontend.grpc.accepting import LAST_WORD_S, cut_off
 from frontend.grpc.call import Call

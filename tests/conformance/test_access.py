@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from frontend.access import keys
+from frontend.access import api_keys
 from tests.conformance.hostile import exchange
 from tests.harness.keys import bearer, write_keys
 from tests.harness.server import Answer, Server, serving
 
-STRANGER = keys.fresh()
+STRANGER = api_keys.fresh()
 TEXT = {"items": [{"text": "a"}]}
 
 

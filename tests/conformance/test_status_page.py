@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.access import keys
+from frontend.access import api_keys
 from tests.harness.browser import Page, browser_page
 from tests.harness.load import Load
 from tests.harness.server import Server, make_server, serving
@@ -158,9 +158,9 @@ def test_the_page_comes_back_by_itself_after_the_server_was_away(tmp_path: Path)
 
 @pytest.mark.long
 def test_with_keys_the_page_asks_for_one_and_sends_it_to_its_server_only(tmp_path: Path) -> None:
-    key = keys.fresh()
+    key = api_keys.fresh()
     file = tmp_path / "keys.json"
-    file.write_text(json.dumps([{"name": "viewer", "hash": keys.hashed(key), "scopes": ["infer"]}]))
+    file.write_text(json.dumps([{"name": "viewer", "hash": api_keys.hashed(key), "scopes": ["infer"]}]))
     file.chmod(0o600)
     enter = "document.getElementById('key').value = {}, document.getElementById('key-form').requestSubmit()"
     with (
@@ -170,7 +170,7 @@ def test_with_keys_the_page_asks_for_one_and_sends_it_to_its_server_only(tmp_pat
         page.open(f"{server.url}/")
         page.until("!document.getElementById('key-form').hidden")
         assert page.evaluate("document.getElementById('main').hidden")
-        page.evaluate(enter.format(json.dumps(keys.fresh())))
+        page.evaluate(enter.format(json.dumps(api_keys.fresh())))
         page.until("document.getElementById('key-note').innerText.includes('not valid')")
         page.evaluate(enter.format(json.dumps(key)))
         page.until("document.getElementById('live-text').textContent === 'live'")

@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from frontend.access import keys
+from frontend.access import api_keys
 
 
 def write_keys(
     path: Path, entries: Mapping[str, Mapping[str, Any]], known: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Write a keys file with one entry per name, and return the keys by name; `known` ones are used again."""
-    made = {name: (known or {}).get(name) or keys.fresh() for name in entries}
-    listed = [{"name": name, "hash": keys.hashed(made[name]), **fields} for name, fields in entries.items()]
+    made = {name: (known or {}).get(name) or api_keys.fresh() for name in entries}
+    listed = [
+        {"name": name, "hash": api_keys.hashed(made[name]), **fields} for name, fields in entries.items()
+    ]
     path.touch(mode=0o600)
     path.write_text(json.dumps(listed))  # JSON is YAML
     return made

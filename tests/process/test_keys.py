@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from frontend.access import keyfile, keys
+from frontend.access import api_keys
 from penstock.cli import main
 from tests.harness.keys import bearer, write_keys
 from tests.harness.server import FAKE_CATALOG, ROOT, Server, alive, free_port, serving, wait_until
@@ -59,7 +59,7 @@ def test_new_keys_can_be_appended_to_the_file_and_the_file_never_holds_them(
     path = tmp_path / "keys.yaml"
     path.touch(mode=0o600)
     path.write_text("".join(done.stdout for done in made))
-    web, ops = keyfile.read(path)
+    web, ops = api_keys.read(path)
     assert (web.name, web.scopes, web.requests_per_s, web.burst, web.share) == (
         "web",
         ("infer",),
@@ -70,7 +70,7 @@ def test_new_keys_can_be_appended_to_the_file_and_the_file_never_holds_them(
     assert (ops.name, ops.scopes) == ("ops@host", ("admin", "infer"))
     for done, entry in zip(made, (web, ops), strict=True):
         key = done.stderr.split()[-1]
-        assert keys.hashed(key) == entry.hash
+        assert api_keys.hashed(key) == entry.hash
         assert key.split("_", 2)[2] not in done.stdout
 
 
@@ -154,7 +154,7 @@ def test_a_mistake_in_the_keys_file_stops_the_start_and_is_named(
 def config(tmp_path: Path) -> Path:
     """A settings file that names a keys file, so that both can be changed under a running server."""
     path = tmp_path / "server.yaml"
-    path.write_text(f"server: {{keys_file: {tmp_path / 'keys.json'}}}\n")
+    path.write_text(f"server: {{keys_file: {tmp_path / 'keyfile.json'}}}\n")
     return path
 
 
@@ -200,7 +200,7 @@ def test_without_keys_the_start_says_so_and_a_key_that_is_sent_is_ignored(tmp_pa
     with serving(tmp_path) as server:
         wait_until(lambda: "no keys (server.keys_file is empty)" in server.log, what="the start-up block")
         assert "off        API keys" in server.log
-        key = keys.fresh()
+        key = api_keys.fresh()
         assert status(server, key) == 200
         assert key.split("_", 2)[2] not in server.log
 

@@ -23,7 +23,7 @@ from typing import ClassVar
 import grpc
 import pytest
 
-from frontend.access.rules import need_of
+from frontend.access.scopes import need_of
 from frontend.openapi.routes import operations
 from frontend.protocols.registry import grpc_services
 from ipc.protos import kserve_v2_pb2 as kserve

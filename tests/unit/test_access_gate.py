@@ -6,20 +6,25 @@ from typing import Any
 
 import pytest
 
-from frontend.access import keys
-from frontend.access.gate import Gate, outcome_of
-from frontend.access.keyfile import KeyEntry
-from frontend.access.rules import need_of
+from frontend.access import api_keys
+from frontend.access.api_keys import KeyEntry
+from frontend.access.gate import Gate, Grant, outcome_of
+from frontend.access.scopes import need_of
 from ipc.errors import AccessRefused, Forbidden, RateLimited, Unauthenticated
 
-INFER, ADMIN, BOTH, SLOW, STRANGER = (keys.fresh() for _ in range(5))
+INFER, ADMIN, BOTH, SLOW, STRANGER = (api_keys.fresh() for _ in range(5))
 ENTRIES = (
-    KeyEntry("infer", keys.hashed(INFER), share=3),
-    KeyEntry("admin", keys.hashed(ADMIN), ("admin",)),
-    KeyEntry("both", keys.hashed(BOTH), ("infer", "admin")),
-    KeyEntry("slow", keys.hashed(SLOW), requests_per_s=0.01),
+    KeyEntry("infer", api_keys.hashed(INFER), share=3),
+    KeyEntry("admin", api_keys.hashed(ADMIN), ("admin",)),
+    KeyEntry("both", api_keys.hashed(BOTH), ("infer", "admin")),
+    KeyEntry("slow", api_keys.hashed(SLOW), requests_per_s=0.01),
 )
 Headers = list[tuple[bytes, bytes]]
+
+
+def granted(gate: Gate, scope: dict[str, Any]) -> Grant:
+    """Who calls the path of a scope."""
+    return gate.grant_for(scope, need_of(scope["path"], gate.open_metrics))
 
 
 def scope(
@@ -101,8 +106,8 @@ def test_metrics_need_a_key_when_they_are_not_open() -> None:
 
 
 def test_the_grant_says_who_calls_and_nothing_of_the_secret() -> None:
-    grant = Gate(ENTRIES).check(scope("/v1/models", bearer(INFER)))
-    assert (grant.name, grant.caller, grant.share, grant.admin) == ("infer", keys.id_of(INFER), 3, False)
+    grant = granted(Gate(ENTRIES), scope("/v1/models", bearer(INFER)))
+    assert (grant.name, grant.caller, grant.share, grant.admin) == ("infer", api_keys.id_of(INFER), 3, False)
     assert INFER.split("_", 2)[2] not in repr(grant)
 
 
@@ -137,7 +142,7 @@ HOSTILE: list[Headers] = [
 def test_a_head_that_is_not_exactly_one_good_key_lets_nobody_in(headers: Headers) -> None:
     asked = scope("/v1/models", headers)
     with pytest.raises(Unauthenticated) as caught:
-        Gate(ENTRIES).check(asked)
+        granted(Gate(ENTRIES), asked)
     assert SECRET not in caught.value.message
     assert len(caught.value.message) < 200
     assert outcome("/v1/admin/load/m", headers) in (Unauthenticated, Forbidden)
@@ -159,35 +164,37 @@ def test_the_same_key_in_other_spellings_lets_in(headers: Headers) -> None:
 def test_a_websocket_may_offer_the_key_as_a_subprotocol() -> None:
     gate = Gate(ENTRIES)
     offer = f"penstock.status, penstock.key.{INFER}".encode()
-    assert gate.check(scope("/ws/status", [(b"sec-websocket-protocol", offer)], "websocket")).name == "infer"
-    assert gate.check(scope("/ws/status", bearer(INFER), "websocket")).name == "infer"
+    assert (
+        granted(gate, scope("/ws/status", [(b"sec-websocket-protocol", offer)], "websocket")).name == "infer"
+    )
+    assert granted(gate, scope("/ws/status", bearer(INFER), "websocket")).name == "infer"
     for headers in (
         [],
         [(b"sec-websocket-protocol", b"penstock.status")],
         [(b"sec-websocket-protocol", b"penstock.key.")],
     ):
         with pytest.raises(Unauthenticated):
-            gate.check(scope("/ws/status", headers, "websocket"))
+            granted(gate, scope("/ws/status", headers, "websocket"))
 
 
 def test_an_exhausted_rate_refuses_that_key_alone_and_still_names_it() -> None:
     gate = Gate(ENTRIES)
-    assert gate.check(scope("/v1/models", bearer(SLOW))).name == "slow"
+    assert granted(gate, scope("/v1/models", bearer(SLOW))).name == "slow"
     asked = scope("/v1/models", bearer(SLOW))
     assert not gate.admit(asked)
     found = outcome_of(asked)
     assert isinstance(found.refusal, RateLimited) and found.grant.name == "slow"
     assert found.refusal.retry_after_s is not None and 90 < found.refusal.retry_after_s <= 100
-    assert gate.check(scope("/v1/models", bearer(INFER))).name == "infer"
-    assert gate.check(scope("/healthz", bearer(SLOW))).name == "", "open paths are not counted"
+    assert granted(gate, scope("/v1/models", bearer(INFER))).name == "infer"
+    assert granted(gate, scope("/healthz", bearer(SLOW))).name == "", "open paths are not counted"
 
 
 def test_a_request_that_lacks_the_scope_uses_up_no_rate() -> None:
     gate = Gate(ENTRIES)
     for _ in range(3):
         with pytest.raises(Forbidden):
-            gate.check(scope("/v1/admin/load/m", bearer(SLOW)))
-    assert gate.check(scope("/v1/models", bearer(SLOW)))
+            granted(gate, scope("/v1/admin/load/m", bearer(SLOW)))
+    assert granted(gate, scope("/v1/models", bearer(SLOW)))
 
 
 def test_a_scope_that_was_never_checked_is_refused() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from frontend.access import keyfile, keys, private_file
+from frontend.access import api_keys
 from ipc.errors import ConfigError
 
 HASH = "sha256:" + "0" * 16 + ":" + "a" * 64
@@ -26,24 +26,24 @@ def written(tmp_path: Path, content: Any, mode: int = 0o640) -> Path:
 
 
 def test_a_key_has_256_random_bits_and_its_hash_is_the_plain_sha256_of_it() -> None:
-    made = {keys.fresh() for _ in range(100)}
+    made = {api_keys.fresh() for _ in range(100)}
     assert len(made) == 100
     key = made.pop()
     assert len(key.split("_", 2)[2]) == 43, "256 bits in base64"
-    assert keys.hashed(key) == f"sha256:{keys.id_of(key)}:{hashlib.sha256(key.encode()).hexdigest()}"
-    assert key.split("_", 2)[2] not in keys.hashed(key)
+    assert api_keys.hashed(key) == f"sha256:{api_keys.id_of(key)}:{hashlib.sha256(key.encode()).hexdigest()}"
+    assert key.split("_", 2)[2] not in api_keys.hashed(key)
 
 
 @pytest.mark.parametrize(
     "text", ["", "pk_", "pk_0_x", "PK_" + "0" * 16 + "_" + "a" * 43, "pk_" + "0" * 16 + "_" + "a" * 42]
 )
 def test_what_has_not_the_form_of_a_key_has_no_id(text: str) -> None:
-    assert keys.id_of(text) is None
-    assert keys.id_of(text + "\n") is None
+    assert api_keys.id_of(text) is None
+    assert api_keys.id_of(text + "\n") is None
 
 
 def test_defaults_are_one_scope_no_limit_and_an_equal_share(tmp_path: Path) -> None:
-    (entry,) = keyfile.read(written(tmp_path, [{"name": "web", "hash": HASH}]))
+    (entry,) = api_keys.read(written(tmp_path, [{"name": "web", "hash": HASH}]))
     assert (entry.scopes, entry.requests_per_s, entry.share, entry.id) == (("infer",), 0.0, 1.0, "0" * 16)
 
 
@@ -51,12 +51,12 @@ def test_defaults_are_one_scope_no_limit_and_an_equal_share(tmp_path: Path) -> N
     ("rate", "burst", "expected"), [(0.2, 0, 1), (2.5, 0, 3), (10, 0, 10), (10, 1, 1), (1, 50, 50)]
 )
 def test_the_burst_is_what_one_second_gives_unless_it_is_set(rate: float, burst: int, expected: int) -> None:
-    assert keyfile.KeyEntry("a", HASH, requests_per_s=rate, burst=burst).allowed_burst == expected
+    assert api_keys.KeyEntry("a", HASH, requests_per_s=rate, burst=burst).allowed_burst == expected
 
 
 def test_yaml_is_read_as_well_as_json(tmp_path: Path) -> None:
     text = f"# callers\n- name: web\n  hash: {HASH}\n  scopes: [infer, admin]\n  share: 3\n"
-    (entry,) = keyfile.read(written(tmp_path, text.encode()))
+    (entry,) = api_keys.read(written(tmp_path, text.encode()))
     assert entry.scopes == ("infer", "admin") and entry.share == 3
 
 
@@ -91,7 +91,7 @@ MISTAKES: list[tuple[Any, str]] = [
 def test_a_mistake_names_file_entry_and_field(tmp_path: Path, content: Any, message: str) -> None:
     path = written(tmp_path, content)
     with pytest.raises(ConfigError) as caught:
-        keyfile.read(path)
+        api_keys.read(path)
     assert caught.value.message.startswith(f"server.keys_file {path}: ")
     assert message in caught.value.message
 
@@ -106,18 +106,18 @@ def test_a_mistake_names_file_entry_and_field(tmp_path: Path, content: Any, mess
     ],
 )
 def test_a_key_that_got_into_the_file_by_mistake_is_not_shown(tmp_path: Path, fields: dict[str, Any]) -> None:
-    key = keys.fresh()
+    key = api_keys.fresh()
     content = msgspec.json.encode([fields]).decode().replace("KEY", key).encode()
     for broken in (content, content[:-1]):
         with pytest.raises(ConfigError) as caught:
-            keyfile.read(written(tmp_path, broken))
+            api_keys.read(written(tmp_path, broken))
         assert key.split("_", 2)[2] not in caught.value.message
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o666, 0o602])
 def test_a_file_that_all_users_may_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
     with pytest.raises(ConfigError, match=f"mode {mode:04o} lets all users in; chmod 640"):
-        keyfile.read(written(tmp_path, [GOOD], mode))
+        api_keys.read(written(tmp_path, [GOOD], mode))
 
 
 def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
@@ -125,12 +125,12 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir(0o700)
     for name, why in (("pipe", "not a file"), ("folder", "not a file"), ("nowhere", "No such file")):
         with pytest.raises(ConfigError, match=why):
-            keyfile.read(tmp_path / name)
+            api_keys.read(tmp_path / name)
 
 
 def test_a_file_over_the_limit_is_refused_and_one_at_the_limit_is_read(tmp_path: Path) -> None:
     text = f"- name: web\n  hash: {HASH}\n".encode()
-    at_limit = text + b"#" * (private_file.MAX_NBYTES - len(text))
-    assert len(keyfile.read(written(tmp_path, at_limit))) == 1
+    at_limit = text + b"#" * (api_keys.MAX_FILE_NBYTES - len(text))
+    assert len(api_keys.read(written(tmp_path, at_limit))) == 1
     with pytest.raises(ConfigError, match="the limit is 1048576"):
-        keyfile.read(written(tmp_path, at_limit + b"#"))
+        api_keys.read(written(tmp_path, at_limit + b"#"))

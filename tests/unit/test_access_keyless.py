@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from frontend.access.gate import ANONYMOUS, Gate
+from frontend.access.scopes import need_of
 from frontend.grpc.call import head_of
 from ipc.errors import Forbidden
 from ipc.settings import Server
@@ -30,7 +31,8 @@ def refusal(
     fields = [*([] if host is None else [(b"host", host)]), *(headers or [])]
     asked = {"type": "http", "path": path, "headers": fields, "client": client, "method": method, **scope}
     try:
-        Gate.of(setting or Server()).check(asked)
+        gate = Gate.of(setting or Server())
+        gate.grant_for(asked, need_of(path, gate.open_metrics))
     except Forbidden as error:
         return error.message
     return ""
@@ -112,8 +114,8 @@ def test_a_field_of_any_proxy_shows_that_a_caller_is_not(name: str) -> None:
         "/inference.GRPCInferenceService/RepositoryModelLoad", {name: "127.0.0.1"}, "ipv4:127.0.0.1:5"
     )
     with pytest.raises(Forbidden):
-        Gate().check_need(rpc, "admin")
-    assert Gate().check_need(rpc, "infer") is ANONYMOUS
+        Gate().grant_for(rpc, "admin")
+    assert Gate().grant_for(rpc, "infer") is ANONYMOUS
     assert not refusal(INFER, [(name.encode(), b"127.0.0.1")])
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend.access.rates import ROWS, RateMeter
+from frontend.access.gate import ROWS, RateMeter
 from ipc.errors import RateLimited
 
 SECOND_NS = 1_000_000_000

@@ -30,14 +30,14 @@ def test_only_what_is_named_needs_the_secret(tmp_path: Path) -> None:
             ({"X-Admin": "é"}, not restricted),
         ):
             if enters:
-                found.check(api, given.get)  # type: ignore[arg-type]
+                found.require_secret(api, given.get)  # type: ignore[arg-type]
             else:
                 with pytest.raises(Forbidden, match=f"'{api}' needs the header X-Admin"):
-                    found.check(api, given.get)  # type: ignore[arg-type]
+                    found.require_secret(api, given.get)  # type: ignore[arg-type]
 
 
 def test_without_a_file_nothing_is_restricted() -> None:
-    Restrictions.of("").check("trace", {}.get)
+    Restrictions.of("").require_secret("trace", {}.get)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from frontend.access import keys
+from frontend.access import api_keys
+from frontend.access.api_keys import KeyEntry
 from frontend.access.gate import Gate
-from frontend.access.keyfile import KeyEntry
 from frontend.grpc import farewell, keeping
 from frontend.grpc.keeping import surplus
 from frontend.grpc.peers import Peer, host_of
@@ -37,8 +37,8 @@ CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 CLOSED = (f"{KSERVE}ModelInfer", f"{KSERVE}ModelStreamInfer", f"{TRTIS}Infer", f"{TRTIS}StreamInfer",
           f"{TRTIS}SharedMemoryControl", REFLECTION, WATCH)  # fmt: skip
-WEB, OPS = keys.fresh(), keys.fresh()
-GATE = Gate(tuple(KeyEntry(name, keys.hashed(key)) for name, key in (("web", WEB), ("ops", OPS))))
+WEB, OPS = api_keys.fresh(), api_keys.fresh()
+GATE = Gate(tuple(KeyEntry(name, api_keys.hashed(key)) for name, key in (("web", WEB), ("ops", OPS))))
 PLACES = 16
 
 
@@ -153,7 +153,7 @@ def test_a_call_without_a_valid_key_ends_on_its_head_and_holds_no_place(tmp_path
         for path in CLOSED:
             stranger.open(path, 2 * PLACES)
             stranger.open(path, 1, authorization=f"Bearer {WEB}x")
-            stranger.open(path, 1, x_api_key=keys.fresh())
+            stranger.open(path, 1, x_api_key=api_keys.fresh())
         await until(lambda: len(stranger.ended) == len(CLOSED) * (2 * PLACES + 2))
         assert all(b"grpc-status\x0216" in told for told in stranger.ended.values()), "UNAUTHENTICATED"
         assert server.taken == 0

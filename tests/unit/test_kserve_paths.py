@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.access.rules import need_of
+from frontend.access.scopes import need_of
 from frontend.protocols.kserve_v2 import paths
 from frontend.protocols.kserve_v2.headers import Forwarding
 from frontend.protocols.kserve_v2.paths import Target

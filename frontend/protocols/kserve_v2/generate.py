@@ -47,7 +47,7 @@ class GenerateResource:
         """One request."""
         infer, context = self._infer, req.context.penstock
         context.model, context.operation = target.name, "generate"
-        infer.restrictions.check("inference", req.get_header)
+        infer.restrictions.require_secret("inference", req.get_header)
         served = await infer.find(req, target)
         try:
             parse = partial(parsed_body, target, served.config)

@@ -47,7 +47,7 @@ class InferResource:
         """One request."""
         services, context = self.services, req.context.penstock
         context.model, context.operation = target.name, "infer"
-        self.restrictions.check("inference", req.get_header)
+        self.restrictions.require_secret("inference", req.get_header)
         served = await self.find(req, target)
         async with Arriving(services, req, context.deadline_ns) as arriving:
             wanted = await self._parse(req, served, target, arriving)

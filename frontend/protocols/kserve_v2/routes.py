@@ -62,7 +62,7 @@ class Resource:
 
     def _responder(self, handler: Handler) -> Callable[..., Awaitable[None]]:
         async def respond(req: Request, resp: Response, tail: Any = None) -> None:
-            self._services.restrictions.check(self._api, req.get_header)
+            self._services.restrictions.require_secret(self._api, req.get_header)
             answer = await handler(self._services, req, tail)
             if answer is None:
                 json_bodies.send_empty(resp)
@@ -164,7 +164,7 @@ class ReloadResource(Resource):
 
     async def on_post(self, req: Request, resp: Response) -> None:
         """201 when the files say something new, else 200; the answer is that of `/v1/config`."""
-        self._services.restrictions.check(self._api, req.get_header)
+        self._services.restrictions.require_secret(self._api, req.get_header)
         changed = await management.reload_catalog(self._services)
         json_bodies.send(resp, management.model_server_states(self._services))
         resp.status = 201 if changed else 200

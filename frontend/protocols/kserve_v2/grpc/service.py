@@ -79,7 +79,7 @@ def _restricted(method: Method, api: Api, restrictions: Restrictions) -> Method:
     """`method` behind the secret of its group."""
 
     async def answer(call: Call, message: Any) -> Answer | Several:
-        restrictions.check(api, call.header)
+        restrictions.require_secret(api, call.header)
         return await method.answer(call, message)
 
     return replace(method, answer=answer)

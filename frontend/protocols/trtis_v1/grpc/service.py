@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from frontend.access.rules import Need
+from frontend.access.scopes import Need
 from frontend.grpc.call import Call
 from frontend.grpc.service import Answer, Method
 from frontend.protocols.trtis_v1 import management
