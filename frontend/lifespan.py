@@ -16,7 +16,7 @@ from frontend.arbiter import announce
 from frontend.engine.local.catalog_following import CatalogFollower
 from frontend.engine.local.client import Client
 from frontend.engine.local.copy_budget import CopyBudget
-from frontend.engine.local.engine import Engine
+from frontend.engine.local.engine import LocalEngine
 from frontend.engine.recording import Recorder
 from frontend.http.bodies import BodyReader
 from frontend.protocols.registry import grpc_services
@@ -87,20 +87,19 @@ class Lifespan:
             copies=services.copies,
             store=services.store,
         )
-        services.engine = Engine(
-            settings, services.catalog, services.client, services.recorder, services.drain
-        )
+        engine = LocalEngine(settings, services.catalog, services.client, services.recorder, services.drain)
+        services.engine, services.directory = engine, engine.directory
         services.recent = _open_ring(settings.paths, name)
         services.tracer = starting.start(settings, name, services.recorder.traced)
         services.extensions = extensions.make(services, self._metrics)
-        services.models = TensorModels(services.engine, services.extensions.control.mark)
+        services.models = TensorModels(engine.directory, settings, services.extensions.control.mark)
         services.bodies = BodyReader(settings.limits)
         services.room = InputRoom(services.client.inputs, settings.arena.lease_copy_after_s)
         services.client.start()
         services.started = True
-        services.client.demand.replicas = services.engine.replicas
+        services.client.demand.replicas = engine.directory.replicas
         services.client.demand.known = services.models.version_states.may_be_loaded
-        services.follower = CatalogFollower(settings, services.catalog, services.engine.is_loaded)
+        services.follower = CatalogFollower(settings, services.catalog, engine.directory.is_loaded)
         await services.follower.catch_up()
         self._grpc = await _start_grpc(services)
         self._watcher = asyncio.get_running_loop().create_task(self._watch())

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from frontend.access.gate import Gate
 from frontend.access.restricted import Restrictions
+from frontend.engine.interface import Directory, Engine
 from frontend.engine.local.catalog_following import CatalogFollower
 from frontend.engine.local.client import Client
 from frontend.engine.local.copy_budget import CopyBudget
-from frontend.engine.local.engine import Engine
 from frontend.engine.recording import Recorder
 from frontend.engine.scope import current_scope
 from frontend.http.bodies import BodyReader
@@ -49,6 +49,7 @@ class Services:
     store: Store = None  # type: ignore[assignment]
     client: Client = None  # type: ignore[assignment]
     engine: Engine = None  # type: ignore[assignment]
+    directory: Directory = None  # type: ignore[assignment]
     recorder: Recorder = None  # type: ignore[assignment]
     recent: RecentWriter | None = None
     tracer: Tracer | None = None

@@ -21,8 +21,8 @@ MOST_MODELS = 12
 
 def summary(services: Services) -> str:
     """One line: models ready and workers up."""
-    states = [services.engine.status(name).state for name in services.catalog]
-    up = sum(1 for channel in services.client.channels if channel.responsive)
+    states = [services.directory.status(name).state for name in services.catalog]
+    up = sum(worker.responsive for worker in services.directory.workers())
     return f"{states.count('loaded')}/{len(states)} models ready, {up} workers up"
 
 
@@ -60,9 +60,9 @@ def block(services: Services) -> str:
         if apart:
             lines.append(f"  {what:10s} {apart}")
     lines += _models(services)
-    for channel in services.client.channels:
+    for worker in services.directory.workers():
         lines.append(
-            f"  worker {channel.slot}   {channel.device}, {channel.threads} threads, "
+            f"  worker {worker.slot}   {worker.name}, {worker.threads} threads, "
             f"{settings.arena.bytes >> 20} MiB arena"
         )
     limits = settings.limits
@@ -87,7 +87,7 @@ def _url(bind: str) -> str:
 
 def _models(services: Services) -> list[str]:
     """A line for each model that was loaded at the start, or should have been, and one for all others."""
-    statuses = [services.engine.status(name) for name in services.catalog]
+    statuses = [services.directory.status(name) for name in services.catalog]
     told = [status for status in statuses if status.state != "available"]
     lines = []
     for status in told[:MOST_MODELS]:
@@ -103,7 +103,7 @@ def _example(services: Services, url: str) -> list[str]:
     """A request to paste, for the first loaded model that it suits."""
     for name, entry in services.catalog.items():
         if (
-            services.engine.status(name).state == "loaded"
+            services.directory.status(name).state == "loaded"
             and "dense" in entry.outputs
             and "text" in entry.inputs
         ):

@@ -13,7 +13,7 @@ from frontend.access.gate import ANONYMOUS, Grant
 from ipc import deadline
 from ipc.errors import Cancelled, DeadlineExceeded, InvalidInput, PenstockError
 from ipc.settings import Limits, Server
-from ipc.wire.messages import Trace
+from ipc.wire.messages import Timing, Trace
 
 if TYPE_CHECKING:
     from falcon.asgi import Request
@@ -75,6 +75,17 @@ class RequestScope:
     def caller(self) -> str:
         """Whom the work for this request counts for: its key, else its address."""
         return self.grant.caller or self.host
+
+    def ran(self, worker: int, timing: Timing, trace: Trace | None) -> None:
+        """Note where the work ran and how long its phases took."""
+        if self.span is not None:
+            self.span.worker, self.span.trace = worker, trace
+        self.phases |= {
+            "tokenize": timing.prepare_ns / 1e6,
+            "queue": timing.queue_ns / 1e6,
+            "device": timing.device_ns / 1e6,
+            "copy": timing.copy_ns / 1e6,
+        }
 
     def ended_early(self) -> PenstockError:
         """Why the request was cancelled: its deadline passed, or its client went away."""

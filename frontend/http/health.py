@@ -37,7 +37,7 @@ class ReadinessResource:
         model = req.get_param("model")
         ready, why = self._services.engine.ready()
         if ready and model is not None:
-            state = self._services.engine.status(self._services.engine.find(model).id).state
+            state = self._services.directory.status(self._services.directory.find(model).id).state
             ready, why = state == "loaded", f"model is {state}"
         resp.status = falcon.HTTP_200 if ready else falcon.HTTP_503
         resp.text = "ok" if ready else f"not ready\n{why}\n"
@@ -61,8 +61,8 @@ class MetricsResource:
 
     def _note_tags(self) -> None:
         """The tags in the configurations of models; those of an unloaded one are kept, since its figures are."""
-        for channel in self._services.client.channels:
-            for status in channel.models.values():
+        for worker in self._services.directory.workers():
+            for status in worker.models.values():
                 if status.config is not None:
                     self._tags[split_id(status.name)] = status.config.metric_tags
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from falcon.asgi import Response
 
-from frontend.engine.local.client import Reply
+from frontend.engine.answer import Answer
 from frontend.http.sending import LeasedBody, Part
 from frontend.services import Services
 
 
-def send_parts(resp: Response, parts: Sequence[Part], reply: Reply, services: Services) -> None:
+def send_parts(resp: Response, parts: Sequence[Part], reply: Answer, services: Services) -> None:
     """Send `parts`. A body up to one slice is joined and the lease ends; a larger one is streamed under it."""
     arena = services.settings.arena
     if sum(len(part) for part in parts) <= arena.slice_bytes:

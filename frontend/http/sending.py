@@ -24,7 +24,7 @@ Part = bytes | memoryview
 
 
 class Lease(Protocol):
-    """Right to read the views; see `frontend.engine.local.client.Reply`."""
+    """Right to read the views; see `frontend.engine.answer.Answer`."""
 
     @property
     def leased(self) -> bool:

@@ -4,42 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
-from frontend.engine.local.channel import Channel
+from frontend.engine.interface import WorkerView
 from frontend.status.gpu_types import CPU, gpu_type
-from ipc.wire.messages import Credits, ModelStatus
 from ipc.wire.stats import BatchRecord, Stats
 
 DEFAULT_THRESHOLD_PCT = 85.0
 FILL_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerView:
-    """What a channel knew at one moment; nothing in it changes afterwards, so any thread may read it."""
-
-    slot: int
-    state: str
-    name: str
-    threads: int
-    models: dict[str, ModelStatus]
-    credits: Credits
-    stats: Stats | None
-
-    @property
-    def device(self) -> str:
-        """`cuda:<slot>` or `cpu`; the supervisor gives every worker the GPU with the number of its slot."""
-        return CPU if self.name == CPU else f"cuda:{self.slot}"
-
-
-def look(channel: Channel) -> WorkerView:
-    """Present view of a channel. On the event loop only."""
-    state = "unresponsive" if channel.state == "ready" and not channel.responsive else channel.state
-    return WorkerView(
-        channel.slot, state, channel.device, channel.threads, channel.models, channel.credits, channel.stats
-    )
+def device_of(worker: WorkerView) -> str:
+    """`cuda:<slot>` or `cpu`; the supervisor gives every worker the GPU with the number of its slot."""
+    return CPU if worker.name == CPU else f"cuda:{worker.slot}"
 
 
 def fill(batches: Iterable[BatchRecord], now_ns: int, model: str | None = None) -> float | None:
@@ -67,7 +44,7 @@ def gpu_fields(worker: WorkerView, budget_bytes: int) -> dict[str, Any]:
     utilization = round((stats.utilization or 0.0) * 100, 1) if stats else 0.0
     return {
         "index": worker.slot,
-        "device": worker.device,
+        "device": device_of(worker),
         "name": worker.name,
         "gpu_type": gpu_type(worker.name, total),
         "utilization_percent": utilization,
@@ -83,8 +60,8 @@ def device_fields(worker: WorkerView, restarts: dict[str, float], budget_bytes: 
     """One entry of `devices`: every worker, those on CPU and those that are down included."""
     fields: dict[str, Any] = {
         "worker": worker.slot,
-        "state": worker.state,
-        "device": worker.device,
+        "state": "unresponsive" if worker.state == "ready" and not worker.responsive else worker.state,
+        "device": device_of(worker),
         "name": worker.name,
         "threads": worker.threads,
         "restarts": int(restarts.get(f"worker-{worker.slot}", 0)),
@@ -120,7 +97,7 @@ def device_fields(worker: WorkerView, restarts: dict[str, float], budget_bytes: 
 
 def _utilization_pct(worker: WorkerView, stats: Stats) -> float:
     """What the device says; on CPU the share of the worker's threads that is in use."""
-    if worker.device != CPU:
+    if device_of(worker) != CPU:
         return round((stats.utilization or 0.0) * 100, 1)
     return round(min(100.0, stats.cpu * 100 / max(1, worker.threads)), 1)
 

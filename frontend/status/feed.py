@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Iterator
 import orjson
 
 from frontend.services import Services
-from frontend.status.devices import look
 from frontend.status.frame import View, build
 from frontend.status.traffic import TrafficReader
 from ipc.errors import PenstockError, QueueFull
@@ -76,22 +75,22 @@ class Feed:
         except Exception:
             log.exception("the status stream ends")
         finally:
-            self._services.client.watch(False)
+            self._services.directory.watch(False)
             self._task, self._number = None, 0
             self._wake()
 
     async def _first_stats(self) -> None:
         """Wait a moment for the workers' first answers, so that the first frame is complete."""
         for _ in range(FIRST_LOOKS):
-            if self._services.client.watch(True):
+            if self._services.directory.watch(True):
                 return
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _publish(self) -> None:
         services = self._services
-        services.client.watch(True)
+        services.directory.watch(True)
         services.recorder.flush()
-        view = View([look(channel) for channel in services.client.channels], *services.engine.ready())
+        view = View(services.directory.workers(), *services.engine.ready())
         try:
             self._frame = await asyncio.to_thread(self._encode, view)
         except (OSError, PenstockError) as error:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from frontend.engine.interface import WorkerView
 from frontend.services import Services
 from frontend.status import traffic
-from frontend.status.devices import WorkerView, device_fields, gpu_fields
+from frontend.status.devices import device_fields, gpu_fields
 from frontend.status.gpu_types import CPU
 from frontend.status.models import model_fields
 from ipc.processes.liveness import start_ticks

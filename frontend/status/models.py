@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from frontend.engine.local.engine import STATE_ORDER
-from frontend.status.devices import WorkerView, fill
+from frontend.engine.interface import STATE_ORDER, WorkerView
+from frontend.status.devices import device_of, fill
 from frontend.status.traffic import Traffic
 from ipc.catalog.entries import Catalog, HubSource, ModelEntry
 from ipc.wire.messages import ModelStatus
@@ -31,13 +31,13 @@ def _model(entry: ModelEntry, workers: Sequence[WorkerView], traffic: Traffic, n
     return {
         "name": entry.id,
         "state": best.state,
-        "device": held[0].device if held else None,
+        "device": device_of(held[0]) if held else None,
         "memory_bytes": sum(status.memory_bytes for _, status in on),
         "queue_depth": waiting,
         "queue_pending_items": waiting,
         "config": _config(entry, best),
         "adaptive_batching": _batching(entry.id, workers, timing, now_ns),
-        "devices": [worker.device for worker in held],
+        "devices": [device_of(worker) for worker in held],
         "queue_tokens": sum(queue.tokens for queue in queues),
         "queue_oldest_seconds": _oldest_s(queues),
         "progress": round(best.progress, 3),

@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 import orjson
 
-from frontend.engine.costs import characters_of, images_of
-from frontend.engine.local.client import Reply
+from frontend.engine.answer import Answer
 from frontend.engine.options import Resolved, resolve, typed
+from frontend.engine.planning import cost_of
 from frontend.http.media import check_all
 from frontend.http.texts import check_count, check_shared, check_texts
 from frontend.protocols.sie.quantize import quantize, shorten
@@ -64,8 +64,7 @@ async def call(job: Job) -> Called:
     made = plan(job.served, job.request, services.catalog, services.settings.limits)
     await check_all(made.images, services.settings.limits)
     call = made.call
-    cost = services.engine.cost_of(characters_of(call), status, images_of(call), call.overflow)
-    reply = await job.run(call, cost)
+    reply = await job.run(call, cost_of(call, status, services.settings.limits))
     return reply, partial(outputs, made, reply)
 
 
@@ -251,7 +250,7 @@ _PLANS: dict[str, Callable[[_Asked], CatalogPlan]] = {
 }
 
 
-def outputs(plan: CatalogPlan, reply: Reply) -> list[OutputTensor]:
+def outputs(plan: CatalogPlan, reply: Answer) -> list[OutputTensor]:
     """The wanted outputs, in order; float32 vectors are views of the reply. Raises the error of an item that failed."""
     if reply.errors:
         raise of_items(reply.errors)
@@ -262,19 +261,19 @@ def outputs(plan: CatalogPlan, reply: Reply) -> list[OutputTensor]:
 _Tensors = dict[str, np.ndarray]
 
 
-def _dense(plan: CatalogPlan, reply: Reply, tensors: _Tensors) -> OutputTensor:
+def _dense(plan: CatalogPlan, reply: Answer, tensors: _Tensors) -> OutputTensor:
     values = tensors["dense"]
     cut = values if plan.dimensions is None else shorten(values, plan.dimensions)
     made = quantize(cut, plan.output_dtype).values
     return _fixed("dense", _DATATYPES[plan.output_dtype], made, list(made.shape))
 
 
-def _multivector(plan: CatalogPlan, reply: Reply, tensors: _Tensors) -> OutputTensor:
+def _multivector(plan: CatalogPlan, reply: Answer, tensors: _Tensors) -> OutputTensor:
     made = quantize(tensors["multivector"], plan.output_dtype).values
     return _fixed("multivector", _DATATYPES[plan.output_dtype], made, [1, *made.shape])
 
 
-def _score_output(plan: CatalogPlan, reply: Reply, tensors: _Tensors) -> OutputTensor:
+def _score_output(plan: CatalogPlan, reply: Answer, tensors: _Tensors) -> OutputTensor:
     values = tensors["score"]
     return _fixed("score", "FP32", values, [len(values)])
 
@@ -284,13 +283,13 @@ def _fixed(name: str, datatype: str, values: np.ndarray, shape: list[int]) -> Ou
     return OutputTensor(name, datatype, shape, data, data.nbytes)
 
 
-def _sparse(plan: CatalogPlan, reply: Reply, tensors: _Tensors) -> OutputTensor:
+def _sparse(plan: CatalogPlan, reply: Answer, tensors: _Tensors) -> OutputTensor:
     indices, values = tensors["sparse.indices"], tensors["sparse.values"]
     starts = accumulate(reply.rows("sparse.indices"), initial=0)
     return _json("sparse", [{"indices": indices[a:b], "values": values[a:b]} for a, b in pairwise(starts)])
 
 
-def _extraction(plan: CatalogPlan, reply: Reply, tensors: _Tensors) -> OutputTensor:
+def _extraction(plan: CatalogPlan, reply: Answer, tensors: _Tensors) -> OutputTensor:
     packed = tensors["extraction"].data
     starts = accumulate(reply.rows("extraction"), initial=0)
     found = (extraction.unpack(packed[a:b]) for a, b in pairwise(starts))
@@ -306,7 +305,7 @@ def _elements(name: str, elements: Sequence[bytes]) -> OutputTensor:
     return OutputTensor(name, BYTES, [len(elements)], data, data.nbytes)
 
 
-_MADE: dict[str, Callable[[CatalogPlan, Reply, _Tensors], OutputTensor]] = {
+_MADE: dict[str, Callable[[CatalogPlan, Answer, _Tensors], OutputTensor]] = {
     "dense": _dense,
     "multivector": _multivector,
     "sparse": _sparse,

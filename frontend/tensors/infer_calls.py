@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 
-from frontend.engine.local.client import PartStream, Reply
+from frontend.engine.answer import Answer, AnswerStream
 from frontend.tensors.job import Called, Job
 from frontend.tensors.placing import Upload, nbytes_of
 from frontend.tensors.request import InputTensor, Sequence, WantedOutput
@@ -42,7 +42,7 @@ async def _place_in_order(job: Job, upload: Upload, step: Sequence) -> None:
 
 
 @asynccontextmanager
-async def streamed(job: Job) -> AsyncIterator[PartStream]:
+async def streamed(job: Job) -> AsyncIterator[AnswerStream]:
     """Run a decoupled program; the context holds its work, and its inputs while it is done. Raises as `call`."""
     with _regions(job), Upload(job.services, job.request, job.context.waits_until_ns) as upload:
         await upload.place()
@@ -86,7 +86,7 @@ def _output(job: Job, wanted: WantedOutput) -> TensorOutput:
     return TensorOutput(wanted.name, region)
 
 
-def outputs_of(job: Job, reply: Reply) -> list[OutputTensor]:
+def outputs_of(job: Job, reply: Answer) -> list[OutputTensor]:
     """The outputs in the order in which they are wanted, as views of the reply's memory."""
     regions = {wanted.name for wanted in job.request.outputs or () if wanted.region is not None}
     return [

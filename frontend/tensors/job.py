@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from frontend.engine.local.channel import Payload
-from frontend.engine.local.client import PartStream, Reply
+from frontend.engine.answer import Answer, AnswerStream
+from frontend.engine.interface import Payload
+from frontend.engine.planning import plan
 from frontend.tensors.models import TensorModel
 from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.request import TensorRequest
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from frontend.engine.scope import RequestScope
     from frontend.services import Services
 
-Called = tuple[Reply, Callable[[], list[OutputTensor]]]
+Called = tuple[Answer, Callable[[], list[OutputTensor]]]
 """A reply, and what reads the wanted outputs out of it, in order."""
 _FIRST = 1
 """The priority that goes before all others; 0 leaves the choice to the cost."""
@@ -37,21 +38,19 @@ class Job:
     rows: int
     scope: dict[str, Any] | None
 
-    async def run(self, call: Call, cost: int, payload: Payload = None) -> Reply:
+    async def run(self, call: Call, cost: int, payload: Payload = None) -> Answer:
         """Run a call in the lane of the request's priority. Raises `UnavailableModel` when it fails meanwhile."""
+        work = plan(self.context, self.services.settings, self.served.id, call, cost, lane=self._lane)
         with self._naming_model():
-            return await self.services.engine.run(
-                self.context, self.served.id, call, cost, self.scope, payload=payload, lane=self._lane
-            )
+            return await self.services.engine.run(self.context, work, payload)
 
     @asynccontextmanager
-    async def stream(self, call: Call, cost: int, payload: Payload = None) -> AsyncIterator[PartStream]:
+    async def stream(self, call: Call, cost: int, payload: Payload = None) -> AsyncIterator[AnswerStream]:
         """The same for a call that is answered in parts (`Engine.stream`)."""
-        run = self.services.engine.stream
+        settings, lane = self.services.settings, self._lane
+        work = plan(self.context, settings, self.served.id, call, cost, lane=lane, streams=True)
         with self._naming_model():
-            async with run(
-                self.context, self.served.id, call, cost, self.scope, payload=payload, lane=self._lane
-            ) as parts:
+            async with self.services.engine.stream(self.context, work, payload) as parts:
                 yield parts
 
     @contextmanager

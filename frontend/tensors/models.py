@@ -9,12 +9,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from frontend.engine.local import routing
-from frontend.engine.local.client import Client
-from frontend.engine.local.engine import Engine
+from frontend.engine.interface import Directory
 from frontend.tensors import catalog_models
 from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.version_states import VersionState, VersionStates, is_repository, model_of
@@ -32,6 +30,7 @@ from ipc.errors import (
     PenstockError,
 )
 from ipc.memory.datatypes import DATATYPES
+from ipc.settings import Settings
 from ipc.wire.messages import ModelStatus, TensorOutput
 
 _PASSING = (ModelLoading, ModelNotLoaded, NoReplica)
@@ -97,7 +96,7 @@ class _Seen:
     """What the cache was made from."""
 
     sources: object = None
-    workers: list[tuple[str, object]] = field(default_factory=list)
+    version: int = -1
 
 
 class TensorModels:
@@ -106,8 +105,9 @@ class TensorModels:
     `mark` tells whether a model was loaded (true) or unloaded (false) by name last.
     """
 
-    def __init__(self, engine: Engine, mark: Callable[[str], bool | None]) -> None:
-        self.engine, self.version_states = engine, VersionStates(engine, mark)
+    def __init__(self, directory: Directory, settings: Settings, mark: Callable[[str], bool | None]) -> None:
+        self.directory, self._limits = directory, settings.limits
+        self.version_states = VersionStates(directory, settings.repository.control, mark)
         self._seen = _Seen()
         self._names: dict[str, tuple[tuple[int, str], ...]] = {}
         self._canonical: list[str] = []
@@ -148,9 +148,9 @@ class TensorModels:
                 coming = self._coming(name, version, tried)
             entry, *others = coming
             try:
-                await self.engine.ensure_loaded(entry, deadline_ns, others)
+                await self.directory.ensure_loaded(entry, deadline_ns, others)
             except ModelLoading as error:
-                raise _with_progress(error, name, self.engine.status(entry)) from error
+                raise _with_progress(error, name, self.directory.status(entry)) from error
             except (ModelLoadFailed, DependencyConflict, ModelNotFound) as error:
                 if entry in tried:
                     raise _refusal(error, name, version) from error
@@ -188,19 +188,20 @@ class TensorModels:
         try:
             return self._names[name]
         except KeyError:
-            raise UnavailableModel(name, None, "model", self.engine.catalog.absence(name)) from None
+            raise UnavailableModel(name, None, "model", self.directory.catalog.absence(name)) from None
 
     def states(self, name: str) -> list[VersionState]:
         """All versions of a model, ascending. Raises `UnavailableModel` for a name that nothing has."""
         return [self.version_states.of(version, entry) for version, entry in self.versions(name)]
 
     def _refresh(self) -> None:
-        catalog, client, seen = self.engine.catalog, self.engine.client, self._seen
+        version, seen = self.directory.version, self._seen
+        if version == seen.version:
+            return
+        catalog = self.directory.catalog
         if seen.sources is not catalog.sources:
             self._names, self._canonical = _names_of(catalog)
-        elif _same(seen.workers, client):
-            return
-        seen.sources, seen.workers = catalog.sources, [(c.state, c.models) for c in client.channels]
+        seen.sources, seen.version = catalog.sources, version
         self._found.clear()
 
     def _look_up(self, name: str, version: int | None) -> TensorModel:
@@ -208,14 +209,14 @@ class TensorModels:
         if not chosen:
             raise UnavailableModel(name, version, "version")
         for number, entry in reversed(chosen):
-            status = self.engine.status(entry)
+            status = self.directory.status(entry)
             on_demand = not is_repository(entry) and not self.version_states.is_unloaded(entry)
             if status.state == "loaded" or on_demand:
                 return self._model(name, number, entry, status)
         raise self._missing(name, version, chosen)
 
     def _model(self, name: str, version: int, entry_id: str, status: ModelStatus) -> TensorModel:
-        entry = self.engine.find(entry_id)
+        entry = self.directory.find(entry_id)
         if is_repository(entry_id):
             kind: catalog_models.Kind = "infer"
             if status.config is None:
@@ -223,7 +224,7 @@ class TensorModels:
             config = status.config
         else:
             kind = catalog_models.kind_of(entry)
-            config = catalog_models.config_of(name, entry, status.dims, self.engine.settings.limits)
+            config = catalog_models.config_of(name, entry, status.dims, self._limits)
         inputs = {tensor.name: ExpectedInput.of(tensor) for tensor in config.inputs}
         return TensorModel(
             name=name,
@@ -247,8 +248,7 @@ class TensorModels:
         refusal: PenstockError | None = None
         for state in states:
             if self.version_states.is_coming(state.id, state.status):
-                on_demand = self.engine.settings.catalog.on_demand
-                error = routing.explain(self.engine.client.channels, state.id, on_demand=on_demand)
+                error = self.directory.why_unavailable(state.id)
                 if not isinstance(error, ModelLoadFailed | DependencyConflict):
                     if isinstance(error, ModelLoading):
                         return _with_progress(error, name, state.status)
@@ -264,19 +264,8 @@ class TensorModels:
     def _coming(self, name: str, version: int | None, tried: set[str]) -> list[str]:
         """Catalog ids of the versions of a model that a wait may bring, the greatest first and those `tried` last."""
         chosen = [entry for number, entry in reversed(self.versions(name)) if version in (None, number)]
-        coming = [e for e in chosen if self.version_states.is_coming(e, self.engine.status(e))]
+        coming = [e for e in chosen if self.version_states.is_coming(e, self.directory.status(e))]
         return sorted(coming, key=tried.__contains__) or chosen[:1]
-
-
-def _same(seen: list[tuple[str, object]], client: Client) -> bool:
-    channels = client.channels
-    if len(channels) != len(seen):
-        return False
-    # PERF: this is asked for every request, so it makes nothing.
-    for channel, (state, models) in zip(channels, seen, strict=True):
-        if channel.models is not models or channel.state != state:
-            return False
-    return True
 
 
 def _names_of(catalog: Catalog) -> tuple[dict[str, tuple[tuple[int, str], ...]], list[str]]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from frontend.engine.local.channel import Payload
+from frontend.engine.interface import Payload
 from frontend.http.rendering import MAKING, in_steps, off_loop
 from frontend.tensors.request import InputTensor, TensorRequest
 from ipc.memory import copies

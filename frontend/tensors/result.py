@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from frontend.engine.local.client import Reply
+from frontend.engine.answer import Answer
 
 INLINE_CLASSES = 512
 """Entries of classifications above this number are work for a thread: each is text, or a message of its own."""
@@ -45,7 +45,7 @@ class TensorResult:
     model: str
     version: int
     outputs: list[OutputTensor]
-    reply: Reply
+    reply: Answer
     rows: int = 1
     batches: bool = False
     parameters: dict[str, bool | int | float | str] = field(default_factory=dict)

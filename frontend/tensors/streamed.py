@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from frontend.engine.local.client import PartStream, Reply
+from frontend.engine.answer import Answer, AnswerStream
 from frontend.http.disconnect import until_disconnect
 from frontend.tensors import infer_calls, running
 from frontend.tensors.checking import check
@@ -76,16 +76,16 @@ async def closing(answers: AsyncGenerator[T, None]) -> AsyncIterator[AsyncGenera
         await answers.aclose()
 
 
-async def _next(parts: PartStream, scope: dict[str, Any] | None) -> Reply | None:
+async def _next(parts: AnswerStream, scope: dict[str, Any] | None) -> Answer | None:
     """The next part, None at the end. Raises `Cancelled` when the client of `scope` went away."""
     return await (_part_of(parts) if scope is None else until_disconnect(_part_of(parts), scope))
 
 
-async def _part_of(parts: PartStream) -> Reply | None:
+async def _part_of(parts: AnswerStream) -> Answer | None:
     return await anext(parts, None)
 
 
-async def _result(job: Job, reply: Reply) -> TensorResult:
+async def _result(job: Job, reply: Answer) -> TensorResult:
     served: TensorModel = job.served
     outputs = infer_calls.outputs_of(job, reply)
     if job.request.outputs and await classify(outputs, job.request.outputs, served, job.rows):
@@ -93,7 +93,7 @@ async def _result(job: Job, reply: Reply) -> TensorResult:
     return TensorResult(served.name, served.version, outputs, reply, job.rows, served.config.batches)
 
 
-def _book(job: Job, parts: PartStream) -> None:
+def _book(job: Job, parts: AnswerStream) -> None:
     """An answered request, however many results it had."""
     assert parts.result is not None
     times = Times.of(parts.result.timing, running.since_ns(job.context))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from frontend.engine.local.engine import Engine
+from frontend.engine.interface import Directory
 from ipc.wire.messages import ModelStatus
 
 State = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
@@ -36,14 +36,17 @@ def model_of(entry_id: str) -> str:
 
 
 class VersionStates:
-    """States by catalog id. `mark` tells whether a model was loaded (true) or unloaded (false) by name last."""
+    """States by catalog id.
 
-    def __init__(self, engine: Engine, mark: Callable[[str], bool | None]) -> None:
-        self.engine, self.mark = engine, mark
+    `control` is `repository.control`. `mark` tells whether a model was loaded (true) or unloaded (false) by name last.
+    """
+
+    def __init__(self, directory: Directory, control: str, mark: Callable[[str], bool | None]) -> None:
+        self.directory, self._control, self.mark = directory, control, mark
 
     def of(self, version: int, entry: str) -> VersionState:
         """The state of one version."""
-        status = self.engine.status(entry)
+        status = self.directory.status(entry)
         state = _STATES.get(status.state, "UNAVAILABLE")
         if state != "UNAVAILABLE":
             stale = state == "READY" and status.error_message
@@ -68,16 +71,16 @@ class VersionStates:
         mark = self.mark(model_of(entry))
         if status.state not in ("available", "unloading") or mark is False:
             return False
-        if mark or status.attempts or self.engine.settings.repository.control == "none":
+        if mark or status.attempts or self._control == "none":
             return True
-        if self.engine.catalog[entry].preload:
+        if self.directory.catalog[entry].preload:
             return True
-        up = [channel for channel in self.engine.client.channels if channel.state == "ready"]
-        return not up or not all(channel.preloaded for channel in up)
+        up = [worker for worker in self.directory.workers() if worker.state == "ready"]
+        return not up or not all(worker.preloaded for worker in up)
 
     def may_be_loaded(self, entry: str) -> bool:
         """Whether a request may have a model loaded: not a repository model that an operator has unloaded."""
-        return entry in self.engine.catalog and not (is_repository(entry) and self.is_unloaded(entry))
+        return entry in self.directory.catalog and not (is_repository(entry) and self.is_unloaded(entry))
 
     def is_unloaded(self, entry: str) -> bool:
         """Whether an operator unloaded the model of a catalog id."""

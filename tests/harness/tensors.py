@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from frontend.engine.local.client import Client, Reply
+from frontend.engine.answer import Answer
+from frontend.engine.local.client import Client
 from ipc import deadline
 from ipc.memory.datatypes import DATATYPES
 from ipc.wire.messages import InferCall, TensorInput, TensorOutput, Work
@@ -59,7 +60,7 @@ def request_of(
     return Work(model, call, deadline.after(timeout_s), 16 * max(call.rows, 1), "req", **more), payload
 
 
-def read(reply: Reply) -> dict[str, np.ndarray]:
+def read(reply: Answer) -> dict[str, np.ndarray]:
     """Copies of all outputs; ends the lease."""
     with reply:
         found = {

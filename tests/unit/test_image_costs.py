@@ -11,8 +11,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from frontend.engine.costs import characters_of, images_of
 from frontend.engine.local.engine import Engine
+from frontend.engine.planning import characters_of, images_of
 from frontend.http.values import LONG_NBYTES, UNCHECKED_NBYTES, without_long_values
 from ipc.settings import Limits
 from ipc.wire.messages import Call, EncodeCall, InputItem, ModelStatus, ScoreCall

@@ -26,6 +26,7 @@ from typing import Any
 
 import zmq
 
+from frontend.engine.interface import Payload
 from frontend.engine.local import dealer
 from frontend.engine.local.delivery import Delivery
 from frontend.engine.local.outstanding import Outstanding
@@ -71,9 +72,6 @@ SILENCE_S = 2.0
 """A worker that was not heard for so long is not well."""
 LONGEST_LOOK_S = 0.25
 """The most that counts as silence between two looks."""
-
-Payload = bytes | memoryview | InputBlock | None
-"""Raw tensors that go with a request: in the frame after it, or in a block of this frontend."""
 
 
 class Silence:

@@ -5,7 +5,7 @@
    wait. A model that nobody has is asked for (`frontend.engine.local.demand`).
 3. A lost worker means another attempt by the rule of `frontend.engine.local.retry`; a second death on the same
 input makes it poison.
-4. The answer is a `Reply`: numpy views on the arena, whose lease ends with `release` (or leaving the context). A stream
+4. The answer is a `Answer`: numpy views on the arena, whose lease ends with `release` (or leaving the context). A stream
    is a `PartStream` of them; the retry rule ends with its first part.
 """
 
@@ -20,11 +20,12 @@ from typing import TypeVar
 import msgspec
 import zmq
 
+from frontend.engine.answer import Answer
+from frontend.engine.interface import Payload
 from frontend.engine.local import retry, routing
-from frontend.engine.local.channel import Channel, Payload
+from frontend.engine.local.channel import Channel
 from frontend.engine.local.copy_budget import CopyBudget
 from frontend.engine.local.demand import Demand
-from frontend.engine.local.exchange import Reply
 from frontend.engine.local.part_stream import PartStream
 from frontend.engine.local.poison import PoisonList
 from ipc import deadline
@@ -47,8 +48,6 @@ from ipc.processes.paths import RunPaths
 from ipc.settings import Settings
 from ipc.store.store import Store
 from ipc.wire.messages import Work
-
-__all__ = ["Client", "PartStream", "Reply"]
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +139,7 @@ class Client:
         self._change.set()
         self._change = asyncio.Event()
 
-    async def call(self, work: Work, payload: Payload = None) -> Reply:
+    async def call(self, work: Work, payload: Payload = None) -> Answer:
         """Run one call. Raises a `PenstockError`; cancelling the task cancels the work.
 
         `payload` are the raw tensors of an infer call: bytes, which travel in a message, or a block of `inputs`.
@@ -322,10 +321,10 @@ class Client:
         except TimeoutError:
             return
 
-    async def _send(self, channel: Channel, work: Work, payload: Payload, solo: bool) -> Reply:
+    async def _send(self, channel: Channel, work: Work, payload: Payload, solo: bool) -> Answer:
         number, future = channel.submit(work, payload, solo=solo)
         try:
-            return Reply(channel, await future)
+            return (await future).answer(channel)
         except asyncio.CancelledError:
             channel.abandon(number, future)
             raise

@@ -1,11 +1,41 @@
-"""A result as it reaches a frontend, before anybody reads it."""
+"""A result as it reaches a frontend, before anybody reads it, and the lease under which its block is read."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
+from frontend.engine.answer import Answer
 from ipc.memory.arena import ArenaView
-from ipc.wire.messages import Result
+from ipc.wire.messages import BlockRef, Result
+
+
+class Sender(Protocol):
+    """The worker that a result came from, as its channel knows it."""
+
+    slot: int
+    uuid: str
+
+    def release(self, result: Result, arena: ArenaView) -> None:
+        """End the lease of a result."""
+
+
+@dataclass(slots=True, frozen=True)
+class ArenaLease:
+    """The lease of a result in a worker's arena."""
+
+    sender: Sender
+    result: Result
+    arena: ArenaView
+    block: BlockRef
+
+    def check(self) -> None:
+        """Raise `LeaseRevoked` when the block was taken back."""
+        self.arena.check(self.block.offset, self.block.generation)
+
+    def release(self) -> None:
+        """Tell the worker that the block is read no more."""
+        self.sender.release(self.result, self.arena)
 
 
 @dataclass(slots=True)
@@ -19,3 +49,13 @@ class Delivery:
     arena: ArenaView | None
     inline: bytes
     kept: bytes | None = None
+
+    def answer(self, sender: Sender) -> Answer:
+        """What is read of it. Raises `LeaseRevoked` when its block was taken back already."""
+        inline, block, arena = memoryview(self.inline), self.result.block, self.arena
+        if block is None or arena is None:
+            data = inline if self.kept is None else memoryview(self.kept)
+            return Answer(self.result, data, inline, worker=sender.slot, uuid=sender.uuid)
+        data = arena.data(block.offset, block.nbytes, block.generation)
+        lease = ArenaLease(sender, self.result, arena, block)
+        return Answer(self.result, data, inline, lease=lease, worker=sender.slot, uuid=sender.uuid)

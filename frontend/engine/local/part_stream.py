@@ -15,10 +15,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from frontend.engine.answer import Answer, AnswerStream
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.copy_budget import CopyBudget
 from frontend.engine.local.delivery import Delivery
-from frontend.engine.local.exchange import Reply
 from ipc.errors import LeaseRevoked, PenstockError, ShmExhausted, WorkerLost
 from ipc.wire.streams import WINDOW
 
@@ -26,8 +26,8 @@ TELL_AFTER = WINDOW // 2
 """So many parts are taken before the worker is told, unless one was in a block."""
 
 
-class PartStream:
-    """An async iterator of one reader; use it as a context manager, whose exit ends the work if it still goes on."""
+class PartStream(AnswerStream):
+    """The parts of one request."""
 
     def __init__(
         self,
@@ -46,14 +46,12 @@ class PartStream:
         self._channel, self._request, self._final = channel, request, final
         self._copies, self._copy_after_s = copies, copy_after_s
         self._waiting: deque[Delivery] = deque()
-        self._held: tuple[Delivery, Reply] | None = None
+        self._held: tuple[Delivery, Answer] | None = None
         self._untold = 0
         self._wanted: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._failure: PenstockError | None = None
         self._over = False
-        self.result: Reply | None = None
-        """The final result, once the stream has ended without an error."""
         channel.streams[request] = self._deliver
         final.add_done_callback(self._finished)
 
@@ -67,10 +65,7 @@ class PartStream:
         if not self._waiting and self._failure is None:
             self._final.result()
 
-    def __aiter__(self) -> PartStream:
-        return self
-
-    async def __anext__(self) -> Reply:
+    async def __anext__(self) -> Answer:
         """The next part; the one before is given back. Raises the error of the request, once."""
         self._let_go()
         if not self._over:
@@ -81,23 +76,23 @@ class PartStream:
             self._end()
         raise StopAsyncIteration
 
-    def _hand_out(self, delivery: Delivery) -> Reply:
+    def _hand_out(self, delivery: Delivery) -> Answer:
         self._stop_timer(delivery)
         try:
-            reply = Reply(self._channel, delivery)
+            answer = delivery.answer(self._channel)
         except PenstockError:
             self._drop(delivery)
             self.close()
             raise
-        self._held = delivery, reply
-        return reply
+        self._held = delivery, answer
+        return answer
 
     def _end(self) -> None:
         """Keep the final result, or raise why there is none."""
         if self._failure is not None:
             raise self._failure
         try:
-            self.result = Reply(self._channel, self._final.result())
+            self.result = self._final.result().answer(self._channel)
         except WorkerLost as lost:
             raise WorkerLost(
                 "the worker was lost in the middle of its answer, which cannot go on elsewhere",
@@ -174,8 +169,8 @@ class PartStream:
         """The part that was handed out is taken."""
         if self._held is None:
             return
-        (delivery, reply), self._held = self._held, None
-        reply.release()
+        (delivery, answer), self._held = self._held, None
+        answer.release()
         self._give_copy(delivery)
         self._untold += 1
         if self._final.done() or self._over:
@@ -209,9 +204,3 @@ class PartStream:
         else:
             self._channel.abandon(self._request, self._final)
         self._drop_all()
-
-    def __enter__(self) -> PartStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

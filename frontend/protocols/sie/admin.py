@@ -24,7 +24,7 @@ class AdminResource:
         async with services.bodies.hold(req, context.deadline_ns) as body:
             given = (body or b"{}", "application/json", AdminRequest, services.settings.limits)
             wait = (await read_aside(*given)).wait
-        entry = services.engine.find(model)
+        entry = services.directory.find(model)
         state = await until_disconnect(self._run(entry.id, wait is not False, context.deadline_ns), req.scope)
         final = state == ("loaded" if self._load else "available")
         resp.status = falcon.HTTP_200 if final else falcon.HTTP_202
@@ -32,10 +32,8 @@ class AdminResource:
         resp.data = orjson.dumps({"name": entry.id, "state": state})
 
     async def _run(self, model: str, wait: bool, deadline_ns: int) -> str:
-        demand, client = self._services.client.demand, self._services.client
+        directory = self._services.directory
         try:
-            if self._load:
-                return await demand.load(model, wait, lambda done: client.wait(done, deadline_ns))
-            return await demand.unload(model, wait, lambda done: client.wait(done, deadline_ns))
+            return await (directory.load if self._load else directory.unload)(model, wait, deadline_ns)
         except DeadlineExceeded:
-            return self._services.engine.status(model).state
+            return directory.status(model).state

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from frontend.engine.local.client import Reply
+from frontend.engine.answer import Answer
 from frontend.engine.options import check_options, resolve
 from frontend.engine.scope import RequestScope
 from frontend.http.sending import Part
@@ -110,13 +110,9 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
         )
         return EmbeddingsPlan(entry.id, call)
 
-    def characters(self, plan: EmbeddingsPlan) -> list[int]:
-        """Characters of texts, and four for each token id."""
-        return [4 * len(item.ids or ()) if item.text is None else len(item.text) for item in plan.call.items]
-
     async def render(
         self,
-        reply: Reply,
+        reply: Answer,
         plan: EmbeddingsPlan,
         request: EmbeddingsRequest,
         context: RequestScope,
@@ -144,7 +140,7 @@ def _tokens(inputs: list[InputItem], tokens: list[int]) -> int:
     )
 
 
-async def _body(reply: Reply, request: EmbeddingsRequest, usage: dict[str, Any]) -> list[Part]:
+async def _body(reply: Answer, request: EmbeddingsRequest, usage: dict[str, Any]) -> list[Part]:
     rows = (await dense_of(reply, "float32", request.dimensions)).quantized.values
 
     def entry_at(index: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from frontend.engine.local.client import Reply
+from frontend.engine.answer import Answer
 from frontend.engine.options import check_options, resolve
 from frontend.engine.scope import RequestScope
 from frontend.http.sending import Part
@@ -55,7 +55,7 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
 
     async def render(
         self,
-        reply: Reply,
+        reply: Answer,
         plan: EncodePlan,
         request: EncodeRequest,
         context: RequestScope,

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from frontend.engine.local.client import Reply
+from frontend.engine.answer import Answer
 from frontend.engine.options import check_options, resolve
 from frontend.engine.scope import RequestScope
 from frontend.http.rendering import off_loop
@@ -102,7 +102,7 @@ class ExtractResource(InferenceResource[ExtractRequest, ExtractPlan]):
 
     async def render(
         self,
-        reply: Reply,
+        reply: Answer,
         plan: ExtractPlan,
         request: ExtractRequest,
         context: RequestScope,
@@ -122,7 +122,7 @@ class ExtractResource(InferenceResource[ExtractRequest, ExtractPlan]):
 
 
 def _found(
-    request: ExtractRequest, reply: Reply, findings: np.ndarray
+    request: ExtractRequest, reply: Answer, findings: np.ndarray
 ) -> Iterator[tuple[str, memoryview, dict[str, str] | None]]:
     """(id, msgpack of what was found, error) of each item."""
     errors = {error.index: {"code": error.code, "message": error.message} for error in reply.errors}
@@ -135,7 +135,7 @@ def _found(
 
 
 def _msgpack(
-    model: str, request: ExtractRequest, reply: Reply, findings: np.ndarray, beside: dict[str, Any]
+    model: str, request: ExtractRequest, reply: Answer, findings: np.ndarray, beside: dict[str, Any]
 ) -> bytes:
     """The whole body; a finding is a map of five, to which `id` and maybe `error` are added in front."""
     pack = msgpack.Packer().pack
@@ -153,7 +153,7 @@ def _msgpack(
 
 
 def _json(
-    model: str, request: ExtractRequest, reply: Reply, findings: np.ndarray, beside: dict[str, Any]
+    model: str, request: ExtractRequest, reply: Answer, findings: np.ndarray, beside: dict[str, Any]
 ) -> bytes:
     """The whole body, keys in the order of the contract."""
     items: list[bytes] = []

@@ -18,9 +18,10 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import falcon
 from falcon.asgi import Request, Response
 
-from frontend.engine.costs import characters_of, images_of
-from frontend.engine.local.client import Reply
+from frontend.engine.answer import Answer
 from frontend.engine.options import target_of
+from frontend.engine.planning import cost_of
+from frontend.engine.planning import plan as plan_work
 from frontend.engine.scope import RequestScope
 from frontend.http.disconnect import until_disconnect
 from frontend.http.media import check_all
@@ -157,25 +158,27 @@ class InferenceResource(ABC, Generic[R, P]):
                 reply.release()
                 raise
 
-    async def _run(self, req: Request, request: R, large: bool) -> tuple[Reply, P, list[str] | None]:
+    async def _run(self, req: Request, request: R, large: bool) -> tuple[Answer, P, list[str] | None]:
         """The result, how to render it, and warnings where the request asks for them; the body was `large`."""
-        engine, context = self.services.engine, req.context.penstock
+        services, context = self.services, req.context.penstock
+        directory, settings = services.directory, services.settings
         await off_loop_if(large, self.examine, request)
         self._refuse_program(context.model)
-        entry = engine.find(context.model)
+        entry = directory.find(context.model)
         if self.capability and self.capability not in entry.outputs:
             raise InvalidInput(f"model '{entry.id}' does not support {self.operation}")
         inputs = self.check(request, entry)
         if "image" in entry.inputs:
-            await check_all(self.images(request), self.services.settings.limits)
+            await check_all(self.images(request), settings.limits)
         options = getattr(self.params_of(request), "options", None)
-        target = target_of(entry, options, self.services.catalog)
-        status = await engine.ensure_loaded(target.id, context.deadline_ns)
+        target = target_of(entry, options, services.catalog)
+        status = await directory.ensure_loaded(target.id, context.deadline_ns)
         plan = self.plan(request, entry, inputs, status)
-        cost = engine.cost_of(self.characters(plan), status, images_of(plan.call), plan.call.overflow)
+        cost = cost_of(plan.call, status, settings.limits)
         warned = asks(req, self.params_of(request), "warnings")
         warnings = await off_loop_if(large, warnings_of, request, entry, status) if warned else None
-        reply = await engine.run(context, plan.model, plan.call, cost, req.scope)
+        work = plan_work(context, settings, plan.model, plan.call, cost)
+        reply = await services.engine.run(context, work)
         return reply, plan, warnings
 
     def _refuse_program(self, name: str) -> None:
@@ -186,10 +189,6 @@ class InferenceResource(ABC, Generic[R, P]):
                 f"model '{model}' takes named tensors and does not support {self.operation}; "
                 f"it is called by /v2/models/{model}/infer"
             )
-
-    def characters(self, plan: P) -> list[int]:
-        """Characters per item, for the estimate of the cost."""
-        return characters_of(plan.call)
 
     def params_of(self, request: R) -> EncodeParams | ExtractParams | ScoreRequest | None:
         """What holds the options of a request, which may choose a profile; None where it has none."""
@@ -217,7 +216,7 @@ class InferenceResource(ABC, Generic[R, P]):
     @abstractmethod
     async def render(
         self,
-        reply: Reply,
+        reply: Answer,
         plan: P,
         request: R,
         context: RequestScope,

@@ -28,7 +28,7 @@ def check_machine_profile(req: Request, services: Services) -> None:
     asked, server = req.get_header(HEADER), services.settings.server
     if asked is None or not (server.machine_profile or server.machine_profile_strict):
         return
-    own = profiles_of(server, [channel.device for channel in services.client.channels])
+    own = profiles_of(server, [worker.name for worker in services.directory.workers()])
     if asked.strip().lower() in (profile.lower() for profile in own):
         return
     known = " or ".join(repr(profile) for profile in own)

@@ -75,9 +75,9 @@ class ModelsResource:
 
     async def on_get(self, req: Request, resp: Response) -> None:
         """The list, in the SIE form and in the OpenAI form; models of named tensors have an index of their own."""
-        engine, created = self._services.engine, int(self._services.started_at)
+        directory, created = self._services.directory, int(self._services.started_at)
         entries = [each for each in self._services.catalog.values() if not isinstance(each, RepositoryEntry)]
-        infos = [model_info(entry, engine.status(entry.id)) for entry in entries]
+        infos = [model_info(entry, directory.status(entry.id)) for entry in entries]
         resp.content_type = falcon.MEDIA_JSON
         resp.data = orjson.dumps(
             {"object": "list", "data": [_openai_fields(i["name"], created) for i in infos], "models": infos}
@@ -92,7 +92,7 @@ class ModelResource:
 
     async def on_get(self, req: Request, resp: Response, model: str) -> None:
         """The bare ModelInfo with the OpenAI fields."""
-        entry = self._services.engine.find(model)
-        info = model_info(entry, self._services.engine.status(entry.id))
+        entry = self._services.directory.find(model)
+        info = model_info(entry, self._services.directory.status(entry.id))
         resp.content_type = falcon.MEDIA_JSON
         resp.data = orjson.dumps({**info, **_openai_fields(entry.id, int(self._services.started_at))})

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from frontend.engine.local.client import Reply
+from frontend.engine.answer import Answer
 from frontend.http.rendering import Steps, at_once, in_steps, off_loop
 from frontend.http.sending import Part
 from frontend.protocols.sie import muvera
@@ -169,7 +169,7 @@ def _scales(quantized: Quantized) -> Iterable[tuple[str, np.ndarray]]:
     return ((name, values) for name, values in found if values is not None)
 
 
-async def dense_of(reply: Reply, dtype: str, dimensions: int | None) -> Dense:
+async def dense_of(reply: Answer, dtype: str, dimensions: int | None) -> Dense:
     """The dense vectors, cut to `dimensions` and in `dtype`; when that made copies of them, the lease has ended."""
     values = reply.tensors()["dense"]
     converts = dtype != "float32" or dimensions is not None
@@ -183,7 +183,7 @@ async def dense_of(reply: Reply, dtype: str, dimensions: int | None) -> Dense:
     return dense
 
 
-async def outputs_of(reply: Reply, plan: EncodePlan) -> list[Output]:
+async def outputs_of(reply: Answer, plan: EncodePlan) -> list[Output]:
     """The outputs that `plan` wants, in the contract's order; the lease ends when none of them lies in it.
 
     Raises `DeadlineExceeded` when MUVERA takes longer than the request may.
@@ -204,7 +204,7 @@ async def outputs_of(reply: Reply, plan: EncodePlan) -> list[Output]:
     return found
 
 
-def _convert(tensors: dict[str, np.ndarray], reply: Reply, plan: EncodePlan) -> Steps[list[Output]]:
+def _convert(tensors: dict[str, np.ndarray], reply: Answer, plan: EncodePlan) -> Steps[list[Output]]:
     found: list[Output] = []
     if "dense" in plan.outputs:
         dense = tensors["dense"] if plan.muvera is None else (yield from _fixed_width(tensors, reply, plan))
@@ -227,7 +227,7 @@ def _dense(values: np.ndarray, dtype: str, dimensions: int | None) -> Dense:
     return Dense(quantize(cut, dtype), cut.shape[1])
 
 
-def _fixed_width(tensors: dict[str, np.ndarray], reply: Reply, plan: EncodePlan) -> Steps[np.ndarray]:
+def _fixed_width(tensors: dict[str, np.ndarray], reply: Answer, plan: EncodePlan) -> Steps[np.ndarray]:
     """One vector per item from its token vectors."""
     assert plan.muvera is not None
     starts = [0, *accumulate(reply.rows("multivector"))]

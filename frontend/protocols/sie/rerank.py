@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from frontend.engine.local.client import Reply
+from frontend.engine.answer import Answer
 from frontend.engine.options import Resolved, check_options, resolve
 from frontend.engine.scope import RequestScope
 from frontend.http.texts import check_count, check_shared, check_texts
@@ -86,7 +86,7 @@ class RerankResource(ScoringResource[RerankRequest]):
         request: RerankRequest,
         context: RequestScope,
         scores: np.ndarray,
-        reply: Reply,
+        reply: Answer,
         beside: dict[str, Any],
     ) -> dict[str, Any]:
         """`results` best first, at most `top_n`, and the tokens of all pairs."""

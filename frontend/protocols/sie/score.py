@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from frontend.engine.local.client import Reply
+from frontend.engine.answer import Answer
 from frontend.engine.options import Resolved, check_options, resolve
 from frontend.engine.scope import RequestScope
 from frontend.http.rendering import off_loop_if
@@ -75,7 +75,7 @@ class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
 
     async def render(
         self,
-        reply: Reply,
+        reply: Answer,
         plan: ScorePlan,
         request: R,
         context: RequestScope,
@@ -94,7 +94,7 @@ class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
         request: R,
         context: RequestScope,
         scores: np.ndarray,
-        reply: Reply,
+        reply: Answer,
         beside: dict[str, Any],
         json: bool,
     ) -> list[bytes]:
@@ -106,7 +106,7 @@ class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
 
     @abstractmethod
     def answer(
-        self, request: R, context: RequestScope, scores: np.ndarray, reply: Reply, beside: dict[str, Any]
+        self, request: R, context: RequestScope, scores: np.ndarray, reply: Answer, beside: dict[str, Any]
     ) -> dict[str, Any]:
         """The body; `scores` is float32 [items] in request order, the lease of `reply` has ended."""
 
@@ -162,7 +162,7 @@ class ScoreResource(ScoringResource[ScoreRequest]):
         request: ScoreRequest,
         context: RequestScope,
         scores: np.ndarray,
-        reply: Reply,
+        reply: Answer,
         beside: dict[str, Any],
     ) -> dict[str, Any]:
         """`model`, `query_id`, the ranked `scores`, and what each pair took by input index."""

@@ -1,0 +1,188 @@
+"""What an engine gives back for a request: tensors, rows, errors of items, timing, and the right to read them.
+
+    with await engine.run(scope, work) as answer:
+        ... render copies of answer.tensors()
+        resp.stream = body_of(answer.hand_over(), ...)      # only where the body goes on reading afterwards
+
+Leaving the context checks that nobody took the memory back and ends the lease. A body writer takes the answer over
+(`hand_over`), checks after each copy, and ends the lease itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Protocol, Self
+
+import msgspec
+import numpy as np
+
+from ipc.memory import tensors
+from ipc.wire.messages import ItemError, Result, TensorInfo, Timing, Trace
+
+
+class Lease(Protocol):
+    """The right to read memory that another process may take back."""
+
+    def check(self) -> None:
+        """Raise `LeaseRevoked` when the memory was taken back."""
+
+    def release(self) -> None:
+        """End the right. Called once."""
+
+
+class Answer:
+    """The answer to a request, or one part of a streamed answer."""
+
+    def __init__(
+        self,
+        result: Result,
+        data: memoryview,
+        loose: memoryview = memoryview(b""),
+        *,
+        lease: Lease | None = None,
+        worker: int = 0,
+        uuid: str = "cpu",
+    ) -> None:
+        """`result.tensors` lie in `data`, `result.loose` in `loose`. Without a lease both are this process's own.
+
+        `worker` is the slot of the worker that answered, `uuid` names its device (`cpu` for none).
+        """
+        self._result, self._data, self._loose, self._lease = result, data, loose, lease
+        self._copies: dict[str, np.ndarray] | None = None
+        self._handed_over = False
+        self.worker, self.uuid = worker, uuid
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens used per item, special tokens included."""
+        return self._result.tokens
+
+    @property
+    def truncated(self) -> list[int]:
+        """Indices of items that were cut to the model's length."""
+        return self._result.truncated
+
+    @property
+    def errors(self) -> list[ItemError]:
+        """Items that failed on their own."""
+        return self._result.errors
+
+    @property
+    def timing(self) -> Timing:
+        """Phases at the worker."""
+        return self._result.timing
+
+    @property
+    def trace(self) -> Trace | None:
+        """Instants at the worker, when the request is traced."""
+        return self._result.trace
+
+    @property
+    def infos(self) -> list[TensorInfo]:
+        """The outputs of an infer call, in the order they were asked for."""
+        return self._result.infos
+
+    @property
+    def leased(self) -> bool:
+        """Whether the tensors lie in memory of a worker, under a lease."""
+        return self._lease is not None
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Read-only views by name; valid while the lease is held. Private copies after `repeat`."""
+        if self._copies is not None:
+            return self._copies
+        views = {ref.name: tensors.view(self._data, ref) for ref in self._result.tensors}
+        return views | {ref.name: tensors.view(self._loose, ref) for ref in self._result.loose}
+
+    def raw(self, name: str) -> memoryview:
+        """Raw bytes of one output of an infer call, read-only; valid while the lease is held.
+
+        Raises `KeyError` for one that was written to a region of the client.
+        """
+        for ref in self._result.tensors:
+            if ref.name == name:
+                return tensors.raw(self._data, ref)
+        raise KeyError(name)
+
+    def rows(self, name: str) -> list[int]:
+        """Rows per item of a tensor that has more or fewer than one."""
+        return self._result.rows[name]
+
+    def repeat(self, firsts: Sequence[int]) -> None:
+        """Give each item the rows of item `firsts[index]`, in private copies; the lease is the caller's to end then.
+
+        Any thread may call this. Raises `LeaseRevoked` when the memory was taken back meanwhile.
+        """
+        copies = {}
+        for name, values in self.tensors().items():
+            counts = self._result.rows.get(name)
+            if counts is None:
+                copies[name] = values[list(firsts)]
+            else:
+                starts = [0, *accumulate(counts)]
+                copies[name] = np.concatenate([values[starts[at] : starts[at] + counts[at]] for at in firsts])
+        self.check()
+        self._copies = copies
+        rows = {name: [counts[at] for at in firsts] for name, counts in self._result.rows.items()}
+        self._result = msgspec.structs.replace(self._result, rows=rows)
+
+    def check(self) -> None:
+        """Raise `LeaseRevoked` when the memory was taken back; call it after every copy."""
+        if self._lease is not None:
+            self._lease.check()
+
+    def release(self) -> None:
+        """End the lease; safe to call twice."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release()
+
+    def hand_over(self) -> Self:
+        """The answer outlives its context: whoever writes the body checks and releases from now on."""
+        self._handed_over = True
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None and self._handed_over:
+            return
+        try:
+            if kind is None:
+                self.check()
+        finally:
+            self.release()
+
+
+class AnswerStream(ABC):
+    """An answer in parts: an async iterator of one reader, and a context manager whose exit ends unfinished work.
+
+    A part is valid until the next one is asked for. The iteration ends without a word, or with one error.
+    """
+
+    result: Answer | None = None
+    """The end of the answer (its timing, without tensors), once the iteration has ended without an error."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    async def __anext__(self) -> Answer:
+        """The next part; the one before is given back. Raises the error of the request, once."""
+
+    @abstractmethod
+    def when_answered(self, then: Callable[[], object]) -> None:
+        """Call `then` once the worker has done its work or was lost; not when the stream is closed before."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the work if it still goes on, and give back all that was received. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,132 @@
+"""The engine as protocols see it: runs work on models, and knows which models exist and how they are.
+
+`frontend.engine.local` is the implementation for the workers of this host. Nothing here says where a model runs:
+deadlines of the caller are in the request's scope, and an engine that reaches other hosts turns them into time left.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from frontend.engine.answer import Answer, AnswerStream
+from frontend.engine.scope import RequestScope
+from ipc.catalog.entries import Catalog, ModelEntry
+from ipc.errors import PenstockError
+from ipc.memory.input_arena import InputBlock
+from ipc.wire.messages import Credits, ModelStatus, Work
+from ipc.wire.stats import Stats
+
+Payload = bytes | memoryview | InputBlock | None
+"""Raw tensors that go with an infer call: bytes, or a block of this frontend's input arena."""
+
+STATE_ORDER = ("loaded", "loading", "unloading", "failed", "available")
+"""States of a model, those first that tell most about it over several workers."""
+
+
+class Engine(ABC):
+    """Runs requests of all protocols."""
+
+    @abstractmethod
+    async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
+        """Run planned work; its lease is the caller's to end. Notes worker, trace and phases in the scope.
+
+        `payload` may not change before the work has ended, and a block is still the caller's then. Cancelling the task
+        cancels the work. Raises a `PenstockError`.
+        """
+
+    @abstractmethod
+    def stream(
+        self, scope: RequestScope, work: Work, payload: Payload = None
+    ) -> AbstractAsyncContextManager[AnswerStream]:
+        """Run planned work that is answered in parts, as `run`; leaving the context ends the work.
+
+        Entered once the first part is there, or none will come.
+        """
+
+    @abstractmethod
+    def ready(self) -> tuple[bool, str]:
+        """Whether traffic is accepted, and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """What is known of one worker at one moment; nothing in it changes afterwards, so any thread may read it.
+
+    `state` is absent, connecting, ready or leaving. `responsive`: it is ready and answered lately. `preloaded`: it has
+    tried everything that is loaded at the start. `name` is that of its device.
+    """
+
+    slot: int
+    state: str
+    responsive: bool
+    preloaded: bool
+    name: str
+    threads: int
+    models: dict[str, ModelStatus]
+    credits: Credits
+    stats: Stats | None
+
+
+class Directory(ABC):
+    """Which models exist, how they are over all workers, and what loads and unloads them."""
+
+    catalog: Catalog
+    """The models that exist, by id."""
+
+    @property
+    @abstractmethod
+    def version(self) -> int:
+        """Rises with every change of the catalog, of a model's state or of the workers."""
+
+    @abstractmethod
+    def find(self, model: str) -> ModelEntry:
+        """Catalog entry of a model name. Raises `ModelNotFound`."""
+
+    @abstractmethod
+    def status(self, model: str) -> ModelStatus:
+        """State of a model over all workers: loaded when one of them has it, else the state that tells most."""
+
+    @abstractmethod
+    def is_loaded(self, model: str, revision: str = "") -> bool:
+        """Whether some worker has the model, with files of that revision (empty: whichever)."""
+
+    @abstractmethod
+    def why_unavailable(self, model: str) -> PenstockError:
+        """Why no worker can run a model now, with a Retry-After where that helps."""
+
+    @abstractmethod
+    def workers(self) -> Sequence[WorkerView]:
+        """All workers by slot, those that are down included."""
+
+    @abstractmethod
+    def watch(self, on: bool) -> bool:
+        """Ask all workers for their `stats`, or for no more; whether all that serve have answered since."""
+
+    @abstractmethod
+    async def wait(self, done: Callable[[], bool], deadline_ns: int) -> None:
+        """Wait until `done()`, looked at after every change. Raises `DeadlineExceeded`."""
+
+    @abstractmethod
+    async def ensure_loaded(self, model: str, deadline_ns: int, others: Collection[str] = ()) -> ModelStatus:
+        """Wait until some worker has the model, or one of `others`, and ask for it where nobody has.
+
+        Raises why the model cannot be had, or not in time.
+        """
+
+    @abstractmethod
+    async def load(self, model: str, wait: bool, deadline_ns: int) -> str:
+        """Load a model although its last load may have failed; returns its state, `loading` only unless `wait`.
+
+        Raises what keeps the model from being loaded.
+        """
+
+    @abstractmethod
+    async def renew(self, model: str, deadline_ns: int) -> None:
+        """Wait until all workers that serve older files of a model serve the present ones. Raises why one cannot."""
+
+    @abstractmethod
+    async def unload(self, model: str, wait: bool, deadline_ns: int) -> str:
+        """Unload a model from every worker; returns `available`, or `unloading` unless `wait`."""

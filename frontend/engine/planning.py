@@ -1,0 +1,62 @@
+"""Plans a request once: what it costs, in which lane it goes, and the `Work` that travels."""
+
+from __future__ import annotations
+
+from frontend.engine.scope import RequestScope
+from ipc.settings import Limits, Settings
+from ipc.wire.messages import Call, ExtractCall, ModelStatus, ScoreCall, Work
+from ipc.wire.streams import WINDOW
+
+
+def plan(
+    scope: RequestScope,
+    settings: Settings,
+    model: str,
+    call: Call,
+    cost: int,
+    *,
+    lane: str = "",
+    streams: bool = False,
+) -> Work:
+    """The work of a request. `lane` empty: the one that fits the cost; `streams`: the answer comes in parts."""
+    return Work(
+        model,
+        call,
+        scope.deadline_ns,
+        cost,
+        scope.request_id,
+        scope.traceparent,
+        lane or ("bulk" if cost > settings.batch.bulk_tokens else "interactive"),
+        scope.grant.caller,
+        scope.grant.share,
+        WINDOW if streams else 0,
+        scope.start_by_ns,
+    )
+
+
+def characters_of(call: Call) -> list[int]:
+    """Characters that each item of a call puts before the model, four for each token id given.
+
+    Most families read the labels with each item.
+    """
+    before = len(call.instruction or "")
+    if isinstance(call, ScoreCall):
+        before += len(call.query.text or "")
+    elif isinstance(call, ExtractCall):
+        before += sum(len(label) + 4 for label in call.labels)
+    return [
+        before + (4 * len(item.ids or ()) if item.text is None else len(item.text)) for item in call.items
+    ]
+
+
+def cost_of(call: Call, status: ModelStatus, limits: Limits) -> int:
+    """Estimated tokens of a call: four characters a token, each text cut at the model's length, and its images."""
+    longest = limits.max_chunked_tokens if call.overflow == "chunk" else status.max_sequence_length or 512
+    texts = sum(min(each // 4 + 2, longest) for each in characters_of(call))
+    return texts + _images_of(call) * status.image_tokens
+
+
+def _images_of(call: Call) -> int:
+    """Items of a call that are images, its query included."""
+    count = sum(1 for item in call.items if item.images)
+    return count + (isinstance(call, ScoreCall) and bool(call.query.images))
