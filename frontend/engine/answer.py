@@ -21,6 +21,8 @@ import numpy as np
 from ipc.memory import tensors
 from ipc.wire.messages import ItemError, Result, TensorInfo, Timing, Trace
 
+EMPTY = memoryview(b"")
+
 
 class Lease(Protocol):
     """The right to read memory that another process may take back."""
@@ -39,7 +41,7 @@ class Answer:
         self,
         result: Result,
         data: memoryview,
-        loose: memoryview = memoryview(b""),
+        loose: memoryview = EMPTY,
         *,
         lease: Lease | None = None,
         worker: int = 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ipc.wire.messages import Credits, ModelStatus
+from ipc.wire.stats import Stats
 
 
 @dataclass
@@ -16,7 +17,11 @@ class FakeChannel:
     state: str = "ready"
     responsive: bool = True
     joined: bool = True
+    preloaded: bool = False
+    device: str = "cpu"
     uuid: str = "cpu"
+    threads: int = 1
+    stats: Stats | None = None
     free_bytes: int = 0
     cost: int = 0
     foreign_cost: float = 0.0

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from frontend.access.gate import Gate
-from frontend.engine.local.engine import Engine
+from frontend.engine.local.engine import LocalEngine
 from frontend.engine.recording import Recorder
 from frontend.http.bodies import BodyReader
 from frontend.http.rendering import at_once
@@ -220,7 +220,8 @@ def services_of(
     recorder: Any = SimpleNamespace(in_flight=Recorder.in_flight.__get__(_Uncounted()))
     client.demand = SimpleNamespace(has_asked=lambda model: False)
     services.client, services.recorder = client, recorder
-    services.engine = Engine(chosen, services.catalog, client, recorder, services.drain)
+    engine = LocalEngine(chosen, services.catalog, client, recorder, services.drain)
+    services.engine, services.directory = engine, engine.directory
     services.bodies = BodyReader(chosen.limits)
     services.room = InputRoom(client.inputs, chosen.arena.lease_copy_after_s)
     services.extensions = SimpleNamespace(  # type: ignore[assignment]
@@ -228,7 +229,9 @@ def services_of(
         regions=FakeRegions(),
         control=SimpleNamespace(mark=lambda model: False if model in unloaded else None),
     )
-    services.models = TensorModels(services.engine, lambda model: services.extensions.control.mark(model))
+    services.models = TensorModels(
+        engine.directory, chosen, lambda model: services.extensions.control.mark(model)
+    )
     services.follower = SimpleNamespace(removed=set())  # type: ignore[assignment]
     return services
 

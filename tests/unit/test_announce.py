@@ -60,8 +60,7 @@ def block(states: dict[str, str], *, closed: bool = False, bind: str = "127.0.0.
     services: Any = SimpleNamespace(
         settings=Settings(server=Server(bind=bind)),
         catalog=dict.fromkeys(states, entry),
-        engine=SimpleNamespace(status=lambda name: ModelStatus(name, states[name], "cpu")),
-        client=SimpleNamespace(channels=[]),
+        directory=SimpleNamespace(status=lambda name: ModelStatus(name, states[name], "cpu"), workers=list),
         access=SimpleNamespace(closed=closed, entries=[1]),
     )
     return announce.block(services).splitlines()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from frontend.engine.local.engine import Engine
+from frontend.engine.local.engine import LocalEngine
 from frontend.server.drain import Drain
 from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry
 from ipc.settings import Catalog as CatalogSettings
@@ -17,7 +17,7 @@ from ipc.wire.messages import ModelStatus
 
 def engine(
     *workers: ModelStatus, preloaded: bool = True, preload: tuple[str, ...] = ("auto",), asked: bool = False
-) -> Engine:
+) -> LocalEngine:
     """An engine over one channel per worker, whose model `m` has that status."""
     channels = [
         SimpleNamespace(state="ready", responsive=True, models={"m": status}, preloaded=preloaded)
@@ -27,7 +27,7 @@ def engine(
     client: Any = SimpleNamespace(channels=channels, demand=demand)
     catalog = Catalog([ModelEntry("m", DirectorySource("m"))])
     nothing: Any = None
-    return Engine(Settings(catalog=CatalogSettings(preload=preload)), catalog, client, nothing, Drain())
+    return LocalEngine(Settings(catalog=CatalogSettings(preload=preload)), catalog, client, nothing, Drain())
 
 
 LOADED = ModelStatus("m", "loaded", dims={"dense": 8}, attempts=1)
@@ -42,15 +42,19 @@ STALE = ModelStatus("m", "loaded", attempts=2, error_class="UNKNOWN", revision="
 def test_a_model_that_one_worker_serves_is_loaded_whatever_the_others_do(other: ModelStatus) -> None:
     for workers in ((LOADED, other), (other, LOADED)):
         found = engine(*workers)
-        assert found.status("m").dims == {"dense": 8}
+        assert found.directory.status("m").dims == {"dense": 8}
         assert found.ready() == (True, "ok")
 
 
 def test_a_model_whose_changed_files_are_refused_is_there_as_it_was() -> None:
     found = engine(STALE, FAILED)
     assert found.ready() == (True, "ok")
-    assert [found.is_loaded("m", revision) for revision in ("", "old", "new")] == [True, True, False]
-    assert not found.is_loaded("other")
+    assert [found.directory.is_loaded("m", revision) for revision in ("", "old", "new")] == [
+        True,
+        True,
+        False,
+    ]
+    assert not found.directory.is_loaded("other")
 
 
 @pytest.mark.parametrize(
@@ -77,13 +81,13 @@ def test_models_that_are_loaded_on_demand_do_not_keep_a_server_from_being_ready(
 
 def test_a_draining_frontend_is_not_ready() -> None:
     found = engine(LOADED)
-    found.drain.begin()
+    found._drain.begin()
     assert found.ready() == (False, "draining")
 
 
 def test_a_model_that_was_asked_for_is_loading_before_a_worker_says_so() -> None:
-    assert engine(AVAILABLE).status("m").state == "available"
-    assert engine(AVAILABLE, asked=True).status("m").state == "loading"
+    assert engine(AVAILABLE).directory.status("m").state == "available"
+    assert engine(AVAILABLE, asked=True).directory.status("m").state == "loading"
     for told in (LOADED, FIRST_LOAD, FAILED):
-        assert engine(AVAILABLE, told, asked=True).status("m") == told
-    assert engine(asked=True).status("m").state == "available", "no worker knows it"
+        assert engine(AVAILABLE, told, asked=True).directory.status("m") == told
+    assert engine(asked=True).directory.status("m").state == "available", "no worker knows it"

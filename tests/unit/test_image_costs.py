@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import os
-from types import SimpleNamespace
 from typing import Any
 
 import msgpack
+import msgspec
 import pytest
 
-from frontend.engine.local.engine import Engine
-from frontend.engine.planning import characters_of, images_of
+from frontend.engine.planning import cost_of
 from frontend.http.values import LONG_NBYTES, UNCHECKED_NBYTES, without_long_values
 from ipc.settings import Limits
 from ipc.wire.messages import Call, EncodeCall, InputItem, ModelStatus, ScoreCall
@@ -32,18 +31,18 @@ STATUS = ModelStatus("m", "loaded", max_sequence_length=77, image_tokens=1024)
     ],
 )
 def test_every_item_with_an_image_counts_once_and_the_query_too(call: Call, images: int) -> None:
-    assert images_of(call) == images
-    engine: Any = object.__new__(Engine)
-    engine.settings = SimpleNamespace(limits=Limits())
-    lengths = characters_of(call)
-    assert engine.cost_of(lengths, STATUS, images) - engine.cost_of(lengths, STATUS) == images * 1024
+    without = msgspec.structs.replace(STATUS, image_tokens=0)
+    assert cost_of(call, STATUS, Limits()) - cost_of(call, without, Limits()) == images * 1024
 
 
 def test_a_text_that_is_split_costs_all_of_its_tokens() -> None:
-    engine: Any = object.__new__(Engine)
-    engine.settings = SimpleNamespace(limits=Limits(max_chunked_tokens=5000))
-    assert engine.cost_of([4000, 400_000], STATUS, 0, "truncate") == 2 * 77
-    assert engine.cost_of([4000, 400_000], STATUS, 0, "chunk") == 1002 + 5000
+    items, limits = [InputItem("x" * 4000), InputItem("x" * 400_000)], Limits(max_chunked_tokens=5000)
+    assert cost_of(EncodeCall(items, [], overflow="truncate"), STATUS, limits) == 2 * 77
+    assert cost_of(EncodeCall(items, [], overflow="chunk"), STATUS, limits) == 1002 + 5000
+
+
+def test_token_ids_cost_as_many_tokens_as_there_are() -> None:
+    assert cost_of(EncodeCall([InputItem(ids=[1] * 40)], []), STATUS, Limits()) == 42
 
 
 def test_a_chunk_of_images_is_short_and_one_of_texts_is_not() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from frontend import lifespan
 from frontend.access.gate import Gate
-from frontend.engine.local.engine import Engine
+from frontend.engine.local.engine import LocalEngine
 from frontend.lifespan import Lifespan
 from frontend.services import Services
 from ipc.catalog.entries import load_catalog
@@ -30,8 +30,8 @@ def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Lifespan:
     monkeypatch.setattr(lifespan.announce, "summary", lambda services: "ready")
     monkeypatch.setattr(Lifespan, "_report", lambda self, ready: None)
     services = Services(load(None, {"run.dir": str(tmp_path)}), load_catalog([str(FAKE_CATALOG)]), Gate())
-    monkeypatch.setattr(Engine, "ready", lambda self: (True, "ok"))
-    services.engine = Engine(services.settings, services.catalog, None, None, services.drain)  # type: ignore[arg-type]
+    monkeypatch.setattr(LocalEngine, "ready", lambda self: (True, "ok"))
+    services.engine = LocalEngine(services.settings, services.catalog, None, None, services.drain)  # type: ignore[arg-type]
     services.extensions = SimpleNamespace(apply=lambda: None)  # type: ignore[assignment]
     return Lifespan(services)
 

@@ -27,7 +27,7 @@ ID = 5
 class Worker:
     """Plays a channel and the worker behind it, with a real arena."""
 
-    slot = 0
+    slot, uuid = 0, "cpu"
 
     def __init__(self, root: Path) -> None:
         self.arena = Arena(root / "arena", BLOCKS_OFFSET + (1 << 20), EPOCH)

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frontend.engine.answer import Answer
 from frontend.engine.local.delivery import Delivery
-from frontend.engine.local.engine import Engine
-from frontend.engine.local.exchange import Reply
-from frontend.engine.repeats import firsts_of
+from frontend.engine.local.engine import LocalEngine
+from frontend.engine.planning import plan
+from frontend.engine.repeats import PREFIX_CHARACTERS, firsts_of, may_repeat, unify
 from frontend.engine.scope import scope_of_ids
 from frontend.protocols.sie.score import ranking
 from frontend.server.drain import Drain
@@ -47,9 +48,26 @@ def test_the_first_of_equal_items_is_found(
     items: list[InputItem], failed: tuple[int, ...], firsts: list[int] | None
 ) -> None:
     assert firsts_of(items, failed) == firsts
+    assert may_repeat(items) or firsts is None
 
 
-def answered(call: Call, rows: dict[str, list[int]], errors: tuple[int, ...], **arrays: np.ndarray) -> Reply:
+@pytest.mark.parametrize(
+    ("items", "looked_at"),
+    [
+        (texts("a", "b", "c"), False),
+        (texts("a" * PREFIX_CHARACTERS + "b", "c" * PREFIX_CHARACTERS + "b"), False),
+        (texts("a" * PREFIX_CHARACTERS + "b", "a" * PREFIX_CHARACTERS + "c"), True),
+        (texts("a", "b", "a"), True),
+        ([InputItem(images=[b"1"]), InputItem(images=[b"2"])], True),
+    ],
+)
+def test_items_that_begin_differently_are_not_looked_at_again(
+    items: list[InputItem], looked_at: bool
+) -> None:
+    assert may_repeat(items) is looked_at
+
+
+def answered(call: Call, rows: dict[str, list[int]], errors: tuple[int, ...], **arrays: np.ndarray) -> Answer:
     """What the engine gives for a call that a worker answers with these arrays."""
     refs, nbytes = tensors.layout((name, array.dtype.name, array.shape) for name, array in arrays.items())
     frame = bytearray(nbytes)
@@ -58,14 +76,15 @@ def answered(call: Call, rows: dict[str, list[int]], errors: tuple[int, ...], **
     failed = [ItemError(index, "INFERENCE_ERROR", "failed") for index in errors]
     result = Result(1, None, refs, [3] * len(call.items), [], failed, Timing(), rows=rows)  # type: ignore[union-attr]
 
-    async def reply(request: object, payload: object) -> Reply:
-        channel: Any = SimpleNamespace(slot=0)
-        return Reply(channel, Delivery(result, None, bytes(frame)))
+    async def reply(request: object, payload: object) -> Answer:
+        channel: Any = SimpleNamespace(slot=0, uuid="cpu")
+        return Delivery(result, None, bytes(frame)).answer(channel)
 
     client: Any = SimpleNamespace(call=reply)
     recorder: Any = SimpleNamespace(in_flight=lambda model, lane: nullcontext())
-    engine = Engine(Settings(), Catalog([]), client, recorder, Drain())
-    return asyncio.run(engine.run(scope_of_ids("", "", Limits()), "m", call, 10))
+    engine = LocalEngine(Settings(), Catalog([]), client, recorder, Drain())
+    scope = scope_of_ids("", "", Limits())
+    return asyncio.run(engine.run(scope, plan(scope, Settings(), "m", call, 10)))
 
 
 def test_ties_of_equal_texts_keep_the_order_of_the_request() -> None:
@@ -105,5 +124,5 @@ def test_a_lease_ends_on_the_loop_whose_socket_says_so() -> None:
     reply: Any = SimpleNamespace(
         errors=[], repeat=lambda firsts: None, release=lambda: ended.append(threading.get_ident())
     )
-    asyncio.run(Engine._unify(reply, texts("a", "a"), large=True))
+    asyncio.run(unify(reply, texts("a", "a"), large=True))
     assert ended == [threading.get_ident()]

@@ -14,7 +14,7 @@ import pytest
 from frontend.protocols.sie.arrays import array_prefix
 from frontend.protocols.sie.outputs import Dense, Multivector, Output, Sparse
 from frontend.protocols.sie.quantize import OUTPUT_DTYPES, quantize
-from frontend.protocols.sie.render import Answer, json_array, json_parts, msgpack_parts
+from frontend.protocols.sie.render import EncodedItems, json_array, json_parts, msgpack_parts
 
 RANDOM = np.random.default_rng(3)
 TIMING = {"total_ms": 1.5}
@@ -59,7 +59,9 @@ def body_of(render: Callable[..., Any], outputs: list[Output], count: int) -> tu
     ids: list[str | None] = [str(number) for number in range(count)]
     errors = {FAILED: {"code": "INFERENCE_ERROR", "message": "failed"}}
     usage = {"tokens": [7] * count, "truncated": [0]}
-    parts, turns = turns_during(render(Answer("m", ids, outputs, errors, {"usage": usage}), lambda: TIMING))
+    parts, turns = turns_during(
+        render(EncodedItems("m", ids, outputs, errors, {"usage": usage}), lambda: TIMING)
+    )
     return b"".join(parts), turns
 
 
@@ -134,7 +136,7 @@ def test_others_run_while_a_large_body_is_written_and_a_small_one_is_written_at_
 
 def test_large_arrays_are_views_and_not_copies_in_msgpack() -> None:
     rows = RANDOM.standard_normal((4096, 128)).astype(np.float32)
-    answer = Answer("m", [None], [Multivector(quantize(rows, "float32"), 128, [4096])], {}, {})
+    answer = EncodedItems("m", [None], [Multivector(quantize(rows, "float32"), 128, [4096])], {}, {})
     parts = asyncio.run(msgpack_parts(answer, lambda: TIMING))
     [view] = [part for part in parts if isinstance(part, memoryview)]
     assert np.shares_memory(np.frombuffer(view, np.uint8), rows) and view.nbytes == rows.nbytes
@@ -142,7 +144,7 @@ def test_large_arrays_are_views_and_not_copies_in_msgpack() -> None:
 
 def test_many_vectors_cost_no_copy_of_them() -> None:
     rows = RANDOM.standard_normal((3000, 256)).astype(np.float32)
-    answer = Answer("m", [None] * 3000, [Dense(quantize(rows, "float32"), 256)], {}, {})
+    answer = EncodedItems("m", [None] * 3000, [Dense(quantize(rows, "float32"), 256)], {}, {})
     parts = asyncio.run(msgpack_parts(answer, lambda: TIMING))
     assert sum(len(part) for part in parts if isinstance(part, bytes)) < rows.nbytes / 4
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from frontend.access.gate import Gate
+from frontend.engine.interface import WorkerView
 from frontend.server.drain import Drain
 from frontend.server.websocket import is_handshake
 from frontend.services import Services
@@ -81,7 +82,7 @@ class CountingFeed(Feed):
         self._wake()
 
 
-class WatchedClient:
+class WatchedDirectory:
     """Notes whether the workers are watched."""
 
     def __init__(self) -> None:
@@ -91,12 +92,15 @@ class WatchedClient:
         self.on = on
         return True
 
+    def workers(self) -> list[WorkerView]:
+        return []
+
 
 def feed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> tuple[CountingFeed, Services]:
     monkeypatch.setattr("frontend.status.feed.EVERY_S", 0.004)
     flags = {"run.dir": str(tmp_path), **{f"limits.{name}": str(value) for name, value in limits.items()}}
     services = Services(load(None, flags), Catalog([]), Gate(), drain=Drain())
-    services.client = WatchedClient()  # type: ignore[assignment]
+    services.directory = WatchedDirectory()  # type: ignore[assignment]
     return CountingFeed(services), services
 
 
@@ -121,7 +125,6 @@ def test_what_was_counted_is_written_before_a_frame_is_made(
 ) -> None:
     order: list[str] = []
     _, services = feed(tmp_path, monkeypatch)
-    services.client.channels = []
     services.engine = SimpleNamespace(ready=lambda: (True, ""))  # type: ignore[assignment]
     services.recorder = SimpleNamespace(flush=lambda: order.append("written"))  # type: ignore[assignment]
     made = Feed(services)
@@ -135,7 +138,7 @@ def test_the_workers_are_watched_only_while_somebody_looks(
 ) -> None:
     async def scenario() -> None:
         made, services = feed(tmp_path, monkeypatch)
-        watched: WatchedClient = services.client  # type: ignore[assignment]
+        watched: WatchedDirectory = services.directory  # type: ignore[assignment]
         for _ in range(2):
             assert not watched.on
             with made.viewer():

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from frontend.access.gate import Gate
+from frontend.engine.interface import WorkerView
 from frontend.services import Services
-from frontend.status.devices import WorkerView, fill, threshold_pct
+from frontend.status.devices import fill, threshold_pct
 from frontend.status.frame import View, build
 from frontend.status.recent import Recent, RecentWriter, ring_path
 from frontend.status.traffic import Traffic, TrafficReader, latencies
@@ -50,7 +51,7 @@ def stats(admitted: int = 0, **fields: Any) -> Stats:
 
 def worker(slot: int, told: Stats | None, *models: ModelStatus) -> WorkerView:
     named = {model.name: model for model in models}
-    return WorkerView(slot, "ready", "NVIDIA H200", 1, named, Credits(1, 0, 100.0), told)
+    return WorkerView(slot, "ready", True, True, "NVIDIA H200", 1, named, Credits(1, 0, 100.0), told)
 
 
 def frame_of(*workers: WorkerView, **flags: str) -> dict[str, Any]:

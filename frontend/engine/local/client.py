@@ -5,8 +5,8 @@
    wait. A model that nobody has is asked for (`frontend.engine.local.demand`).
 3. A lost worker means another attempt by the rule of `frontend.engine.local.retry`; a second death on the same
 input makes it poison.
-4. The answer is a `Answer`: numpy views on the arena, whose lease ends with `release` (or leaving the context). A stream
-   is a `PartStream` of them; the retry rule ends with its first part.
+4. The answer is an `Answer`: numpy views on the arena, whose lease ends when its context is left. A stream is a
+   `PartStream` of them; the retry rule ends with its first part.
 """
 
 from __future__ import annotations

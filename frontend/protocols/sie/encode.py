@@ -14,7 +14,7 @@ from frontend.protocols.sie.convert import EncodePlan, plan_encode
 from frontend.protocols.sie.flow import InferenceResource, timing_of
 from frontend.protocols.sie.items import check_items, images_in, inputs_of
 from frontend.protocols.sie.outputs import outputs_of
-from frontend.protocols.sie.render import Answer, json_parts, msgpack_parts
+from frontend.protocols.sie.render import EncodedItems, json_parts, msgpack_parts
 from frontend.protocols.sie.schemas import EncodeParams, EncodeRequest
 from ipc.catalog.entries import ModelEntry
 from ipc.wire.messages import InputItem, ModelStatus
@@ -69,7 +69,7 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
             context.phases["encode"] = (time.perf_counter() - began) * 1e3
             return timing_of(context)
 
-        answer = Answer(
+        answer = EncodedItems(
             context.model,
             [item.id for item in request.items],
             await outputs_of(reply, plan),

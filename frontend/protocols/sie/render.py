@@ -28,7 +28,7 @@ _ID, _ERROR = packed("id"), packed("error")
 
 
 @dataclass(slots=True)
-class Answer:
+class EncodedItems:
     """What an encode answer says: items in order, by their outputs or their error, and what belongs to all of them.
 
     `beside` holds the `usage` (tokens of each item, indices of those that were cut) and warnings that were asked for.
@@ -57,7 +57,7 @@ class Answer:
         return sum(output.nbytes for output in self.outputs)
 
 
-async def msgpack_parts(answer: Answer, timing: Callable[[], dict[str, Any]]) -> list[Part]:
+async def msgpack_parts(answer: EncodedItems, timing: Callable[[], dict[str, Any]]) -> list[Part]:
     """The body as a list of bytes and views on the arrays; `timing` is called at the end."""
     parts: list[Part] = []
     copied_nbytes = INLINE_NBYTES if answer.nbytes <= INLINE_NBYTES else SMALL_ARRAY_NBYTES
@@ -85,7 +85,7 @@ async def msgpack_parts(answer: Answer, timing: Callable[[], dict[str, Any]]) ->
     return parts
 
 
-async def json_parts(answer: Answer, timing: Callable[[], dict[str, Any]]) -> list[Part]:
+async def json_parts(answer: EncodedItems, timing: Callable[[], dict[str, Any]]) -> list[Part]:
     """The body as a list of bytes; `timing` is called at the end."""
     if answer.nbytes > INLINE_NBYTES:
         items = await in_steps(_gathered(_json_items(answer)))
@@ -106,7 +106,7 @@ def _gathered(pieces: Iterator[bytes]) -> Steps[list[bytes]]:
     return found
 
 
-def _json_items(answer: Answer) -> Iterator[bytes]:
+def _json_items(answer: EncodedItems) -> Iterator[bytes]:
     """The items between the brackets; several small ones at once, a large one in pieces."""
     count = len(answer.ids)
     each = answer.nbytes // max(1, count)
