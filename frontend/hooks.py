@@ -14,8 +14,8 @@ import sys
 from typing import Any
 
 from frontend.arbiter import announce, configuration, owning
-from frontend.grpc import address
-from frontend.grpc.succession import SUCCESSION
+from frontend.grpc import port
+from frontend.grpc.port import SUCCESSION
 from frontend.http import listeners
 from frontend.server.limits import ServerLimits
 from frontend.server.worker import PenstockWorker
@@ -78,7 +78,7 @@ def on_starting(server: Any) -> None:
     try:
         server.penstock_lock = owning.take(config)
         if config.grpc.enabled:
-            server.penstock_grpc_port = address.keep(config.grpc)
+            server.penstock_grpc_port = port.reserve(config.grpc)
     except ConfigError as error:
         log.critical("%s", error.message)
         raise SystemExit(EXIT_CONFIG) from error

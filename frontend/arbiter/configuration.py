@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from frontend.access.gate import Gate
 from frontend.access.restricted import Restrictions
-from frontend.grpc import address
+from frontend.grpc import port
 from frontend.http import listeners
 from frontend.protocols.kserve_v2.headers import Forwarding
 from frontend.tracing import otlp
@@ -41,7 +41,7 @@ def read(config: settings.Settings | None = None) -> Configuration:
     """`config` (this process's settings when None) with what it names. Raises `ConfigError`."""
     config = config or settings.load()
     otlp.check(config.tracing)
-    address.check(config.grpc)
+    port.validate_address(config.grpc)
     listeners.check(config)
     catalog = open_catalog(config.catalog, config.repository)
     if _accepted is not None:

@@ -18,7 +18,7 @@ from frontend.access.gate import ANONYMOUS, Grant
 from frontend.access.scopes import Need
 from frontend.engine import finishing
 from frontend.engine.scope import RequestScope, current_scope, scope_of_ids
-from frontend.grpc.peers import Peer, host_of
+from frontend.grpc.connections import Peer, host_of
 from frontend.services import Services
 from ipc import deadline, logs
 from ipc.errors import AccessRefused, PenstockError

@@ -1,23 +1,82 @@
-"""The connections of a frontend's gRPC port, found among the descriptors of this process.
+"""The connections of a frontend's gRPC port: who made them, and how they are ended.
 
-gRPC's core accepts connections itself and tells nothing of them.
+gRPC's core accepts connections itself and tells nothing of them. They are found among the descriptors of this process.
+
+1. `ConnectionLimiter` looks at all connections about once a second, in a thread. gRPC's core has a limit of idle time
+   too, but reports an error to the client, and client libraries print a line for the error.
+2. A connection without a call for long is asked to leave, and shut down at the next look if it stays. The address with
+   most connections, if those are more than are free, loses some of its idle connections (`surplus`).
+3. Before a replaced frontend shuts down, all its clients are asked to leave (`ask_all_to_leave`).
+
+To ask a client to leave is to send it a GOAWAY frame (RFC 9113, section 6.8: no error, all streams up to the last
+number are answered). The client finishes its calls and begins no more here. gRPC's own shutdown says GOAWAY as well,
+but cancels every rpc that is on its way at that moment.
+
+NOTE: GOAWAY is written to sockets to which gRPC's core writes, which is safe between two of the core's frames only. So
+the frame goes to connections whose first bytes have been acknowledged and of which the kernel holds nothing unsent or
+unacknowledged: while the kernel holds a half written frame, some bytes are. A busier connection is asked at a later
+look. The core owns the descriptors. Shutting a connection down is safe beside the core: the core reads the end of it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import fcntl
+import ipaddress
+import logging
 import os
 import socket
-from collections.abc import Iterator
+import struct
+import termios
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote
 
-from frontend.grpc.peers import Peer
+_V6_NETWORK_BITS = 64
+"""What one host of IPv6 has to itself: its addresses count as one caller."""
+
+
+class Peer(NamedTuple):
+    """The other end of a TCP connection, its address in the usual form; ("", 0) for a Unix socket."""
+
+    address: str
+    port: int
+
+    @classmethod
+    def of(cls, address: str, port: int) -> Peer:
+        """By what a socket tells; IPv4 within IPv6 becomes IPv4."""
+        try:
+            found = ipaddress.ip_address(address.partition("%")[0])
+        except ValueError:
+            return cls(address, port)
+        mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+        return cls(str(mapped or found), port)
+
+    @classmethod
+    def named(cls, name: str) -> Peer:
+        """By gRPC's `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000`."""
+        kind, _, rest = unquote(name).partition(":")
+        if kind not in ("ipv4", "ipv6"):
+            return cls("", 0)
+        address, _, port = rest.rpartition(":")
+        return cls.of(address.strip("[]"), int(port))
+
+
+def host_of(peer: Peer) -> str:
+    """Whom a connection counts for: its address, of IPv6 the network of one host."""
+    if ":" not in peer.address:
+        return peer.address
+    return str(ipaddress.ip_network((peer.address, _V6_NETWORK_BITS), strict=False))
 
 
 def of_port(port: int) -> Iterator[tuple[socket.socket, Peer]]:
     """Connections of this process that were made to its `port`, and who made them."""
     for link in Path("/proc/self/fd").iterdir():
-        # What was closed meanwhile, is no connection, or has lost its peer.
+        # Suppressed: a descriptor that was closed meanwhile, is no connection, or has lost its peer.
         with contextlib.suppress(OSError):
             if not str(link.readlink()).startswith("socket:"):
                 continue
@@ -28,3 +87,145 @@ def of_port(port: int) -> Iterator[tuple[socket.socket, Peer]]:
 
 def _is_connection(connection: socket.socket) -> bool:
     return connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM
+
+
+ASK_EVERY_S = 0.05
+SETTLED_LOOKS = 4
+"""Looks without a new connection, after which requests that were on their way have come."""
+_LAST_STREAM, _NO_ERROR = (1 << 31) - 1, 0
+GOAWAY = struct.pack(">I", 8 << 8 | 7) + struct.pack(">BIII", 0, 0, _LAST_STREAM, _NO_ERROR)
+"""Length 8, type 7, no flags, the connection itself."""
+_BYTES_ACKED = 120
+"""Offset of `tcpi_bytes_acked` in Linux's `struct tcp_info`."""
+
+
+async def ask_all_to_leave(port: int, timeout_s: float) -> None:
+    """Ask all clients that are connected to `port` of this process, and those that come meanwhile, at most so long."""
+    asked: set[Peer] = set()
+    settled = 0
+    for _ in range(round(timeout_s / ASK_EVERY_S)):
+        fresh = await asyncio.to_thread(_ask_new_peers, port, asked)
+        settled = 0 if fresh else settled + 1
+        if settled >= SETTLED_LOOKS:
+            return
+        await asyncio.sleep(ASK_EVERY_S)
+
+
+def _ask_new_peers(port: int, asked: set[Peer]) -> bool:
+    """Ask every client that was not asked yet; whether there was one."""
+    fresh = False
+    for connection, peer in of_port(port):
+        if peer not in asked:
+            fresh = True
+            if ask_to_leave(connection):
+                asked.add(peer)
+    return fresh
+
+
+def ask_to_leave(connection: socket.socket) -> bool:
+    """Ask the client of one connection to leave; False when it is too busy to be asked now."""
+    if not _is_between_frames(connection):
+        return False
+    with contextlib.suppress(OSError):
+        connection.send(GOAWAY, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    return True
+
+
+def _is_between_frames(connection: socket.socket) -> bool:
+    """Whether the peer has acknowledged the beginning of the conversation and all that was said since."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 8)
+    if len(info) < _BYTES_ACKED + 8 or struct.unpack_from("=Q", info, _BYTES_ACKED)[0] <= 1:
+        return False
+    unsent = fcntl.ioctl(connection, termios.TIOCOUTQ, b"\0" * 4)
+    return unsent == b"\0" * 4
+
+
+LOOK_EVERY_S, LOOK_AGAIN_S = 1.0, 0.1
+UNASKED_S = 10.0
+"""How long a connection may be too busy to be asked to leave before it is ended all the same."""
+_REST = 50
+"""PERF: a look through very many descriptors takes a while; this many times that while is rest."""
+
+log = logging.getLogger(__name__)
+
+
+class CallsByConnection:
+    """How many calls each connection holds, and when its last one ended, in seconds of the clock."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.running: Counter[Peer] = Counter()
+        self.ended: dict[Peer, float] = {}
+
+    def begin(self, peer: Peer) -> None:
+        """A call begins on the connection of `peer`."""
+        self.running[peer] += 1
+
+    def end(self, peer: Peer) -> None:
+        """A call ends there."""
+        self.ended[peer] = self.clock()
+        self.running[peer] -= 1
+        if not self.running[peer]:
+            del self.running[peer]
+
+    def forget(self, kept: Collection[Peer]) -> None:
+        """Keep only what is known of these connections."""
+        self.ended = {peer: at for peer, at in self.ended.items() if peer in kept}
+
+
+class ConnectionLimiter:
+    """Keeps the connections to `port` within `limit`, and none without a call for longer than `idle_s`."""
+
+    def __init__(self, port: int, limit: int, idle_s: float, calls: CallsByConnection) -> None:
+        self._port, self._limit, self._idle_s, self._calls = port, limit, idle_s, calls
+        self._since: dict[Peer, float] = {}
+        """Since when each connection holds no call, or is there."""
+        self._asked: set[Peer] = set()
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            began, calls, ended = time.monotonic(), self._calls, 0
+            # A lack of descriptors costs a look.
+            with contextlib.suppress(OSError):
+                ended = await asyncio.to_thread(self.look, frozenset(calls.running), dict(calls.ended))
+                calls.forget(self._since.keys() | calls.running.keys())
+            pause_s = min(LOOK_EVERY_S, max(self._idle_s / 4, LOOK_AGAIN_S))
+            await asyncio.sleep(LOOK_AGAIN_S if ended else max(pause_s, _REST * (time.monotonic() - began)))
+
+    def look(self, running: Collection[Peer], ended: Mapping[Peer, float]) -> int:
+        """End what is too much or idle; how many connections were shut down."""
+        now = self._calls.clock()
+        self._since = {
+            peer: max(self._since.get(peer, now), ended.get(peer, 0.0)) for _, peer in of_port(self._port)
+        }
+        idle = {peer for peer, at in self._since.items() if peer not in running and now - at >= self._idle_s}
+        self._asked &= idle
+        surplus_of = surplus(self._since, running, self._limit)
+        if surplus_of:
+            log.warning("gRPC: %d idle connections are closed, too many of one address", len(surplus_of))
+        closing = surplus_of | self._asked
+        for connection, peer in of_port(self._port) if idle or closing else ():
+            if peer in closing:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+            elif peer in idle and (
+                ask_to_leave(connection) or now - self._since[peer] >= self._idle_s + UNASKED_S
+            ):
+                self._asked.add(peer)
+        return len(closing)
+
+
+def surplus(since: Mapping[Peer, float], running: Collection[Peer], limit: int) -> set[Peer]:
+    """Idle connections, the oldest first, of the address that has most, when those are more than are free.
+
+    It keeps half of what it could have beside the others, so that there is room again for some time.
+    """
+    by_host: defaultdict[str, list[Peer]] = defaultdict(list)
+    for peer in sorted(since, key=since.__getitem__):
+        by_host[host_of(peer)].append(peer)
+    mine = max(by_host.values(), key=len, default=[])
+    if len(mine) <= limit - len(since):
+        return set()
+    most = (limit - (len(since) - len(mine))) // 4
+    return set([peer for peer in mine if peer not in running][: max(len(mine) - most, 0)])

@@ -17,8 +17,7 @@ from grpc import aio
 from frontend.access.gate import Gate
 from frontend.access.scopes import Need
 from frontend.grpc.call import head_of
-from frontend.grpc.keeping import Calls
-from frontend.grpc.peers import Peer, host_of
+from frontend.grpc.connections import CallsByConnection, Peer, host_of
 from frontend.http.places import Places
 from ipc.errors import AccessRefused, PenstockError, QueueFull
 from ipc.settings import Settings
@@ -43,7 +42,7 @@ class Door:
 
     def __init__(self, access: Gate, settings: Settings) -> None:
         self.needs: dict[str, Need | None] = {}
-        self.calls = Calls()
+        self.calls = CallsByConnection()
         """Those that were let in, by connection."""
         self._access, self._settings = access, settings
         self._places, self._open_places = Places(settings.grpc.max_rpcs), Places(OPEN_RPCS)

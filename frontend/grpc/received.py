@@ -1,20 +1,62 @@
-"""A message as it came: bytes, of which a message is made when it is first asked for.
+"""A message as received: bytes, which are parsed when the message is first asked for.
 
-That is after the caller was let in, so that nothing large that a stranger sends is parsed. A field of two bytes can
-become an object of eighty, so the fields of a message are counted before anything is made of it.
+Parsing happens after the caller was let in, so no large message of a stranger is parsed. A field of two bytes can
+become an object of eighty, so the fields of a message are counted before parsing: of a large message at any depth, by
+its descriptor (`Outline`), where each byte of a packed field counts too, since it may become a number in a list.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from frontend.grpc import wire
-from frontend.grpc.outline import Outline
 from ipc.errors import InvalidInput
+
+_BYTES = 2
+
+
+@dataclass(slots=True)
+class Outline:
+    """What of a message is looked into: by their tags, the messages in it, and the fields that may be packed."""
+
+    messages: dict[int, Outline] = field(default_factory=dict)
+    packed: set[int] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, described: Any, known: dict[str, Outline] | None = None) -> Outline:
+        """That of a descriptor's message and of all below it; those in `known` are made already, by name."""
+        known = {} if known is None else known
+        if described.full_name in known:
+            return known[described.full_name]
+        made = known[described.full_name] = cls()
+        for one in described.fields:
+            tag = one.number << 3 | _BYTES
+            if one.type == FieldDescriptor.TYPE_MESSAGE:
+                made.messages[tag] = cls.of(one.message_type, known)
+            elif one.is_repeated and one.type not in (
+                FieldDescriptor.TYPE_STRING,
+                FieldDescriptor.TYPE_BYTES,
+            ):
+                made.packed.add(tag)
+        return made
+
+    def refuse_too_many_fields(self, data: bytes) -> None:
+        """Raise `InvalidInput` for more than `wire.MAX_FIELDS` fields, `ValueError` for what is no such message."""
+        count, left = 0, [(self, 0, len(data))]
+        while left:
+            outline, at, end = left.pop()
+            for tag, _, content, stop in wire.fields(data, at, end):
+                count += 1 + (stop - content if tag in outline.packed else 0)
+                if count > wire.MAX_FIELDS:
+                    raise InvalidInput(wire.TOO_MANY)
+                if tag in outline.messages:
+                    left.append((outline.messages[tag], content, stop))
+
 
 SPLIT_NBYTES = 2 * wire.MAX_FIELDS
 """PERF: up to this size, which holds no more fields than are allowed, the library's parser is faster than `split`."""
@@ -32,7 +74,7 @@ class Form:
     ) -> None:
         described = request.DESCRIPTOR
         self.request, self.raw_field = request, raw_field
-        self.check = Outline.of(request.DESCRIPTOR).check if check is None else check
+        self.check = Outline.of(request.DESCRIPTOR).refuse_too_many_fields if check is None else check
         self.raw_name = described.fields_by_number[raw_field].name if raw_field else ""
         self.messages = frozenset(
             field.number for field in described.fields if field.type == FieldDescriptor.TYPE_MESSAGE

@@ -1,7 +1,7 @@
 """The grpc.aio server of one frontend: all services on one port, which the frontends of a server share.
 
-1. At the drain health says NOT_SERVING. In a reload all else goes on until a new frontend listens (`succession`).
-2. Streams are read no further, and clients are asked to connect to the new one (`farewell`).
+1. At the drain health says NOT_SERVING. In a reload all else goes on until a new frontend listens (`port.Succession`).
+2. Streams are read no further, and clients are asked to connect to the new one (`connections`).
 3. What is in work is finished within the grace time, the rest is cut off.
 """
 
@@ -10,21 +10,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from functools import partial
 from typing import Any
 
+import grpc
 from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from frontend.grpc import farewell
+from frontend.grpc import connections
 from frontend.grpc.accepting import Server
+from frontend.grpc.connections import ConnectionLimiter
 from frontend.grpc.door import Door
 from frontend.grpc.health import SERVICE as HEALTH_SERVICE
 from frontend.grpc.health import Health
-from frontend.grpc.keeping import Keeper
-from frontend.grpc.methods import mount
-from frontend.grpc.service import GrpcService
+from frontend.grpc.port import SUCCESSION
+from frontend.grpc.received import Form
+from frontend.grpc.service import GrpcService, serialized
 from frontend.grpc.streaming import Streams
-from frontend.grpc.succession import SUCCESSION
+from frontend.grpc.unary import Unary
 from frontend.server import descriptors
 from frontend.services import Services
 from ipc.errors import ConfigError
@@ -64,7 +68,7 @@ class GrpcServer:
         listed = [*names, HEALTH_SERVICE.full_name, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(listed, self._server)
         self._server.read_by(_REFLECTION, _reflection_request)
-        self._keeper: asyncio.Task[None] | None = None
+        self._limiting: asyncio.Task[None] | None = None
         logging.getLogger(_CORE_LOGGER).addFilter(_without_clients_faults)
         self._stopping: asyncio.Task[None] | None = None
         self._since_ns = self._port = 0
@@ -78,8 +82,8 @@ class GrpcServer:
             raise ConfigError(f"grpc.bind: {bind} cannot be had") from None
         await self._server.start()
         idle_s = self._services.settings.server.keepalive_s
-        keeper = Keeper(self._port, self._max_connections, idle_s, self._server.door.calls)
-        self._keeper = asyncio.get_running_loop().create_task(keeper.run())
+        limiter = ConnectionLimiter(self._port, self._max_connections, idle_s, self._server.door.calls)
+        self._limiting = asyncio.get_running_loop().create_task(limiter.run())
         self._since_ns = time.monotonic_ns()
         SUCCESSION.listens(self._services.slot)
         self._services.drain.on_begin(self.drain)
@@ -102,11 +106,11 @@ class GrpcServer:
         self._health.drain()
         self._streams.drain()
         if replaced:
-            await farewell.say(self._port, FAREWELL_S)
+            await connections.ask_all_to_leave(self._port, FAREWELL_S)
         until = began + graceful_s - min(GRACE_S, graceful_s / 3)
         await self._streams.ended(max(until - time.monotonic(), 0.0))
-        if self._keeper is not None:
-            self._keeper.cancel()
+        if self._limiting is not None:
+            self._limiting.cancel()
         await self._server.stop(max(until - time.monotonic(), 0.0))
 
 
@@ -162,3 +166,23 @@ def options(settings: Settings, max_connections: int) -> list[tuple[str, Any]]:
             ("grpc.max_connection_age_grace_ms", grace_ms),
         ]
     return found
+
+
+def mount(server: Server, services: Services, service: GrpcService, streams: Streams) -> None:
+    """Serve the methods of one service."""
+    found: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+    for name, method in service.methods.items():
+        described = service.descriptor.methods_by_name[name]
+        form = Form(GetMessageClass(described.input_type), method.raw_field, method.check)
+        path = f"/{service.descriptor.full_name}/{name}"
+        runner = Unary(services, service, method, path)
+        server.door.needs[path] = method.need if isinstance(method.need, str) else None
+        if described.client_streaming:
+            server.refuse_by({path: runner.refuse_stream})
+            found[name] = grpc.stream_stream_rpc_method_handler(
+                streams.of(runner).run, form.receive, serialized
+            )
+        else:
+            server.refuse_by({path: partial(runner.refuse, form)})
+            found[name] = grpc.unary_unary_rpc_method_handler(runner.run, form.receive, serialized)
+    server.add_registered_method_handlers(service.descriptor.full_name, found)

@@ -50,7 +50,9 @@ LOADING = load(None, {"repository.allow_files": "true", "repository.max_upload_b
 """Settings of a server to whose loads files may come."""
 LONGEST_MESSAGE = 8192
 _KSERVE = Form(
-    kserve.ModelInferRequest, kserve.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER, counting.check
+    kserve.ModelInferRequest,
+    kserve.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER,
+    counting.refuse_too_many_values,
 )
 _TRTIS = Form(trtis.InferRequest, trtis.InferRequest.RAW_INPUT_FIELD_NUMBER)
 _BODIES = (

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from frontend.grpc import address
+from frontend.grpc.port import reserve, validate_address
 from ipc import addresses
 from ipc.errors import ConfigError
 from ipc.settings import Grpc
@@ -44,8 +44,8 @@ def test_an_address_has_a_host_and_a_port(bind: str, parsed: tuple[str, int]) ->
 )
 def test_what_is_no_address_is_refused_with_the_settings_name(bind: str) -> None:
     with pytest.raises(ConfigError, match=r"grpc\.bind"):
-        address.check(Grpc(bind=bind))
-    address.check(Grpc(enabled=False, bind=bind))
+        validate_address(Grpc(bind=bind))
+    validate_address(Grpc(enabled=False, bind=bind))
 
 
 def shared(port: int) -> socket.socket:
@@ -61,16 +61,16 @@ def shared(port: int) -> socket.socket:
 def test_a_kept_address_is_open_to_frontends_and_closed_to_other_servers() -> None:
     grpc = Grpc(bind=f"127.0.0.1:{free_port()}")
     port = addresses.parse(grpc.bind, "grpc.bind")[1]
-    with address.keep(grpc):
+    with reserve(grpc):
         with pytest.raises(ConfigError, match=r"grpc\.bind"):
-            address.keep(grpc)
+            reserve(grpc)
         with (
             shared(port),
             shared(port),
             socket.create_connection(("127.0.0.1", port), timeout=5),
             pytest.raises(ConfigError, match=r"grpc\.bind"),
         ):
-            address.keep(grpc)
+            reserve(grpc)
 
 
 def test_frontends_of_another_server_are_noticed_without_its_arbiter() -> None:
@@ -79,9 +79,9 @@ def test_frontends_of_another_server_are_noticed_without_its_arbiter() -> None:
         shared(addresses.parse(grpc.bind, "grpc.bind")[1]),
         pytest.raises(ConfigError, match="cannot be had"),
     ):
-        address.keep(grpc)
+        reserve(grpc)
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"grpc\.bind: 203\.0\.113\.7:8001 cannot be had"):
-        address.keep(Grpc(bind="203.0.113.7:8001"))
+        reserve(Grpc(bind="203.0.113.7:8001"))

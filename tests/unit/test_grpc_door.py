@@ -19,9 +19,8 @@ from grpc_health.v1 import health_pb2
 from frontend.access import api_keys
 from frontend.access.api_keys import KeyEntry
 from frontend.access.gate import Gate
-from frontend.grpc import farewell, keeping
-from frontend.grpc.keeping import surplus
-from frontend.grpc.peers import Peer, host_of
+from frontend.grpc import connections
+from frontend.grpc.connections import Peer, host_of, surplus
 from frontend.grpc.server import GrpcServer
 from frontend.http.places import Places
 from frontend.protocols.kserve_v2.grpc.service import KserveService
@@ -255,7 +254,7 @@ def test_no_more_connections_are_taken_than_are_set_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # NOTE: else a look between a connection and its call could end the connection as one of too many idle ones.
-    monkeypatch.setattr(keeping, "surplus", lambda *of: set())
+    monkeypatch.setattr(connections, "surplus", lambda *of: set())
 
     async def session(server: Running) -> None:
         kept = [await flood(server.port) for _ in range(4)]
@@ -278,7 +277,7 @@ def test_idle_connections_end(tmp_path: Path) -> None:
         busy.open(f"{KSERVE}ModelStreamInfer", 1, authorization=f"Bearer {WEB}")
         await until(idle._hearing.done)
         assert not busy._hearing.done(), "asked to leave without an error, then closed"
-        assert farewell.GOAWAY in idle.whole
+        assert connections.GOAWAY in idle.whole
         idle.close()
         busy.close()
 

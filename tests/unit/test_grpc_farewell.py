@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from frontend.grpc import farewell
+from frontend.grpc import connections
 from tests.harness.server import wait_until
 
 Pair = tuple[socket.socket, socket.socket, int]
@@ -37,26 +37,26 @@ def read(client: socket.socket) -> bytes:
 
 
 def test_the_frame_is_that_of_rfc_9113() -> None:
-    assert farewell.GOAWAY.hex() == "0000080700000000007fffffff00000000"
+    assert connections.GOAWAY.hex() == "0000080700000000007fffffff00000000"
 
 
 def test_a_connection_that_has_said_hello_is_asked_once(pair: Pair) -> None:
     server, client, port = pair
     server.sendall(b"settings")
-    wait_until(lambda: farewell._is_between_frames(server), 5, "the acknowledgement")
+    wait_until(lambda: connections._is_between_frames(server), 5, "the acknowledgement")
     assert read(client) == b"settings"
-    asyncio.run(farewell.say(port, 1))
-    assert read(client) == farewell.GOAWAY
-    asyncio.run(farewell.say(port, 0.3))
-    assert read(client) == farewell.GOAWAY, "another farewell asks again"
+    asyncio.run(connections.ask_all_to_leave(port, 1))
+    assert read(client) == connections.GOAWAY
+    asyncio.run(connections.ask_all_to_leave(port, 0.3))
+    assert read(client) == connections.GOAWAY, "another farewell asks again"
     asked = {client.getsockname()}
-    assert not farewell._ask(port, asked)
+    assert not connections._ask_new_peers(port, asked)
     assert read(client) == b""
 
 
 def test_a_connection_without_a_hello_is_left_alone(pair: Pair) -> None:
     _, client, port = pair
-    asyncio.run(farewell.say(port, 0.2))
+    asyncio.run(connections.ask_all_to_leave(port, 0.2))
     assert read(client) == b""
 
 
@@ -67,22 +67,22 @@ def test_a_connection_with_bytes_on_their_way_is_left_alone(pair: Pair) -> None:
     with pytest.raises(BlockingIOError):
         while True:
             sent += server.send(b"x" * 65536)
-    assert not farewell._is_between_frames(server)
-    assert farewell._ask(port, set())
+    assert not connections._is_between_frames(server)
+    assert connections._ask_new_peers(port, set())
     client.settimeout(5)
     got = b""
     while len(got) < sent:
         got += client.recv(65536)
     assert got == b"x" * sent
-    wait_until(lambda: farewell._is_between_frames(server), 5, "the acknowledgement")
-    assert farewell._ask(port, set())
+    wait_until(lambda: connections._is_between_frames(server), 5, "the acknowledgement")
+    assert connections._ask_new_peers(port, set())
     client.settimeout(5)
-    assert client.recv(100) == farewell.GOAWAY
+    assert client.recv(100) == connections.GOAWAY
 
 
 def test_connections_of_other_ports_are_left_alone(pair: Pair) -> None:
     server, client, port = pair
     server.sendall(b"settings")
-    wait_until(lambda: farewell._is_between_frames(server), 5, "the acknowledgement")
-    assert not farewell._ask(port + 1 if port < 65535 else port - 1, set())
+    wait_until(lambda: connections._is_between_frames(server), 5, "the acknowledgement")
+    assert not connections._ask_new_peers(port + 1 if port < 65535 else port - 1, set())
     assert read(client) == b"settings"

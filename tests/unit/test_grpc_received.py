@@ -25,7 +25,7 @@ FORMS: dict[str, Form] = {
     "kserve": Form(
         kserve.ModelInferRequest,
         kserve.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER,
-        counting.check,
+        counting.refuse_too_many_values,
     ),
     "trtis": Form(trtis.InferRequest, trtis.InferRequest.RAW_INPUT_FIELD_NUMBER),
 }

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 
-from frontend.grpc.succession import Succession
+from frontend.grpc.port import Succession
 
 
 class Clock:

@@ -15,7 +15,7 @@ import pytest
 from frontend.engine.local.copy_budget import CopyBudget
 from frontend.grpc.accepting import Server
 from frontend.grpc.door import Door
-from frontend.grpc.methods import mount
+from frontend.grpc.server import mount
 from frontend.grpc.service import Method
 from frontend.grpc.streaming import Streams
 from frontend.grpc.waiting import Waiting

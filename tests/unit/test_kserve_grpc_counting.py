@@ -15,7 +15,11 @@ from ipc.errors import InvalidInput
 from ipc.protos import kserve_v2_pb2 as pb
 
 MIB = 1 << 20
-FORM = Form(pb.ModelInferRequest, pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER, counting.check)
+FORM = Form(
+    pb.ModelInferRequest,
+    pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER,
+    counting.refuse_too_many_values,
+)
 MANY = counting.MOST_SINGLE + 1
 
 

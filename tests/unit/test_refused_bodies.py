@@ -19,7 +19,7 @@ from grpc import aio
 from frontend.engine.local.copy_budget import CopyBudget
 from frontend.grpc.accepting import Server
 from frontend.grpc.door import Door
-from frontend.grpc.methods import mount
+from frontend.grpc.server import mount
 from frontend.grpc.streaming import Streams
 from frontend.http import tracebacks
 from frontend.http.middleware import ErrorRenderer, RequestMiddleware

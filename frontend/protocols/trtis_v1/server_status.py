@@ -8,7 +8,7 @@ import os
 import time
 from functools import lru_cache
 
-from frontend.grpc.succession import SUCCESSION
+from frontend.grpc.port import SUCCESSION
 from frontend.services import Services
 from frontend.tensors import config_messages
 from frontend.tensors.refusals import UnavailableModel

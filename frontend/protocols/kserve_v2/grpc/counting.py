@@ -29,7 +29,7 @@ _PIECE_NBYTES = 1 << 20
 _typed = pb.InferTensorContents
 
 
-def check(data: bytes) -> None:
+def refuse_too_many_values(data: bytes) -> None:
     """Raise `InvalidInput` when a ModelInferRequest, of which the raw contents are left out, has too many values.
 
     Raises `ValueError` for what is no such message. Its fields, and those one level below, must have been counted.

@@ -50,9 +50,15 @@ def _table(infer: Infer) -> dict[Api, dict[str, Method]]:
             "ModelMetadata": Method(management.model_metadata, "metadata"),
         },
         "inference": {
-            "ModelInfer": Method(infer.alone, "infer", raw_field=RAW_INPUT, check=counting.check),
+            "ModelInfer": Method(
+                infer.alone, "infer", raw_field=RAW_INPUT, check=counting.refuse_too_many_values
+            ),
             "ModelStreamInfer": Method(
-                infer.streamed, "infer", raw_field=RAW_INPUT, check=counting.check, failed=infer.failed
+                infer.streamed,
+                "infer",
+                raw_field=RAW_INPUT,
+                check=counting.refuse_too_many_values,
+                failed=infer.failed,
             ),
         },
         "model-config": {"ModelConfig": Method(management.model_config, "config")},
