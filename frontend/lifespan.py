@@ -52,6 +52,7 @@ class Lifespan:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._lock: SlotLock | None = None
+        self._client: Client | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._follower: asyncio.Task[None] | None = None
         self._metrics: metrics.FrontendMetrics | None = None
@@ -79,7 +80,7 @@ class Lifespan:
         services.recorder = Recorder(self._metrics, services.catalog)
         services.copies = CopyBudget(settings.arena.copy_out_bytes)
         services.store = Store(settings.paths)
-        services.client = Client(
+        client = Client(
             settings.paths,
             settings,
             name,
@@ -87,18 +88,19 @@ class Lifespan:
             copies=services.copies,
             store=services.store,
         )
-        engine = LocalEngine(settings, services.catalog, services.client, services.recorder, services.drain)
+        engine = LocalEngine(settings, services.catalog, client, services.recorder, services.drain)
+        self._client = client
         services.engine, services.directory = engine, engine.directory
         services.recent = _open_ring(settings.paths, name)
         services.tracer = starting.start(settings, name, services.recorder.traced)
         services.extensions = extensions.make(services, self._metrics)
         services.models = TensorModels(engine.directory, settings, services.extensions.control.mark)
         services.bodies = BodyReader(settings.limits)
-        services.room = InputRoom(services.client.inputs, settings.arena.lease_copy_after_s)
-        services.client.start()
+        services.room = InputRoom(client.inputs, settings.arena.lease_copy_after_s)
+        client.start()
         services.started = True
-        services.client.demand.replicas = engine.directory.replicas
-        services.client.demand.known = services.models.version_states.may_be_loaded
+        client.demand.replicas = engine.directory.replicas
+        client.demand.known = services.models.version_states.may_be_loaded
         services.follower = CatalogFollower(settings, services.catalog, engine.directory.is_loaded)
         await services.follower.catch_up()
         self._grpc = await _start_grpc(services)
@@ -114,8 +116,8 @@ class Lifespan:
         for task in (self._watcher, self._follower):
             if task is not None:
                 task.cancel()
-        if self._services.client is not None:
-            await self._services.client.close()
+        if self._client is not None:
+            await self._client.close()
         if self._services.tracer is not None:
             await asyncio.to_thread(self._services.tracer.close)
         if self._services.recent is not None:
@@ -163,12 +165,12 @@ class Lifespan:
             os._exit(EXIT_UNSUPERVISED)
 
     def _report(self, ready: bool) -> None:
-        assert self._metrics is not None
+        assert self._metrics is not None and self._client is not None
         self._metrics.ready.set(ready)
         name = f"frontend-{self._services.slot}"
-        self._metrics.input_shm_used.labels(name).set(self._services.client.inputs.used_nbytes)
+        self._metrics.input_shm_used.labels(name).set(self._client.inputs.used_nbytes)
         self._copied.report(self._metrics.copied, name)
-        for channel in self._services.client.channels:
+        for channel in self._client.channels:
             self._metrics.workers_joined.labels(f"worker-{channel.slot}").set(channel.responsive)
 
 

@@ -11,7 +11,6 @@ from frontend.access.gate import Gate
 from frontend.access.restricted import Restrictions
 from frontend.engine.interface import Directory, Engine
 from frontend.engine.local.catalog_following import CatalogFollower
-from frontend.engine.local.client import Client
 from frontend.engine.local.copy_budget import CopyBudget
 from frontend.engine.recording import Recorder
 from frontend.engine.scope import current_scope
@@ -47,7 +46,6 @@ class Services:
     """When this frontend began, in CLOCK_MONOTONIC."""
     slot: int = -1
     store: Store = None  # type: ignore[assignment]
-    client: Client = None  # type: ignore[assignment]
     engine: Engine = None  # type: ignore[assignment]
     directory: Directory = None  # type: ignore[assignment]
     recorder: Recorder = None  # type: ignore[assignment]

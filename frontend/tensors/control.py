@@ -199,11 +199,11 @@ class RepositoryControl:
                     f"failed to load {shown(model)}, the repository has no such model"
                 ) from None
             entries = [entry for number, entry in versions if not chosen or number in chosen]
-            channels = services.client.channels
-            return all(any(entry in channel.models for channel in channels) for entry in entries)
+            workers = services.directory.workers()
+            return all(any(entry in worker.models for worker in workers) for entry in entries)
 
         with contextlib.suppress(DeadlineExceeded):
-            await services.client.wait(known, until_ns)
+            await services.directory.wait(known, until_ns)
         return entries
 
     async def _agree(self, until_ns: int, loaded: str = "") -> None:
@@ -222,7 +222,7 @@ class RepositoryControl:
             return is_over and self._overriding.is_followed(loaded) and self._agreement.reached(entirely=True)
 
         try:
-            await self._services.client.wait(done, until_ns)
+            await self._services.directory.wait(done, until_ns)
         except DeadlineExceeded:
             log.warning("another frontend does not serve the catalog of this one yet")
 
@@ -231,11 +231,11 @@ class RepositoryControl:
 
         A load that another frontend has not heard of is told from the one before it by its number.
         """
-        up = [channel for channel in self._services.client.channels if channel.state == "ready"]
+        up = [worker for worker in self._services.directory.workers() if worker.state == "ready"]
         return {
-            (channel.slot, status.name, status.revision, status.attempts)
-            for channel in up
-            for status in channel.models.values()
+            (worker.slot, status.name, status.revision, status.attempts)
+            for worker in up
+            for status in worker.models.values()
             if status.revision and status.state == "loaded"
         }
 
@@ -246,33 +246,34 @@ class RepositoryControl:
             await self._overriding.settled(model, deadline.after(FOLLOW_S))
 
     async def _load_entry(self, model: str, entry: str, deadline_ns: int) -> None:
-        client, limits = self._services.client, self._services.settings.limits
+        directory, limits = self._services.directory, self._services.settings.limits
 
         def known() -> bool:
-            return any(channel.responsive and entry in channel.models for channel in client.channels)
+            return any(worker.responsive and entry in worker.models for worker in directory.workers())
 
         # A frontend that has just started, or whose worker starts again, has nobody to ask yet.
         with contextlib.suppress(DeadlineExceeded):
-            await client.wait(known, min(deadline_ns, deadline.after(limits.restart_wait_s)))
+            await directory.wait(known, min(deadline_ns, deadline.after(limits.restart_wait_s)))
         try:
-            await client.demand.renew(entry, lambda done: client.wait(done, deadline_ns))
-            await client.demand.load(entry, True, lambda done: client.wait(done, deadline_ns))
+            await directory.renew(entry, deadline_ns)
+            await directory.load(entry, True, deadline_ns)
         except ModelError as error:
             raise ModelLoadFailed(f"failed to load {shown(model)}, {error.message}") from error
 
     async def _unload_entry(self, entry: str, until_ns: int) -> None:
-        client, paths = self._services.client, self._services.settings.paths
+        directory, paths = self._services.directory, self._services.settings.paths
 
         def joined() -> bool:
-            joining = (channel for channel in client.channels if channel.state == "connecting")
-            lives = any(is_held(paths.lock(f"worker-{channel.slot}")) for channel in joining)
-            return bool(client.channels) and not lives
+            workers = directory.workers()
+            joining = (worker for worker in workers if worker.state == "connecting")
+            lives = any(is_held(paths.lock(f"worker-{worker.slot}")) for worker in joining)
+            return bool(workers) and not lives
 
         # NOTE: a worker that is only being joined is told nothing, and may have the model.
         with contextlib.suppress(DeadlineExceeded):
-            await client.wait(joined, min(until_ns, deadline.after(JOIN_S)))
+            await directory.wait(joined, min(until_ns, deadline.after(JOIN_S)))
         try:
-            await client.demand.unload(entry, False, lambda done: client.wait(done, until_ns))
+            await directory.unload(entry, False, until_ns)
         except DeadlineExceeded:
             log.warning("no worker has said yet that it unloads model %s", entry)
 

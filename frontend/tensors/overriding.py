@@ -100,7 +100,7 @@ class Overriding:
             return self.is_followed(model)
 
         try:
-            await self._services.client.wait(done, until_ns)
+            await self._services.directory.wait(done, until_ns)
         except DeadlineExceeded:
             raise ModelLoadFailed(
                 f"failed to load {shown(model)}, the workers have not taken over what it brought"
@@ -111,7 +111,7 @@ class Overriding:
         if not self._services.settings.catalog.watch:
             return
         with contextlib.suppress(DeadlineExceeded):
-            await self._services.client.wait(lambda: self.is_followed(model), until_ns)
+            await self._services.directory.wait(lambda: self.is_followed(model), until_ns)
 
     def is_followed(self, model: str) -> bool:
         """Whether the workers that answer know the versions of this frontend's catalog as they are in it.
@@ -119,12 +119,12 @@ class Overriding:
         A worker may know what it does not serve yet, or cannot load: the version of before serves meanwhile.
         """
         services, catalog = self._services, self._services.catalog
-        up = [channel for channel in services.client.channels if channel.responsive]
+        up = [worker for worker in services.directory.workers() if worker.responsive]
         served = {id_of(model, version) for version in catalog.versions.get(model, ())}
         if not served:
-            known = {name for channel in up for name in channel.models if is_repository(name)}
+            known = {name for worker in up for name in worker.models if is_repository(name)}
             return not any(split_id(name)[0] == model for name in known)
-        told = [(name, channel.models[name]) for channel in up for name in served if name in channel.models]
+        told = [(name, worker.models[name]) for worker in up for name in served if name in worker.models]
         return served == {name for name, _ in told} and all(
             name in catalog and (status.next or status.revision) == catalog[name].code
             for name, status in told
@@ -133,7 +133,7 @@ class Overriding:
     def is_behind(self, model: str) -> bool:
         """Whether a worker that answers knows a version of the model in older files than this frontend."""
         catalog = self._services.catalog
-        up = [channel.models for channel in self._services.client.channels if channel.responsive]
+        up = [worker.models for worker in self._services.directory.workers() if worker.responsive]
         names = [id_of(model, version) for version in catalog.versions.get(model, ())]
         told = [(catalog[name].code, each[name]) for each in up for name in names if name in each]
         return any((status.next or status.revision) != code for code, status in told)

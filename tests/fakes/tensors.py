@@ -219,7 +219,7 @@ def services_of(
     client.channels = [FakeChannelWithModels(0, {status.name: status for status in statuses})]
     recorder: Any = SimpleNamespace(in_flight=Recorder.in_flight.__get__(_Uncounted()))
     client.demand = SimpleNamespace(has_asked=lambda model: False)
-    services.client, services.recorder = client, recorder
+    services.recorder = recorder
     engine = LocalEngine(chosen, services.catalog, client, recorder, services.drain)
     services.engine, services.directory = engine, engine.directory
     services.bodies = BodyReader(chosen.limits)

@@ -69,7 +69,7 @@ def ask(
 
 def call_of(made: Services) -> Any:
     """The call that was made."""
-    return made.client.requests[-1].call  # type: ignore[attr-defined]
+    return made.engine.client.requests[-1].call  # type: ignore[attr-defined]
 
 
 def want(*names: str) -> list[WantedOutput]:
@@ -387,7 +387,7 @@ def test_what_is_wrong_is_named(case: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput) as refused:
         ask(made, model, *inputs, **parameters)
     assert refused.value.message.startswith(message)
-    assert made.client.requests == []  # type: ignore[attr-defined]
+    assert made.engine.client.requests == []  # type: ignore[attr-defined]
 
 
 def test_dimensions_are_those_of_the_entry(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def refusal(made: Services, work: Coroutine[Any, Any, Any]) -> UnavailableModel:
         with pytest.raises(UnavailableModel) as caught:
             asyncio.run(work)
     finally:
-        made.client.inputs.close()
+        made.engine.client.inputs.close()
     return caught.value
 
 
@@ -112,12 +112,12 @@ def test_one_that_is_loaded_again_after_it_was_taken_away_is_told_as_taken_away(
 
 def _asked_while(made: Services, state: str) -> tuple[RequestScope, TensorRequest]:
     """A request for the model, which is in this state once the request is on its way."""
-    fail = made.client.answer  # type: ignore[attr-defined]
+    fail = made.engine.client.answer  # type: ignore[attr-defined]
 
     def change(request: Any) -> Any:
-        status = msgspec.structs.replace(made.client.channels[0].models["m@1"], state=state)
-        made.client.channels[0].models = {"m@1": status}
+        status = msgspec.structs.replace(made.engine.client.channels[0].models["m@1"], state=state)
+        made.engine.client.channels[0].models = {"m@1": status}
         return fail(request)
 
-    made.client.answer = change  # type: ignore[attr-defined]
+    made.engine.client.answer = change  # type: ignore[attr-defined]
     return asked()

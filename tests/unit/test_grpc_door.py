@@ -133,7 +133,7 @@ async def running(root: Path, gate: Gate, **settings: str) -> AsyncIterator[Runn
         yield Running(server, port)
     finally:
         await server.stop()
-        made.client.inputs.close()
+        made.engine.client.inputs.close()
 
 
 def play(

@@ -73,7 +73,7 @@ class Contract:
     descriptor: Any = None
 
     def __init__(self, services: Services) -> None:
-        self._inputs = services.client.inputs
+        self._inputs = services.engine.client.inputs
         self.release = asyncio.Event()
 
     async def answer(self, call: Any, message: Any) -> Answer | Several:
@@ -124,10 +124,10 @@ def serve(root: Path, rpc: FakeRpc, during: Callable[[Contract, Services], Any] 
             # What was cancelled ends now.
             for _ in range(5):
                 await asyncio.sleep(0)
-            assert services.client.inputs.used_nbytes == 0
+            assert services.engine.client.inputs.used_nbytes == 0
             assert services.bodies.held_nbytes == 0
         finally:
-            services.client.inputs.close()
+            services.engine.client.inputs.close()
 
     asyncio.run(run())
     return counted

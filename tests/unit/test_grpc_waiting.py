@@ -100,7 +100,7 @@ def test_answers_that_nobody_takes_are_dropped_and_freed(
     try:
         asyncio.run(test())
     finally:
-        made.client.inputs.close()
+        made.engine.client.inputs.close()
 
 
 def test_what_is_taken_in_time_is_never_counted(tmp_path: Path) -> None:
@@ -122,5 +122,5 @@ def test_what_is_taken_in_time_is_never_counted(tmp_path: Path) -> None:
     try:
         asyncio.run(test())
     finally:
-        made.client.inputs.close()
+        made.engine.client.inputs.close()
     assert (drops, made.copies.free_nbytes) == (["more"], NBYTES)

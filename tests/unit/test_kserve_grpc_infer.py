@@ -60,7 +60,7 @@ def services(root: Path, gone: bool = False) -> Services:
     def answer(request: Work) -> InferReply:
         if gone:
             unloaded.extend(("ranker", "ranker@1"))
-            made.client.channels[0].models.clear()
+            made.engine.client.channels[0].models.clear()
         name = request.call.outputs[0].name  # type: ignore[union-attr]
         width = WIDTH if request.model == "ranker@1" else 1
         return InferReply.of(**{name: np.arange(width, dtype=np.float32)[np.newaxis]})
@@ -78,7 +78,7 @@ def answered(made: Services, message: pb.ModelInferRequest, *raw: bytes) -> pb.M
     try:
         return pb.ModelInferResponse.FromString(asyncio.run(Infer(Forwarding("")).alone(call, message)))
     finally:
-        made.client.inputs.close()
+        made.engine.client.inputs.close()
 
 
 def picture() -> bytes:
@@ -105,7 +105,7 @@ def test_an_encoded_picture_becomes_the_tensor_that_the_model_takes(tmp_path: Pa
     made = services(tmp_path)
     message, contents = sent_as_bytes("pictures", "P", [picture()], raw)
     answered(made, message, *contents)
-    client: Any = made.client
+    client: Any = made.engine.client
     expected = PIXELS.astype(np.float32).tobytes()
     assert client.last.inputs == [TensorInput("P", "FP32", [1, 2, 3, 3], 0, len(expected))]
     assert client.payloads[0][: len(expected)] == expected
@@ -115,7 +115,7 @@ def test_strings_become_padded_rows(tmp_path: Path) -> None:
     made = services(tmp_path)
     message, contents = sent_as_bytes("strings", "S", [b"ab", b"c"], True)
     answered(made, message, *contents)
-    client: Any = made.client
+    client: Any = made.engine.client
     assert client.last.inputs == [TensorInput("S", "UINT8", [2, 3], 0, 6)]
     assert client.payloads[0][:6] == b"ab\0c\0\0"
 
@@ -135,8 +135,8 @@ def test_messages_of_a_sequence_keep_their_order_whatever_becomes_of_their_strin
         await asyncio.gather(*tasks)
 
     asyncio.run(run())
-    made.client.inputs.close()
-    client: Any = made.client
+    made.engine.client.inputs.close()
+    client: Any = made.engine.client
     assert [request.call.inputs[0].shape for request in client.requests] == [[1, n + 1] for n in lengths]
 
 
@@ -196,7 +196,7 @@ def test_a_client_that_goes_away_while_its_request_is_read_is_booked(
 
     monkeypatch.setattr(made.models, "ready", waiting)
     asyncio.run(run())
-    made.client.inputs.close()
+    made.engine.client.inputs.close()
     recorder: Any = made.extensions.recorder
     assert recorder.booked == [("strings", 1, 0, "CANCELLED")]
 

@@ -126,11 +126,11 @@ def test_json_beside_binary_goes_behind_it_and_the_large_tensor_is_copied_once(t
     before = copies.copied()["receive"]
     ask(made, request(head + large, Inference_Header_Content_Length=str(len(head))))
     assert copies.copied()["receive"] - before == len(large) + 8 * len(small)
-    client: Any = made.client
+    client: Any = made.engine.client
     [payload] = client.payloads
     places = {one.name: payload[one.start : one.start + one.nbytes] for one in client.last.inputs}
     assert places == {"A": large, "B": np.array(small, np.int64).tobytes()}
-    made.client.inputs.close()
+    made.engine.client.inputs.close()
 
 
 def test_what_json_cannot_say_is_booked_as_the_failure_that_the_client_sees(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_the_answer_that_was_lost_leaves_no_headers_of_it(tmp_path: Path) -> Non
     def lost() -> None:
         raise InferenceFailed("the reply is gone")
 
-    reply = made.client.answer(None)  # type: ignore[attr-defined]
+    reply = made.engine.client.answer(None)  # type: ignore[attr-defined]
     reply.check = lost
     error = refusal(made, request(body_of(), Accept_Encoding="gzip"), resp)
     assert resp.get_header("Content-Encoding") is None and resp.get_header("Vary") is None

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from frontend.engine.local.directory import LocalDirectory
 from frontend.http.bodies import BodyReader
 from frontend.tensors import load_parameters
 from frontend.tensors.control import LONG_NBYTES, RepositoryControl
@@ -59,7 +60,7 @@ def services(tmp_path: Path) -> Any:
         store=Store(settings.paths),
         slot=0,
         catalog=Catalog(()),
-        client=SimpleNamespace(channels=[]),
+        directory=LocalDirectory(settings, Catalog(()), SimpleNamespace(channels=[])),  # type: ignore[arg-type]
         bodies=BodyReader(settings.limits),
         follower=Follower(),
     )

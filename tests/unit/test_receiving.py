@@ -66,11 +66,11 @@ def on_loop(made: Services, work: Coroutine[Any, Any, None]) -> None:
         try:
             await asyncio.wait_for(work, 20)
             assert made.bodies.held_nbytes == 0
-            made.client.inputs.verify()
-            assert made.client.inputs.used_nbytes == 0
+            made.engine.client.inputs.verify()
+            assert made.engine.client.inputs.used_nbytes == 0
             assert not made.room.arriving
         finally:
-            made.client.inputs.close()
+            made.engine.client.inputs.close()
 
     asyncio.run(test())
 
@@ -91,7 +91,7 @@ def test_a_large_body_is_received_into_one_block(cut: int, tmp_path: Path) -> No
             assert found.block is not None
             assert (found.head, bytes(found.data)) == (HEAD, body[len(HEAD) :])
             assert made.bodies.held_nbytes == len(body)
-            assert made.client.inputs.used_nbytes >= len(body) - len(HEAD)
+            assert made.engine.client.inputs.used_nbytes >= len(body) - len(HEAD)
         assert copies.copied()["receive"] - before == len(body) - len(HEAD), "every byte is copied once"
 
     on_loop(made, test())
@@ -240,7 +240,7 @@ def test_a_client_that_goes_away_waits_for_room_no_more(tmp_path: Path) -> None:
     made = services(tmp_path)
 
     async def test() -> None:
-        block = await made.client.inputs.reserve(3 * MIB)
+        block = await made.engine.client.inputs.reserve(3 * MIB)
         assert block is not None
         upload = Upload(2 * MIB, b"x", whole=False)
         waiting = asyncio.ensure_future(_whole(made, upload))

@@ -79,7 +79,7 @@ def without_collector() -> Iterator[Callable[[], int]]:
 
 def forget_calls(made: Services) -> None:
     """The fake client remembers calls and their payloads."""
-    client: Any = made.client
+    client: Any = made.engine.client
     client.requests.clear()
     client.payloads.clear()
 
@@ -164,7 +164,7 @@ def test_a_refused_message_is_freed_at_once(
     try:
         asyncio.run(test())
     finally:
-        made.client.inputs.close()
+        made.engine.client.inputs.close()
 
 
 JSON_OF_MANY = b'{"inputs": [{"name": "%s", "datatype": "UINT8", "shape": [%d], "data": [' + b"1," * 200_000
@@ -211,7 +211,7 @@ def test_a_refused_body_is_freed_at_once(
             # A rendering thread lets go of what it has read a moment later.
             wait_until(lambda: added() < len(body) // 4, what="the body's end")
     finally:
-        made.client.inputs.close()
+        made.engine.client.inputs.close()
 
 
 def test_what_is_forgotten_is_an_error_without_the_errors_before_it() -> None:

@@ -269,7 +269,7 @@ def test_pictures_hold_up_no_large_body_and_end_with_their_client(
                    for one in await asyncio.gather(*requests, return_exceptions=True))  # fmt: skip
         assert len(gate.order) == rendering.THREADS, "no other picture is decoded for who has left"
         assert made.pixels.free == made.pixels.limit
-        made.client.inputs.close()
+        made.engine.client.inputs.close()
 
     asyncio.run(test())
 
@@ -317,7 +317,7 @@ def test_pixels_are_bounded_for_all_requests(
         await request
         await asks("a", looking(made, 1))
         assert made.pixels.free == 256
-        made.client.inputs.close()
+        made.engine.client.inputs.close()
 
     asyncio.run(test())
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from frontend.engine.local.directory import LocalDirectory
 from frontend.http.bodies import BodyReader
 from frontend.tensors.agreement import Agreement
 from frontend.tensors.control import UNLOAD_S, RepositoryControl
@@ -33,13 +34,14 @@ def control_of(tmp_path: Path, mode: str, slot: int = 0, *statuses: ModelStatus)
     prepare_run_dir(settings.paths)
     store = Store(settings.paths)
     asyncio.run(Marks(store).put("add", loaded=False))
+    client: Any = SimpleNamespace(channels=[FakeChannel(0, {status.name: status for status in statuses})])
     services: Any = SimpleNamespace(
         settings=settings,
         store=store,
         slot=slot,
         catalog=Catalog(()),
         bodies=BodyReader(settings.limits),
-        client=SimpleNamespace(channels=[FakeChannel(0, {status.name: status for status in statuses})]),
+        directory=LocalDirectory(settings, Catalog(()), client),
     )
     return RepositoryControl(services)
 
@@ -133,8 +135,8 @@ def test_an_unload_waits_for_workers_that_are_being_joined(tmp_path: Path, lives
     async def unload(entry: str, waits: bool, until: Any) -> None:
         told.append(worker.state)
 
-    services.client.channels = [worker]
-    services.client.wait, services.client.demand = wait, SimpleNamespace(unload=unload)
+    client = services.directory._client
+    client.channels, client.wait, client.demand = [worker], wait, SimpleNamespace(unload=unload)
     lock = services.settings.paths.lock("worker-0")
     with SlotLock(lock) if lives else contextlib.nullcontext():
         asyncio.run(control._unload_entry("m@1", deadline.after(UNLOAD_S)))
@@ -164,10 +166,8 @@ def test_a_load_of_an_unknown_name_reads_the_files_and_is_refused_without_a_wait
         assert done(), "nothing is waited for"
 
     services.follower = SimpleNamespace(reload=reload)
-    services.models = TensorModels(
-        SimpleNamespace(catalog=services.catalog, client=services.client), control.mark
-    )  # type: ignore[arg-type]
-    services.client.wait = wait
+    services.models = TensorModels(services.directory, services.settings, control.mark)
+    services.directory._client.wait = wait
     with pytest.raises(ModelLoadFailed, match="failed to load 'nope', the repository has no such model"):
         asyncio.run(control.load("nope", {}, deadline.after(60)))
     assert read == [True]

@@ -70,7 +70,7 @@ def run(root: Path, act: Callable[[Services, Parts, AsyncGenerator[Any, None]], 
         more = {"arena__input_inline_bytes": "1000"}
         services = services_of(root, [entry("parts@1")], [loaded("parts@1", CONFIG)], **more)
         parts, booked = Parts(), FakeStatistics()
-        client: Any = services.client
+        client: Any = services.engine.client
         extensions: Any = services.extensions
         extensions.recorder = booked
 
@@ -95,9 +95,9 @@ def test_inputs_are_given_back_when_the_work_is_done_and_not_when_it_was_read(tm
     async def act(services: Services, parts: Parts, found: AsyncGenerator[Any, None]) -> None:
         async with closing(found):
             await anext(found)
-            assert services.client.inputs.used_nbytes >= NBYTES
+            assert services.engine.client.inputs.used_nbytes >= NBYTES
             parts.answer()
-            assert services.client.inputs.used_nbytes == 0
+            assert services.engine.client.inputs.used_nbytes == 0
             assert len([result async for result in found]) == COUNT - 1
 
     assert run(tmp_path, act) == [("parts", 1, 1)]

@@ -114,7 +114,7 @@ def test_a_catalog_model_that_is_not_loaded_is_found_but_not_ready(tmp_path: Pat
 def test_failed_versions_say_why_unless_another_one_is_coming(tmp_path: Path) -> None:
     failed = ModelStatus("adder@20", "failed", error_message="no such file", permanent=True, attempts=3)
     made = services(tmp_path, failed, ModelStatus("adder@3", "failed", error_message="older"))
-    made.client.channels[0].models["adder@1"] = ModelStatus("adder@1", "available")
+    made.engine.client.channels[0].models["adder@1"] = ModelStatus("adder@1", "available")
     with pytest.raises(ModelLoading):
         made.models.find("adder")
     assert refused(made, "adder", 20) == ("failed", "no such file")
@@ -149,7 +149,7 @@ def test_a_model_that_lost_its_memory_to_others_comes_back(tmp_path: Path) -> No
 def test_an_untried_model_is_coming_only_while_the_server_starts(tmp_path: Path) -> None:
     made = services(tmp_path, *(ModelStatus(made.id, "available") for made in VERSIONS), **EXPLICIT)
     assert refused(made, "adder") == ("unloaded", "")
-    made.client.channels[0].preloaded = False  # type: ignore[attr-defined]
+    made.engine.client.channels[0].preloaded = False  # type: ignore[attr-defined]
     with pytest.raises(ModelLoading):
         made.models.find("adder")
 
@@ -172,7 +172,7 @@ def test_what_was_loaded_is_coming_although_the_worker_that_had_it_is_gone(
 
 def test_without_workers_nobody_can_say(tmp_path: Path) -> None:
     made = services(tmp_path)
-    made.client.channels.clear()
+    made.engine.client.channels.clear()
     with pytest.raises(NoReplica):
         made.models.find("adder")
 
@@ -181,7 +181,7 @@ def test_what_is_found_is_kept_until_states_or_the_catalog_change(tmp_path: Path
     made = services(tmp_path, loaded("adder@1", CONFIG))
     first = made.models.find("adder")
     assert made.models.find("adder") is first
-    channel = made.client.channels[0]
+    channel = made.engine.client.channels[0]
     channel.models = {**channel.models, "adder@3": loaded("adder@3", CONFIG)}
     assert made.models.find("adder").version == 3
     channel.state = "absent"
@@ -202,10 +202,10 @@ class Loads:
         self, made: Services, statuses: Sequence[ModelStatus], error: Exception | None = None
     ) -> None:
         self.made, self.statuses, self.error = made, statuses, error
-        made.client.on_wait = self  # type: ignore[attr-defined]
+        made.engine.client.on_wait = self  # type: ignore[attr-defined]
 
     def __call__(self, model: str) -> None:
-        self.made.client.channels[0].models = {status.name: status for status in self.statuses}
+        self.made.engine.client.channels[0].models = {status.name: status for status in self.statuses}
         if self.error is not None:
             raise self.error
 
@@ -220,7 +220,7 @@ def test_a_request_waits_for_the_greatest_version_that_is_coming(tmp_path: Path)
     made = services(tmp_path, failed, ModelStatus("adder@3", "loading"), ModelStatus("adder@1", "loading"))
     Loads(made, [failed, loaded("adder@3", CONFIG)])
     assert waiting(made, "adder").version == 3
-    assert made.client.waited == [["adder@3", "adder@1"]]  # type: ignore[attr-defined]
+    assert made.engine.client.waited == [["adder@3", "adder@1"]]  # type: ignore[attr-defined]
 
 
 def two_coming(root: Path) -> Services:
@@ -234,22 +234,22 @@ def test_a_request_takes_the_version_that_comes_when_the_greatest_cannot(tmp_pat
     steps = [[failed, ModelStatus("adder@1", "loading")], [failed, loaded("adder@1", CONFIG)]]
 
     def step(model: str) -> None:
-        made.client.channels[0].models = {status.name: status for status in steps.pop(0)}
+        made.engine.client.channels[0].models = {status.name: status for status in steps.pop(0)}
         if steps:
             raise ModelLoadFailed("the file is broken")
 
-    made.client.on_wait = step  # type: ignore[attr-defined]
+    made.engine.client.on_wait = step  # type: ignore[attr-defined]
     assert waiting(made, "adder").version == 1
-    assert made.client.waited == [["adder@3", "adder@1"], ["adder@1"]]  # type: ignore[attr-defined]
+    assert made.engine.client.waited == [["adder@3", "adder@1"], ["adder@1"]]  # type: ignore[attr-defined]
 
 
 def test_a_version_that_can_only_fail_keeps_nobody_from_waiting_for_another(tmp_path: Path) -> None:
     """It failed for good on one worker while it leaves the other."""
     made = two_coming(tmp_path)
-    status, first = made.client.channels[0].models, made.client.channels[0]
+    status, first = made.engine.client.channels[0].models, made.engine.client.channels[0]
     lasting = ModelStatus("adder@3", "failed", error_class="UNKNOWN", error_message="broken", permanent=True)
     first.models = {**status, "adder@3": lasting}
-    made.client.channels.append(
+    made.engine.client.channels.append(
         replace(first, slot=1, models={"adder@3": ModelStatus("adder@3", "unloading")})
     )  # type: ignore[type-var]
     with pytest.raises(ModelLoading):
@@ -261,7 +261,7 @@ def test_a_version_that_can_only_fail_keeps_nobody_from_waiting_for_another(tmp_
             raise ModelLoadFailed("broken")
         first.models = {"adder@3": lasting, "adder@1": loaded("adder@1", CONFIG)}
 
-    made.client.on_wait = step  # type: ignore[attr-defined]
+    made.engine.client.on_wait = step  # type: ignore[attr-defined]
     assert waiting(made, "adder").version == 1
 
 
@@ -270,7 +270,7 @@ def test_a_version_that_comes_too_late_for_one_that_is_asked_for_is_no_help(tmp_
     Loads(made, [loaded("adder@1", CONFIG)], ModelLoadFailed("the file is broken"))
     with pytest.raises(UnavailableModel):
         waiting(made, "adder", 3)
-    assert made.client.waited[0] == ["adder@3"]  # type: ignore[attr-defined]
+    assert made.engine.client.waited[0] == ["adder@3"]  # type: ignore[attr-defined]
 
 
 def test_a_catalog_model_is_loaded_for_its_request(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_catalog_model_is_loaded_for_its_request(tmp_path: Path) -> None:
 def test_a_loaded_model_is_not_waited_for(tmp_path: Path) -> None:
     made = services(tmp_path, loaded("adder@1", CONFIG))
     assert waiting(made, "adder").status.state == "loaded"
-    assert made.client.waited == []  # type: ignore[attr-defined]
+    assert made.engine.client.waited == []  # type: ignore[attr-defined]
 
 
 def test_a_load_that_fails_makes_the_model_unavailable(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_a_model_that_is_taken_away_while_a_request_waits_is_told_as_that(tmp_pa
 
 def test_two_workers_make_one_state(tmp_path: Path) -> None:
     made = services(tmp_path, ModelStatus("adder@1", "loading"))
-    first = made.client.channels[0]
-    made.client.channels.append(replace(first, slot=1, models={"adder@1": loaded("adder@1", CONFIG)}))  # type: ignore[type-var]
+    first = made.engine.client.channels[0]
+    made.engine.client.channels.append(replace(first, slot=1, models={"adder@1": loaded("adder@1", CONFIG)}))  # type: ignore[type-var]
     assert states_of(made, "adder")[0] == (1, "READY", "")
     assert made.models.find("adder").version == 1

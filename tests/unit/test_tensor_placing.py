@@ -110,10 +110,10 @@ def on_loop(made: Services, work: Coroutine[Any, Any, T]) -> T:
         try:
             return await asyncio.wait_for(work, 30)
         finally:
-            await until(lambda: not made.client.inputs.used_nbytes)
+            await until(lambda: not made.engine.client.inputs.used_nbytes)
             assert made.bodies.held_nbytes == 0
-            made.client.inputs.verify()
-            made.client.inputs.close()
+            made.engine.client.inputs.verify()
+            made.engine.client.inputs.close()
 
     return asyncio.run(test())
 
@@ -127,7 +127,7 @@ async def until(condition: Any) -> None:
 
 async def received(made: Services, *data: bytes, beside: int = 0) -> tuple[InputBlock, list[memoryview]]:
     """Bytes one after another in a block that held something else, with room beside them."""
-    block = await made.client.inputs.reserve(sum(map(len, data)) + beside)
+    block = await made.engine.client.inputs.reserve(sum(map(len, data)) + beside)
     assert block is not None
     block.buffer[:] = b"\xa5" * len(block.buffer)
     views, at = [], 0
@@ -140,7 +140,7 @@ async def received(made: Services, *data: bytes, beside: int = 0) -> tuple[Input
 
 def sent(made: Services) -> list[list[bytes]]:
     """The inputs of each call, as a worker reads them."""
-    client: Any = made.client
+    client: Any = made.engine.client
     return [
         [payload[one.start : one.start + one.nbytes] for one in request.call.inputs]
         for request, payload in zip(client.requests, client.payloads, strict=True)
@@ -149,7 +149,7 @@ def sent(made: Services) -> list[list[bytes]]:
 
 def last_payload(made: Services) -> Any:
     """The payload that was sent last."""
-    client: Any = made.client
+    client: Any = made.engine.client
     return client.given[-1]
 
 
@@ -182,7 +182,7 @@ def test_what_was_not_received_goes_behind_it_and_nothing_is_copied_twice(order:
 
     on_loop(made, test())
     assert sent(made) == [[large, b"elsewhere"][::order]] * 2
-    client: Any = made.client
+    client: Any = made.engine.client
     assert client.payloads == [large + bytes(5) + b"elsewhere"] * 2, "poison is known by its bytes"
 
 
@@ -241,7 +241,9 @@ def test_a_step_that_leaves_its_block_before_it_waits_is_not_overtaken(tmp_path:
             await asyncio.sleep(0)
             third = asyncio.ensure_future(run(made, fresh(), sequence_step(b"\2")))
             await until(
-                lambda: len(made.uploads.of("flow@1", 7).line) == 3 and made.client.inputs.used_nbytes == 0
+                lambda: (
+                    len(made.uploads.of("flow@1", 7).line) == 3 and made.engine.client.inputs.used_nbytes == 0
+                )
             )
             may.set()
             await asyncio.gather(first, second, third)
@@ -291,7 +293,7 @@ def test_a_recipe_waits_for_room_and_leaves_its_own(tmp_path: Path) -> None:
         with block:
             request = repeated(recipe)
             request.inputs[0].data, request.block = view, block
-            await until(lambda: made.client.inputs.used_nbytes > 3 * MIB or recipes[0].threads)
+            await until(lambda: made.engine.client.inputs.used_nbytes > 3 * MIB or recipes[0].threads)
             await run(made, fresh(), request)
 
     async def test() -> None:
@@ -305,7 +307,7 @@ def test_nothing_is_made_before_there_is_room(tmp_path: Path) -> None:
     made, recipe = services(tmp_path), Repeated(MIB)
 
     async def test() -> None:
-        block = await made.client.inputs.reserve(3 * MIB)
+        block = await made.engine.client.inputs.reserve(3 * MIB)
         assert block is not None
         waiting = asyncio.ensure_future(run(made, fresh(), repeated(recipe)))
         await until(lambda: recipe.threads)
@@ -329,11 +331,11 @@ def test_a_block_that_a_thread_writes_into_is_nobody_elses(tmp_path: Path) -> No
             for _ in range(2):
                 task.cancel()
                 await asyncio.sleep(0)
-            assert not task.done() and made.client.inputs.used_nbytes >= 3 * MIB
+            assert not task.done() and made.engine.client.inputs.used_nbytes >= 3 * MIB
             may_write.set()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert made.client.inputs.used_nbytes == 0
+            assert made.engine.client.inputs.used_nbytes == 0
         finally:
             may_write.set()
 
@@ -344,7 +346,7 @@ def test_a_block_that_a_thread_writes_into_is_nobody_elses(tmp_path: Path) -> No
 def test_without_an_arena_what_recipes_make_counts_as_a_body(tmp_path: Path) -> None:
     limits = {"arena__input_bytes": "0", "limits__max_buffered_bytes": str(3 * MIB)}
     made, recipe, held = services(tmp_path, **limits), Repeated(MIB), []
-    client: Any = made.client
+    client: Any = made.engine.client
     client.answer = lambda request: (
         held.append(made.bodies.held_nbytes) or InferReply.of(O=np.zeros((1, 1), np.int32))
     )

@@ -100,9 +100,9 @@ def on_loop(made: Services, work: Coroutine[Any, Any, T]) -> T:
         try:
             return await asyncio.wait_for(work, 20)
         finally:
-            made.client.inputs.verify()
-            assert made.client.inputs.used_nbytes == 0, "every block is given back"
-            made.client.inputs.close()
+            made.engine.client.inputs.verify()
+            assert made.engine.client.inputs.used_nbytes == 0, "every block is given back"
+            made.engine.client.inputs.close()
 
     return asyncio.run(test())
 
@@ -110,7 +110,7 @@ def on_loop(made: Services, work: Coroutine[Any, Any, T]) -> T:
 def test_inputs_travel_in_the_message_and_outputs_come_back_as_views(tmp_path: Path) -> None:
     made = services(tmp_path)
     result = on_loop(made, run(made, fresh(), adder(parameters={"k": 2.5}, priority=3)))
-    call, payload = made.client.last, made.client.payloads[0]  # type: ignore[attr-defined]
+    call, payload = made.engine.client.last, made.engine.client.payloads[0]  # type: ignore[attr-defined]
     assert call.inputs == [
         TensorInput("S", "BYTES", [2, 1], 0, 11),
         TensorInput("A", "INT32", [2, 3], 16, 24),
@@ -133,7 +133,7 @@ def test_the_version_that_is_named_answers_under_its_entry(tmp_path: Path) -> No
     request = adder()
     request.version = 1
     assert on_loop(made, run(made, known, request)).version == 1
-    assert made.client.requests[0].model == known.model == "adder@1"  # type: ignore[attr-defined]
+    assert made.engine.client.requests[0].model == known.model == "adder@1"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_priority_chooses_the_lane_and_else_the_cost_does(
         InputTensor("S", "BYTES", [rows, 1], bytes(4 * rows)),
     ]
     on_loop(made, run(made, fresh(), TensorRequest("adder", None, inputs, None, priority=priority)))
-    sent = made.client.requests[0]  # type: ignore[attr-defined]
+    sent = made.engine.client.requests[0]  # type: ignore[attr-defined]
     assert (sent.lane, sent.cost) == (lane, 16 * rows)
 
 
@@ -157,13 +157,13 @@ def test_large_inputs_go_into_a_block_that_is_given_back(tmp_path: Path) -> None
     kinds: list[type] = []
 
     def watch(request: Work) -> InferReply:
-        kinds.append(type(made.client.given[-1]))  # type: ignore[attr-defined]
+        kinds.append(type(made.engine.client.given[-1]))  # type: ignore[attr-defined]
         return InferReply.of(O=SCORES)
 
     made = services(tmp_path, watch)
     first, second = bytes(range(256)) * 4099, b"\x07" * 1234567
     on_loop(made, run(made, fresh(), wide(first, second)))
-    call, payload = made.client.last, made.client.payloads[0]  # type: ignore[attr-defined]
+    call, payload = made.engine.client.last, made.engine.client.payloads[0]  # type: ignore[attr-defined]
     found = [payload[one.start : one.start + one.nbytes] for one in call.inputs]
     assert (kinds, found) == ([InputBlock], [first, second])
 
@@ -173,15 +173,15 @@ def test_without_a_place_for_them_large_inputs_travel_in_the_message(tmp_path: P
         made = services(tmp_path, lambda request: InferReply.of(O=SCORES), **settings)
         data = b"\x05" * (2 * MIB)
         on_loop(made, run(made, fresh(), wide(data)))
-        assert isinstance(made.client.given[0], bytes)  # type: ignore[attr-defined]
-        assert made.client.payloads == [data]  # type: ignore[attr-defined]
+        assert isinstance(made.engine.client.given[0], bytes)  # type: ignore[attr-defined]
+        assert made.engine.client.payloads == [data]  # type: ignore[attr-defined]
 
 
 def test_a_request_waits_for_room_and_gets_it(tmp_path: Path) -> None:
     made = services(tmp_path, lambda request: InferReply.of(O=SCORES))
 
     async def test() -> None:
-        block = await made.client.inputs.reserve(3 * MIB)
+        block = await made.engine.client.inputs.reserve(3 * MIB)
         assert block is not None
         waiting = asyncio.ensure_future(run(made, fresh(), wide(bytes(2 * MIB))))
         await asyncio.sleep(0)
@@ -196,7 +196,7 @@ def test_a_request_that_finds_no_room_in_time_says_so(tmp_path: Path) -> None:
     made = services(tmp_path)
 
     async def test() -> None:
-        with await made.client.inputs.reserve(3 * MIB):  # type: ignore[union-attr]
+        with await made.engine.client.inputs.reserve(3 * MIB):  # type: ignore[union-attr]
             with pytest.raises(ShmExhausted) as refused:
                 await run(made, fresh(0.1), wide(bytes(2 * MIB)))
             assert refused.value.retry_after_s
@@ -225,7 +225,7 @@ def test_regions_are_named_and_not_read(tmp_path: Path) -> None:
     request.inputs[0].data, request.inputs[0].region = None, RegionUse("known", 64, 11)
     request.outputs = [WantedOutput("O", None, RegionUse("known", 128, 32))]
     result = on_loop(made, run(made, fresh(), request))
-    call = made.client.last  # type: ignore[attr-defined]
+    call = made.engine.client.last  # type: ignore[attr-defined]
     assert call.inputs[0] == TensorInput("S", "BYTES", [2, 1], 0, 11, Region("system", "/known", 64, 11))
     assert call.outputs == [TensorOutput("O", Region("system", "/known", 128, 32))]
     assert (result.outputs[0].data, result.outputs[0].nbytes) == (None, 32)
@@ -238,7 +238,7 @@ def test_regions_are_named_and_not_read(tmp_path: Path) -> None:
 def test_no_outputs_are_wanted_where_the_request_lists_none(tmp_path: Path) -> None:
     made = services(tmp_path)
     assert on_loop(made, run(made, fresh(), _none())).outputs == []
-    assert made.client.last.outputs == []  # type: ignore[attr-defined]
+    assert made.engine.client.last.outputs == []  # type: ignore[attr-defined]
 
 
 def _none() -> TensorRequest:
@@ -275,10 +275,10 @@ def test_sequences_go_with_their_step_where_the_model_has_any(tmp_path: Path) ->
     given = InputTensor("A", "INT32", [1, 1], bytes(4))
     request = TensorRequest("steps", None, [given], None, sequence=Sequence("seven", True, False))
     on_loop(made, run(made, fresh(), request))
-    assert made.client.last.step == Step("seven", True, False)  # type: ignore[attr-defined]
+    assert made.engine.client.last.step == Step("seven", True, False)  # type: ignore[attr-defined]
     plain = services(tmp_path)
     on_loop(plain, run(plain, fresh(), adder(sequence=Sequence(7, True))))
-    assert plain.client.last.step is None  # type: ignore[attr-defined]
+    assert plain.engine.client.last.step is None  # type: ignore[attr-defined]
 
 
 def test_the_timeout_of_a_request_ends_its_waiting_and_is_no_deadline_of_its_client(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_the_timeout_of_a_request_ends_its_waiting_and_is_no_deadline_of_its_cli
         on_loop(made, run(made, known, adder(timeout_us=1)))
     assert (expired.value.status, expired.value.code) == (503, "DEADLINE_EXCEEDED")
     assert expired.value.retry_after_s
-    sent = made.client.requests[0]  # type: ignore[attr-defined]
+    sent = made.engine.client.requests[0]  # type: ignore[attr-defined]
     assert sent.deadline_ns == known.deadline_ns == deadline_ns and 0 < sent.start_by_ns < time.monotonic_ns()
 
 
@@ -297,7 +297,7 @@ def test_a_timeout_counts_from_the_arrival_of_its_request(tmp_path: Path) -> Non
     made, known, began_ns = services(tmp_path), fresh(), time.monotonic_ns()
     known.started -= 3
     on_loop(made, run(made, known, adder(timeout_us=5_000_000)))
-    sent = made.client.requests[0]  # type: ignore[attr-defined]
+    sent = made.engine.client.requests[0]  # type: ignore[attr-defined]
     assert sent.waits_until_ns == sent.start_by_ns < began_ns + 5_000_000_000
 
 
@@ -341,7 +341,7 @@ def test_refused_requests_are_booked_with_what_is_known(tmp_path: Path) -> None:
             asyncio.run(run(made, fresh(), request))
     booked = made.extensions.recorder.booked  # type: ignore[attr-defined]
     assert booked == [("adder", 2, 0, "INVALID_INPUT"), ("adder", None, 0, "MODEL_NOT_FOUND")]
-    assert made.client.requests == []  # type: ignore[attr-defined]
+    assert made.engine.client.requests == []  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("left_s", "code"), [(20, "CANCELLED"), (0, "DEADLINE_EXCEEDED")])
@@ -372,7 +372,7 @@ def test_a_client_that_goes_away_ends_the_wait_for_room(tmp_path: Path) -> None:
 
     async def test() -> None:
         scope: dict[str, Any] = {CALLBACK_KEY: None}
-        with await made.client.inputs.reserve(3 * MIB):  # type: ignore[union-attr]
+        with await made.engine.client.inputs.reserve(3 * MIB):  # type: ignore[union-attr]
             waiting = asyncio.ensure_future(run(made, fresh(), wide(bytes(2 * MIB)), scope))
             while scope[CALLBACK_KEY] is None:  # noqa: ASYNC110
                 await asyncio.sleep(0)
@@ -393,7 +393,8 @@ def test_requests_of_a_sequence_go_in_their_order_although_large_inputs_take_lon
 
     def sent(name: int) -> list[int]:
         steps = [
-            (request.call.step, nbytes) for request, nbytes in zip(made.client.requests, given, strict=True)
+            (request.call.step, nbytes)
+            for request, nbytes in zip(made.engine.client.requests, given, strict=True)
         ]  # type: ignore[attr-defined,union-attr]
         return [nbytes for step, nbytes in steps if step is not None and step.id == name]
 
@@ -402,8 +403,8 @@ def test_requests_of_a_sequence_go_in_their_order_although_large_inputs_take_lon
         tasks.append(asyncio.create_task(run(made, fresh(), flow(2, 5))))
         await asyncio.gather(*tasks)
 
-    made.client.answer = lambda request: InferReply.of(O=np.zeros((1, 1), np.int32))  # type: ignore[attr-defined]
+    made.engine.client.answer = lambda request: InferReply.of(O=np.zeros((1, 1), np.int32))  # type: ignore[attr-defined]
     on_loop(made, work())
-    given = [len(payload) for payload in made.client.payloads]  # type: ignore[attr-defined]
+    given = [len(payload) for payload in made.engine.client.payloads]  # type: ignore[attr-defined]
     assert sent(1) == sizes
     assert given[0] == 5, "another sequence waits for none of them"

@@ -84,7 +84,7 @@ def test_many_classes_are_rendered_in_a_thread(
     request.meta_data.output.add(name="O").cls.count = count
     call = call_of(made, np.zeros(WIDTH, np.float32).tobytes())
     answer = asyncio.run(TrtisService(made).methods["Infer"].answer(call, request))
-    made.client.inputs.close()
+    made.engine.client.inputs.close()
     assert isinstance(answer, bytes)
     found = pb.InferResponse.FromString(answer)
     assert found.request_status.code == pb.SUCCESS and found.meta_data.id == 5
@@ -113,7 +113,7 @@ def test_many_classes_are_rendered_in_a_thread_over_http_too(
     req: Any = SimpleNamespace(get_param=lambda name: "binary")
     resource = infer.InferResource(made, Statuses(made.settings))
     asyncio.run(resource._answer(req, falcon.asgi.Response(), result, 5))
-    made.client.inputs.close()
+    made.engine.client.inputs.close()
     found = pb.InferResponseHeader.FromString(sent[0])
     assert found.id == 5 and len(found.output[0].batch_classes[0].cls) == entries
     assert [name.startswith("render") for name in threads] == [rendering]

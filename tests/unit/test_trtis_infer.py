@@ -115,7 +115,7 @@ def test_a_path_is_a_model_and_perhaps_a_version(
 @pytest.mark.parametrize("dims", ["dims: 1", ""])
 def test_a_catalog_model_takes_texts_of_dims_1_under_its_full_name(dims: str, tmp_path: Path) -> None:
     made = services(tmp_path)
-    made.client.answer = lambda request: ArrayReply({"dense": np.ones((1, 4), np.float32)})  # type: ignore[attr-defined]
+    made.engine.client.answer = lambda request: ArrayReply({"dense": np.ones((1, 4), np.float32)})  # type: ignore[attr-defined]
     header = f'batch_size: 1 input {{ name: "text" {dims} batch_byte_size: 6 }} output {{ name: "dense" }}'
     resource, resp = InferResource(made, Statuses(made.settings)), Response()
     asked = request(b"\2\0\0\0ab", **{"NV-InferRequest": header})
