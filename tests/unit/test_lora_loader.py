@@ -22,7 +22,7 @@ from workers.adapters.shared.lora import FittedLora, LoraLayers
 from workers.lifecycle import loras
 from workers.lifecycle.crashes import LoadCrashes
 from workers.lifecycle.instance import Instance
-from workers.lifecycle.loras import LoraLoader
+from workers.lifecycle.loras import LoraLoads
 from workers.lifecycle.model_states import ModelStates
 
 ENTRY = ModelEntry("org/m", DirectorySource("/weights"))
@@ -60,7 +60,9 @@ class Worker:
         self.adapter.loras = self.layers
         self.jobs: list[Any] = []
         states: Any = SimpleNamespace(
-            lock=threading.Condition(threading.RLock()), announce=lambda *instances: None
+            lock=threading.Condition(threading.RLock()),
+            announce=lambda *instances: None,
+            instances=lambda: [self.instance],
         )
         flags = {
             "catalog.lora_dirs": str(self.root),
@@ -69,7 +71,10 @@ class Worker:
         }
         self.settings = settings.load(flags=flags, environ={})
         book: Any = SimpleNamespace(jobs=lambda: self.jobs)
-        self.loader = LoraLoader(cast("ModelStates", states), self.settings, 0, lambda work: work(), book)
+        crashes = LoadCrashes(self.settings.paths.root / "loading", 0)
+        self.loader = LoraLoads(
+            cast("ModelStates", states), self.settings, crashes, lambda work: work(), book
+        )
         self.instance = Instance([ENTRY])
         self.instance.begin(demanded=True)
         self.instance.succeed(self.adapter, 1000, 1.0, 1.0)
@@ -160,7 +165,11 @@ def test_without_a_place_nothing_begins_until_one_is_free(tmp_path: Path) -> Non
     for _ in range(3):
         with pytest.raises(LoraLoading):
             worker.require("b")
-    assert set(worker.instance.loras) == {"a"}
+    assert {name: lora.state for name, lora in worker.instance.loras.items()} == {
+        "a": "loaded",
+        "b": "available",
+    }
+    assert worker.instance.status(ENTRY, "cpu").loras == {"a": "loaded"}
     worker.jobs = [SimpleNamespace(adapter=FakeAdapter({}, 512), call=SimpleNamespace(lora="a"))]
     assert worker.settled("b") is None, "an open request of another model does not count"
 
@@ -184,8 +193,8 @@ def test_under_load_on_all_of_them_turns_end_so_that_another_one_comes_in(
     assert states_when_c_is_wanted() == ["loaded", "loaded"]
     for name in "ab":
         worker.instance.loras[name].since -= 61
-    assert states_when_c_is_wanted() == ["leaving", "loaded"]
-    assert states_when_c_is_wanted() == ["leaving", "loaded"], "one at a time"
+    assert states_when_c_is_wanted() == ["unloading", "loaded"]
+    assert states_when_c_is_wanted() == ["unloading", "loaded"], "one at a time"
     with pytest.raises(LoraLoading):
         worker.require("a")
     worker.jobs = worker.jobs[1:]
@@ -193,17 +202,59 @@ def test_under_load_on_all_of_them_turns_end_so_that_another_one_comes_in(
     assert set(worker.instance.loras) == {"b", "c"}
 
 
-def test_a_place_that_nobody_comes_for_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_whose_turn_has_ended_comes_back_after_the_one_that_was_in_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loras, "TURN_S", 60.0)
-    worker = Worker(tmp_path, 1, ten_bytes)
+    fitted: list[str] = []
+
+    def fit(name: str) -> FittedLora:
+        fitted.append(name)
+        return Ten({})
+
+    worker = Worker(tmp_path, 1, fit)
+    for name in "ab":
+        worker.add(name)
+    assert worker.settled("a") is None
+    worker.jobs = [SimpleNamespace(adapter=worker.adapter, call=SimpleNamespace(lora="a"))]
+    worker.instance.loras["a"].since -= 61
+    for name in "ba":
+        with pytest.raises(LoraLoading):
+            worker.require(name)
+    assert worker.instance.loras["a"].state == "unloading", "open requests go on with it"
+    worker.jobs = []
+    assert worker.settled("a") is None
+    assert (fitted, worker.layers.removed) == (["a", "b", "a"], ["a", "b"])
+    assert worker.instance.memory_bytes == 1010
+
+
+def test_drained_adapters_go_without_another_request(tmp_path: Path) -> None:
+    worker = Worker(tmp_path, 2, ten_bytes)
     worker.add("a")
     assert worker.settled("a") is None
-    worker.instance.loras["a"].move("leaving", time.monotonic())
-    with pytest.raises(LoraLoading):
-        worker.require("a")
-    worker.instance.loras["a"].since -= 61
+    worker.jobs = [SimpleNamespace(adapter=worker.adapter, call=SimpleNamespace(lora="a"))]
+    worker.instance.loras["a"].drain("memory", 0.0)
+    assert worker.loader.finish_drains() and set(worker.instance.loras) == {"a"}
+    worker.jobs = []
+    assert not worker.loader.finish_drains() and worker.instance.loras == {}
+    assert worker.instance.memory_bytes == 1000
+
+
+def test_an_adapter_in_line_for_a_model_that_has_gone_is_not_loaded(tmp_path: Path) -> None:
+    worker = Worker(tmp_path, 1, ten_bytes)
+    for name in "ab":
+        worker.add(name)
     assert worker.settled("a") is None
-    assert worker.instance.loras["a"].state == "loaded"
+    worker.jobs = [SimpleNamespace(adapter=worker.adapter, call=SimpleNamespace(lora="a"))]
+    with pytest.raises(LoraLoading):
+        worker.require("b")
+    waiting = worker.instance.loras["b"]
+    worker.instance.drain("idle", 0.0)
+    worker.loader.start()
+    assert waiting.state == "available"
+    worker.instance.rest()
+    worker.loader.start()
+    assert not worker.loader.line.withdraw(waiting), "it has left the line"
 
 
 def test_a_failure_is_answered_at_once_until_the_files_change(tmp_path: Path) -> None:
@@ -258,13 +309,13 @@ def test_a_model_that_is_unloaded_meanwhile_forgets_its_adapters(tmp_path: Path)
     worker.instance.drain("idle", 0.0)
     worker.instance.rest()
     gate.set()
-    wait_until(lambda: worker.loader._running == 0, 10, "the end of the load")
+    wait_until(lambda: worker.loader.running == 0, 10, "the end of the load")
     assert worker.instance.loras == {} and worker.instance.memory_bytes == 0
 
 
 def test_an_adapter_that_killed_the_process_twice_is_left_alone(tmp_path: Path) -> None:
     for _ in range(2):
-        LoadCrashes(tmp_path / "loading-loras", 0).begin("org/m a")
+        LoadCrashes(tmp_path / "loading", 0).begin("org/m a")
     worker = Worker(tmp_path, 1, ten_bytes)
     worker.add("a")
     error = worker.settled("a")

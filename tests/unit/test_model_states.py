@@ -83,7 +83,7 @@ def test_a_model_that_is_wanted_while_it_is_unloaded_is_loaded_again(tmp_path: P
     assert instance.state == "unloading"
     end(models, instance)
     assert (instance.state, instance.demanded, instance.attempts) == ("loading", True, 2)
-    assert models._states.next_due(lambda each: True) is instance
+    assert models._states.due.next(lambda each: True) is instance
 
 
 def test_the_last_word_counts(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_model_that_the_catalog_has_lost_is_not_loaded_again(tmp_path: Path) -
 def test_a_load_that_is_wanted_after_it_was_given_up_begins_anew(tmp_path: Path) -> None:
     models = table(tmp_path)
     models.load("org/m")
-    instance = models._states.next_due(lambda each: True)
+    instance = models._states.due.next(lambda each: True)
     assert instance is not None
     models.unload("org/m")
     models.load("org/m")
@@ -156,8 +156,8 @@ def test_a_load_of_the_start_does_not_outlast_an_unload_that_it_was_not_told_of(
     paths = settings.load(flags={"run.dir": str(tmp_path)}, environ={}).paths
     prepare_run_dir(paths)
     asyncio.run(Marks(Store(paths)).put("m", loaded=not unloaded))
-    models._maintenance._loading += 1
-    models._maintenance._loaded(instance, Loaded(FakeAdapter({}, 512), 100), 1.0)
+    with models._states.lock:
+        models._maintenance.models.succeeded(instance, Loaded(FakeAdapter({}, 512), 100), 1.0)
     assert instance.state == ("unloading" if unloaded else "loaded")
 
 
@@ -325,7 +325,7 @@ def test_nobody_gives_way_to_what_is_then_not_loaded(tmp_path: Path) -> None:
     assert not new.demanded
     # The loading thread waits here for what is unloaded.
     states.lock.wait = lambda timeout=None: bool(end(models, old))  # type: ignore[method-assign,func-returns-value]
-    models._maintenance._room(new, 1000)
+    models._maintenance.models._room(new, 1000)
     assert old.state == "available" and host(models).instance is new
 
 
@@ -380,7 +380,7 @@ def test_a_model_that_frontends_cannot_be_told_of_fails_its_load_with_the_field(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = table(tmp_path)
-    loader, instance = models._maintenance._loader, Instance([ENTRY])
+    loader, instance = models._maintenance.models._loader, Instance([ENTRY])
     monkeypatch.setattr(loading, "fetch", lambda *of: tmp_path)
     monkeypatch.setattr(loader, "_build", lambda *of: _Unsayable({}, 8))
     with pytest.raises(ProtocolError, match=r"cannot be told: dims: .*int64"):

@@ -41,12 +41,6 @@ class LoadCrashes:
                 self._deaths[model] = int(count)
                 log.warning("the worker died while it loaded %s", model)
 
-    @property
-    def suspects(self) -> bool:
-        """Whether a model is still to be tried that an earlier life may have died of."""
-        with self._lock:
-            return any(deaths < MOST_DEATHS for deaths in self._known().values())
-
     def may_begin(self, model: str) -> bool:
         """Whether this load may begin beside those that run: no two of which an earlier life may have died."""
         with self._lock:

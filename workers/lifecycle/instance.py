@@ -1,13 +1,19 @@
-"""One set of weights on this worker: its state, the models that share it, and what is told of it.
+"""What is loaded on this worker: sets of weights (`Instance`), and LoRA adapters as children of one (`LoraAdapter`).
+
+Both have one life cycle (`LifeCycle`):
 
 available ──► loading ──► loaded ──► unloading ──► available
               │     └───► failed ──► loading, or available when its time has come
-              └─────────► available: nobody wants it any more, or there is no room
+              └─────────► available: nobody wants the load any more, or there is no room
+
+While it is unloading, nothing new is taken; what is open may end. A child ends with its parent.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+import time
 from dataclasses import dataclass, field
 
 from ipc.catalog.entries import LoraSource, ModelEntry
@@ -28,79 +34,140 @@ _serials = itertools.count(1)
 
 
 class WrongTransition(Exception):
-    """The lifecycle of an instance was broken; a bug."""
+    """The life cycle of something loaded was broken; a bug."""
+
+
+class LoadAbandoned(Exception):
+    """Nobody wants this any more; the load ended before its end."""
+
+
+class NoRoom(Exception):
+    """The model does not fit beside the others, and is not worth an eviction: no request has asked for it."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class LifeCycle:
+    """The states of whatever is loaded.
+
+    Instants are time.monotonic() seconds: `since` that of the last change of state, `retry_at` when a failure may be
+    forgotten (None: never by itself), `drained_by` when open requests are failed. `demanded` is false while only the
+    start asked for the load. `failure` is that of the last load, until a load succeeds.
+    """
+
+    serial: int = field(default_factory=lambda: next(_serials))
+    state: str = "available"
+    since: float = 0.0
+    last_used: float = 0.0
+    attempts: int = 0
+    demanded: bool = False
+    failure: LoadFailure | None = None
+    retry_at: float | None = None
+    unload_reason: str = ""
+    drained_by: float = math.inf
+
+    @property
+    def name(self) -> str:
+        """Names it among all that this worker loads."""
+        raise NotImplementedError
+
+    @property
+    def title(self) -> str:
+        """What logs call it."""
+        return f"model {self.name}"
+
+    def move(self, state: str) -> None:
+        """Enter the next state. Raises `WrongTransition`."""
+        if state not in NEXT[self.state]:
+            raise WrongTransition(f"{self.name}: {self.state} to {state}")
+        self.state, self.since = state, time.monotonic()
+
+    def begin(self, demanded: bool) -> None:
+        """A load is due."""
+        self.move("loading")
+        self.attempts += 1
+        self.demanded, self.retry_at = demanded, None
+
+    def loaded(self, now: float) -> None:
+        """The load ended well."""
+        self.move("loaded")
+        self.last_used, self.failure = now, None
+
+    def fail(self, failure: LoadFailure, now: float) -> None:
+        """The load ended badly."""
+        self.move("failed")
+        self.failure = failure
+        self.retry_at = None if failure.retry_after_s is None else now + failure.retry_after_s
+
+    def drain(self, reason: str, until: float) -> None:
+        """Nothing new is taken; what is open may go on until then."""
+        self.move("unloading")
+        self.unload_reason, self.drained_by = reason, until
+
+    def rest(self) -> None:
+        """Nothing is held any more."""
+        self.move("available")
+        self.failure = None
 
 
 @dataclass(slots=True, eq=False)
-class LoraState:
-    """One LoRA adapter of a loaded model: loading, loaded, leaving (it takes nothing new) or failed.
+class LoraAdapter(LifeCycle):
+    """One LoRA adapter of a model, known to requests as `key`.
 
-    `since` (the last change of state), `last_used` and `retry_at` are time.monotonic() seconds. A failed one is not
-    read again while its files are the same as then (`files`), unless `retry_at` has come. `named` is the source that
-    the catalog entry gave for it, None for one that was found in a directory.
+    A failed adapter is not read again while its files are the same as then (`files`), unless `retry_at` has come.
+    `named` is the source that the catalog entry gave, None for an adapter that was found in a directory.
     """
 
+    parent: Instance
+    key: str
+    source: LoraSource
     files: Files
     named: LoraSource | None = None
-    state: str = "loading"
-    since: float = 0.0
     fitted: FittedLora | None = None
-    last_used: float = 0.0
-    failure: LoadFailure | None = None
-    retry_at: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The model's name and the adapter's."""
+        return f"{self.parent.name} {self.key}"
+
+    @property
+    def title(self) -> str:
+        """What logs call it."""
+        return f"LoRA {self.key} of {self.parent.name}"
 
     @property
     def nbytes(self) -> int:
         """Bytes of its weights, once they are loaded."""
         return 0 if self.fitted is None else self.fitted.nbytes
 
-    def end(self, found: FittedLora | LoadFailure, now: float) -> None:
-        """The load has ended."""
-        if isinstance(found, FittedLora):
-            self.fitted, self.last_used = found, now
-            self.move("loaded", now)
-            return
-        self.retry_at = None if found.retry_after_s is None else now + found.retry_after_s
-        self.failure = found
-        self.move("failed", now)
-
-    def move(self, state: str, now: float) -> None:
-        """Enter another state."""
-        self.state, self.since = state, now
+    def succeed(self, fitted: FittedLora, now: float) -> None:
+        """The load ended well."""
+        self.loaded(now)
+        self.fitted = fitted
 
 
 @dataclass(slots=True, eq=False)
-class Instance:
+class Instance(LifeCycle):
     """Weights, or the place for them. `entries` are the models that share them; the first says how to load.
 
-    `reserved_bytes` is what a load is expected to take while it runs, `memory_bytes` what it took, and `known_bytes`
-    what the last load took. Instants are time.monotonic() seconds. `demanded` is false while only the start asked for
-    the model; `abandoned` ends a load that nobody wants any more; `relieved` is set once something was evicted because
-    this load ran out of memory. `wanted` says that it is to be loaded again as soon as what goes on now has ended
-    without a loaded model. `failure` is that of the last load, until one succeeds. `loras` are its LoRA adapters
-    by name; their bytes are part of `memory_bytes`.
+    `reserved_bytes` is what a load is expected to take while it runs, `own_bytes` what it took without children, and
+    `known_bytes` what the last load took with them. `abandoned` ends a load that nobody wants any more; `relieved` is
+    set once something was evicted because this load ran out of memory. `wanted` tells that the model is to be loaded
+    again as soon as what goes on now has ended without a loaded model. `loras` are its LoRA adapters by key;
+    `dropped_loras` are weights of former ones that the device thread has still to remove.
     """
 
     entries: list[ModelEntry]
-    serial: int = field(default_factory=lambda: next(_serials))
-    state: str = "available"
     adapter: Adapter | None = None
-    memory_bytes: int = 0
+    own_bytes: int = 0
     reserved_bytes: int = 0
     known_bytes: int = 0
-    last_used: float = 0.0
     load_s: float = 0.0
     progress: float = 0.0
-    attempts: int = 0
-    failure: LoadFailure | None = None
-    retry_at: float | None = None
-    demanded: bool = False
     abandoned: bool = False
     relieved: bool = False
     wanted: bool = False
-    drained_by: float = 0.0
-    unload_reason: str = ""
-    loras: dict[str, LoraState] = field(default_factory=dict)
+    loras: dict[str, LoraAdapter] = field(default_factory=dict)
+    dropped_loras: list[tuple[str, FittedLora]] = field(default_factory=list)
 
     @property
     def entry(self) -> ModelEntry:
@@ -109,72 +176,72 @@ class Instance:
 
     @property
     def name(self) -> str:
-        """For logs and metrics."""
+        """The name of that model."""
         return self.entry.id
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the weights take, children included; 0 until they are loaded."""
+        return self.own_bytes and self.own_bytes + sum(lora.nbytes for lora in list(self.loras.values()))
 
     @property
     def held_bytes(self) -> int:
         """What counts against the budget now."""
         return self.memory_bytes or self.reserved_bytes
 
-    def move(self, state: str) -> None:
-        """Enter the next state. Raises `WrongTransition`."""
-        if state not in NEXT[self.state]:
-            raise WrongTransition(f"{self.name}: {self.state} to {state}")
-        self.state = state
-
     def begin(self, demanded: bool) -> None:
         """A load is due."""
-        self.move("loading")
-        self.attempts += 1
-        self.demanded, self.abandoned, self.relieved, self.wanted = demanded, False, False, False
-        self.progress, self.retry_at = 0.0, None
+        LifeCycle.begin(self, demanded)
+        self.abandoned, self.relieved, self.wanted, self.progress = False, False, False, 0.0
 
     def succeed(self, adapter: Adapter, memory_bytes: int, seconds: float, now: float) -> None:
-        """The load ended well."""
-        self.move("loaded")
-        memory_bytes += sum(lora.nbytes for lora in self.loras.values())
-        self.adapter, self.memory_bytes, self.known_bytes = adapter, memory_bytes, memory_bytes
-        self.reserved_bytes, self.load_s, self.last_used, self.failure = 0, seconds, now, None
-        self.wanted = False
+        """The load ended well; `memory_bytes` is what it took without children."""
+        self.loaded(now)
+        self.adapter, self.own_bytes = adapter, memory_bytes
+        self.known_bytes = self.memory_bytes
+        self.reserved_bytes, self.load_s, self.wanted = 0, seconds, False
 
     def fail(self, failure: LoadFailure, now: float) -> None:
         """The load ended badly."""
-        self.move("failed")
-        self.failure, self.reserved_bytes, self.progress, self.wanted = failure, 0, 0.0, False
-        self.retry_at = None if failure.retry_after_s is None else now + failure.retry_after_s
-
-    def drain(self, reason: str, until: float) -> None:
-        """Nothing new is taken; what is there may go on until then."""
-        self.move("unloading")
-        self.unload_reason, self.drained_by = reason, until
+        LifeCycle.fail(self, failure, now)
+        self.reserved_bytes, self.progress, self.wanted = 0, 0.0, False
 
     def rest(self) -> None:
-        """Nothing is held any more."""
-        self.move("available")
-        self.adapter, self.failure, self.loras = None, None, {}
-        self.memory_bytes, self.reserved_bytes, self.progress = 0, 0, 0.0
+        """Nothing is held any more, by children neither."""
+        LifeCycle.rest(self)
+        self.adapter, self.loras, self.dropped_loras = None, {}, []
+        self.own_bytes, self.reserved_bytes, self.progress = 0, 0, 0.0
+
+    def drop_lora(self, lora: LoraAdapter) -> None:
+        """A child has ended; the next load of a child has the device thread remove the weights."""
+        if lora.fitted is not None:
+            self.dropped_loras.append((lora.key, lora.fitted))
+        del self.loras[lora.key]
 
     def status(self, entry: ModelEntry, device: str) -> ModelStatus:
         """What is told of one of the models; its memory is told once, with the first of those that share it."""
         adapter, failure = self.adapter, self.failure
-        loaded = self.state in ("loaded", "unloading") and adapter is not None
+        is_loaded = self.state in ("loaded", "unloading") and adapter is not None
         return ModelStatus(
             entry.id,
             self.state,
             device=device if self.state in ("loading", "loaded", "unloading") else "",
             memory_bytes=self.memory_bytes if entry is self.entry else 0,
-            max_sequence_length=adapter.max_sequence_length if loaded and adapter else 0,
-            dims=adapter.dims if loaded and adapter else {},
-            image_tokens=adapter.image_tokens if loaded and adapter else 0,
+            max_sequence_length=adapter.max_sequence_length if is_loaded and adapter else 0,
+            dims=adapter.dims if is_loaded and adapter else {},
+            image_tokens=adapter.image_tokens if is_loaded and adapter else 0,
             progress=1.0 if self.state == "loaded" else self.progress,
             load_s=self.load_s,
             error_class=failure.error_class if failure else "",
             error_message=failure.message if failure else "",
             attempts=self.attempts,
             permanent=failure.permanent if failure else False,
-            uses=sorted(adapter.uses) if loaded and adapter else [],
-            config=adapter.config if loaded and adapter else None,
-            loras={name: lora.state for name, lora in list(self.loras.items()) if lora.state != "failed"},
+            uses=sorted(adapter.uses) if is_loaded and adapter else [],
+            config=adapter.config if is_loaded and adapter else None,
+            loras={key: lora.state for key, lora in list(self.loras.items()) if lora.state in _TOLD},
             revision=entry.code,
         )
+
+
+_TOLD = ("loading", "loaded", "unloading")
+"""States of LoRA adapters that frontends are told of."""

@@ -22,7 +22,7 @@ from workers.adapters.registry import resolve
 from workers.adapters.shared.checkpoint import BUILDING, resolve_dtype
 from workers.device.devices import Device, batch_tokens
 from workers.lifecycle import fingerprint, grouping, memory_budget
-from workers.lifecycle.instance import Instance
+from workers.lifecycle.instance import Instance, LoadAbandoned
 from workers.lifecycle.proof import prove
 from workers.loading import source
 
@@ -32,14 +32,6 @@ REPORT_EVERY_S = 1.0
 BYTES_PER_S, DOWNLOADED_PER_S = 500e6, 50e6
 """How fast weights come, from the disk and from the hub, for an estimate before the first load."""
 _PHASES = {"download": (0.0, 0.4), "read": (0.4, 0.2), "tokenizer": (0.6, 0.0), "weights": (0.6, 0.3)}
-
-
-class LoadAbandoned(Exception):
-    """Nobody wants this model any more; the load ended before its end."""
-
-
-class NoRoom(Exception):
-    """The model does not fit beside the others, and is not worth an eviction: no request has asked for it."""
 
 
 class Progress:

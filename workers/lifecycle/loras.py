@@ -1,39 +1,42 @@
-"""LoRA adapters of loaded models: which are there, which are being loaded, which failed, and who makes room.
+"""LoRA adapters of loaded models: children of a model, in the life cycle that models have.
 
-1. Those that a profile names are loaded with the model (`load_first`); one that fails does not keep it from serving.
-2. `require` is asked for every request that names one. What is not there is loaded in a thread of its own, and the
-   request is told to come again.
-3. A model holds `worker.max_loras` of them. One more takes the place of the one used longest ago that no open request
-   needs. While all are needed, the one loaded longest ago takes no new requests, so that its turn comes to an end.
+1. Adapters that a profile names are loaded with the model (`load_first`); an adapter that fails does not keep the
+   model from serving.
+2. `require` is asked for every request that names an adapter. An adapter that is not there lines up for a load, and
+   the request is told to come again.
+3. A model holds `worker.max_loras` of them, so an adapter in line begins when there is a place. The adapter used
+   longest ago that no open request needs is unloaded for the next one. While all are needed, the adapter loaded
+   longest ago takes no new requests after `TURN_S`, so that its turn comes to an end.
 4. A failed load is remembered and answered at once, until the files change or, for lack of memory or network or after
    deaths of the process, its time has come.
 
-Adapters are put to use and taken away on the device thread, between two batches. Requests are opened in the endpoint's
-thread alone, so that a decision made there about what no open request needs stays true.
+Adapters are put to use and taken away on the device thread, between two batches. Only the endpoint's thread opens
+requests, and only that thread calls `require`, where every unloading begins. So an adapter that is unloading gets no
+more requests, and is dropped once no open request needs it.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ipc.catalog.entries import LoraSource, ModelEntry
+from ipc.catalog.entries import ModelEntry
 from ipc.errors import InferenceFailed, InvalidInput, LoraLoading
 from ipc.settings import Settings
 from ipc.wire.messages import Call
 from workers.adapters.base import Adapter
 from workers.adapters.shared.lora import FittedLora, LoraLayers
-from workers.device.threads import vital_thread
+from workers.lifecycle import eviction
 from workers.lifecycle.crashes import LoadCrashes
-from workers.lifecycle.instance import Instance, LoraState
-from workers.lifecycle.model_states import ModelStates
+from workers.lifecycle.instance import Instance, LoadAbandoned, LoraAdapter
+from workers.lifecycle.loads import Loads
+from workers.lifecycle.model_states import LoadLine, ModelStates
 from workers.lifecycle.proof import prove
-from workers.loading import failure, lora_files
+from workers.loading import lora_files
 from workers.loading.failure import LoadFailure
 from workers.scheduling.jobs import JobBook
 
@@ -41,42 +44,26 @@ log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1.0
 TURN_S = 1.0
-"""How long an adapter serves before its turn may end, and how long its place is kept free for another one."""
+"""How long an adapter serves before its turn may end."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Load:
-    """One load that is due, and what leaves for it."""
-
-    instance: Instance
-    adapter: Adapter
-    name: str
-    source: LoraSource
-    state: LoraState
-    evicted: tuple[str, FittedLora] | None
-
-
-class LoraLoader:
+class LoraLoads(Loads[LoraAdapter, FittedLora]):
     """The LoRA adapters of all models of one worker."""
+
+    expected = (Exception,)
 
     def __init__(
         self,
         states: ModelStates,
         settings: Settings,
-        slot: int,
+        crashes: LoadCrashes,
         run: Callable[[Callable[[], Any]], Any],
         book: JobBook,
     ) -> None:
         """`run` executes a function on the device thread."""
-        self._states, self._run, self._book = states, run, book
-        self._dirs, self._most = settings.catalog.lora_dirs, settings.worker.max_loras
-        self._crashes = LoadCrashes(settings.paths.root / "loading-loras", slot)
-        self._threads, self._running = settings.worker.load_threads, 0
-        self._due: deque[_Load] = deque()
-
-    def close(self) -> None:
-        """The process ends in order; loads that still run are no fault of theirs."""
-        self._crashes.close()
+        super().__init__(states, LoadLine(), crashes, settings.worker.load_threads)
+        self._run_on_device, self._book = run, book
+        self._dirs, self._places = settings.catalog.lora_dirs, settings.worker.max_loras
 
     def require(self, instance: Instance, call: Call) -> None:
         """Return when the adapter that a call names is loaded. Endpoint thread only.
@@ -95,161 +82,143 @@ class LoraLoader:
                 f"{before}lora, {before}lora_id: this model has no LoRA adapter {call.lora[:64]!a}"
             )
         files = lora_files.state_of(source)
-        with self._states.lock:
+        with self.states.lock:
             known = instance.loras.get(call.lora)
-            moved = known is not None and known.named != named
             if known is not None and known.failure is not None:
-                if (
-                    known.files == files
-                    and not moved
-                    and (known.retry_at is None or time.monotonic() < known.retry_at)
-                ):
+                waits = known.retry_at is None or time.monotonic() < known.retry_at
+                if known.files == files and known.named == named and waits:
                     raise InferenceFailed(f"LoRA load failed: {known.failure.message}")
                 known = None
-            if known is not None and known.fitted is not None and moved:
-                self._replace(instance, call.lora, source, files, known)
-            elif known is not None and known.state == "leaving" and time.monotonic() - known.since > TURN_S:
-                # Nobody has come for its place.
-                known.move("loaded", time.monotonic())
-                return
-            elif known is None:
-                self._enqueue(instance, call.lora, source, files)
+            if known is None and instance.adapter is not None:
+                known = LoraAdapter(instance, call.lora, source, files, named)
+                instance.loras[call.lora] = known
+                self.line.add(known, first=True)
+            elif known is not None and known.state == "loaded" and known.named != named:
+                self._unload_for_another_source(known)
+            self._make_place(instance)
+            self.start()
+            self.states.lock.notify_all()
         raise LoraLoading(f"LoRA {call.lora!a} is loading", retry_after_s=RETRY_AFTER_S)
 
-    def _replace(
-        self, instance: Instance, name: str, source: LoraSource, files: lora_files.Files, known: LoraState
-    ) -> None:
-        """Load an adapter anew whose source in the catalog entry changed, once no open request needs the old one."""
-        adapter, fitted = instance.adapter, known.fitted
-        if adapter is None or fitted is None or name in self._needed(adapter):
+    def _unload_for_another_source(self, lora: LoraAdapter) -> None:
+        """The catalog entry names another source for an adapter. Open requests go on with the old weights first."""
+        if lora.key not in self._needed(lora.parent):
+            log.info("%s has another source now", lora.title)
+            self._unload(lora, "catalog")
+
+    def _needed(self, instance: Instance) -> set[str]:
+        """Keys of the LoRA adapters that open requests of a model need."""
+        return {job.call.lora for job in self._book.jobs() if job.adapter is instance.adapter}
+
+    def _unload(self, lora: LoraAdapter, reason: str) -> None:
+        lora.drain(reason, math.inf)
+        self._drop_drained(lora.parent)
+        self.states.announce(lora.parent)
+
+    def _make_place(self, instance: Instance) -> None:
+        """Begin to unload an adapter if another one is in line for its place. Endpoint thread only; wants the lock."""
+        self._drop_drained(instance)
+        waits = any(lora.state == "available" for lora in instance.loras.values())
+        if not waits or self._has_place(instance):
             return
-        log.info("LoRA %s of %s has another source now", name, instance.name)
-        del instance.loras[name]
-        instance.memory_bytes -= fitted.nbytes
-        self._enqueue(instance, name, source, files, (name, fitted))
-
-    def _needed(self, adapter: Adapter) -> set[str]:
-        """Names of the LoRA adapters that open requests of a model need."""
-        return {job.call.lora for job in self._book.jobs() if job.adapter is adapter}
-
-    def _enqueue(
-        self,
-        instance: Instance,
-        name: str,
-        source: LoraSource,
-        files: lora_files.Files,
-        evicted: tuple[str, FittedLora] | None = None,
-    ) -> None:
-        """Begin a load, if there is a place for it; `evicted` is what has left for it already."""
-        adapter = instance.adapter
-        if adapter is None:
+        loaded = {lora.serial: lora for lora in instance.loras.values() if lora.state == "loaded"}
+        if not loaded or any(lora.state == "unloading" for lora in instance.loras.values()):
             return
-        if evicted is None and sum(lora.state != "failed" for lora in instance.loras.values()) >= self._most:
-            evicted = self._make_place(instance, adapter)
-            if evicted is None:
-                return
-        state = instance.loras[name] = LoraState(files, instance.entry.loras.get(name))
-        self._due.append(_Load(instance, adapter, name, source, state, evicted))
-        if self._running < (1 if self._crashes.suspects else self._threads):
-            self._running += 1
-            # PERF: a thread of its own, whose OpenMP team ends with it.
-            vital_thread(f"load-lora-{name}", self._load_due).start()
-        self._states.announce(instance)
-
-    def _make_place(self, instance: Instance, adapter: Adapter) -> tuple[str, FittedLora] | None:
-        """Forget the adapter that was used longest ago, of those that no open request needs; one that leaves first."""
-        needed = self._needed(adapter)
-        idle = [
-            (lora.state == "loaded", lora.last_used, name, lora.fitted)
-            for name, lora in instance.loras.items()
-            if lora.fitted is not None and name not in needed
+        needed = self._needed(instance)
+        residents = [
+            eviction.Resident(lora.serial, lora.nbytes, lora.last_used, busy=lora.key in needed)
+            for lora in loaded.values()
         ]
-        if not idle:
-            _end_a_turn(instance, time.monotonic())
-            return None
-        _, _, name, fitted = min(idle, key=lambda each: each[:2])
-        log.info("LoRA %s of %s leaves for another one", name, instance.name)
-        del instance.loras[name]
-        instance.memory_bytes -= fitted.nbytes
-        return name, fitted
+        first = eviction.order(residents)[0]
+        oldest = min(loaded.values(), key=lambda lora: lora.since)
+        if not first.busy:
+            log.info("%s leaves for another one", loaded[first.serial].title)
+            self._unload(loaded[first.serial], "memory")
+        elif time.monotonic() - oldest.since >= TURN_S:
+            self._unload(oldest, "memory")
 
-    def _load_due(self) -> None:
-        """Load what is due until nothing is."""
-        while True:
-            with self._states.lock:
-                if not self._due:
-                    self._running -= 1
-                    return
-                load = self._due.popleft()
-            self._load(load)
-            # NOTE: a thread that waits must not keep the model in memory.
-            del load
+    def _has_place(self, instance: Instance) -> bool:
+        held = sum(lora.state in ("loading", "loaded", "unloading") for lora in instance.loras.values())
+        return held < self._places
 
-    def _load(self, load: _Load) -> None:
-        layers = load.adapter.loras
-        if layers is not None and load.evicted is not None:
-            self._run(partial(layers.remove, *load.evicted))
-        found = self._attempt(load.adapter, load.instance.entry, load.name, load.source)
-        with self._states.lock:
-            load.state.end(found, time.monotonic())
-            if load.instance.loras.get(load.name) is load.state:
-                load.instance.memory_bytes += load.state.nbytes
-            self._states.announce(load.instance)
+    def finish_drains(self) -> bool:
+        """Drop adapters that no open request needs any more; whether others are still needed. Wants the lock."""
+        draining = [self._drop_drained(each) for each in self.states.instances() if each.loras]
+        return any(draining)
+
+    def _drop_drained(self, instance: Instance) -> bool:
+        draining = [lora for lora in instance.loras.values() if lora.state == "unloading"]
+        if not draining:
+            return False
+        needed = self._needed(instance)
+        ended = [lora for lora in draining if lora.key not in needed]
+        for lora in ended:
+            lora.rest()
+            instance.drop_lora(lora)
+        if ended:
+            self.states.announce(instance)
+        return len(ended) < len(draining)
+
+    def may_begin(self, item: LoraAdapter) -> bool:
+        """Whether the model has a place for it. What is in line for a model that has gone leaves the line."""
+        parent = item.parent
+        if parent.loras.get(item.key) is not item:
+            self.line.withdraw(item)
+            return False
+        return parent.state == "loaded" and self._has_place(parent) and super().may_begin(item)
+
+    def begin(self, item: LoraAdapter) -> None:
+        """The adapter takes a place. Wants the lock."""
+        item.begin(demanded=True)
+        self.states.announce(item.parent)
+
+    def load(self, item: LoraAdapter) -> FittedLora:
+        """An adapter that is installed and proven, in the place of those that have left."""
+        with self.states.lock:
+            adapter, dropped = item.parent.adapter, item.parent.dropped_loras
+            item.parent.dropped_loras = []
+        if adapter is None or adapter.loras is None:
+            raise LoadAbandoned("its model has gone")
+        for key, fitted in dropped:
+            self._run_on_device(partial(adapter.loras.remove, key, fitted))
+        return self._fit(adapter, item)
 
     def load_first(self, instance: Instance, adapter: Adapter) -> None:
-        """Load the adapters that profiles of a model name; on its loading thread, before anybody can use it."""
+        """Load the adapters that profiles of a model name; on its loading thread, before anybody can use the model."""
         if adapter.loras is None:
             return
-        for name in _named(instance.entries)[: self._most]:
-            source = lora_files.find(instance.entry, self._dirs, name)
+        for key in _named(instance.entries)[: self._places]:
+            source = lora_files.find(instance.entry, self._dirs, key)
             if source is None:
-                log.warning(
-                    "model %s: a profile names the LoRA %s, which does not exist", instance.name, name
-                )
+                log.warning("model %s: a profile names the LoRA %s, which does not exist", instance.name, key)
                 continue
-            state = instance.loras[name] = LoraState(
-                lora_files.state_of(source), instance.entry.loras.get(name)
-            )
-            state.end(self._attempt(adapter, instance.entry, name, source), time.monotonic())
+            files, named = lora_files.state_of(source), instance.entry.loras.get(key)
+            lora = instance.loras[key] = LoraAdapter(instance, key, source, files, named)
+            lora.begin(demanded=False)
+            self.run_here(lora, partial(self._fit, adapter, lora))
 
-    def _attempt(
-        self, adapter: Adapter, entry: ModelEntry, name: str, source: LoraSource
-    ) -> FittedLora | LoadFailure:
-        """One load and its outcome. One that this process died of twice is not tried again for a while."""
-        began, mark = time.monotonic(), f"{entry.id} {name}"
-        verdict = self._crashes.verdict(mark)
-        if verdict is not None:
-            return verdict
-        self._crashes.begin(mark)
-        try:
-            fitted = self._fitted(adapter, entry, name, source)
-        except Exception as error:
-            found = failure.classify(error)
-            text = "LoRA %s of %s failed to load: %s: %s"
-            log.warning(text, name, entry.id, found.error_class, found.message)
-            return found
-        finally:
-            self._crashes.end(mark)
-        log.info("LoRA %s of %s loaded in %.1f s", name, entry.id, time.monotonic() - began)
-        return fitted
-
-    def _fitted(self, adapter: Adapter, entry: ModelEntry, name: str, source: LoraSource) -> FittedLora:
-        """An adapter that is installed and proven: the canned inferences run all its layers and give finite values."""
+    def _fit(self, adapter: Adapter, lora: LoraAdapter) -> FittedLora:
+        """Read, install and prove: the canned inferences run all its layers and give finite values."""
         layers = adapter.loras
         assert layers is not None
-        fitted = layers.fit(lora_files.fetch(source))
-        self._run(partial(_install, layers, adapter, entry, name, fitted))
+        fitted = layers.fit(lora_files.fetch(lora.source))
+        self._run_on_device(partial(_install, layers, adapter, lora.parent.entry, lora.key, fitted))
         return fitted
 
+    def succeeded(self, item: LoraAdapter, result: FittedLora, seconds: float) -> None:
+        """The adapter takes requests, if its model is still there."""
+        log.info("%s loaded in %.1f s", item.title, seconds)
+        item.succeed(result, time.monotonic())
+        self.states.announce(item.parent)
 
-def _end_a_turn(instance: Instance, now: float) -> None:
-    """All adapters are needed: the one that came first takes nothing new, unless one leaves already."""
-    loras = [lora for lora in instance.loras.values() if lora.state in ("loaded", "leaving")]
-    oldest = min(loras, key=lambda lora: lora.since, default=None)
-    if oldest is None or any(lora.state == "leaving" for lora in loras):
-        return
-    if now - oldest.since >= TURN_S:
-        oldest.move("leaving", now)
+    def failed(self, item: LoraAdapter, reason: LoadFailure | None) -> None:
+        """The adapter is failed, or forgotten if the load was given up."""
+        if reason is not None:
+            item.fail(reason, time.monotonic())
+        elif item.parent.loras.get(item.key) is item:
+            item.rest()
+            item.parent.drop_lora(item)
+        self.states.announce(item.parent)
 
 
 def _install(layers: LoraLayers, adapter: Adapter, entry: ModelEntry, name: str, fitted: FittedLora) -> None:

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -30,6 +31,8 @@ from workers.lifecycle.memory_budget import Budget
 from workers.scheduling.jobs import JobBook
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +65,37 @@ class ServedModel:
         )
 
 
+class LoadLine(Generic[T]):
+    """What is due to be loaded: first what requests wait for, then what only the start asked for."""
+
+    def __init__(self) -> None:
+        self._first: deque[T] = deque()
+        self._later: deque[T] = deque()
+
+    def add(self, item: T, first: bool) -> None:
+        """Line up behind all others; `first` goes before what only the start asked for."""
+        (self._first if first else self._later).append(item)
+
+    def add_before_all(self, item: T) -> None:
+        """Line up before all others."""
+        self._first.appendleft(item)
+
+    def withdraw(self, item: T) -> bool:
+        """Leave the line; whether it was there."""
+        line = next((line for line in (self._first, self._later) if item in line), None)
+        if line is not None:
+            line.remove(item)
+        return line is not None
+
+    def next(self, may_begin: Callable[[T], bool]) -> T | None:
+        """Take the next of those that may begin; `may_begin` may withdraw what it is asked about."""
+        for item in [*self._first, *self._later]:
+            if may_begin(item):
+                self.withdraw(item)
+                return item
+        return None
+
+
 class ModelStates:
     """States of all models; `changed` is called after every change of them."""
 
@@ -88,8 +122,7 @@ class ModelStates:
         """Serials of the instances that the start waits for."""
         self._by_facts: dict[bytes, Instance] = {}
         self._leaving: list[Instance] = []
-        self._due: deque[Instance] = deque()
-        self._due_later: deque[Instance] = deque()
+        self.due: LoadLine[Instance] = LoadLine()
         self._preloaded: set[int] = set()
 
     def find(self, name: str) -> ServedModel | None:
@@ -211,38 +244,26 @@ class ModelStates:
     def enqueue(self, instance: Instance, demanded: bool) -> None:
         """A load is due."""
         instance.begin(demanded)
-        (self._due if demanded else self._due_later).append(instance)
+        self.due.add(instance, first=demanded)
         self.announce(instance)
 
     def again(self, instance: Instance) -> None:
         """A load that has begun is to begin anew, before all others."""
-        self._due.appendleft(instance)
+        self.due.add_before_all(instance)
         self.announce(instance)
-
-    def next_due(self, may_begin: Callable[[Instance], bool]) -> Instance | None:
-        """The next load to begin of those that may: what requests wait for, then what only the start asked for."""
-        for line in (self._due, self._due_later):
-            for instance in line:
-                if may_begin(instance):
-                    line.remove(instance)
-                    return instance
-        return None
 
     def promote(self, instance: Instance) -> None:
         """A load that only the start asked for is wanted now."""
         instance.demanded, instance.abandoned, instance.wanted = True, False, True
-        if instance in self._due_later:
-            self._due_later.remove(instance)
-            self._due.append(instance)
+        if self.due.withdraw(instance):
+            self.due.add(instance, first=True)
         self.lock.notify_all()
 
     def abandon(self, instance: Instance) -> None:
         """Nobody wants this load any more; it ends here, or soon when it runs."""
         instance.abandoned, instance.wanted = True, False
-        for line in (self._due, self._due_later):
-            if instance in line:
-                line.remove(instance)
-                self.end(instance, instance.rest)
+        if self.due.withdraw(instance):
+            self.end(instance, instance.rest)
 
     def end(self, instance: Instance, how: Callable[[], None]) -> None:
         """A load or an unloading has ended; `how` is the change of the instance's state.
