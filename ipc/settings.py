@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from ipc.machine import available_cores, count_gpus
 from ipc.processes.paths import RunPaths, default_run_root
 from ipc.setting_sources import PREFIX, Sources
 
@@ -327,15 +328,7 @@ class Settings(Section, frozen=True):
     @property
     def frontend_count(self) -> int:
         """Gunicorn children."""
-        return self.server.frontends or max(1, min(4, (os.cpu_count() or 2) // 2))
-
-
-def count_gpus() -> int:
-    """NVIDIA devices visible to this process, without importing torch."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+        return self.server.frontends or max(1, min(4, available_cores() // 2))
 
 
 def load(

@@ -1,4 +1,4 @@
-"""`penstock serve | worker | check | doctor | sweep | models | verify | layout | keys | openapi | version`.
+"""`penstock serve | worker | check | doctor | sweep | models | verify | tune | layout | keys | openapi | version`.
 
 Flags become settings, and settings travel to Gunicorn and the workers as environment variables. Exit codes: 0 fine,
 2 wrong command line, 3 wrong configuration, 1 anything else.
@@ -10,13 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from frontend.access import api_keys
-from frontend.arbiter import owning
-from frontend.arbiter.configuration import restrictions_of
-from frontend.http import listeners
-from frontend.tracing import otlp
 from ipc import settings
 from ipc.errors import ConfigError
 from ipc.processes import starting as processes
@@ -24,7 +18,8 @@ from ipc.processes import sweep
 from ipc.processes.liveness import SlotLock, SlotTaken
 from ipc.processes.paths import asset
 from ipc.version import VERSION
-from penstock import catalog, doctor, keys, layout, models
+from penstock import checking, doctor, keys, layout, models
+from penstock.tuning import command as tuning
 
 EXIT_CONFIG = 3
 
@@ -66,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     _common(sweeper)
     sweeper.add_argument("--slot", type=int, help="only this worker slot")
     models.add_parsers(commands, _common)
+    tuning.add_parser(commands, _common)
     keys.add_parser(commands)
     layout.add_parser(commands)
     commands.add_parser("openapi", help="print the OpenAPI document of the HTTP surface")
@@ -135,16 +131,18 @@ def _run(options: argparse.Namespace) -> int:
             return _sweep(config, options.slot)
         if options.command == "doctor":
             return doctor.run(config)
+        if options.command == "tune":
+            return tuning.run(options, config, flags)
         if options.command in ("models", "verify"):
             return models.run(options, config)
-        return _check(config)
+        return checking.run(config)
     except ConfigError as error:
         print(f"penstock: {error.message}", file=sys.stderr)
         return EXIT_CONFIG
 
 
 def _serve(options: argparse.Namespace, flags: dict[str, str], config: settings.Settings) -> int:
-    catalog.read(config)
+    checking.read(config)
     # The process becomes Gunicorn, so that signals and systemd see one main process.
     return _become(options, flags, "frontend.arbiter.program", "-c", str(asset("gunicorn.conf.py")))
 
@@ -155,21 +153,6 @@ def _become(options: argparse.Namespace, flags: dict[str, str], module: str, *ar
     if options.config:
         environment["PENSTOCK_CONFIG"] = options.config
     os.execve(sys.executable, processes.command(module, *arguments), environment)
-
-
-def _check(config: settings.Settings) -> int:
-    models = catalog.read(config)
-    if config.server.keys_file:
-        api_keys.read(Path(config.server.keys_file))
-    otlp.check(config.tracing)
-    listeners.check(config)
-    restrictions_of(config)
-    if wrong := catalog.mistakes(models):
-        print("\n".join(f"penstock: {each}" for each in wrong), file=sys.stderr)
-        return EXIT_CONFIG
-    owning.check(config)
-    print(f"settings are valid; {catalog.summary(models)}")
-    return 0
 
 
 def _sweep(config: settings.Settings, slot: int | None) -> int:

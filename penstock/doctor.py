@@ -14,11 +14,12 @@ from frontend.http import listeners
 from frontend.server import descriptors
 from ipc import addresses, extras
 from ipc.errors import ConfigError, PenstockError
+from ipc.machine import available_cores, count_gpus
 from ipc.processes.liveness import is_held
 from ipc.processes.paths import SERVER, prepare_run_dir
-from ipc.settings import Settings, count_gpus
+from ipc.settings import Settings
 from ipc.version import VERSION
-from penstock import catalog, families
+from penstock import checking, families
 
 Finding = tuple[bool, str]
 PACKAGES = (
@@ -54,7 +55,7 @@ def _devices(config: Settings) -> Iterator[Finding]:
     gpus = count_gpus()
     yield (
         True,
-        f"{os.cpu_count()} cores, {gpus} GPU device nodes; "
+        f"{available_cores()} cores, {gpus} GPU device nodes; "
         f"{config.worker_count} workers, {config.frontend_count} frontends",
     )
     try:
@@ -122,11 +123,11 @@ def _port(config: Settings) -> Iterator[Finding]:
 
 def _catalog(config: Settings) -> Iterator[Finding]:
     try:
-        models = catalog.read(config)
-        wrong = catalog.mistakes(models)
+        models = checking.read(config)
+        wrong = checking.mistakes(models)
         yield from ((False, f"catalog: {each}") for each in wrong)
         if not wrong:
-            yield True, f"catalog: {catalog.summary(models)}"
+            yield True, f"catalog: {checking.summary(models)}"
     except PenstockError as error:
         yield False, f"catalog: {error.message}"
 
@@ -136,7 +137,7 @@ def _libraries(config: Settings) -> Iterator[Finding]:
     try:
         used = {
             families.FAMILIES[one.adapter].extra
-            for one in catalog.read(config).values()
+            for one in checking.read(config).values()
             if one.adapter in families.FAMILIES
         }
     except PenstockError:

@@ -13,7 +13,7 @@ from ipc import extras
 from ipc.catalog.entries import HubSource, ModelEntry, read_entries
 from ipc.settings import Settings
 from penstock.families import FAMILIES, Family
-from penstock.presence import directory_of, nbytes
+from penstock.files import directory_of, nbytes
 
 _HEAD = ("MODEL", "FAMILY", "INPUTS", "OUTPUTS", "DIMS", "LENGTH", "SERVED", "ON DISK")
 

@@ -58,7 +58,7 @@ def run(options: argparse.Namespace, config: Settings) -> int:
 
 def _run(action: str, options: argparse.Namespace, config: Settings) -> int:
     # NOTE: imported here, since machines that only route have none of the packages that workers need.
-    from penstock import listing, pulling
+    from penstock import files, listing
 
     reading = read_entries(config.catalog.dirs)
     for file in reading.bad:
@@ -69,5 +69,5 @@ def _run(action: str, options: argparse.Namespace, config: Settings) -> int:
     if action == "show":
         return listing.print_one(catalog.find(options.model), as_json=options.json)
     if action == "pull":
-        return max(pulling.pull(catalog.find(name)) for name in options.model)
+        return max(files.pull(catalog.find(name)) for name in options.model)
     return verification.run(catalog.find(options.model), config, as_json=options.json)

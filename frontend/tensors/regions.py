@@ -19,8 +19,9 @@ from pathlib import Path
 
 from frontend.tensors.request import RegionUse
 from ipc.errors import InvalidInput, RegionNotFound, Unsupported
+from ipc.machine import count_gpus
 from ipc.processes.paths import SHM_ROOT
-from ipc.settings import Settings, count_gpus
+from ipc.settings import Settings
 from ipc.store.regions import (
     HANDLE_NBYTES,
     MOST_BYTES,

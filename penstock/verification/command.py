@@ -17,7 +17,7 @@ import msgspec
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import PenstockError
 from ipc.settings import Settings
-from penstock.verification.agreement import Agreement
+from penstock.verification.comparing import Agreement
 
 Limits = tuple[float, float]
 FULL_LIMITS: Limits = (0.9999, 0.99)
@@ -75,8 +75,7 @@ def compare(entry: ModelEntry, settings: Settings) -> Report:
     import torch
     from transformers.utils import logging as transformers_logging
 
-    from penstock.verification import calls, references
-    from penstock.verification.opening import Opening
+    from penstock.verification import comparing, references
     from penstock.verification.ours import Ours
 
     chatter: Any = transformers_logging
@@ -85,18 +84,18 @@ def compare(entry: ModelEntry, settings: Settings) -> Report:
     references.check(entry.adapter)
     ours = Ours(entry, settings)
     device, precision = ours.device, str(ours.dtype).removeprefix("torch.")
-    opening = Opening(
+    opening = references.Opening(
         entry, ours.directory, device, ours.adapter.max_sequence_length, settings.worker.trust_remote_code
     )
-    mine = calls.answers(ours, entry)
+    mine = comparing.answers(ours, entry)
     del ours
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
     reference = references.open_reference(opening)
-    theirs = calls.answers(reference, entry)
+    theirs = comparing.answers(reference, entry)
     limits = FULL_LIMITS if precision == "float32" else HALF_LIMITS
-    outputs = calls.compared(mine, theirs, entry, limits)
+    outputs = comparing.compared(mine, theirs, entry, limits)
     return Report(entry.id, str(device), precision, reference.name, outputs)
 
 

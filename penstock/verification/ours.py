@@ -14,7 +14,7 @@ from ipc.errors import InferenceFailed
 from ipc.settings import Settings
 from ipc.wire.extraction import Extraction
 from ipc.wire.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
-from penstock.presence import ignore_progress, located
+from penstock.files import ignore_progress, located
 from workers import operations
 from workers.adapters.base import Adapter, ItemFailure, LoadContext, Prepared
 from workers.adapters.registry import resolve

@@ -1,4 +1,4 @@
-"""References that are classes of sentence-transformers, and the choice of a family's reference.
+"""The reference of each family: classes of sentence-transformers, pipelines of transformers, formulas of model cards.
 
 A reference has those of the methods `encode`, `score` and `extract` that its family needs; they answer as those of
 `penstock.verification.ours.Ours`.
@@ -7,18 +7,259 @@ A reference has those of the methods `encode`, `score` and `extract` that its fa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+import torch
+import torch.nn.functional as F
+import transformers
 
 from ipc import extras
+from ipc.catalog.entries import ModelEntry
 from ipc.errors import DependencyConflict, Unsupported
+from ipc.wire.extraction import Classification, Entity, Extraction
 from ipc.wire.messages import InputItem
-from penstock.verification import formulas, pipelines
-from penstock.verification.opening import Opening
-from penstock.verification.pictures import opened
+from penstock.verification.samples import opened
+from workers.adapters.shared.prompting import Prompts
 
 Array = np.ndarray[Any, Any]
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """A model's files and the conditions of the comparison; `length` is in tokens, the reference runs in float32."""
+
+    entry: ModelEntry
+    directory: Path
+    device: torch.device
+    length: int
+    trust_remote_code: bool
+
+    @property
+    def place(self) -> str:
+        """The directory as libraries want it."""
+        return str(self.directory)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments that the model classes of sentence-transformers share."""
+        return {
+            "device": str(self.device),
+            "local_files_only": True,
+            "trust_remote_code": self.trust_remote_code,
+            "model_kwargs": {"dtype": torch.float32},
+        }
+
+    def prompted(self, texts: list[str], *, is_query: bool) -> list[str]:
+        """The texts with the catalog's prompt around them, for libraries that store none."""
+        options = self.entry.runtime
+        prompts = Prompts(
+            named=options.get("prompts", {}),
+            query_template=options.get("query_template"),
+            document_template=options.get("document_template"),
+            default_instruction=options.get("default_instruction"),
+        )
+        before, after = prompts.affixes(None, is_query)
+        return [f"{before}{text}{after}" for text in texts]
+
+
+_JUDGE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+_ANSWER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+_TASK = "Given a web search query, retrieve relevant passages that answer the query"
+_PAIR = "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {text}"
+
+
+class _Plain:
+    """A transformers model in float32, and what reads its inputs."""
+
+    def __init__(self, opening: Opening, model_class: Any, reader_class: Any) -> None:
+        trust = {"local_files_only": True, "trust_remote_code": opening.trust_remote_code}
+        loaded = model_class.from_pretrained(opening.place, dtype=torch.float32, **trust)
+        self._opening, self._device = opening, opening.device
+        self._model = loaded.to(opening.device).eval()
+        self._reader = reader_class.from_pretrained(opening.place, **trust)
+        self.name = f"transformers {transformers.__version__} {type(loaded).__name__}"
+
+
+class BgeM3(_Plain):
+    """XLM-R and the two heads of BAAI/bge-m3, by the formulas of its paper (arXiv 2402.03216, section 3.2)."""
+
+    def __init__(self, opening: Opening) -> None:
+        super().__init__(opening, transformers.AutoModel, transformers.AutoTokenizer)
+        self._sparse, self._colbert = (self._head(name) for name in ("sparse_linear.pt", "colbert_linear.pt"))
+
+    def _head(self, name: str) -> dict[str, torch.Tensor]:
+        state = torch.load(self._opening.directory / name, map_location=self._device, weights_only=True)
+        return {key: value.float() for key, value in state.items()}
+
+    @torch.inference_mode()
+    def encode(self, items: Sequence[InputItem], output: str, *, is_query: bool) -> list[Array]:
+        """Per item: dense [1024], sparse [vocabulary], or multivector [tokens - 1, 1024]."""
+        return [self._one(item.text or "", output) for item in items]
+
+    def _one(self, text: str, output: str) -> Array:
+        inputs = self._reader(text, truncation=True, max_length=self._opening.length, return_tensors="pt")
+        inputs = inputs.to(self._device)
+        hidden = self._model(**inputs).last_hidden_state[0]
+        if output == "dense":
+            return F.normalize(hidden[0], dim=-1).cpu().numpy()
+        if output == "multivector":
+            return F.normalize(F.linear(hidden[1:], **self._colbert), dim=-1).cpu().numpy()
+        weights = F.linear(hidden, **self._sparse).relu().squeeze(-1)
+        vector = torch.zeros(self._model.config.vocab_size, device=self._device)
+        vector.scatter_reduce_(0, inputs["input_ids"][0], weights, "amax")
+        tokenizer = self._reader
+        unused = (
+            tokenizer.cls_token_id,
+            tokenizer.eos_token_id,
+            tokenizer.pad_token_id,
+            tokenizer.unk_token_id,
+        )
+        vector[[token for token in unused if token is not None]] = 0.0
+        return vector.cpu().numpy()
+
+
+class TwoTowers(_Plain):
+    """CLIP and SigLIP: the projected features of the text and the image tower, normalised.
+
+    SigLIP was trained on texts padded to the full length without a mask; its published tokenizers give none.
+    """
+
+    def __init__(self, opening: Opening) -> None:
+        super().__init__(opening, transformers.AutoModel, transformers.AutoProcessor)
+        self._fills = opening.entry.adapter == "siglip"
+
+    @torch.inference_mode()
+    def encode(self, items: Sequence[InputItem], output: str, *, is_query: bool) -> list[Array]:
+        """Per item a vector [dims]."""
+        return [self._one(item) for item in items]
+
+    def _one(self, item: InputItem) -> Array:
+        if item.text is None:
+            inputs = self._reader(images=opened(item.images[:1]), return_tensors="pt").to(self._device)
+            found = self._model.get_image_features(**inputs)
+        else:
+            padding: Any = "max_length" if self._fills else True
+            limits = {"padding": padding, "truncation": True, "max_length": self._opening.length}
+            inputs = self._reader(text=[item.text], return_tensors="pt", **limits).to(self._device)
+            if self._fills:
+                inputs.pop("attention_mask", None)
+            found = self._model.get_text_features(**inputs)
+        features = found if torch.is_tensor(found) else found.pooler_output
+        return F.normalize(features[0].float(), dim=-1).cpu().numpy()
+
+
+class YesOrNo(_Plain):
+    """A causal model that answers with one of two words, by the code on the card of Qwen/Qwen3-Reranker-0.6B."""
+
+    def __init__(self, opening: Opening) -> None:
+        super().__init__(opening, transformers.AutoModelForCausalLM, transformers.AutoTokenizer)
+        options = {**opening.entry.runtime, **opening.entry.loadtime}
+        words = (options.get("negative_token", "no"), options.get("positive_token", "yes"))
+        self._answers = [self._reader.convert_tokens_to_ids(word) for word in words]
+        self._before, self._after = options.get("prefix", _JUDGE), options.get("suffix", _ANSWER)
+        self._pair = options.get("pair_template", _PAIR)
+        self._instruction = options.get("default_instruction", _TASK)
+        self._sigmoid = options.get("activation", "sigmoid") == "sigmoid"
+
+    @torch.inference_mode()
+    def score(self, query: str, texts: Sequence[str]) -> Array:
+        """float32 [texts]: the probability of the positive word, or the difference of both words' logits."""
+        return np.array([self._one(query, text) for text in texts], dtype=np.float32)
+
+    def _one(self, query: str, text: str) -> float:
+        pair = self._pair.replace("{instruction}", self._instruction).replace("{query}", query)
+        parts = (self._before, pair.replace("{text}", text), self._after)
+        ids = [self._reader.encode(part, add_special_tokens=False) for part in parts]
+        room = self._opening.length - len(ids[0]) - len(ids[2])
+        row = torch.tensor([[*ids[0], *ids[1][:room], *ids[2]]], device=self._device)
+        no, yes = self._model(input_ids=row).logits[0, -1, self._answers].float()
+        return float(torch.sigmoid(yes - no) if self._sigmoid else yes - no)
+
+
+class _Pipeline:
+    """One task of transformers over the model's directory."""
+
+    task = ""
+
+    def __init__(self, opening: Opening, **arguments: Any) -> None:
+        self._options = opening.entry.runtime | opening.entry.loadtime
+        pipeline: Any = transformers.pipeline
+        self._run = pipeline(
+            self.task,
+            model=opening.place,
+            device=opening.device,
+            dtype=torch.float32,
+            trust_remote_code=opening.trust_remote_code,
+            **arguments,
+        )
+        self.name = f"transformers {transformers.__version__} pipeline {self.task}"
+
+
+class Entities(_Pipeline):
+    """Token classification with the entry's aggregation."""
+
+    task = "token-classification"
+
+    def __init__(self, opening: Opening) -> None:
+        strategy = opening.entry.runtime.get("aggregation_strategy", "simple")
+        super().__init__(opening, aggregation_strategy=strategy)
+
+    def extract(self, texts: Sequence[str], labels: Sequence[str]) -> list[Extraction]:
+        """Entities of each text."""
+        return [Extraction(entities=[_entity(found, text) for found in self._run(text)]) for text in texts]
+
+
+class Classes(_Pipeline):
+    """Text classification, every class scored."""
+
+    task = "text-classification"
+
+    def extract(self, texts: Sequence[str], labels: Sequence[str]) -> list[Extraction]:
+        """Classes of each text."""
+        function = self._options.get("function_to_apply")
+        chosen = {} if function in (None, "auto") else {"function_to_apply": function}
+        return [_classified(self._run(text, top_k=None, **chosen)) for text in texts]
+
+
+class ZeroShotClasses(_Pipeline):
+    """Zero-shot classification by entailment."""
+
+    task = "zero-shot-classification"
+
+    def extract(self, texts: Sequence[str], labels: Sequence[str]) -> list[Extraction]:
+        """The labels of each text, scored."""
+        template = self._options.get("hypothesis_template", "This example is {}.")
+        several = bool(self._options.get("multi_label", False))
+        answers = [
+            self._run(text, candidate_labels=list(labels), hypothesis_template=template, multi_label=several)
+            for text in texts
+        ]
+        return [
+            _classified(
+                [
+                    {"label": label, "score": score}
+                    for label, score in zip(one["labels"], one["scores"], strict=True)
+                ]
+            )
+            for one in answers
+        ]
+
+
+def _entity(found: dict[str, Any], text: str) -> Entity:
+    start, end = int(found["start"]), int(found["end"])
+    label = str(found.get("entity_group") or found["entity"])
+    return Entity(text[start:end], label, float(found["score"]), start, end)
+
+
+def _classified(found: list[dict[str, Any]]) -> Extraction:
+    return Extraction(
+        classifications=[Classification(str(one["label"]), float(one["score"])) for one in found]
+    )
 
 
 def sentence_transformers() -> Any:
@@ -91,13 +332,13 @@ _SENTENCE_TRANSFORMERS: dict[str, Callable[[Opening], Any]] = {
     "cross_encoder": Pairs,
 }
 _OTHERS: dict[str, Callable[[Opening], Any]] = {
-    "bge_m3": formulas.BgeM3,
-    "clip": formulas.TwoTowers,
-    "siglip": formulas.TwoTowers,
-    "qwen3_reranker": formulas.YesOrNo,
-    "ner": pipelines.Entities,
-    "text_classification": pipelines.Classes,
-    "nli_zero_shot": pipelines.ZeroShotClasses,
+    "bge_m3": BgeM3,
+    "clip": TwoTowers,
+    "siglip": TwoTowers,
+    "qwen3_reranker": YesOrNo,
+    "ner": Entities,
+    "text_classification": Classes,
+    "nli_zero_shot": ZeroShotClasses,
 }
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from ipc.errors import ConfigError
-from ipc.settings import Settings, count_gpus
+from ipc.machine import available_cores, count_gpus
+from ipc.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ def select(settings: Settings) -> Device:
         raise ConfigError(
             "this host has a GPU that torch cannot use; install a CUDA build of torch or set worker.device=cpu"
         )
-    threads = settings.worker.torch_threads or max(1, (os.cpu_count() or 1) // settings.worker_count)
+    threads = settings.worker.torch_threads or max(1, available_cores() // settings.worker_count)
     torch.set_num_threads(threads)
     return Device(torch.device("cpu"), "cpu", "cpu", threads)
 

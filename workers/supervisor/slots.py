@@ -10,10 +10,11 @@ import os
 import signal
 import time
 
+from ipc.machine import count_gpus
 from ipc.processes import starting as processes
 from ipc.processes.notify import Listener
 from ipc.processes.paths import RunPaths
-from ipc.settings import Settings, count_gpus
+from ipc.settings import Settings
 from workers.spare import Assignment
 from workers.supervisor.backoff import QUARANTINE_S, Backoff
 from workers.supervisor.child import Child

@@ -1,7 +1,8 @@
-"""The calls that both sides answer, and the comparison of their answers."""
+"""The calls that both sides answer, and how well their answers agree: cosines, order of scores, findings."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,13 +11,79 @@ import numpy as np
 from ipc.catalog.entries import DEFAULT_SIMILARITY, ModelEntry
 from ipc.wire.extraction import Extraction
 from ipc.wire.messages import InputItem
-from penstock.verification import agreement, texts
-from penstock.verification.agreement import Agreement
-from penstock.verification.pictures import drawn
+from penstock.verification import samples
+from penstock.verification.samples import drawn
+
+Vectors = Sequence[np.ndarray[Any, Any]]
+
+
+class Agreement(msgspec.Struct, frozen=True, kw_only=True):
+    """One output compared.
+
+    closest     worst cosine over all items; for scores and findings 1 - the largest difference
+    mean        the same, on average
+    rank        Kendall's tau of the order of documents over all queries; for findings the share that both sides have
+    """
+
+    output: str
+    items: int
+    closest: float
+    mean: float
+    rank: float
+    least_closest: float
+    least_rank: float
+
+    @property
+    def fine(self) -> bool:
+        """Whether both limits are kept."""
+        return self.closest >= self.least_closest and self.rank >= self.least_rank
+
+
+def cosines(ours: Vectors, theirs: Vectors) -> np.ndarray[Any, Any]:
+    """Worst cosine per item, float64 [items].  An item is a vector [dims] or token vectors [tokens, dims].
+
+    Items of another shape count as -1, two zero vectors as 1.
+    """
+    return np.array([_cosine(a, b) for a, b in zip(ours, theirs, strict=True)])
+
+
+def _cosine(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
+    if a.shape != b.shape:
+        return -1.0
+    x, y = (np.atleast_2d(v).astype(np.float64) for v in (a, b))
+    lengths = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    products = (x * y).sum(axis=1)
+    zero = (np.abs(x).sum(axis=1) == 0) & (np.abs(y).sum(axis=1) == 0)
+    found = np.where(lengths > 0, products / np.where(lengths > 0, lengths, 1.0), np.where(zero, 1.0, 0.0))
+    return float(found.min(initial=1.0))
+
+
+def similarities(queries: Vectors, documents: Vectors, similarity: str) -> np.ndarray[Any, Any]:
+    """Scores [queries, documents] by "cosine", "dot" or "maxsim"."""
+    if similarity == "maxsim":
+        return np.array([[(q @ d.T).max(axis=1).sum() for d in documents] for q in queries])
+    left, right = np.stack(queries), np.stack(documents)
+    if similarity == "cosine":
+        left, right = (v / np.maximum(np.linalg.norm(v, axis=1, keepdims=True), 1e-12) for v in (left, right))
+    scores: np.ndarray[Any, Any] = left @ right.T
+    return scores
+
+
+def kendall(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any], tie: float) -> float:
+    """Kendall's tau over the rows of two score tables [queries, documents].
+
+    Pairs of documents whose reference scores differ by at most `tie` have no order and do not count.
+    """
+    left, right = (table[:, :, None] - table[:, None, :] for table in (ours, theirs))
+    ordered = np.abs(right) > tie
+    if not ordered.any():
+        return 1.0
+    return float(np.where(np.sign(left) == np.sign(right), 1.0, -1.0)[ordered].mean())
+
 
 Array = np.ndarray[Any, Any]
 
-SCORED_QUERIES = texts.QUERIES[:5]
+SCORED_QUERIES = samples.QUERIES[:5]
 PAIR_FAMILIES = ("cross_encoder", "qwen3_reranker")
 
 
@@ -35,15 +102,15 @@ def answers(side: Any, entry: ModelEntry) -> Answers:
     Scores of models that also give vectors follow from the vectors and are not asked for.
     """
     found = Answers()
-    queries = [InputItem(text) for text in texts.QUERIES]
-    documents = [InputItem(text) for text in texts.DOCUMENTS]
+    queries = [InputItem(text) for text in samples.QUERIES]
+    documents = [InputItem(text) for text in samples.DOCUMENTS]
     if "image" in entry.inputs and entry.encode_outputs:
         documents = [InputItem(images=[data]) for data in drawn()]
     for output in entry.encode_outputs:
         found.queries[output] = side.encode(queries, output, is_query=True)
         found.documents[output] = side.encode(documents, output, is_query=False)
     if "score" in entry.outputs and not entry.encode_outputs:
-        found.scores = np.stack([side.score(query, texts.DOCUMENTS) for query in SCORED_QUERIES])
+        found.scores = np.stack([side.score(query, samples.DOCUMENTS) for query in SCORED_QUERIES])
     if "json" in entry.outputs:
         found.findings = side.extract(*_labelled(entry.adapter))
     return found
@@ -52,14 +119,14 @@ def answers(side: Any, entry: ModelEntry) -> Answers:
 def _labelled(adapter: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Texts and labels for the extract operation; families with classes of their own get no labels."""
     if adapter == "ner":
-        return texts.NEWS, ()
-    return texts.OPINIONS, texts.OPINION_LABELS if adapter == "nli_zero_shot" else ()
+        return samples.NEWS, ()
+    return samples.OPINIONS, samples.OPINION_LABELS if adapter == "nli_zero_shot" else ()
 
 
 def compared(
     mine: Answers, theirs: Answers, entry: ModelEntry, limits: tuple[float, float]
 ) -> list[Agreement]:
-    """One `Agreement` per output; `limits` are the least closeness and the least rank agreement."""
+    """One `Agreement` per output; `limits` are the least closeness and the least rank"""
     found = [_vectors(output, mine, theirs, entry, limits) for output in mine.queries]
     if mine.scores is not None and theirs.scores is not None:
         found.append(_scores(mine.scores, theirs.scores, limits))
@@ -75,19 +142,17 @@ def _vectors(
         (mine.queries[output], theirs.queries[output]),
         (mine.documents[output], theirs.documents[output]),
     )
-    cosines = np.concatenate([agreement.cosines(*queries), agreement.cosines(*documents)])
+    closeness = np.concatenate([cosines(*queries), cosines(*documents)])
     similarity = entry.outputs[output].similarity or DEFAULT_SIMILARITY[output]
-    ours, reference = (
-        agreement.similarities(q, d, similarity) for q, d in zip(queries, documents, strict=True)
-    )
-    rank = agreement.kendall(ours, reference, _tie(reference, limits))
-    return _agreement(output, cosines, rank, limits)
+    ours, reference = (similarities(q, d, similarity) for q, d in zip(queries, documents, strict=True))
+    rank = kendall(ours, reference, _tie(reference, limits))
+    return _agreement(output, closeness, rank, limits)
 
 
 def _scores(mine: Array, theirs: Array, limits: tuple[float, float]) -> Agreement:
     spread = max(1.0, float(np.ptp(theirs)))
     closeness = 1.0 - np.abs(mine - theirs).ravel() / spread
-    return _agreement("score", closeness, agreement.kendall(mine, theirs, _tie(theirs, limits)), limits)
+    return _agreement("score", closeness, kendall(mine, theirs, _tie(theirs, limits)), limits)
 
 
 def _tie(table: Array, limits: tuple[float, float]) -> float:

@@ -1,14 +1,20 @@
-"""The catalog as the command line checks it: beyond what a server reads, what loads would find out."""
+"""`penstock check`: settings, keys, addresses, and the catalog, also for what only a load would find out."""
 
 from __future__ import annotations
 
 import difflib
 import importlib.util
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from frontend.access import api_keys
+from frontend.arbiter import owning
+from frontend.arbiter.configuration import restrictions_of
+from frontend.http import listeners
+from frontend.tracing import otlp
 from ipc.catalog.entries import (
     AdapterSource,
     Catalog,
@@ -23,6 +29,7 @@ from ipc.catalog.repository.opening import check_models, open_catalog
 from ipc.settings import Settings
 from workers.adapters import registry
 
+EXIT_CONFIG = 3
 MOST_NAMES = 8
 """Names in a summary; `penstock models list` has all of them."""
 _WIDTHS = {
@@ -31,6 +38,22 @@ _WIDTHS = {
     ("splade", "sparse"): ("vocab_size",),
 }
 """Where config.json has the width of an output, by family and output."""
+
+
+def run(config: Settings) -> int:
+    """Print what is wrong, or what is served; returns the exit code. Raises `ConfigError`."""
+    models = read(config)
+    if config.server.keys_file:
+        api_keys.read(Path(config.server.keys_file))
+    otlp.check(config.tracing)
+    listeners.check(config)
+    restrictions_of(config)
+    if wrong := mistakes(models):
+        print("\n".join(f"penstock: {each}" for each in wrong), file=sys.stderr)
+        return EXIT_CONFIG
+    owning.check(config)
+    print(f"settings are valid; {summary(models)}")
+    return 0
 
 
 def read(config: Settings) -> Catalog:

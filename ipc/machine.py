@@ -1,0 +1,46 @@
+"""What this process may use of the machine: cores, memory, GPUs. Nothing here imports a model library."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+"""Of version 2; a container sees its own group here."""
+MEMINFO = Path("/proc/meminfo")
+
+
+def available_cores() -> int:
+    """Cores that the scheduler gives this process: its affinity, or fewer by the quota of its control group."""
+    cores = len(os.sched_getaffinity(0))
+    quota, _, period = _line(CGROUP / "cpu.max").partition(" ")
+    if quota.isdigit() and period.isdigit():
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def free_memory_nbytes() -> int:
+    """Memory that new processes can take before the host, or the limit of the control group, has none; 0 if unknown."""
+    free = 0
+    for line in MEMINFO.read_text().splitlines() if MEMINFO.exists() else ():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) << 10
+    limit, used = _line(CGROUP / "memory.max"), _line(CGROUP / "memory.current")
+    if limit.isdigit() and used.isdigit():
+        free = min(free, max(0, int(limit) - int(used)))
+    return free
+
+
+def count_gpus() -> int:
+    """NVIDIA devices visible to this process."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def _line(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

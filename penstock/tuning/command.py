@@ -1,0 +1,228 @@
+"""`penstock tune MODEL`: measures, prints the table, and writes the settings that were best.
+
+Exit codes: 0 when settings were found, 1 when every trial failed, 3 for wrong settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ipc import machine, settings
+from ipc.catalog.entries import Catalog, ModelEntry, read_entries
+from ipc.errors import ConfigError
+from ipc.settings import Settings
+from penstock.tuning import settings_file, trial
+from penstock.tuning.search import (
+    CPU_TOKENS,
+    CUDA_TOKENS,
+    Choice,
+    Result,
+    Space,
+    best,
+    search,
+    topologies,
+)
+
+SECONDS, QUICK_SECONDS = 9.0, 3.0
+_HEAD = ("workers", "threads", "tokens", "precision", "{}/s", "p50 ms", "alone ms", "memory MB")
+_BAR = 30
+OPERATIONS = {"score": "pairs", "encode": "texts"}
+"""Operations that can be measured, and what they count."""
+
+
+def add_parser(commands: Any, add_flags: Any) -> None:
+    """Add `tune` to the commands; `add_flags` adds what all commands understand."""
+    parser = commands.add_parser(
+        "tune", help="measure workers, threads, batches and precision on this machine, and write the settings"
+    )
+    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument("--quick", action="store_true", help="fewer settings, shorter; about a minute")
+    parser.add_argument("--seconds", type=float, metavar="S", help="length of a trial (default 9, quick 3)")
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path, help="write the settings into this file without asking"
+    )
+    add_flags(parser)
+
+
+def run(options: argparse.Namespace, config: Settings, flags: Mapping[str, str]) -> int:
+    """Measure, print, write. Raises `ConfigError`."""
+    entry = Catalog(read_entries(config.catalog.dirs).entries.values()).find(options.model)
+    operation = operation_of(entry)
+    space = space_of(config, entry, quick=options.quick)
+    load = trial.load_of(entry.id, operation)
+    seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
+    file = options.config or os.environ.get("PENSTOCK_CONFIG", "")
+    progress = Progress(space.trials)
+    results: list[Result] = []
+
+    def once(choice: Choice) -> Result:
+        if reason := _too_large(choice, results):
+            return Result(choice, None, reason)
+        environment = server_environment(entry.id, file, flags, choice)
+        try:
+            return Result(choice, trial.measure(load, environment, choice.workers, seconds))
+        except trial.TrialFailed as error:
+            return Result(choice, None, error.message)
+
+    progress.show("starting")
+    for result in search(space, once):
+        results.append(result)
+        progress.done(_told(result, OPERATIONS[operation]))
+    print(table(results, OPERATIONS[operation]))
+    chosen = best([one for one in results if one.choice.precision == space.precisions[0]])
+    if chosen is None:
+        print("penstock: no trial succeeded", file=sys.stderr)
+        return 1
+    _hint_at_precision(results, chosen)
+    return _offer(chosen.choice, options.write, Path(file) if file else None)
+
+
+def operation_of(entry: ModelEntry) -> str:
+    """The operation to measure. Raises `ConfigError` for a model that has none of those."""
+    if "text" in entry.inputs:
+        if entry.encode_outputs:
+            return "encode"
+        if "score" in entry.outputs:
+            return "score"
+    raise ConfigError(f"tune measures models that encode or score texts; {entry.id} does neither")
+
+
+def space_of(config: Settings, entry: ModelEntry, *, quick: bool) -> Space:
+    """What to try on this machine. The precision in the settings comes first, and is the one that is written."""
+    gpus = machine.count_gpus() if config.worker.device != "cpu" else 0
+    shapes = [(gpus, 0)] if gpus else topologies(machine.available_cores(), quick=quick)
+    tokens = CUDA_TOKENS if gpus else CPU_TOKENS
+    default = config.batch.max_tokens or (32768 if gpus else 2048)
+    precisions = ["bfloat16" if gpus else "float32", "float32" if gpus else "bfloat16"]
+    if config.worker.precision != "auto":
+        precisions.sort(key=lambda name: name != config.worker.precision)
+    if entry.precision:
+        precisions = [entry.precision]
+    return Space(
+        shapes,
+        [default, *(() if quick else (one for one in tokens if one != default))],
+        precisions[:1] if quick else precisions,
+    )
+
+
+def server_environment(model: str, file: str, flags: Mapping[str, str], choice: Choice) -> dict[str, str]:
+    """Environment of a server under test: the settings in use, with the choice, and no part that costs time."""
+    own: dict[str, str | int] = {
+        "catalog.models": model,
+        "catalog.preload": model,
+        "catalog.watch": "false",
+        "grpc.enabled": "false",
+        "log.level": "warning",
+        "repository.dirs": "",
+        "server.keys_file": "",
+        "server.metrics_bind": "",
+        "server.health_bind": "",
+        "server.metrics_on_bind": "true",
+        "tracing.endpoint": "",
+        "worker.spare": 0,
+        "run.state_dir": "",
+        **choice.settings,
+    }
+    environment = {**os.environ, **settings.to_environ(flags)}
+    if file:
+        environment["PENSTOCK_CONFIG"] = file
+    return environment | settings.to_environ({name: str(value) for name, value in own.items()})
+
+
+def _too_large(choice: Choice, results: Sequence[Result]) -> str:
+    """Why a choice is not tried: its workers would not fit into memory, by what one took; empty when they do."""
+    each = [one.measured.memory_nbytes / one.choice.workers for one in results if one.measured is not None]
+    free = machine.free_memory_nbytes()
+    if each and free and max(each) * choice.workers > free:
+        return f"{choice.workers} workers would take {max(each) * choice.workers / 1e6:.0f} MB"
+    return ""
+
+
+class Progress:
+    """How far the search has come, on standard error: one bar that moves on a terminal, else a line for each trial."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._count, self._began = total, 0, time.monotonic()
+
+    def done(self, text: str) -> None:
+        """One more trial has ended."""
+        self._count += 1
+        self.show(text)
+
+    def show(self, text: str) -> None:
+        """Show the present state with a word about the last trial."""
+        if sys.stderr.isatty():
+            filled = _BAR * self._count // self._total
+            bar = "#" * filled + "-" * (_BAR - filled)
+            ends = "\n" if self._count == self._total else ""
+            sys.stderr.write(f"\r\x1b[K[{bar}] {self._count}/{self._total} {text}{ends}")
+        else:
+            seconds = time.monotonic() - self._began
+            sys.stderr.write(f"{self._count}/{self._total} after {seconds:.0f} s: {text}\n")
+        sys.stderr.flush()
+
+
+def _told(result: Result, unit: str) -> str:
+    choice = result.choice
+    name = f"{choice.workers} x {choice.threads or 'gpu'}, {choice.tokens} tokens, {choice.precision}"
+    return f"{name}: " + (f"{result.measured.rate:.1f} {unit}/s" if result.measured else result.failure)
+
+
+def table(results: Sequence[Result], unit: str) -> str:
+    """All results, the best first, those that failed last."""
+    rows = [tuple(cell.format(unit) for cell in _HEAD)]
+    for one in sorted(results, key=lambda one: -(one.measured.rate if one.measured else 0.0)):
+        choice, figures = one.choice, one.measured
+        shown = (str(choice.workers), str(choice.threads or "-"), str(choice.tokens), choice.precision)
+        if figures is None:
+            rows.append((*shown, f"failed: {one.failure}", "", "", ""))
+        else:
+            numbers = (figures.rate, figures.p50_ms, figures.alone_ms)
+            rows.append((*shown, *(f"{n:.1f}" for n in numbers), f"{figures.memory_nbytes / 1e6:.0f}"))
+    widths = [
+        max(len(row[at]) for row in rows if not row[4].startswith("failed")) for at in range(len(_HEAD))
+    ]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _hint_at_precision(results: Sequence[Result], chosen: Result) -> None:
+    other = best([one for one in results if one.choice.precision != chosen.choice.precision])
+    if other and other.measured and chosen.measured and other.measured.rate > chosen.measured.rate:
+        ratio, name = other.measured.rate / chosen.measured.rate, other.choice.precision
+        print(
+            f"{name} gives {ratio:.2f} times as many, and other numbers: see `penstock verify MODEL "
+            f"--set worker.precision={name}`. Set worker.precision to choose it; tune does not."
+        )
+
+
+def _offer(choice: Choice, write: Path | None, used: Path | None) -> int:
+    """Write into the file named by `--write`, or into the one in use after a yes; else print what to write."""
+    values = {name: value for name, value in choice.settings.items() if name != "worker.precision"}
+    path = write or used
+    if path is None:
+        print("\nbest settings:\n" + settings_file.changed("", values), end="")
+        return 0
+    before = path.read_text() if path.exists() else ""
+    after = settings_file.changed(before, values)
+    diff = settings_file.difference(path, before, after)
+    print("\n" + (diff or f"{path} says so already"))
+    if diff and (write is not None or _agreed(path)):
+        settings_file.write(path, after, values)
+        print(f"written to {path}")
+    return 0
+
+
+def _agreed(path: Path) -> bool:
+    """Whether the operator wants the file changed; no without a terminal."""
+    if not sys.stdin.isatty():
+        print(f"not written; `--write {path}` writes without asking")
+        return False
+    return input(f"write this to {path}? [y/N] ").strip().lower() in ("y", "yes")

@@ -1,0 +1,244 @@
+"""One trial: a server with the settings under test, asked by several clients at once, then by one alone.
+
+1. Start the server as `penstock serve` does, on a free port, with a run directory of its own.
+2. Warm up, then let `CLIENTS` connections ask for `seconds`; count the items answered.
+3. Let one connection ask for one item at a time. Read the memory of the workers. Stop the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from ipc import settings
+from ipc.errors import PenstockError
+from ipc.processes import starting as processes
+from ipc.processes.paths import asset
+from penstock.verification.samples import PASSAGES
+
+CLIENTS = 16
+ITEMS = 16
+"""Items of a request."""
+START_S = 600.0
+STOP_S = 40.0
+_LOOK_EVERY_S = 0.1
+_POOL = 256
+"""Different requests of each kind; equal items of one request would be computed once."""
+
+
+class TrialFailed(PenstockError):
+    """A server did not start, or did not answer; the message says why."""
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """Items a second, p50 of a request under load and of one item alone in ms, and memory of all workers in bytes."""
+
+    rate: float
+    p50_ms: float
+    alone_ms: float
+    memory_nbytes: int
+
+
+class Load(msgspec.Struct, frozen=True):
+    """Path of the requests, bodies of `ITEMS` items, and bodies of one item."""
+
+    path: str
+    bodies: Sequence[bytes]
+    single: Sequence[bytes]
+
+
+def load_of(model: str, operation: str) -> Load:
+    """Requests of texts or of a query with texts, of differing lengths; `operation` is encode or score."""
+    chance = random.Random(1)
+
+    def text(number: int) -> str:
+        return f"{number}. " + " ".join(chance.choices(PASSAGES, k=chance.randint(1, 6)))
+
+    numbers = itertools.count()
+
+    def body(items: int) -> bytes:
+        request = {"items": [{"text": text(next(numbers))} for _ in range(items)]}
+        return msgspec.json.encode(request | ({"query": {"text": text(0)}} if operation == "score" else {}))
+
+    return Load(
+        f"/v1/{operation}/{model}", [body(ITEMS) for _ in range(_POOL)], [body(1) for _ in range(_POOL)]
+    )
+
+
+def measure(load: Load, environment: Mapping[str, str], workers: int, seconds: float) -> Measured:
+    """Run one trial; `environment` is that of the server with so many workers. Raises `TrialFailed`."""
+    with _server(environment, workers) as (port, pid):
+        _ask(port, load.path, load.bodies, CLIENTS, seconds / 3)
+        began = time.monotonic()
+        under_load = _ask(port, load.path, load.bodies, CLIENTS, seconds)
+        took = time.monotonic() - began
+        alone = _ask(port, load.path, load.single, 1, seconds / 3)
+        return Measured(
+            rate=len(under_load) * ITEMS / took,
+            p50_ms=median(under_load) * 1e3,
+            alone_ms=median(alone) * 1e3,
+            memory_nbytes=sum(map(_pss_nbytes, _workers(pid))),
+        )
+
+
+def _ask(port: int, path: str, bodies: Sequence[bytes], clients: int, seconds: float) -> list[float]:
+    """Seconds that each request took. Every client sends at least one. Raises `TrialFailed` for a refused one."""
+    taken: list[float] = []
+    refused: list[str] = []
+    until = time.monotonic() + seconds
+
+    def client(first: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_S)
+        headers = {"Content-Type": "application/json", "Accept": "application/msgpack"}
+        try:
+            for number in itertools.count(first, clients):
+                began = time.monotonic()
+                connection.request("POST", path, bodies[number % len(bodies)], headers)
+                answer = connection.getresponse()
+                content = answer.read()
+                if answer.status != 200:
+                    refused.append(f"the server answered {answer.status}: {content[:300]!r}")
+                    return
+                taken.append(time.monotonic() - began)
+                if time.monotonic() > until or refused:
+                    return
+        except (OSError, http.client.HTTPException) as error:
+            refused.append(f"the server did not answer: {error!r}")
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=client, args=(first,), daemon=True) for first in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if refused:
+        raise TrialFailed(refused[0])
+    return taken
+
+
+@contextlib.contextmanager
+def _server(environment: Mapping[str, str], workers: int) -> Iterator[tuple[int, int]]:
+    """Port and pid of a server all of whose workers have loaded their model; gone on exit."""
+    place = Path(tempfile.mkdtemp(prefix="penstock-tune-"))
+    port = _free_port()
+    own = {"server.bind": f"127.0.0.1:{port}", "run.dir": str(place / "run"), "run.instance": f"tune-{port}"}
+    command = processes.command("frontend.arbiter.program", "-c", str(asset("gunicorn.conf.py")))
+    log = place / "log"
+    try:
+        with log.open("wb") as written:
+            process = subprocess.Popen(
+                command,
+                env=processes.environment(environment) | settings.to_environ(own),
+                stdin=subprocess.DEVNULL,
+                stdout=written,
+                stderr=written,
+            )
+        try:
+            _wait(lambda: _is_ready(port, workers), process, log)
+            yield port, process.pid
+        finally:
+            _stop(process)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _is_ready(port: int, workers: int) -> bool:
+    """Whether the frontend has heard of the loaded model from every worker."""
+    metrics = _get(port, "/metrics")
+    joined = sum(line.startswith("penstock_worker_up{") and line.endswith(" 1.0") for line in metrics)
+    loaded = sum(
+        line.startswith("penstock_model_state{") and 'state="loaded"' in line and line.endswith(" 1.0")
+        for line in metrics
+    )
+    return min(joined, loaded) >= workers and bool(_get(port, "/readyz"))
+
+
+def _get(port: int, path: str) -> list[str]:
+    """Lines of the answer to a GET; none unless the answer is 200."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.read().decode().splitlines() if answer.status == 200 else []
+    except (OSError, http.client.HTTPException):
+        return []
+    finally:
+        connection.close()
+
+
+def _wait(condition: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    until = time.monotonic() + START_S
+    while not condition():
+        if process.poll() is not None or time.monotonic() > until:
+            said = log.read_text(errors="replace").strip().splitlines()[-3:]
+            raise TrialFailed("the server did not start: " + " | ".join(said))
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, and SIGKILL to all processes of a server that takes too long; its supervisor then ends the workers."""
+    below = _below(process.pid)
+    process.send_signal(signal.SIGTERM)
+    until = time.monotonic() + STOP_S
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_S)
+    while any(_lives(pid) for pid in below):
+        if time.monotonic() > until:
+            for pid in (process.pid, *below):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            break
+        time.sleep(_LOOK_EVERY_S)
+    process.wait()
+
+
+def _below(pid: int) -> list[int]:
+    """All descendants of a process."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                found += [child, *_below(child)]
+    return found
+
+
+def _lives(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    return False
+
+
+def _workers(pid: int) -> list[int]:
+    """The workers of a server, which are the children of its supervisor: the arbiter's grandchildren."""
+    children = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [grandchild for child in children for grandchild in _below(child)]
+
+
+def _pss_nbytes(pid: int) -> int:
+    """Memory of a process; pages that several processes share count for each in part."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) << 10
+    return 0
