@@ -125,6 +125,10 @@ class Outcome:
     refusal: AccessRefused | None = None
 
 
+_LET_IN = Outcome()
+"""What the gate says of most requests of a server without keys, and of open paths."""
+
+
 class Gate:
     """The keys of a server and the rules for its paths."""
 
@@ -171,9 +175,10 @@ class Gate:
 
     def _decide(self, scope: dict[str, Any], need: scopes.Need, spend: bool = True) -> Outcome:
         if not self.closed:
-            return Outcome(refusal=self._keyless.refusal(scope, need))
+            refused = self._keyless.refusal(scope, need)
+            return _LET_IN if refused is None else Outcome(refusal=refused)
         if not need:
-            return Outcome()
+            return _LET_IN
         try:
             number, entry = self._find(presented_key(scope))
         except Unauthenticated as error:
