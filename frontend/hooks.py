@@ -17,7 +17,7 @@ from frontend.arbiter import announce, configuration, owning
 from frontend.grpc import port
 from frontend.grpc.port import SUCCESSION
 from frontend.http import listeners
-from frontend.server.limits import ServerLimits
+from frontend.server.state import ServerLimits
 from frontend.server.worker import PenstockWorker
 from ipc import logs
 from ipc.addresses import port_of

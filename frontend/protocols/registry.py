@@ -68,11 +68,13 @@ def grpc_services(services: Services) -> list[GrpcService]:
 
 def protocol_of(path: str, known: Sequence[WireProtocol]) -> WireProtocol:
     """The protocol whose prefix fits best, whole segments of the path; the first one serves what no prefix claims."""
-    whole = f"{path}/"
-    fitting = [
-        (len(prefix), p) for p in known for prefix in p.prefixes if whole.startswith(_segments(prefix))
-    ]
-    return max(fitting, key=lambda entry: entry[0])[1] if fitting else known[0]
+    # PERF: asked for every request.
+    whole, best, longest = f"{path}/", known[0], 0
+    for protocol in known:
+        for prefix in protocol.prefixes:
+            if len(prefix) > longest and whole.startswith(_segments(prefix)):
+                best, longest = protocol, len(prefix)
+    return best
 
 
 def _segments(prefix: str) -> str:

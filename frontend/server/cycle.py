@@ -11,18 +11,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from uvicorn._types import ASGI3Application, ASGISendEvent, HTTPResponseBodyEvent
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from frontend.http.disconnect import CALLBACK_KEY, note_disconnect
+from frontend.server.drain import Drain
 from ipc.errors import LeaseRevoked
-
-if TYPE_CHECKING:
-    from frontend.server.protocol import PenstockProtocol
 
 SLICE_BYTES = 512 * 1024
 WRITE_HIGH_WATER_BYTES = 448 * 1024
@@ -33,10 +31,10 @@ _JOINED_BYTES = 64 * 1024
 class _LingeringClose:
     """Stands in for the transport of a cycle whose request body is unread: closing it goes through `linger`."""
 
-    def __init__(self, protocol: PenstockProtocol) -> None:
-        self.write = protocol.transport.write
-        self.is_closing = protocol.transport.is_closing
-        self.close = protocol.linger
+    def __init__(self, transport: asyncio.Transport, linger: Callable[[], None]) -> None:
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.close = linger
 
 
 class _HeadWithBody:
@@ -77,7 +75,10 @@ class _HeadWithBody:
 class Cycle(RequestResponseCycle):
     """The ASGI side of one HTTP request."""
 
-    def __init__(self, protocol: PenstockProtocol, keep_alive: bool, message_event: Any) -> None:
+    def __init__(
+        self, protocol: HttpToolsProtocol, drain: Drain, linger: Callable[[], None], keep_alive: bool
+    ) -> None:
+        """`linger` ends the connection once the client has hung up."""
         super().__init__(
             scope=protocol.scope,
             transport=protocol.transport,
@@ -86,12 +87,12 @@ class Cycle(RequestResponseCycle):
             access_logger=protocol.access_logger,
             access_log=protocol.access_log,
             default_headers=protocol.server_state.default_headers,
-            message_event=message_event,
+            message_event=asyncio.Event(),
             expect_100_continue=protocol.expect_100_continue,
             keep_alive=keep_alive,
             on_response=self._complete,
         )
-        self._protocol = protocol
+        self._protocol, self._drain, self._linger = protocol, drain, linger
         protocol.scope[CALLBACK_KEY] = None  # type: ignore[literal-required]
 
     async def run_asgi(self, app: ASGI3Application) -> None:
@@ -127,8 +128,8 @@ class Cycle(RequestResponseCycle):
     def _settle_connection(self) -> None:
         if self.more_body:
             self.keep_alive = False
-            self.transport = _LingeringClose(self._protocol)  # type: ignore[assignment]
-        elif self._protocol.drain.draining and not self._protocol.pipeline:
+            self.transport = _LingeringClose(self._protocol.transport, self._linger)  # type: ignore[assignment]
+        elif self._drain.draining and not self._protocol.pipeline:
             self.keep_alive = False
         self.transport = _HeadWithBody(self.transport)  # type: ignore[assignment]
 

@@ -16,15 +16,16 @@ import asyncio
 import time
 import urllib.parse
 from collections import deque
+from collections.abc import Sized
 from typing import Any
 
 import httptools
 from uvicorn._types import ASGI3Application, HTTPScope
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from frontend.server.cycle import WRITE_HIGH_WATER_BYTES, Cycle
-from frontend.server.flow import MeteredFlow
 from frontend.server.refusal import (
     RefusedRequest,
     encode,
@@ -40,6 +41,42 @@ _VERSIONS = ("1.0", "1.1")
 _MAX_LINGERING = 1024
 _UNCOUNTED_NBYTES = 64
 """Method, version and line ends, which the limit of a head does not count: how a head is cut up must not matter."""
+
+
+class MeteredFlow(FlowControl):
+    """uvicorn's flow control with a clock that stands still while reading is paused.
+
+    `waiting` holds the requests that wait behind the one in work: while there are any, reading stays paused, so that a
+    client which never stops sending requests cannot fill memory with them.
+    """
+
+    def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
+        super().__init__(transport)
+        self.write_resumed = False
+        self._waiting = waiting
+        self._read_s = 0.0
+        self._reading_since = time.monotonic()
+
+    def reading_s(self, now: float) -> float:
+        """Seconds in which the transport was reading, up to `now` (monotonic)."""
+        return self._read_s if self.read_paused else self._read_s + now - self._reading_since
+
+    def pause_reading(self) -> None:
+        """Stop reading and the clock."""
+        if not self.read_paused:
+            self._read_s += time.monotonic() - self._reading_since
+            super().pause_reading()
+
+    def resume_reading(self) -> None:
+        """Start reading and the clock, unless requests are waiting."""
+        if self.read_paused and not self._waiting:
+            self._reading_since = time.monotonic()
+            super().resume_reading()
+
+    def resume_writing(self) -> None:
+        """Note that the client took enough of the response for the application to go on."""
+        self.write_resumed = True
+        super().resume_writing()
 
 
 class PenstockProtocol(HttpToolsProtocol):
@@ -178,7 +215,7 @@ class PenstockProtocol(HttpToolsProtocol):
             return
         _set_path(self.scope, self.url, self.root_path)
         keep_alive = version != "1.0" and self.parser.should_keep_alive()
-        self.cycle = Cycle(self, keep_alive, asyncio.Event())
+        self.cycle = Cycle(self, self.drain, self.linger, keep_alive)
         self.body_nbytes = 0
         self.body_mark = None
         if self.running is None:

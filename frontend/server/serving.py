@@ -29,10 +29,9 @@ from uvicorn.config import Config
 from uvicorn.server import Server
 
 from frontend.server.drain import Drain
-from frontend.server.limits import ServerLimits
 from frontend.server.protocol import PenstockProtocol
 from frontend.server.refusal import draining, plain
-from frontend.server.state import FrontendState
+from frontend.server.state import FrontendState, ServerLimits
 from frontend.server.sweep import Sweeper
 
 _log = logging.getLogger("uvicorn.error")

@@ -20,10 +20,9 @@ import termios
 import time
 from collections.abc import Callable
 
-from frontend.server.limits import ServerLimits
 from frontend.server.protocol import PenstockProtocol
 from frontend.server.refusal import too_slow
-from frontend.server.state import FrontendState
+from frontend.server.state import FrontendState, ServerLimits
 
 _BODY_PERIODS = 3
 """The average restarts after this many `body_floor_after_s`, so that a fast start does not pay for an endless stall."""
@@ -59,9 +58,12 @@ class Sweeper:
                 expired.append(connection)
         if expired:
             _close_unless_readable(expired)
-        for connection in list(self._state.lingering):
-            if now - connection.lingering_since >= self._limits.linger_s:
-                self._end_lingering(connection, now)
+        for lingering in list(self._state.lingering):
+            if isinstance(lingering, PenstockProtocol) and self._has_lingered(lingering, now):
+                self._end_lingering(lingering, now)
+
+    def _has_lingered(self, connection: PenstockProtocol, now: float) -> bool:
+        return now - connection.lingering_since >= self._limits.linger_s
 
     def _is_expired(self, connection: PenstockProtocol, now: float) -> bool:
         """Apply the deadlines of a busy connection; true for one that has waited long enough for a request."""

@@ -27,9 +27,9 @@ from uvicorn_worker import UvicornWorker
 
 from frontend.server import descriptors
 from frontend.server.drain import DRAIN
-from frontend.server.limits import ServerLimits
 from frontend.server.protocol import PenstockProtocol
 from frontend.server.serving import DrainingServer
+from frontend.server.state import ServerLimits
 from frontend.server.websocket import PenstockWebSocket
 
 

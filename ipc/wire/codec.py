@@ -19,10 +19,36 @@ from typing import Any
 import msgspec
 
 from ipc.errors import ProtocolError
-from ipc.wire.directions import ToFrontend, ToWorker
-from ipc.wire.messages import Models, ModelStatus, Welcome, Wire
+from ipc.wire.messages import (
+    Cancel,
+    Credits,
+    Failure,
+    Goodbye,
+    Hello,
+    Inputs,
+    Leaving,
+    Load,
+    Models,
+    ModelStatus,
+    Ping,
+    Pong,
+    Release,
+    Result,
+    Submit,
+    Unload,
+    Unread,
+    Watch,
+    Welcome,
+    Wire,
+)
+from ipc.wire.stats import Stats
+from ipc.wire.streams import Part, Taken
 
 log = logging.getLogger(__name__)
+
+ToWorker = Hello | Submit | Cancel | Release | Taken | Load | Unload | Ping | Watch | Inputs | Goodbye
+ToFrontend = Welcome | Result | Part | Failure | Unread | Credits | Models | Stats | Leaving | Pong | Goodbye
+"""The messages that each side may send."""
 
 MAX_MESSAGES = 256
 """Most messages of a bundle, and thereby most payloads."""

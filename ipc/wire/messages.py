@@ -1,8 +1,8 @@
 """The structs that cross a process border, and nothing else.
 
-Array-like tagged msgspec structs; `ipc.wire.directions` says which of them, and of `ipc.wire.stats` and
-`ipc.wire.streams`, go which
-way. Durations are nanoseconds, instants are CLOCK_MONOTONIC nanoseconds, costs are tokens.
+Array-like tagged msgspec structs. `ipc.wire.codec` says which of them, and of `ipc.wire.stats` and
+`ipc.wire.streams`, each side may send.
+Durations are nanoseconds, instants are CLOCK_MONOTONIC nanoseconds, costs are tokens.
 """
 
 from __future__ import annotations

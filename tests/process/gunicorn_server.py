@@ -22,7 +22,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _START_S = 20.0
 
 _CONFIG = """
-from frontend.server.limits import ServerLimits
+from frontend.server.state import ServerLimits
 from frontend.server.worker import PenstockWorker
 
 PenstockWorker.limits = ServerLimits(**{limits!r})

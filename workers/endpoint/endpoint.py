@@ -26,7 +26,7 @@ from ipc.memory import input_arena
 from ipc.memory.leases import Block, LeaseTable
 from ipc.processes.paths import RunPaths
 from ipc.wire import codec
-from ipc.wire.directions import ToFrontend, ToWorker
+from ipc.wire.codec import ToFrontend, ToWorker
 from ipc.wire.messages import (
     VERSION,
     BlockRef,

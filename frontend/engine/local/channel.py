@@ -35,7 +35,7 @@ from ipc.memory.arena import ArenaView
 from ipc.memory.input_arena import InputBlock
 from ipc.processes.liveness import open_pidfd, start_ticks
 from ipc.processes.paths import RunPaths
-from ipc.wire.directions import ToFrontend, ToWorker
+from ipc.wire.codec import ToFrontend, ToWorker
 from ipc.wire.messages import (
     VERSION,
     Cancel,

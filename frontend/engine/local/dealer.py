@@ -17,7 +17,7 @@ import zmq
 from ipc.errors import ProtocolError
 from ipc.memory import copies
 from ipc.wire import codec
-from ipc.wire.directions import ToFrontend, ToWorker
+from ipc.wire.codec import ToFrontend, ToWorker
 
 log = logging.getLogger(__name__)
 
