@@ -113,9 +113,9 @@ def _run(options: argparse.Namespace) -> int:
             return 0
         if options.command == "openapi":
             # Imported here: it brings all of the frontend, which no other command needs.
-            from frontend.openapi import routes
+            from frontend.openapi import document
 
-            print(routes.schema().decode())
+            print(document.schema().decode())
             return 0
         if options.command == "keys":
             return keys.run(options)

@@ -1,6 +1,6 @@
-"""The OpenAPI 3.1 document of a table of operations.
+"""The OpenAPI 3.1 document of all operations of this build: those of the protocols, and those of the server itself.
 
-1. All structs that the table names become components, by msgspec; what they refer to follows.
+1. All structs that the table names become components, by msgspec; the structs that they refer to follow.
 2. Every operation gets its parameters, its bodies by `$ref` in each media type, its statuses and their headers.
 3. Headers and parameters that recur are components too.
 """
@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
+import orjson
 
-from frontend.openapi.operation import JSON, Operation
+from frontend.openapi.operation import HTML, JSON, TEXT, Operation, Parameter
+from frontend.protocols.kserve_v2.operations import OPERATIONS as KSERVE
+from frontend.protocols.sie.operations import OPERATIONS as SIE
+from frontend.protocols.sie.operations import ErrorResponse, faults
+from frontend.protocols.trtis_v1.operations import OPERATIONS as TRTIS
+from ipc.version import VERSION
 
 _WORD = re.compile(r"{(\w+)}")
 REF = "#/components/{kind}/{name}"
@@ -174,3 +181,50 @@ def _ref(kind: str, name: str) -> dict[str, str]:
 
 def _struct(struct: type[msgspec.Struct]) -> dict[str, str]:
     return _ref("schemas", struct.__name__)
+
+
+_READY = Parameter("model", "query", "Ask for one model.")
+SERVER = (
+    Operation("get", "/", "Status page, or `OK`.", "server", media=(TEXT, HTML), closed=False),
+    Operation("get", "/healthz", "Whether the process lives.", "server", media=(TEXT,), closed=False),
+    Operation(
+        "get",
+        "/readyz",
+        "Whether traffic is accepted; the second line of a 503 says why not.",
+        "server",
+        media=(TEXT,),
+        errors={404: ErrorResponse, 503: None},
+        parameters=(_READY,),
+        closed=False,
+    ),
+    Operation("get", "/livez", "Whether the process lives.", "server", media=(TEXT,), closed=False),
+    Operation(
+        "get",
+        "/health",
+        "`OK`; that this is a single server, for who asks for JSON.",
+        "server",
+        media=(TEXT, JSON),
+        closed=False,
+    ),
+    Operation(
+        "get",
+        "/metrics",
+        "Prometheus metrics of all processes.",
+        "server",
+        media=(TEXT,),
+        errors=faults(401, 403, 429),
+    ),
+    Operation("get", "/openapi.json", "This document.", "server", closed=False),
+    Operation("get", "/docs", "The page that shows this document.", "server", media=(HTML,), closed=False),
+)
+
+
+def operations() -> tuple[Operation, ...]:
+    """All of them."""
+    return (*SIE, *KSERVE, *TRTIS, *SERVER)
+
+
+@cache
+def schema() -> bytes:
+    """The document as JSON."""
+    return orjson.dumps(document(operations(), VERSION), option=orjson.OPT_INDENT_2)

@@ -10,7 +10,7 @@ import falcon.asgi
 from falcon.asgi import Request, Response
 
 from frontend.http.inline_page import InlinePage
-from frontend.openapi.routes import schema
+from frontend.openapi.document import schema
 
 _HTML = Path(__file__).parent / "assets" / "docs.html"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.openapi.routes import operations, schema
+from frontend.openapi.document import operations, schema
 from tests.harness.browser import browser_page
 from tests.harness.server import Server, serving
 

@@ -21,7 +21,7 @@ from frontend.grpc import wire
 from frontend.grpc.received import Form
 from frontend.http import media
 from frontend.http.rendering import at_once
-from frontend.protocols.kserve_v2 import compression, generate, images, raw, reading
+from frontend.protocols.kserve_v2 import compression, generate, images, reading
 from frontend.protocols.kserve_v2.grpc import counting
 from frontend.protocols.kserve_v2.grpc import reading as grpc_reading
 from frontend.protocols.kserve_v2.schemas import CONTROL
@@ -171,7 +171,7 @@ def kserve_request(data: bytes) -> None:
         for served in SERVED:
             with _refusing(InvalidInput):
                 if length == 0 and tail is not None:
-                    found = raw.parse(served.name, None, served.config, tail)
+                    found = reading.parse_raw(served.name, None, served.config, tail)
                 else:
                     found = reading.parse(served.name, None, head, tail)
                 orjson.dumps([found.id, found.request.parameters])

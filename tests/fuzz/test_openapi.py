@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.openapi.routes import operations
+from frontend.openapi.document import operations
 from tests.fakes.kinds import write_kinds
 from tests.harness.server import ROOT, serving
 

@@ -24,7 +24,7 @@ import grpc
 import pytest
 
 from frontend.access.scopes import need_of
-from frontend.openapi.routes import operations
+from frontend.openapi.document import operations
 from frontend.protocols.registry import grpc_services
 from ipc.protos import kserve_v2_pb2 as kserve
 from ipc.protos import trtis_v1_pb2 as trtis

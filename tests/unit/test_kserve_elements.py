@@ -12,7 +12,7 @@ import orjson
 import pytest
 import torch
 
-from frontend.protocols.kserve_v2 import elements, numbers
+from frontend.protocols.kserve_v2 import elements
 from frontend.tensors.receiving import HEAD_GROWTH
 from ipc.errors import InvalidInput
 from ipc.memory.datatypes import DATATYPES
@@ -165,6 +165,6 @@ def test_a_mistake_in_a_long_text_is_told_without_building_it(monkeypatch: pytes
 
 @pytest.mark.parametrize("datatype", ["FP32", "FP16", "INT64", "BOOL"])
 def test_a_comma_in_a_string_longer_than_a_piece_is_no_border_between_elements(datatype: str) -> None:
-    text = json.dumps(["a" * numbers.PIECE_NBYTES + ",1"]).encode()
+    text = json.dumps(["a" * elements.PIECE_NBYTES + ",1"]).encode()
     with pytest.raises(InvalidInput, match="element 0: expected"):
         elements.read(text, datatype, 1, "x")

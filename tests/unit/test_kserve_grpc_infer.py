@@ -17,7 +17,7 @@ from frontend.engine.scope import plain_scope
 from frontend.protocols.kserve_v2.grpc import infer
 from frontend.protocols.kserve_v2.grpc.counting import STRING_NBYTES
 from frontend.protocols.kserve_v2.grpc.infer import Infer
-from frontend.protocols.kserve_v2.headers import Forwarding
+from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.services import Services
 from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.result import INLINE_CLASSES

@@ -6,7 +6,7 @@ import pytest
 
 from frontend.access.scopes import need_of
 from frontend.protocols.kserve_v2 import paths
-from frontend.protocols.kserve_v2.headers import Forwarding
+from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.protocols.kserve_v2.paths import Target
 from frontend.tensors.request import TensorRequest
 from ipc.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from frontend.protocols.kserve_v2 import raw, reading
+from frontend.protocols.kserve_v2 import reading
 from frontend.protocols.kserve_v2.reading import InferRequest
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput
@@ -238,13 +238,13 @@ def config(*dims: int, datatype: str = "FP32", batch: int = 8, inputs: int = 1) 
     ],
 )
 def test_a_raw_request_is_the_only_input(given: ModelConfig, nbytes: int, shape: list[int]) -> None:
-    found = raw.parse("m", None, given, memoryview(bytes(nbytes)))
+    found = reading.parse_raw("m", None, given, memoryview(bytes(nbytes)))
     assert found.request.inputs[0].shape == shape
     assert found.binary_default
 
 
 def test_a_raw_string_has_no_length_in_front() -> None:
-    found = raw.parse("m", None, config(1, datatype="BYTES"), memoryview(b"hey")).request.inputs[0]
+    found = reading.parse_raw("m", None, config(1, datatype="BYTES"), memoryview(b"hey")).request.inputs[0]
     assert (found.shape, bytes(found.data or b"")) == ([1, 1], b"\3\0\0\0hey")
 
 
@@ -261,7 +261,7 @@ def test_a_raw_string_has_no_length_in_front() -> None:
 )
 def test_a_raw_request_that_does_not_fit_is_refused(given: ModelConfig, nbytes: int) -> None:
     with pytest.raises(InvalidInput):
-        raw.parse("m", None, given, memoryview(bytes(nbytes)))
+        reading.parse_raw("m", None, given, memoryview(bytes(nbytes)))
 
 
 def test_strings_and_keys_are_bounded_and_numbers_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

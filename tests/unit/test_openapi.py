@@ -13,7 +13,7 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator, validate
 
 from frontend import app
-from frontend.openapi.routes import operations, schema
+from frontend.openapi.document import operations, schema
 from ipc import settings
 from penstock import cli
 

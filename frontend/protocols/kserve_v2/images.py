@@ -3,7 +3,7 @@
 1. A model input of four dimensions that is sent as BYTES holds one JPEG or PNG image per element. Headers are looked at
    first: size and pixels of each image and of all of them are bounded before anything is decoded
    (`frontend.http.media`).
-2. Images are decoded as OpenCV does when it leaves them unchanged (`picture_decoding`), cast to the model's datatype,
+2. Images are decoded as OpenCV does when it leaves them unchanged (`pictures`), cast to the model's datatype,
    and brought to its height and width. Values stay what they are: no scaling, no mean.
 3. A model input of UINT8 with one or two dimensions that is sent as BYTES holds one string per element (`strings`).
 
@@ -20,8 +20,8 @@ import numpy as np
 
 from frontend.http import media
 from frontend.http.rendering import Steps
-from frontend.protocols.kserve_v2 import picture_decoding, strings
-from frontend.protocols.kserve_v2.resizing import resize
+from frontend.protocols.kserve_v2 import pictures, strings
+from frontend.protocols.kserve_v2.pictures import resize
 from frontend.tensors.request import InputTensor, Plan
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import BodyTooLarge, InvalidInput
@@ -112,7 +112,7 @@ class Images:
         # NOTE: a file must be opened to know its channels, which is not worth it for one that is too large anyway.
         if channels < 0:
             self._check_nbytes([self.count, height, width])
-            channels = picture_decoding.channels_of(bytes(elements[0]), f"{self.where}: image 0")
+            channels = pictures.channels_of(bytes(elements[0]), f"{self.where}: image 0")
         each = (channels, height, width) if self.transposed else (height, width, channels)
         self._check_nbytes([self.count, *each])
         return Plan([self.count, *each], pixels)
@@ -124,7 +124,7 @@ class Images:
         channels, height, width = self._parted(tuple(shape[1:]))
         for index, element in enumerate(bytes_elements.split(data, self.count, self.where)):
             where = f"{self.where}: image {index}"
-            pixels = picture_decoding.decode(bytes(element), where)
+            pixels = pictures.decode(bytes(element), where)
             self._check_pixels(pixels, (channels, height, width), where)
             yield
             image = resize(_bounded(pixels, dtype), height, width, dtype)

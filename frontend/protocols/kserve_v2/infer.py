@@ -18,9 +18,9 @@ from frontend.access.restricted import Restrictions
 from frontend.http.disconnect import until_disconnect
 from frontend.http.rendering import at_once, in_steps, off_loop
 from frontend.http.responding import send_parts
-from frontend.protocols.kserve_v2 import compression, images, raw, reading, rendering
+from frontend.protocols.kserve_v2 import compression, images, reading, rendering
 from frontend.protocols.kserve_v2.arriving import Arrived, Arriving
-from frontend.protocols.kserve_v2.headers import Forwarding
+from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.protocols.kserve_v2.paths import Target
 from frontend.protocols.kserve_v2.reading import InferRequest
 from frontend.services import Services
@@ -120,7 +120,7 @@ class InferResource:
 
     async def _read(self, served: TensorModel, target: Target, arrived: Arrived) -> InferRequest:
         if arrived.data is not None and not arrived.head_nbytes:
-            return raw.parse(target.name, target.version, served.config, arrived.data)
+            return reading.parse_raw(target.name, target.version, served.config, arrived.data)
         if len(arrived.head) > LONG_NBYTES:
             return await off_loop(reading.parse, target.name, target.version, arrived.head, arrived.data)
         return reading.parse(target.name, target.version, arrived.head, arrived.data)

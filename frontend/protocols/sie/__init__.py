@@ -9,11 +9,10 @@ import falcon
 import falcon.asgi
 
 from frontend.protocols.sie import errors
-from frontend.protocols.sie.admin import AdminResource
 from frontend.protocols.sie.embeddings import EmbeddingsResource
 from frontend.protocols.sie.encode import EncodeResource
 from frontend.protocols.sie.extract import ExtractResource
-from frontend.protocols.sie.models import ModelResource, ModelsResource
+from frontend.protocols.sie.models import AdminResource, ModelResource, ModelsResource
 from frontend.protocols.sie.rerank import RerankResource
 from frontend.protocols.sie.score import ScoreResource
 from frontend.services import Services

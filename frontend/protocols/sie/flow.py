@@ -29,7 +29,7 @@ from frontend.http.rendering import off_loop_if
 from frontend.http.responding import send_parts
 from frontend.http.sending import Part
 from frontend.http.values import UNCHECKED_NBYTES
-from frontend.protocols.sie.ignored import warnings_of
+from frontend.protocols.sie.items import warnings_of
 from frontend.protocols.sie.machine_profile import check_machine_profile
 from frontend.protocols.sie.schemas import Body, EncodeParams, ExtractParams, ScoreRequest, read_aside
 from frontend.services import Services

@@ -1,20 +1,30 @@
-"""Items of a request to what workers take: texts and images.
+"""Items of a request to what workers take: texts and images; and what of a request its model does not read.
 
 1. `check_items` refuses what no model could take.
 2. `inputs_of` refuses what this model does not take.
 3. The headers of images (`images_in`) are looked at by `frontend.http.media`, where that takes long in a thread.
+4. `warnings_of` names what changes nothing. Requests of this contract are written for many models at once, so such
+   fields are accepted; a client asks for the warnings with `warnings: true` or the header `X-Penstock-Warnings: 1`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from frontend.http.texts import check_count, check_texts
-from frontend.protocols.sie.schemas import Item
+from frontend.protocols.sie.schemas import (
+    Body,
+    EncodeParams,
+    EncodeRequest,
+    ExtractParams,
+    ExtractRequest,
+    Item,
+    ScoreRequest,
+)
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
-from ipc.wire.messages import InputItem
+from ipc.wire.messages import InputItem, ModelStatus
 
 MEDIA = ("images", "audio", "video", "document")
 
@@ -76,3 +86,58 @@ def images_in(items: Sequence[Item], query: Item | None = None) -> list[tuple[st
         for where, item in named
         for index, image in enumerate(item.images or ())
     ]
+
+
+_SHARED = frozenset(("profile", "overflow_policy", "lora", "lora_id"))
+_RESOLVED = {
+    EncodeParams: _SHARED
+    | {"instruction", "is_query", "output_types", "output_dtype", "dimensions", "muvera"},
+    ScoreRequest: _SHARED | {"instruction"},
+    ExtractParams: _SHARED,
+}
+"""Options that the server itself reads, by what holds them."""
+_SHOWN = 64
+
+
+def warnings_of(request: Body, entry: ModelEntry, status: ModelStatus) -> list[str]:
+    """One sentence for each field that changes nothing; `status` is that of the loaded model."""
+    params: EncodeParams | ScoreRequest | ExtractParams
+    if isinstance(request, ScoreRequest):
+        before, params = "", request
+    elif isinstance(request, EncodeRequest):
+        before, params = "params.", request.params or EncodeParams()
+    elif isinstance(request, ExtractRequest):
+        before, params = "params.", request.params or ExtractParams()
+    else:
+        return []
+    used = _RESOLVED[type(params)] | set(status.uses)
+    unread = [
+        name for name, value in (params.options or {}).items() if name not in used and value is not None
+    ]
+    found = [f"{before}options.{name[:_SHOWN]}: not read by this model" for name in unread]
+    if isinstance(params, ExtractParams):
+        for name in ("labels", "output_schema", "instruction"):
+            if getattr(params, name) and name not in used:
+                found.append(f"params.{name}: not read by this model")
+        found += _repeated(params.labels or [])
+    return [*found, *_left_out(request, entry)]
+
+
+def _repeated(labels: list[str]) -> Iterator[str]:
+    first: dict[str, int] = {}
+    for index, label in enumerate(labels):
+        if first.setdefault(label, index) != index:
+            yield f"params.labels[{index}]: the same label as params.labels[{first[label]}], counted once"
+
+
+def _left_out(request: EncodeRequest | ScoreRequest | ExtractRequest, entry: ModelEntry) -> Iterator[str]:
+    items = {f"items[{index}]": item for index, item in enumerate(request.items)}
+    if isinstance(request, ScoreRequest):
+        items = {"query": request.query, **items}
+    places: dict[str, list[str]] = {}
+    for where, item in items.items():
+        for name in foreign_inputs(item, entry):
+            places.setdefault(name, []).append(where)
+    for name, found in places.items():
+        more = f" and {len(found) - 1} other items" if len(found) > 1 else ""
+        yield f"{found[0]}.{name}{more}: left out, this model takes {', '.join(entry.inputs)}"

@@ -1,13 +1,277 @@
-"""The routes of this contract for the schema, one row each."""
+"""The routes of this contract for the API's description, one row each, and the bodies of their answers as types.
+
+Answers are written by hand where they are rendered, since they are large. Arrays are lists in JSON; in msgpack every
+`values`, `indices`, `scale` and `offset` array is a msgpack-numpy map.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from frontend.openapi.operation import JSON, MSGPACK, Operation, Parameter
-from frontend.protocols.sie import answers, schemas
+from frontend.protocols.sie import schemas
+from ipc.wire.extraction import Classification, DetectedObject, Entity, Relation
+
+Dtype = Literal["float32", "float16", "int8", "uint8", "binary"]
+Number = int | float
+
+
+class ItemFault(msgspec.Struct):
+    """Why one item failed while its neighbours did not."""
+
+    code: str
+    message: str
+
+
+class DenseVector(msgspec.Struct):
+    """One vector; `scale` and `offset` come with int8 and uint8."""
+
+    dims: int
+    dtype: Dtype
+    values: list[Number]
+    scale: float | UnsetType = UNSET
+    offset: float | UnsetType = UNSET
+
+
+class SparseVector(msgspec.Struct):
+    """Values at some of `dims` indices."""
+
+    dims: int | None
+    dtype: Dtype
+    indices: list[int]
+    values: list[Number]
+
+
+class MultiVector(msgspec.Struct):
+    """One vector per token; `scale` and `offset` hold one number per token."""
+
+    token_dims: int
+    num_tokens: int
+    dtype: Dtype
+    values: list[list[Number]]
+    scale: list[float] | UnsetType = UNSET
+    offset: list[float] | UnsetType = UNSET
+
+
+class EncodeResult(msgspec.Struct):
+    """What was asked for of one item, in the order of the request."""
+
+    id: str | UnsetType = UNSET
+    dense: DenseVector | UnsetType = UNSET
+    sparse: SparseVector | UnsetType = UNSET
+    multivector: MultiVector | UnsetType = UNSET
+    error: ItemFault | UnsetType = UNSET
+
+
+class Timing(msgspec.Struct):
+    """Milliseconds by phase."""
+
+    total_ms: float
+    queue_ms: float
+    tokenization_ms: float
+    inference_ms: float
+    postprocessing_ms: float | None
+
+
+class EncodeUsage(msgspec.Struct):
+    """Tokens of each item, and the indices of items that were cut."""
+
+    tokens: list[int]
+    truncated: list[int]
+
+
+class EncodeResponse(msgspec.Struct):
+    """Answer of encode; `warnings` are there when the request asks for them."""
+
+    model: str
+    items: list[EncodeResult]
+    timing: Timing
+    usage: EncodeUsage | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
+
+
+class ScoreEntry(msgspec.Struct):
+    """One item at its rank, 0 for the best."""
+
+    item_id: str
+    score: float
+    rank: int
+
+
+class ScoreResponse(msgspec.Struct):
+    """Answer of score, best first; `warnings` as for encode."""
+
+    model: str
+    query_id: str | None
+    scores: list[ScoreEntry]
+    usage: EncodeUsage | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
+
+
+class ExtractResult(msgspec.Struct):
+    """What was found in one item; what a model does not give is empty."""
+
+    id: str
+    entities: list[Entity]
+    relations: list[Relation]
+    classifications: list[Classification]
+    objects: list[DetectedObject]
+    data: dict[str, Any]
+    error: ItemFault | UnsetType = UNSET
+
+
+class ExtractResponse(msgspec.Struct):
+    """Answer of extract; `warnings` as for encode."""
+
+    model: str
+    items: list[ExtractResult]
+    usage: EncodeUsage | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
+
+
+class Usage(msgspec.Struct):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    total_tokens: int
+    truncated: list[int] | UnsetType = UNSET
+
+
+class Embedding(msgspec.Struct):
+    """One vector, as numbers or as base64 of little-endian float32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsResponse(msgspec.Struct):
+    """Answer of embeddings, in the OpenAI form."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class RerankResult(msgspec.Struct):
+    """A document by its place in the request."""
+
+    index: int
+    relevance_score: float
+    document: dict[str, Any] | UnsetType = UNSET
+
+
+class RerankResponse(msgspec.Struct):
+    """Answer of rerank, best first."""
+
+    id: str
+    object: Literal["list"]
+    model: str
+    results: list[RerankResult]
+    usage: Usage
+    meta: dict[str, Any]
+
+
+class LoadFault(msgspec.Struct):
+    """Why the last load failed."""
+
+    code: str
+    message: str
+    attempts: int
+    permanent: bool
+
+
+class ProfileInfo(msgspec.Struct):
+    """A named variation of a model."""
+
+    is_default: bool
+    output_types: list[str]
+    output_similarity: dict[str, str]
+
+
+State = Literal["available", "loading", "loaded", "unloading", "failed"]
+
+
+class ModelInfo(msgspec.Struct):
+    """What a model takes and gives, and its state."""
+
+    name: str
+    inputs: list[str]
+    outputs: list[str]
+    dims: dict[str, int]
+    loaded: bool
+    state: State
+    last_error: LoadFault | None
+    max_sequence_length: int | None
+    profiles: dict[str, ProfileInfo]
+
+
+class OpenAIModel(msgspec.Struct):
+    """A model in the OpenAI form."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelDetails(ModelInfo):
+    """One model in both forms."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelsResponse(msgspec.Struct):
+    """All models in both forms."""
+
+    object: Literal["list"]
+    data: list[OpenAIModel]
+    models: list[ModelInfo]
+
+
+class ModelState(msgspec.Struct):
+    """State of a model after a load or unload was asked for."""
+
+    name: str
+    state: State
+
+
+class ErrorDetail(msgspec.Struct):
+    """Stable code and text of an error; some codes add fields."""
+
+    code: str
+    message: str
+
+
+class ErrorResponse(msgspec.Struct):
+    """An error; on unknown paths and wrong methods `detail` is a text."""
+
+    detail: ErrorDetail | str
+
+
+class OpenAIFault(msgspec.Struct):
+    """The error as OpenAI's clients read it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class OpenAIErrorResponse(msgspec.Struct):
+    """An error in both forms."""
+
+    error: OpenAIFault
+    detail: ErrorDetail
+    message: str
+
 
 CLIENT_FAULTS = (400, 401, 403, 404, 408, 409, 413, 429)
 SERVER_FAULTS = (500, 501, 502, 503, 504)
@@ -26,7 +290,7 @@ ASKING = (
 
 
 def faults(
-    *statuses: int, form: type[msgspec.Struct] = answers.ErrorResponse
+    *statuses: int, form: type[msgspec.Struct] = ErrorResponse
 ) -> dict[int, type[msgspec.Struct] | None]:
     """Errors of these statuses, in `form`."""
     return dict.fromkeys(statuses, form)
@@ -56,7 +320,7 @@ def _openai(path: str, summary: str, body: Any, answer: Any, example: dict[str, 
         "inference",
         body=body,
         answer=answer,
-        errors=faults(*CLIENT_FAULTS, *SERVER_FAULTS, form=answers.OpenAIErrorResponse),
+        errors=faults(*CLIENT_FAULTS, *SERVER_FAULTS, form=OpenAIErrorResponse),
         parameters=HEADERS,
         timed=True,
         example=example,
@@ -71,7 +335,7 @@ def _admin(action: str, summary: str) -> Operation:
         "admin",
         body=schemas.AdminRequest,
         body_required=False,
-        answer=answers.ModelState,
+        answer=ModelState,
         errors=faults(*CLIENT_FAULTS, *SERVER_FAULTS),
         also={202: "Accepted."},
         parameters=HEADERS,
@@ -85,35 +349,35 @@ OPERATIONS = (
         "/v1/encode/{model}",
         "Vectors of texts and images.",
         schemas.EncodeRequest,
-        answers.EncodeResponse,
+        EncodeResponse,
         {"items": _TEXTS, "params": {"output_types": ["dense"], "output_dtype": "float32"}},
     ),
     _inference(
         "/v1/score/{model}",
         "How well items answer a query.",
         schemas.ScoreRequest,
-        answers.ScoreResponse,
+        ScoreResponse,
         {"query": {"text": "a question"}, "items": _TEXTS},
     ),
     _inference(
         "/v1/extract/{model}",
         "Entities, relations, classifications, objects and structured data.",
         schemas.ExtractRequest,
-        answers.ExtractResponse,
+        ExtractResponse,
         {"items": _TEXTS, "params": {"labels": ["person", "organization"]}},
     ),
     _openai(
         "/v1/embeddings",
         "Vectors in the OpenAI form.",
         schemas.EmbeddingsRequest,
-        answers.EmbeddingsResponse,
+        EmbeddingsResponse,
         {"model": "sentence-transformers/all-MiniLM-L6-v2", "input": ["first text", "second text"]},
     ),
     _openai(
         "/v1/rerank",
         "Documents in the order in which they answer a query, in the form of Cohere and Jina.",
         schemas.RerankRequest,
-        answers.RerankResponse,
+        RerankResponse,
         {"model": "BAAI/bge-reranker-v2-m3", "query": "a question", "documents": ["one", "two"], "top_n": 1},
     ),
     Operation(
@@ -121,7 +385,7 @@ OPERATIONS = (
         "/v1/models",
         "All models.",
         "models",
-        answer=answers.ModelsResponse,
+        answer=ModelsResponse,
         errors=faults(401, 403, 429),
     ),
     Operation(
@@ -129,7 +393,7 @@ OPERATIONS = (
         "/v1/models/{model}",
         "One model.",
         "models",
-        answer=answers.ModelDetails,
+        answer=ModelDetails,
         errors=faults(401, 403, 404, 429),
     ),
     _admin("load", "Load a model; a recorded failure is forgotten."),

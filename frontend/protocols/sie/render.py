@@ -1,7 +1,9 @@
-"""Encode results on the wire: msgpack with raw arrays, or JSON.
+"""Results on the wire: msgpack with raw arrays, or JSON.
 
-msgpack is written as bytes and views on the arrays, in chunks of items that other requests run between. JSON is orjson
-over the arrays, a bounded piece at a time; a large answer is written in a thread.
+1. Encode: msgpack is written as bytes and views on the arrays, in chunks of items that other requests run between. JSON
+   is orjson over the arrays, a bounded piece at a time; a large answer is written in a thread.
+2. Ranked answers are written entry by entry: a call into a serializer keeps the interpreter to itself until it is done,
+   in a thread too, and an entry may hold a whole document.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgpack
 import numpy as np
 import orjson
 
@@ -162,3 +165,44 @@ async def json_array(count: int, entry_nbytes: int, entry_at: Callable[[int], An
 
 def _json(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+PIECE_NBYTES = 256 << 10
+"""Entries are joined up to about this size."""
+
+
+def ranked_parts(body: dict[str, Any], entries: str, json: bool) -> list[bytes]:
+    """`body` as JSON or msgpack, in pieces; `entries` names the field with the list."""
+    pieces, piece = [], bytearray()
+    for written in _ranked_json(body, entries) if json else _ranked_msgpack(body, entries):
+        piece += written
+        if len(piece) >= PIECE_NBYTES:
+            pieces.append(bytes(piece))
+            piece.clear()
+    return [*pieces, bytes(piece)]
+
+
+def _ranked_json(body: dict[str, Any], entries: str) -> Iterator[bytes]:
+    for at, (name, value) in enumerate(body.items()):
+        yield (b"," if at else b"{") + orjson.dumps(name) + b":"
+        if name != entries:
+            yield orjson.dumps(value)
+            continue
+        yield b"["
+        for place, entry in enumerate(value):
+            yield (b"," if place else b"") + orjson.dumps(entry)
+        yield b"]"
+    yield b"}"
+
+
+def _ranked_msgpack(body: dict[str, Any], entries: str) -> Iterator[bytes]:
+    packer = msgpack.Packer()
+    pack: Callable[[Any], bytes] = packer.pack
+    yield packer.pack_map_header(len(body))
+    for name, value in body.items():
+        yield pack(name)
+        if name != entries:
+            yield pack(value)
+            continue
+        yield packer.pack_array_header(len(value))
+        yield from map(pack, value)

@@ -17,7 +17,7 @@ from frontend.http.sending import Part
 from frontend.http.texts import check_shared
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.items import check_items, images_in, input_of, inputs_of
-from frontend.protocols.sie.ranked import write
+from frontend.protocols.sie.render import ranked_parts
 from frontend.protocols.sie.schemas import Body, ScoreRequest
 from ipc.catalog.entries import ModelEntry
 from ipc.wire.field_names import FieldNames
@@ -98,7 +98,7 @@ class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
         beside: dict[str, Any],
         json: bool,
     ) -> list[bytes]:
-        return write(self.answer(request, context, scores, reply, beside), self.entries, json)
+        return ranked_parts(self.answer(request, context, scores, reply, beside), self.entries, json)
 
     @abstractmethod
     def echoed_nbytes(self, request: R) -> int:

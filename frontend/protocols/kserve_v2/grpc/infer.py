@@ -16,7 +16,7 @@ from frontend.protocols.kserve_v2.errors import text_of
 from frontend.protocols.kserve_v2.grpc import counting
 from frontend.protocols.kserve_v2.grpc.reading import EMPTY_FINAL, request_of, version_of
 from frontend.protocols.kserve_v2.grpc.rendering import empty_final, is_long, response_of, stream_error
-from frontend.protocols.kserve_v2.headers import Forwarding
+from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.protocols.kserve_v2.reading import identifying
 from frontend.tensors import running
 from frontend.tensors.models import TensorModel

@@ -12,7 +12,7 @@ from frontend.grpc.service import Answer, Method, Several
 from frontend.protocols.kserve_v2.errors import text_of
 from frontend.protocols.kserve_v2.grpc import counting, management
 from frontend.protocols.kserve_v2.grpc.infer import RAW_INPUT, Infer
-from frontend.protocols.kserve_v2.headers import Forwarding
+from frontend.protocols.kserve_v2.parameters import Forwarding
 from ipc.errors import PenstockError
 from ipc.protos import kserve_v2_pb2 as pb
 from ipc.settings import Kserve
