@@ -27,7 +27,6 @@ from frontend.grpc.accepting import LAST_WORD_S, cut_off
 from frontend.grpc.call import Call
 from frontend.grpc.received import SPLIT_NBYTES, Form, Received
 from frontend.grpc.service import Answer, GrpcService, Method, Several, serialized
-from frontend.grpc.waiting import Waiting
 from frontend.http import tracebacks
 from frontend.services import Services
 from ipc import deadline
@@ -75,7 +74,7 @@ class Unary:
         assert handling is not None
         nbytes = len(answer) if isinstance(answer, bytes) else answer.ByteSize()
         # NOTE: gRPC keeps the bytes of the request too until then.
-        waiting = Waiting(self.services, self.path, nbytes + received_nbytes, cut_off())
+        waiting = UntakenAnswer(self.services, self.path, nbytes + received_nbytes, cut_off())
         handling.add_done_callback(waiting.end)
 
     async def refuse(self, form: Form, error: PenstockError, rpc: Rpc) -> None:
@@ -221,3 +220,45 @@ class Unary:
 
 def _forget(error: BaseException, _: object) -> None:
     tracebacks.forget(error)
+
+
+class UntakenAnswer:
+    """An answer that its client has not taken yet, until `end`: the bytes that this frontend holds, and for how long.
+
+    gRPC takes an answer whole and does not tell how much of the answer has left, so the answer counts whole until
+    all of it has left.
+
+    1. Nothing is counted for `arena.lease_copy_after_s`.
+    2. Afterwards the answer takes its size of `arena.copy_out_bytes`, beside the slow readers of HTTP. Without room the
+       answer is dropped at once, by `drop`, which ends the rpc.
+    3. An answer that was not taken after `server.write_stall_s` is dropped.
+    """
+
+    __slots__ = ("_counted_nbytes", "_drop", "_nbytes", "_path", "_services", "_timer")
+
+    def __init__(self, services: Services, path: str, nbytes: int, drop: Callable[[], None]) -> None:
+        self._services, self._path, self._nbytes, self._drop = services, path, nbytes, drop
+        self._counted_nbytes = 0
+        after_s = services.settings.arena.lease_copy_after_s
+        self._timer = asyncio.get_running_loop().call_later(after_s, self._count)
+
+    def end(self, _: object = None) -> None:
+        """The answer was taken, or its rpc has ended."""
+        self._timer.cancel()
+        self._services.copies.give(self._counted_nbytes)
+        self._counted_nbytes = 0
+
+    def _count(self) -> None:
+        settings = self._services.settings
+        if not self._services.copies.take(self._nbytes):
+            self._end_rpc("no room for what slow clients have not taken yet")
+            return
+        self._counted_nbytes = self._nbytes
+        left_s = settings.server.write_stall_s - settings.arena.lease_copy_after_s
+        self._timer = asyncio.get_running_loop().call_later(
+            max(left_s, 0.0), self._end_rpc, "its client does not read"
+        )
+
+    def _end_rpc(self, why: str) -> None:
+        log.warning("%s: an answer of %d bytes is dropped: %s", self._path, self._nbytes, why)
+        self._drop()

@@ -21,7 +21,7 @@ from frontend.grpc import wire
 from frontend.grpc.received import Form
 from frontend.http import media
 from frontend.http.rendering import at_once
-from frontend.protocols.kserve_v2 import compression, generate, images, reading
+from frontend.protocols.kserve_v2 import generate, images, infer_bodies, reading
 from frontend.protocols.kserve_v2.grpc import counting
 from frontend.protocols.kserve_v2.grpc import reading as grpc_reading
 from frontend.protocols.kserve_v2.schemas import CONTROL
@@ -193,9 +193,9 @@ def kserve_packed(data: bytes) -> None:
     """A content encoding, and a packed body."""
     encoding, body = _first_line(data)
     with _refusing(Unsupported), _refusing(InvalidInput):
-        chosen = compression.encoding_of(encoding)
+        chosen = infer_bodies.encoding_of(encoding)
         if chosen:
-            assert len(at_once(compression.unpack(body, chosen, 1 << 20, 200))) <= 1 << 20
+            assert len(at_once(infer_bodies.unpack(body, chosen, 1 << 20, 200))) <= 1 << 20
 
 
 def bytes_tensor(data: bytes) -> None:
@@ -346,7 +346,7 @@ def request_headers(data: bytes) -> None:
     assert all(
         text.isascii() and text.isprintable() for text in (made.request_id, made.trace_id, made.parent)
     )
-    assert compression.choose(given[2], binary=False) in ("", *compression.OFFERED)
+    assert infer_bodies.choose(given[2], binary=False) in ("", *infer_bodies.OFFERED)
 
 
 TARGETS: dict[str, Target] = {

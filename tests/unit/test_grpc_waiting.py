@@ -18,7 +18,7 @@ from frontend.grpc.door import Door
 from frontend.grpc.server import mount
 from frontend.grpc.service import Method
 from frontend.grpc.streaming import Streams
-from frontend.grpc.waiting import Waiting
+from frontend.grpc.unary import UntakenAnswer
 from ipc.protos import kserve_v2_pb2 as pb
 from tests.fakes.tensors import services_of
 from tests.fuzz.http2 import PREFACE, RST_STREAM, SETTINGS, frame, rpc
@@ -109,9 +109,9 @@ def test_what_is_taken_in_time_is_never_counted(tmp_path: Path) -> None:
     drops: list[str] = []
 
     async def test() -> None:
-        taken = Waiting(made, "/a", NBYTES + 1, lambda: drops.append("taken"))
-        slow = Waiting(made, "/b", NBYTES, lambda: drops.append("slow"))
-        more = Waiting(made, "/c", 1, lambda: drops.append("more"))
+        taken = UntakenAnswer(made, "/a", NBYTES + 1, lambda: drops.append("taken"))
+        slow = UntakenAnswer(made, "/b", NBYTES, lambda: drops.append("slow"))
+        more = UntakenAnswer(made, "/c", 1, lambda: drops.append("more"))
         taken.end()
         assert await until(lambda: drops)
         assert (drops, made.copies.free_nbytes) == (["more"], 0)

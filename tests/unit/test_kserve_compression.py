@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from frontend.http.rendering import at_once
-from frontend.protocols.kserve_v2 import compression
+from frontend.protocols.kserve_v2 import infer_bodies
 from ipc.errors import BodyTooLarge, InvalidInput, Unsupported
 
 TEXT = b'{"inputs": []}' * 50
@@ -19,13 +19,13 @@ PACKED = {"gzip": gzip.compress(TEXT), "deflate": zlib.compress(TEXT)}
 
 @pytest.mark.parametrize("encoding", PACKED)
 def test_a_packed_body_is_unpacked(encoding: str) -> None:
-    assert at_once(compression.unpack(PACKED[encoding], encoding, len(TEXT), 200)) == TEXT
+    assert at_once(infer_bodies.unpack(PACKED[encoding], encoding, len(TEXT), 200)) == TEXT
 
 
 @pytest.mark.parametrize("encoding", PACKED)
 def test_the_limit_is_the_unpacked_size(encoding: str) -> None:
     with pytest.raises(BodyTooLarge, match=r"limits\.max_body_bytes"):
-        at_once(compression.unpack(PACKED[encoding], encoding, len(TEXT) - 1, 200))
+        at_once(infer_bodies.unpack(PACKED[encoding], encoding, len(TEXT) - 1, 200))
 
 
 @dataclass
@@ -55,7 +55,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counts:
             found.made += len(part)
             return part
 
-    monkeypatch.setattr(compression.zlib, "decompressobj", Counting)
+    monkeypatch.setattr(infer_bodies.zlib, "decompressobj", Counting)
     return found
 
 
@@ -64,8 +64,8 @@ def test_a_bomb_ends_at_the_ratio_without_growing_further(encoding: str, counts:
     bomb = zlib.compressobj(9, zlib.DEFLATED, 16 + 15 if encoding == "gzip" else 15)
     packed = b"".join([*(bomb.compress(bytes(1 << 20)) for _ in range(64)), bomb.flush()])
     with pytest.raises(BodyTooLarge, match=r"kserve\.max_unpack_ratio"):
-        at_once(compression.unpack(packed, encoding, 1 << 30, 100))
-    assert counts.made <= max(compression.FREE_NBYTES, 100 * len(packed)) + 1
+        at_once(infer_bodies.unpack(packed, encoding, 1 << 30, 100))
+    assert counts.made <= max(infer_bodies.FREE_NBYTES, 100 * len(packed)) + 1
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_bomb_ends_at_the_ratio_without_growing_further(encoding: str, counts:
 )
 def test_a_large_body_is_not_read_over_and_over(content: bytes, handed: float, counts: Counts) -> None:
     packed = gzip.compress(content, 1)
-    assert at_once(compression.unpack(packed, "gzip", len(content), 2000)) == content
+    assert at_once(infer_bodies.unpack(packed, "gzip", len(content), 2000)) == content
     assert counts.handed <= handed * len(packed)
 
 
@@ -83,13 +83,13 @@ def test_a_large_body_is_not_read_over_and_over(content: bytes, handed: float, c
 def test_what_follows_or_is_missing_is_seen_wherever_the_stream_ends(nbytes: int) -> None:
     content = random.Random(nbytes).randbytes(nbytes)
     packed = zlib.compress(content, 0)
-    assert at_once(compression.unpack(packed, "deflate", nbytes + 1, 200)) == content
+    assert at_once(infer_bodies.unpack(packed, "deflate", nbytes + 1, 200)) == content
     for more in (1, 7, 200_000):
         with pytest.raises(InvalidInput, match=f"^{more} bytes follow the deflate stream"):
-            at_once(compression.unpack(packed + bytes(more), "deflate", nbytes + 1, 200))
+            at_once(infer_bodies.unpack(packed + bytes(more), "deflate", nbytes + 1, 200))
     for less in {1, 4, 5, len(packed) // 2, len(packed)}:
         with pytest.raises(InvalidInput, match="ends before its stream does"):
-            at_once(compression.unpack(packed[:-less], "deflate", nbytes + 1, 200))
+            at_once(infer_bodies.unpack(packed[:-less], "deflate", nbytes + 1, 200))
 
 
 @pytest.mark.parametrize("encoding", PACKED)
@@ -98,7 +98,7 @@ def test_what_follows_or_is_missing_is_seen_wherever_the_stream_ends(nbytes: int
 )
 def test_a_damaged_body_is_refused(encoding: str, damage: object) -> None:
     with pytest.raises(InvalidInput):
-        at_once(compression.unpack(damage(PACKED[encoding]), encoding, 1 << 20, 200))  # type: ignore[operator]
+        at_once(infer_bodies.unpack(damage(PACKED[encoding]), encoding, 1 << 20, 200))  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -106,13 +106,13 @@ def test_a_damaged_body_is_refused(encoding: str, damage: object) -> None:
     [(None, ""), ("", ""), ("identity", ""), ("GZip", "gzip"), (" deflate ", "deflate")],
 )
 def test_content_encodings(header: str | None, encoding: str) -> None:
-    assert compression.encoding_of(header) == encoding
+    assert infer_bodies.encoding_of(header) == encoding
 
 
 @pytest.mark.parametrize("header", ["br", "gzip, deflate", "zstd", "x" * 500])
 def test_other_content_encodings_are_not_supported(header: str) -> None:
     with pytest.raises(Unsupported, match="gzip and deflate"):
-        compression.encoding_of(header)
+        infer_bodies.encoding_of(header)
 
 
 @pytest.mark.parametrize(
@@ -134,11 +134,11 @@ def test_other_content_encodings_are_not_supported(header: str) -> None:
     ],
 )
 def test_the_encoding_of_an_answer(accept: str | None, json: str, binary: str) -> None:
-    assert compression.choose(accept, binary=False) == json
-    assert compression.choose(accept, binary=True) == binary
+    assert infer_bodies.choose(accept, binary=False) == json
+    assert infer_bodies.choose(accept, binary=True) == binary
 
 
 @pytest.mark.parametrize(("encoding", "unpack"), [("gzip", gzip.decompress), ("deflate", zlib.decompress)])
 def test_answers_are_packed_whole(encoding: str, unpack: object) -> None:
-    packed = at_once(compression.pack([b"head", memoryview(b"tail" * 100)], encoding))
+    packed = at_once(infer_bodies.pack([b"head", memoryview(b"tail" * 100)], encoding))
     assert unpack(packed) == b"head" + b"tail" * 100  # type: ignore[operator]

@@ -18,8 +18,8 @@ from frontend.access.restricted import Restrictions
 from frontend.http.disconnect import until_disconnect
 from frontend.http.rendering import at_once, in_steps, off_loop
 from frontend.http.responding import send_parts
-from frontend.protocols.kserve_v2 import compression, images, reading, rendering
-from frontend.protocols.kserve_v2.arriving import Arrived, Arriving
+from frontend.protocols.kserve_v2 import images, infer_bodies, reading, rendering
+from frontend.protocols.kserve_v2.infer_bodies import Arrived, Arriving
 from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.protocols.kserve_v2.paths import Target
 from frontend.protocols.kserve_v2.reading import InferRequest
@@ -152,10 +152,10 @@ class InferResource:
 
     async def _packed(self, req: Request, answer: rendering.Answer) -> tuple[list[bytes | memoryview], str]:
         """The parts of the body, and the encoding that they were packed with."""
-        encoding = compression.choose(req.get_header("Accept-Encoding"), answer.json_nbytes > 0)
+        encoding = infer_bodies.choose(req.get_header("Accept-Encoding"), answer.json_nbytes > 0)
         nbytes = sum(map(len, answer.parts)) if encoding else 0
         if not encoding or nbytes < self._settings.compress_min_bytes:
             return answer.parts, ""
         if nbytes > LONG_NBYTES:
-            return [await in_steps(compression.pack(answer.parts, encoding))], encoding
-        return [at_once(compression.pack(answer.parts, encoding))], encoding
+            return [await in_steps(infer_bodies.pack(answer.parts, encoding))], encoding
+        return [at_once(infer_bodies.pack(answer.parts, encoding))], encoding

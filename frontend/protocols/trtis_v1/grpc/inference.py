@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from frontend.grpc import wire
 from frontend.grpc.call import Call
 from frontend.grpc.service import Answer
 from frontend.http.rendering import off_loop_if
 from frontend.protocols.trtis_v1 import requests, responses
-from frontend.protocols.trtis_v1.grpc.turns import Turn, Turns
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.tensors import checking
 from frontend.tensors.result import TensorResult
 from frontend.tensors.running import book_failure, run
+from ipc.catalog.model_config import ModelConfig
 from ipc.errors import PenstockError
 from ipc.protos import trtis_v1_pb2 as pb
 
@@ -23,24 +27,24 @@ class Inference:
     """Answers one request, alone or in a stream."""
 
     def __init__(self, statuses: Statuses) -> None:
-        self._statuses, self._turns = statuses, Turns()
+        self._statuses, self._order = statuses, AnswerOrder()
 
     async def answer(self, call: Call, request: pb.InferRequest) -> Answer:
-        """The whole response, when its turn has come. Raises the error of the request."""
-        with self._turns.take(call.rpc, request.model_name) as turn:
+        """The whole response. A model that keeps the order waits for earlier answers. Raises the request's error."""
+        with self._order.take(call.rpc, request.model_name) as place:
             try:
-                return await self._infer(call, request, turn)
+                return await self._infer(call, request, place)
             finally:
-                await turn.come()
+                await place.wait()
 
-    async def _infer(self, call: Call, request: pb.InferRequest, turn: Turn) -> Answer:
+    async def _infer(self, call: Call, request: pb.InferRequest, place: PlaceInOrder) -> Answer:
         services, header = call.services, request.meta_data
         call.context.model = request.model_name
         version, rows = requests.version_of(request.model_version), 0
         try:
             found = await services.models.ready(request.model_name, version, call.context.deadline_ns)
             version, rows = found.version, requests.rows_of(found, header)
-            turn.of(found.config)
+            place.note_model(found.config)
             wanted = requests.request_of(found, header)
             checking.check_shapes(found, wanted)
             sizes = requests.sizes_of(found, header, wanted)
@@ -76,3 +80,45 @@ def _rendered(result: TensorResult, request_id: int, status: pb.RequestStatus) -
     )
     contents = [b"" if output.data is None else output.data for output in result.outputs]
     return b"".join(wire.parts(response.SerializeToString(), RAW_OUTPUT, contents))
+
+
+class PlaceInOrder:
+    """The place of one request among those of its stream for the same model."""
+
+    def __init__(self, before: asyncio.Event | None) -> None:
+        self._before = before
+        self.keeps_order = False
+
+    def note_model(self, config: ModelConfig) -> None:
+        """Learn whether the model keeps an order."""
+        batching = config.dynamic_batching
+        self.keeps_order = batching is not None and batching.preserve_ordering
+
+    async def wait(self) -> None:
+        """Wait until the request before this one has been answered."""
+        if self.keeps_order and self._before is not None:
+            await self._before.wait()
+
+
+class AnswerOrder:
+    """The order of answers on a stream, for models with `preserve_ordering`: each waits for the answer before it.
+
+    Workers keep the order of their requests, but the requests of one stream may go to several workers. Kept is the last
+    request of each model on each rpc that is under way.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[int, str], asyncio.Event] = {}
+
+    @contextmanager
+    def take(self, rpc: object, model: str) -> Iterator[PlaceInOrder]:
+        """The place of a request, in the order of the calls. Leaving the context lets the next request answer."""
+        # NOTE: the rpc lives as long as any of its requests, so its number belongs to no other one meanwhile.
+        key, mine = (id(rpc), model), asyncio.Event()
+        before, self._last[key] = self._last.get(key), mine
+        try:
+            yield PlaceInOrder(before)
+        finally:
+            mine.set()
+            if self._last.get(key) is mine:
+                del self._last[key]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from frontend.protocols.trtis_v1.grpc.turns import Turns
+from frontend.protocols.trtis_v1.grpc.inference import AnswerOrder
 from ipc.catalog.model_config import DynamicBatching, ModelConfig
 
 ORDERED = ModelConfig(name="m", max_batch_size=1, dynamic_batching=DynamicBatching(preserve_ordering=True))
@@ -16,7 +16,7 @@ FREE = ModelConfig(name="m", max_batch_size=1, dynamic_batching=DynamicBatching(
 class Stream:
     """Requests of one rpc, each of which is computed when its gate opens."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: AnswerOrder) -> None:
         self.turns, self.rpc = turns, object()
         self.gates: list[asyncio.Event] = []
         self.answered: list[int] = []
@@ -31,10 +31,10 @@ class Stream:
         with self.turns.take(self.rpc, model) as turn:
             try:
                 if config is not None:
-                    turn.of(config)
+                    turn.note_model(config)
                 await self.gates[number].wait()
             finally:
-                await turn.come()
+                await turn.wait()
             self.answered.append(number)
 
     async def open(self, *numbers: int) -> list[int]:
@@ -46,11 +46,11 @@ class Stream:
         return self.answered
 
 
-def run(scenario: Callable[[Stream, Turns], Coroutine[Any, Any, None]]) -> None:
+def run(scenario: Callable[[Stream, AnswerOrder], Coroutine[Any, Any, None]]) -> None:
     """A scenario on a fresh stream; at the end no turn is kept."""
 
     async def main() -> None:
-        turns = Turns()
+        turns = AnswerOrder()
         stream = Stream(turns)
         async with asyncio.timeout(10):
             await scenario(stream, turns)
@@ -62,7 +62,7 @@ def run(scenario: Callable[[Stream, Turns], Coroutine[Any, Any, None]]) -> None:
 
 
 def test_answers_wait_for_those_that_were_asked_for_before() -> None:
-    async def scenario(stream: Stream, turns: Turns) -> None:
+    async def scenario(stream: Stream, turns: AnswerOrder) -> None:
         for _ in range(4):
             stream.ask(ORDERED)
         assert await stream.open(3, 1) == []
@@ -73,7 +73,7 @@ def test_answers_wait_for_those_that_were_asked_for_before() -> None:
 
 
 def test_other_models_and_other_streams_overtake() -> None:
-    async def scenario(stream: Stream, turns: Turns) -> None:
+    async def scenario(stream: Stream, turns: AnswerOrder) -> None:
         other = Stream(turns)
         for model in ("m", "n"):
             stream.ask(ORDERED, model)
@@ -89,7 +89,7 @@ def test_other_models_and_other_streams_overtake() -> None:
 
 
 def test_a_stream_that_ends_leaves_nobody_waiting() -> None:
-    async def scenario(stream: Stream, turns: Turns) -> None:
+    async def scenario(stream: Stream, turns: AnswerOrder) -> None:
         for _ in range(3):
             stream.ask(ORDERED)
         await stream.open(2)
@@ -100,7 +100,7 @@ def test_a_stream_that_ends_leaves_nobody_waiting() -> None:
 
 
 def test_a_request_that_fails_early_holds_up_nobody() -> None:
-    async def scenario(stream: Stream, turns: Turns) -> None:
+    async def scenario(stream: Stream, turns: AnswerOrder) -> None:
         stream.ask(None)
         stream.ask(ORDERED)
         assert await stream.open(1) == []

@@ -1,0 +1,219 @@
+"""Bodies of infer requests and answers: received, unpacked, divided into JSON and the bytes behind it; and packed.
+
+Bodies are packed with gzip or deflate (a zlib stream). Unpacking stops at a limit of bytes and of growth, so that a
+small body cannot become a large one unnoticed.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from falcon.asgi import Request
+
+from frontend.http.bodies import HeldBody
+from frontend.http.rendering import Steps, at_once, in_steps
+from frontend.protocols.kserve_v2 import reading
+from frontend.services import Services
+from frontend.tensors.receiving import Receiving, receive
+from ipc.errors import BodyTooLarge, InvalidInput, Unsupported
+from ipc.memory.input_arena import InputBlock
+from ipc.settings import Settings
+
+OFFERED = ("gzip", "deflate")
+FREE_NBYTES = 4 << 20
+"""Unpacked bytes up to which the growth is not looked at: small tensors of zeros are honest."""
+_WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+_STEP_NBYTES = 1 << 20
+_SLICE_NBYTES = 64 << 10
+_LEVEL = 1
+
+
+class UnsupportedEncoding(Unsupported):
+    """A `Content-Encoding` that is not offered; the answer says which are."""
+
+
+def encoding_of(header: str | None) -> str:
+    """Encoding that a `Content-Encoding` names; "" for none. Raises `UnsupportedEncoding`."""
+    name = (header or "").strip().lower()
+    if name in ("", "identity"):
+        return ""
+    if name not in OFFERED:
+        raise UnsupportedEncoding(
+            f"Content-Encoding {name[:64]!r} is not supported, only {' and '.join(OFFERED)}"
+        )
+    return name
+
+
+def unpack(body: bytes, encoding: str, most_nbytes: int, most_ratio: int) -> Steps[bytes]:
+    """The body that was packed. `most_nbytes` and `most_ratio` (beyond `FREE_NBYTES`) bound it.
+
+    Raises `BodyTooLarge` without growing past the bounds, `InvalidInput` for broken or cut streams.
+    """
+    stream = zlib.decompressobj(_WINDOWS[encoding])
+    limit = min(most_nbytes, max(FREE_NBYTES, most_ratio * len(body)))
+    parts: list[bytes] = []
+    total = given = 0
+    rest: bytes | memoryview = b""
+    try:
+        while not stream.eof:
+            if not rest:
+                # PERF: in slices, since what a step leaves of its input is copied.
+                rest = memoryview(body)[given : given + _SLICE_NBYTES]
+                given += len(rest)
+            part = stream.decompress(rest, min(_STEP_NBYTES, limit - total + 1))
+            rest = stream.unconsumed_tail
+            total += len(part)
+            if total > limit:
+                raise BodyTooLarge(_too_large(encoding, len(body), limit, most_nbytes))
+            if not part and not rest and given == len(body):
+                break
+            parts.append(part)
+            yield
+    except zlib.error as error:
+        raise InvalidInput(f"the body is not valid {encoding}: {error}") from error
+    if not stream.eof:
+        raise InvalidInput(f"the {encoding} body ends before its stream does")
+    behind = len(stream.unused_data) + len(body) - given
+    if behind:
+        raise InvalidInput(f"{behind} bytes follow the {encoding} stream of the body")
+    return b"".join(parts)
+
+
+def _too_large(encoding: str, packed_nbytes: int, limit: int, most_nbytes: int) -> str:
+    setting = "limits.max_body_bytes" if limit == most_nbytes else "kserve.max_unpack_ratio"
+    return f"the {encoding} body of {packed_nbytes} bytes holds more than {limit} bytes ({setting})"
+
+
+def choose(accept: str | None, binary: bool) -> str:
+    """Encoding of an answer for an `Accept-Encoding`; "" for none.
+
+    NOTE: the asyncio client offers gzip, deflate and br on every request though nobody asked it to; so what holds
+    tensors in binary is packed only for clients that offer gzip or deflate alone.
+    """
+    if not accept:
+        return ""
+    offers = dict(_offers(accept))
+    if binary and (len(offers) != 1 or next(iter(offers)) not in OFFERED):
+        return ""
+    best = max(OFFERED, key=lambda name: offers.get(name, 0.0))
+    quality = offers.get(best, 0.0)
+    return best if quality > 0 and quality >= offers.get("identity", 0.0) else ""
+
+
+def _offers(accept: str) -> Iterable[tuple[str, float]]:
+    for offer in accept[:1024].lower().split(","):
+        name, *fields = (part.strip() for part in offer.split(";"))
+        quality = next((field[2:] for field in fields if field.startswith("q=")), "1")
+        try:
+            weight = float(quality)
+        except ValueError:
+            continue
+        if name and 0 <= weight <= 1:
+            yield name, weight
+
+
+def pack(parts: Sequence[bytes | memoryview], encoding: str) -> Steps[bytes]:
+    """These parts one after another, packed."""
+    stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOWS[encoding])
+    packed: list[bytes] = []
+    for part in parts:
+        whole = memoryview(part).cast("B")
+        for at in range(0, len(whole), _STEP_NBYTES):
+            packed.append(stream.compress(whole[at : at + _STEP_NBYTES]))
+            yield
+    return b"".join([*packed, stream.flush()])
+
+
+LENGTH_HEADER = "Inference-Header-Content-Length"
+LONG_NBYTES = 64 << 10
+
+
+@dataclass(slots=True, frozen=True)
+class Arrived:
+    """JSON, and the bytes behind it (None: the whole body is JSON); `block` as in `receiving.Body`.
+
+    `head_nbytes` is what the length header said, -1 without it; 0 means that the body is one tensor and no JSON.
+    """
+
+    head: bytes | memoryview
+    data: memoryview | None
+    block: InputBlock | None = None
+    head_nbytes: int = -1
+
+
+class Arriving:
+    """A body on its way, as an asynchronous context; leaving it ends its share of the budgets, and its block."""
+
+    __slots__ = ("_deadline_ns", "_held", "_req", "_services", "_unpacked")
+
+    def __init__(self, services: Services, req: Request, deadline_ns: int) -> None:
+        self._services, self._req, self._deadline_ns = services, req, deadline_ns
+        self._held: HeldBody | Receiving | None = None
+        self._unpacked: AbstractContextManager[None] | None = None
+
+    async def __aenter__(self) -> Arriving:
+        return self
+
+    async def receive(self) -> Arrived:
+        """The body, once all of it has come.
+
+        Raises as `receive` does, and:
+            InvalidInput: the length header is wrong, or the packed body broken.
+            UnsupportedEncoding: by `Content-Encoding`.
+            BodyTooLarge: the body, what it unpacks to, or its JSON is over a limit.
+        """
+        services, req, settings = self._services, self._req, self._services.settings
+        encoding = encoding_of(req.get_header("Content-Encoding"))
+        announced = None if encoding else req.content_length
+        length = reading.header_length(req.get_header(LENGTH_HEADER), announced)
+        _check_json(length if length is not None else announced or 0, settings)
+        if length is not None and (announced or 0) - length > settings.arena.input_inline_bytes:
+            receiving = receive(services, req, length, self._deadline_ns)
+            received = await receiving.__aenter__()
+            self._held = receiving
+            return Arrived(received.head, received.data, received.block, length)
+        holding = services.bodies.hold(req, self._deadline_ns)
+        body = await holding.__aenter__()
+        self._held = holding
+        if encoding:
+            body = await _unpack(body, encoding, settings)
+            self._unpacked = services.bodies.holding(len(body))
+            self._unpacked.__enter__()
+        return _divided(body, length, settings)
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._unpacked is not None:
+            self._unpacked.__exit__(None, None, None)
+            self._unpacked = None
+        if self._held is not None:
+            held, self._held = self._held, None
+            await held.__aexit__()
+
+
+async def _unpack(packed: bytes, encoding: str, settings: Settings) -> bytes:
+    limits = settings.limits.max_body_bytes, settings.kserve.max_unpack_ratio
+    if len(packed) > LONG_NBYTES >> 4:
+        return await in_steps(unpack(packed, encoding, *limits))
+    return at_once(unpack(packed, encoding, *limits))
+
+
+def _divided(body: bytes, length: int | None, settings: Settings) -> Arrived:
+    if length is None:
+        _check_json(len(body), settings)
+        return Arrived(body, None)
+    reading.check_header_length(length, len(body))
+    _check_json(length, settings)
+    whole = memoryview(body)
+    return Arrived(whole[:length], whole[length:], None, length)
+
+
+def _check_json(nbytes: int, settings: Settings) -> None:
+    limit = settings.kserve.max_json_bytes
+    if nbytes > limit:
+        raise BodyTooLarge(
+            f"the JSON of the request has {nbytes} bytes, the limit is {limit} (kserve.max_json_bytes); "
+            "send large tensors in binary"
+        )
