@@ -13,7 +13,7 @@ MEMINFO = Path("/proc/meminfo")
 def available_cores() -> int:
     """Cores that the scheduler gives this process: its affinity, or fewer by the quota of its control group."""
     cores = len(os.sched_getaffinity(0))
-    quota, _, period = _line(CGROUP / "cpu.max").partition(" ")
+    quota, _, period = _text(CGROUP / "cpu.max").partition(" ")
     if quota.isdigit() and period.isdigit():
         cores = min(cores, max(1, int(quota) // int(period)))
     return cores
@@ -21,14 +21,18 @@ def available_cores() -> int:
 
 def free_memory_nbytes() -> int:
     """Memory that new processes can take before the host, or the limit of the control group, has none; 0 if unknown."""
-    free = 0
-    for line in MEMINFO.read_text().splitlines() if MEMINFO.exists() else ():
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) << 10
-    limit, used = _line(CGROUP / "memory.max"), _line(CGROUP / "memory.current")
+    free = _meminfo("MemAvailable:")
+    limit, used = _text(CGROUP / "memory.max"), _text(CGROUP / "memory.current")
     if limit.isdigit() and used.isdigit():
         free = min(free, max(0, int(limit) - int(used)))
     return free
+
+
+def memory_nbytes() -> int:
+    """Memory of the host, or the lower limit of the control group; the same at every look. 0 if unknown."""
+    total = _meminfo("MemTotal:")
+    limit = _text(CGROUP / "memory.max")
+    return min(total, int(limit)) if limit.isdigit() else total
 
 
 def count_gpus() -> int:
@@ -39,7 +43,15 @@ def count_gpus() -> int:
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
-def _line(path: Path) -> str:
+def _meminfo(name: str) -> int:
+    """One figure of the host's memory in bytes; 0 where there is none."""
+    for line in _text(MEMINFO).splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def _text(path: Path) -> str:
     try:
         return path.read_text().strip()
     except OSError:

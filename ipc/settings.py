@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from ipc.machine import available_cores, count_gpus
+from ipc.machine import available_cores, count_gpus, memory_nbytes
 from ipc.processes.paths import RunPaths, default_run_root
 from ipc.setting_sources import PREFIX, Sources
 
@@ -47,6 +47,10 @@ FLAGS = {
     "catalog.dirs": "--catalog",
 }
 """Settings that have a flag of their own."""
+
+CORES_OF_A_WORKER = 4
+MEMORY_OF_A_WORKER = 4 << 30
+"""What a worker on CPU is to have where `worker.count` is 0."""
 
 Positive = Annotated[int, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -103,7 +107,7 @@ class Run(Section, frozen=True):
 
 
 class Worker(Section, frozen=True):
-    """GPU processes. `count` 0 = one per GPU, or one on CPU; `torch_threads` 0 = cores divided by workers.
+    """GPU processes. `count` 0 = one per GPU, on CPU one for four cores; `torch_threads` 0 = cores divided by workers.
 
     `spare` processes wait for the slot of a worker that dies; `auto` = one on hosts with GPUs, else none.
     """
@@ -311,7 +315,8 @@ class Settings(Section, frozen=True):
     @property
     def worker_count(self) -> int:
         """GPU processes that the embedded supervisor starts."""
-        return self.worker.count or (count_gpus() if self.worker.device != "cpu" else 0) or 1
+        gpus = count_gpus() if self.worker.device != "cpu" else 0
+        return self.worker.count or gpus or cpu_workers(available_cores(), memory_nbytes())
 
     @property
     def spare_count(self) -> int:
@@ -329,6 +334,14 @@ class Settings(Section, frozen=True):
     def frontend_count(self) -> int:
         """Gunicorn children."""
         return self.server.frontends or max(1, min(4, available_cores() // 2))
+
+
+def cpu_workers(cores: int, nbytes: int) -> int:
+    """Workers of a host without GPUs: one for four cores, as far as memory of `nbytes` gives each 4 GiB; at least one.
+
+    Few threads each bring more together, but every worker holds all models. docs/adr/0042 has the figures.
+    """
+    return max(1, min(cores // CORES_OF_A_WORKER, nbytes // MEMORY_OF_A_WORKER))
 
 
 def load(

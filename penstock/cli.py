@@ -31,7 +31,9 @@ def _common(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--models", metavar="ID,ID", help="serve only these models of the catalog")
     parser.add_argument("--bind", metavar="HOST:PORT", help="address to listen on (default 127.0.0.1:8080)")
-    parser.add_argument("--workers", metavar="N", help="GPU processes (default: one per GPU, one on CPU)")
+    parser.add_argument(
+        "--workers", metavar="N", help="GPU processes (default: one per GPU, on CPU one for four cores)"
+    )
     parser.add_argument(
         "--frontends", metavar="N", help="HTTP processes (default: one per two cores, at most 4)"
     )
