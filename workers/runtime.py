@@ -29,7 +29,7 @@ from ipc.wire.messages import (
     Submit,
     Welcome,
 )
-from ipc.wire.streams import PartFlow, Taken
+from ipc.wire.streams import PartFlow, PartsConsumed
 from workers import operations
 from workers.device import devices, oom
 from workers.device.executor import Executor
@@ -328,7 +328,7 @@ class Runtime:
         self._metrics.cancelled.labels(job.model, stage).inc()
         self._metrics.saved.labels(job.model, stage).inc(self.queue.rate.seconds_for(unspent))
 
-    def taken(self, session: Session, message: Taken) -> None:
+    def taken(self, session: Session, message: PartsConsumed) -> None:
         """A frontend has taken parts of a stream."""
         job = self.book.find(session.key, message.id)
         if job is not None:

@@ -2,7 +2,7 @@
 
 1. `reserve` gives a block that a request's bytes are received into; the file is created when the first is asked for.
 2. A request that carries the block (`client.Request.payload`) is a reader of it at the worker it was sent to. A reader
-   ends when the worker answers or dies, or, for a cancelled request, when it says `Unread`.
+   ends when the worker answers or dies, or, for a cancelled request, when it says `InputFreed`.
 3. The block is free once its owner has released it and no reader is left. A retry sends the same block again.
 
 Everything happens on the event loop; only the file is made in a thread.

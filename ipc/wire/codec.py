@@ -25,6 +25,7 @@ from ipc.wire.messages import (
     Failure,
     Goodbye,
     Hello,
+    InputFreed,
     Inputs,
     Leaving,
     Load,
@@ -36,18 +37,19 @@ from ipc.wire.messages import (
     Result,
     Submit,
     Unload,
-    Unread,
     Watch,
     Welcome,
     Wire,
 )
 from ipc.wire.stats import Stats
-from ipc.wire.streams import Part, Taken
+from ipc.wire.streams import Part, PartsConsumed
 
 log = logging.getLogger(__name__)
 
-ToWorker = Hello | Submit | Cancel | Release | Taken | Load | Unload | Ping | Watch | Inputs | Goodbye
-ToFrontend = Welcome | Result | Part | Failure | Unread | Credits | Models | Stats | Leaving | Pong | Goodbye
+ToWorker = Hello | Submit | Cancel | Release | PartsConsumed | Load | Unload | Ping | Watch | Inputs | Goodbye
+ToFrontend = (
+    Welcome | Result | Part | Failure | InputFreed | Credits | Models | Stats | Leaving | Pong | Goodbye
+)
 """The messages that each side may send."""
 
 MAX_MESSAGES = 256

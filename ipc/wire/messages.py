@@ -405,7 +405,7 @@ class Failure(Wire, frozen=True, tag="failure"):
     detail: dict[str, Any] = {}
 
 
-class Unread(Wire, frozen=True, tag="unread"):
+class InputFreed(Wire, frozen=True, tag="input_freed"):
     """The failed or cancelled request `id` reads its input block no more; a `Result` says so by itself."""
 
     id: int

@@ -1,8 +1,8 @@
 """Streamed results: structs of the parts that come before the final result of a request, and their flow control.
 
-1. A request with `Submit.parts` above 0 is answered with any number of `Part`s and then a `Result` or a `Failure`.
-2. The frontend says with `Taken` which parts its client has had. The worker makes no more than `Submit.parts` ahead of
-   that, and nothing ahead of a part in a block: a client that does not read holds one block at most.
+1. A request with `Work.parts` above 0 is answered with any number of `Part`s and then a `Result` or a `Failure`.
+2. The frontend says with `PartsConsumed` how many parts its client has had. The worker makes at most `Work.parts` more
+   than that, and nothing ahead of a part in a block: a client that does not read holds one block at most.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Part(Wire, frozen=True, tag="part"):
     result: Result
 
 
-class Taken(Wire, frozen=True, tag="taken"):
+class PartsConsumed(Wire, frozen=True, tag="parts_consumed"):
     """The oldest `count` parts of request `id` that were not taken yet are taken."""
 
     id: int

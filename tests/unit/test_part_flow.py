@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from frontend.engine.local.part_stream import TELL_AFTER
 from ipc.wire import codec
 from ipc.wire.messages import BlockRef, Result, TensorInfo, TensorRef, Timing
-from ipc.wire.streams import MAX_WINDOW, WINDOW, Part, PartFlow, Taken
+from ipc.wire.streams import MAX_WINDOW, WINDOW, Part, PartFlow, PartsConsumed
 
 
 class FlowMachine(RuleBasedStateMachine):
@@ -90,4 +90,4 @@ def test_parts_and_credits_travel() -> None:
         7, BlockRef(4096, 8, 3), [TensorRef("O", "uint8", [8], 0)], [], [], [], Timing(), infos=infos
     )
     assert codec.decode_to_frontend(codec.encode(Part(result))) == Part(result)
-    assert codec.decode_to_worker(codec.encode(Taken(7, 4))) == Taken(7, 4)
+    assert codec.decode_to_worker(codec.encode(PartsConsumed(7, 4))) == PartsConsumed(7, 4)

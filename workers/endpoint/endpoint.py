@@ -35,6 +35,7 @@ from ipc.wire.messages import (
     Failure,
     Goodbye,
     Hello,
+    InputFreed,
     Inputs,
     Leaving,
     Load,
@@ -45,12 +46,11 @@ from ipc.wire.messages import (
     Result,
     Submit,
     Unload,
-    Unread,
     Watch,
     Welcome,
 )
 from ipc.wire.stats import Stats
-from ipc.wire.streams import Part, Taken
+from ipc.wire.streams import Part, PartsConsumed
 from workers.endpoint import router
 from workers.endpoint.sessions import Session, SessionTable
 
@@ -79,7 +79,7 @@ class Handler(Protocol):
     def cancel(self, session: Session, request: int) -> None:
         """The caller of a request has gone."""
 
-    def taken(self, session: Session, message: Taken) -> None:
+    def taken(self, session: Session, message: PartsConsumed) -> None:
         """A frontend has taken parts of a stream."""
 
     def load(self, message: Load) -> None:
@@ -120,7 +120,7 @@ class Endpoint:
             Submit: self._submit,
             Release: self._release,
             Cancel: lambda session, message, _: handler.cancel(session, message.id),
-            Taken: lambda session, message, _: handler.taken(session, message),
+            PartsConsumed: lambda session, message, _: handler.taken(session, message),
             Ping: lambda session, message, _: self._send(session, Pong(message.seq)),
             Load: lambda _, message, __: handler.load(message),
             Unload: lambda _, message, __: handler.unload(message.model),
@@ -343,7 +343,7 @@ class Endpoint:
         session = self.sessions.get(key)
         if session is not None and request in session.reading:
             session.reading.discard(request)
-            self._send(session, Unread(request))
+            self._send(session, InputFreed(request))
 
     def broadcast(self, message: Credits | Models | Leaving) -> None:
         """Send one message to every session. Endpoint thread only."""

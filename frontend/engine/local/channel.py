@@ -43,6 +43,7 @@ from ipc.wire.messages import (
     Failure,
     Goodbye,
     Hello,
+    InputFreed,
     Leaving,
     Load,
     Models,
@@ -53,13 +54,12 @@ from ipc.wire.messages import (
     Result,
     Submit,
     Unload,
-    Unread,
     Watch,
     Welcome,
     Work,
 )
 from ipc.wire.stats import Stats
-from ipc.wire.streams import Part, Taken
+from ipc.wire.streams import Part, PartsConsumed
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class Channel:
             Result: self._on_result,
             Part: self._on_part,
             Failure: self._on_failure,
-            Unread: self._on_unread,
+            InputFreed: self._on_input_freed,
             Credits: self._on_credits,
             Models: self._on_models,
             Stats: self._on_stats,
@@ -260,7 +260,7 @@ class Channel:
     def taken(self, request: int, count: int) -> None:
         """Parts of a stream were taken, so as many more may come."""
         self._outstanding.taken(request, count)
-        self._put(Taken(request, count))
+        self._put(PartsConsumed(request, count))
 
     def cost_of(self, model: str) -> int:
         """Cost in flight of one model."""
@@ -316,7 +316,7 @@ class Channel:
                 )
             )
 
-    def _on_unread(self, message: Unread, _: bytes) -> None:
+    def _on_input_freed(self, message: InputFreed, _: bytes) -> None:
         self._end_reading(message.id)
 
     def _on_credits(self, credits: Credits, _: bytes) -> None:
