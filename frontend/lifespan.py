@@ -23,8 +23,9 @@ from frontend.protocols.registry import grpc_services
 from frontend.services import Services
 from frontend.status.recent import RecentWriter, ring_path
 from frontend.tensors import extensions
+from frontend.tensors.inference import TensorInference
 from frontend.tensors.models import TensorModels
-from frontend.tensors.uploading import InputRoom
+from frontend.tensors.uploading import InputMemory
 from frontend.tracing import starting
 from ipc import logs, version
 from ipc.memory import copies
@@ -96,7 +97,10 @@ class Lifespan:
         services.extensions = extensions.make(services, self._metrics)
         services.models = TensorModels(engine.directory, settings, services.extensions.control.mark)
         services.bodies = BodyReader(settings.limits)
-        services.room = InputRoom(client.inputs, settings.arena.lease_copy_after_s)
+        services.inputs = InputMemory(client.inputs, services.bodies, settings)
+        services.inference = TensorInference(
+            engine, services.models, services.inputs, services.extensions.regions, settings
+        )
         client.start()
         services.started = True
         client.demand.replicas = engine.directory.replicas

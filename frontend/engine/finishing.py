@@ -1,4 +1,8 @@
-"""What is done with every request once its outcome is known: counted, remembered for the live page, its span closed."""
+"""The one place where a request ends, over HTTP and gRPC alike.
+
+A request is counted in the metrics and in the statistics of tensor models, remembered for the live page, and its span
+is closed, from what the request's scope knows by then. Nothing else books a request.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +32,17 @@ def finish(services: Services, made: RequestScope, protocol: str, outcome: Outco
         made.phases.setdefault("total", (time.perf_counter() - made.started) * 1e3)
         status = made.counted_status or outcome.status
         services.recorder.finished(protocol, made.operation, made.model, str(status), made.error, made.phases)
+        book_inference(services, made)
         _remember(services, made, protocol, outcome.status)
     if services.tracer is not None:
         services.tracer.end(made, *outcome)
+
+
+def book_inference(services: Services, made: RequestScope) -> None:
+    """Count a request of tensors in the statistics, by what its scope knows."""
+    if made.inference is not None:
+        total_ns = int((time.perf_counter() - made.started) * 1e9)
+        services.extensions.recorder.ended(made.inference, made.error, total_ns)
 
 
 def _remember(services: Services, made: RequestScope, protocol: str, status: int) -> None:

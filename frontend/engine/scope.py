@@ -36,6 +36,22 @@ class ServerSpan:
 
 
 @dataclass(slots=True)
+class InferenceRecord:
+    """What the statistics of tensor models count of a request, as far as it is known.
+
+    `model` and `version` are as the client named them until the model was `found`; then they are its full name and the
+    version that answers. `rows` 0: not known yet. `timing` and the `uuid` of the device come with the answer.
+    """
+
+    model: str
+    version: int | None
+    found: bool = False
+    rows: int = 0
+    timing: Timing | None = None
+    uuid: str = ""
+
+
+@dataclass(slots=True)
 class RequestScope:
     """Ids and instants of one request. `phases` (milliseconds) is filled by the engine and the protocol.
 
@@ -45,7 +61,8 @@ class RequestScope:
     who makes it says when the request has ended. `start_by_ns` above 0 is when the request stops waiting for its turn
     on a device, before its deadline; what runs by then goes on. `host` is the address that the request came from.
     `connection` is the ASGI scope of an HTTP request, which tells when the client goes away
-    (`frontend.http.disconnect`). An rpc has none: its task is cancelled.
+    (`frontend.http.disconnect`). An rpc has none: its task is cancelled. `inference` is filled by requests of tensors,
+    and counted where the request ends (`frontend.engine.finishing`).
     """
 
     request_id: str
@@ -64,6 +81,7 @@ class RequestScope:
     grant: Grant = ANONYMOUS
     host: str = ""
     connection: dict[str, Any] | None = None
+    inference: InferenceRecord | None = None
     phases: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -1,9 +1,9 @@
 """Ends work when its client goes away.
 
-The request's scope says how things stand under `CALLBACK_KEY`: None while nobody asks, a function to call at the
+The request's ASGI scope says how things stand under `CALLBACK_KEY`: None while no work runs, a function to call at the
 disconnect while work runs, `GONE` from the disconnect on. Penstock's own server sets it from the connection, which
-costs nothing while the client stays. For another ASGI server `noting` sets it when the disconnect event is received,
-and a second task waits for that event while work runs.
+costs nothing while the client stays. Another ASGI server tells of a disconnect by an event only: `noting` sets `GONE`
+when the event is received, and a second task waits for the event while work runs and the body has been read.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ T = TypeVar("T")
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 CALLBACK_KEY = "penstock.disconnected"
-RECEIVE_KEY = "penstock.receive"
+_EVENTS_KEY = "penstock.events"
 GONE = object()
 
 
 def note_disconnect(scope: Any) -> None:
-    """The client of `scope` has gone: remember it and end the work that waits for it."""
+    """The client of `scope` has gone: remember that, and end the work for the client."""
     callback = scope.get(CALLBACK_KEY)
     scope[CALLBACK_KEY] = GONE
     if callback is not None and callback is not GONE:
@@ -37,60 +37,70 @@ def is_gone(scope: Any) -> bool:
 
 def noting(scope: Any, receive: Receive) -> Receive:
     """`receive` of a server that does not call back, made to note the disconnect in `scope`."""
-
-    async def receive_and_note() -> MutableMapping[str, Any]:
-        event = await receive()
-        if event["type"] == "http.disconnect":
-            note_disconnect(scope)
-        return event
-
-    scope[CALLBACK_KEY], scope[RECEIVE_KEY] = None, receive_and_note
-    return receive_and_note
+    scope[CALLBACK_KEY], scope[_EVENTS_KEY] = None, (events := _Events(scope, receive))
+    return events.receive
 
 
-async def until_disconnect(
-    work: Coroutine[Any, Any, T], scope: dict[str, Any], *, body_read: bool = True
-) -> T:
+async def until_disconnect(work: Coroutine[Any, Any, T], scope: dict[str, Any]) -> T:
     """The result of `work`. Raises `Cancelled` when the client of `scope` went away first; `work` is cancelled then.
 
-    Inside another `until_disconnect` of the same request `work` is simply awaited: the outer one ends it. While the
-    body is still to be read (`body_read` false), a server that does not call back is not asked for its next event.
+    A request has one such work at a time: what it calls runs under the same watch.
     """
     if is_gone(scope):
         work.close()
         raise Cancelled("the client went away")
-    if scope.get(CALLBACK_KEY) is not None:
-        return await work
-    watches = body_read and RECEIVE_KEY in scope
-    watcher = asyncio.ensure_future(_drain(scope[RECEIVE_KEY])) if watches else None
-    try:
-        return await _with_callback(work, scope)
-    finally:
-        if watcher is not None:
-            watcher.cancel()
-
-
-async def _with_callback(work: Coroutine[Any, Any, T], scope: dict[str, Any]) -> T:
     task = asyncio.current_task()
-
-    def leave() -> None:
-        if task is not None:
-            task.cancel()
-
-    scope[CALLBACK_KEY] = leave
+    assert task is not None
+    events: _Events | None = scope.get(_EVENTS_KEY)
+    scope[CALLBACK_KEY] = task.cancel
+    if events is not None:
+        events.watch()
     try:
         return await work
     except asyncio.CancelledError:
         if not is_gone(scope):
             raise
-        if task is not None:
-            task.uncancel()
+        task.uncancel()
         raise Cancelled("the client went away") from None
     finally:
-        if scope[CALLBACK_KEY] is leave:
+        if not is_gone(scope):
             scope[CALLBACK_KEY] = None
+        if events is not None:
+            events.leave()
 
 
-async def _drain(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+class _Events:
+    """The events of one request. One reader at a time waits for them: Falcon until the body is read, then this."""
+
+    def __init__(self, scope: Any, receive: Receive) -> None:
+        self._scope, self._receive = scope, receive
+        self._body_left = self._watched = False
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        """The next event, which is noted."""
+        event = await self._receive()
+        if event["type"] == "http.disconnect":
+            note_disconnect(self._scope)
+            return event
+        self._body_left = bool(event.get("more_body"))
+        if self._watched and self._watcher is None:
+            self.watch()
+        return event
+
+    def watch(self) -> None:
+        """Work runs: wait for the disconnect as soon as the body has been read."""
+        self._watched = True
+        if not self._body_left:
+            self._watcher = asyncio.ensure_future(self._drain())
+
+    def leave(self) -> None:
+        """The work has ended."""
+        self._watched = False
+        if self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None
+
+    async def _drain(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
+from frontend.engine.scope import RequestScope
 from frontend.tensors.classification import check_ranked
 from frontend.tensors.models import ExpectedInput, TensorModel
 from frontend.tensors.request import InputTensor, RegionUse, TensorRequest, WantedOutput
@@ -24,20 +26,38 @@ MOST_DIMS = 64
 """Dimensions of one input; no model has as many."""
 _MOST_NAMED = 8
 """Names of unexpected inputs that an error shows."""
+_FIRST = 1
+"""The priority that goes before all others; 0 leaves the choice to the cost."""
 
 
-def check(served: TensorModel, request: TensorRequest) -> int:
+@dataclass(slots=True, frozen=True)
+class CheckedRequest:
+    """A request over `rows` rows that `check` took, and the model that it goes to."""
+
+    scope: RequestScope
+    model: TensorModel
+    request: TensorRequest
+    rows: int
+
+    @property
+    def lane(self) -> str:
+        """The lane by the request's priority; "": by its cost."""
+        priority = self.request.priority
+        return "" if not priority else "interactive" if priority == _FIRST else "bulk"
+
+
+def check(model: TensorModel, request: TensorRequest) -> int:
     """The batch size of a request, 1 for a model that does not batch. Raises `InvalidInput` for what the model refuses.
 
     It does not look into BYTES tensors; whoever reads their elements does (`bytes_elements.split`).
     """
-    rows = check_shapes(served, request)
+    rows = check_shapes(model, request)
     for tensor in request.inputs:
-        _check_bytes(served, tensor, served.inputs[tensor.name])
+        _check_bytes(model, tensor, model.inputs[tensor.name])
     if request.outputs is not None:
-        _check_outputs(served, request.outputs, rows)
-    if served.config.sequence_batching is not None:
-        _check_sequence(served, request, rows)
+        _check_outputs(model, request.outputs, rows)
+    if model.config.sequence_batching is not None:
+        _check_sequence(model, request, rows)
     return rows
 
 
@@ -47,44 +67,44 @@ def check_dimensions(count: int, where: str) -> None:
         raise InvalidInput(f"{where}: shape has {count} dimensions, the limit is {MOST_DIMS}")
 
 
-def check_shapes(served: TensorModel, request: TensorRequest) -> int:
+def check_shapes(model: TensorModel, request: TensorRequest) -> int:
     """`check` without bytes, outputs and sequence, for a wire format whose shapes tell where the bytes begin."""
-    rows = _rows(served, request)
-    _check_names(served, request.inputs)
+    rows = _rows(model, request)
+    _check_names(model, request.inputs)
     for tensor in request.inputs:
-        _check_input(served, tensor, served.inputs[tensor.name], rows, request)
+        _check_input(model, tensor, model.inputs[tensor.name], rows, request)
     bytes_elements.check_counts(
-        (f"input '{tensor.name}' for model '{served.name}'", math.prod(tensor.shape))
+        (f"input '{tensor.name}' for model '{model.name}'", math.prod(tensor.shape))
         for tensor in request.inputs
         if tensor.datatype == BYTES
     )
     return rows
 
 
-def _rows(served: TensorModel, request: TensorRequest) -> int:
+def _rows(model: TensorModel, request: TensorRequest) -> int:
     """The batch size that the request states, or else that its first input has."""
-    most, rows = served.config.max_batch_size, request.batch_size
+    most, rows = model.config.max_batch_size, request.batch_size
     if rows is None:
         shape = request.inputs[0].shape if most and request.inputs else ()
         rows = shape[0] if shape else 1
     if rows < 1:
         raise InvalidInput(
-            f"inference request batch-size must be >= 1 for '{served.name}', got {_shown(rows)}"
+            f"inference request batch-size must be >= 1 for '{model.name}', got {_shown(rows)}"
         )
     if rows != 1 and rows > most:
         raise InvalidInput(
-            f"inference request batch-size must be <= {most} for '{served.name}', got {_shown(rows)}"
+            f"inference request batch-size must be <= {most} for '{model.name}', got {_shown(rows)}"
             + ("" if most else " (the model has no batch dimension: its batch-size is 1)")
         )
     return rows
 
 
-def _check_names(served: TensorModel, inputs: Sequence[InputTensor]) -> None:
+def _check_names(model: TensorModel, inputs: Sequence[InputTensor]) -> None:
     names = [tensor.name for tensor in inputs]
-    if names == served.input_names:
+    if names == model.input_names:
         return
-    rules, given = served.inputs, set(names)
-    too_many, too_few = len(names) > len(rules), len(names) < served.required
+    rules, given = model.inputs, set(names)
+    too_many, too_few = len(names) > len(rules), len(names) < model.required
     if not too_many:
         _check_once("input", names)
     missing = [repr(name) for name, rule in rules.items() if not rule.optional and name not in given]
@@ -92,18 +112,18 @@ def _check_names(served: TensorModel, inputs: Sequence[InputTensor]) -> None:
     if too_many or too_few:
         words = [("missing", missing), ("unexpected", unknown)]
         named = "; ".join(f"{word}: {', '.join(shown)}" for word, shown in words if shown)
-        expected = served.required if too_few else len(rules)
+        expected = model.required if too_few else len(rules)
         raise InvalidInput(
-            f"expected {expected} inputs but got {len(names)} inputs for model '{served.name}'"
+            f"expected {expected} inputs but got {len(names)} inputs for model '{model.name}'"
             + (f" ({named})" if named else "")
         )
     if unknown:
         raise InvalidInput(
-            f"unexpected inference input {unknown[0]} for model '{served.name}', "
+            f"unexpected inference input {unknown[0]} for model '{model.name}', "
             f"whose inputs are {', '.join(map(repr, rules))}"
         )
     if missing:
-        raise InvalidInput(f"missing inference input {', '.join(missing)} for model '{served.name}'")
+        raise InvalidInput(f"missing inference input {', '.join(missing)} for model '{model.name}'")
 
 
 def _check_once(kind: str, names: Iterable[str]) -> None:
@@ -115,48 +135,48 @@ def _check_once(kind: str, names: Iterable[str]) -> None:
 
 
 def _check_input(
-    served: TensorModel, tensor: InputTensor, rule: ExpectedInput, rows: int, request: TensorRequest
+    model: TensorModel, tensor: InputTensor, rule: ExpectedInput, rows: int, request: TensorRequest
 ) -> None:
     if tensor.datatype != rule.datatype:
-        _check_datatype(tensor.datatype, f"input '{tensor.name}' for model '{served.name}'")
+        _check_datatype(tensor.datatype, f"input '{tensor.name}' for model '{model.name}'")
         raise InvalidInput(
             f"inference input '{tensor.name}' data-type is '{tensor.datatype}', "
-            f"but model '{served.name}' expects '{rule.datatype}'"
+            f"but model '{model.name}' expects '{rule.datatype}'"
         )
-    shape, batches = tensor.shape, served.config.max_batch_size > 0
-    _check_batch(served, tensor, rows)
+    shape, batches = tensor.shape, model.config.max_batch_size > 0
+    _check_batch(model, tensor, rows)
     fits = rule.fits(shape[1:] if batches else shape)
     # NOTE: what a recipe leaves open, the model leaves open too.
     if (rule.variable and tensor.recipe is None) or not fits:
-        _check_dims(shape, f"unexpected shape for input '{tensor.name}' for model '{served.name}'")
+        _check_dims(shape, f"unexpected shape for input '{tensor.name}' for model '{model.name}'")
     if not fits:
         dims = list(rule.dims)
         # NOTE: a protocol that states the batch size apart has no batch dimension in its shapes.
         whole = batches and request.batch_size is None
         expected, got = ([-1, *dims], shape) if whole else (dims, shape[1:] if batches else shape)
         raise InvalidInput(
-            f"unexpected shape for input '{tensor.name}' for model '{served.name}': "
+            f"unexpected shape for input '{tensor.name}' for model '{model.name}': "
             f"expected {expected}, got {_shown(got)}"
         )
 
 
-def _check_batch(served: TensorModel, tensor: InputTensor, rows: int) -> None:
+def _check_batch(model: TensorModel, tensor: InputTensor, rows: int) -> None:
     """All inputs of a model that batches have as many rows."""
-    if not served.config.max_batch_size:
+    if not model.config.max_batch_size:
         return
     if not tensor.shape:
         raise InvalidInput(
-            f"unexpected shape for input '{tensor.name}' for model '{served.name}': [] has no batch dimension"
+            f"unexpected shape for input '{tensor.name}' for model '{model.name}': [] has no batch dimension"
         )
     if tensor.shape[0] != rows:
         raise InvalidInput(
-            f"input '{tensor.name}' for model '{served.name}' has batch-size {_shown(tensor.shape[0])}, "
+            f"input '{tensor.name}' for model '{model.name}' has batch-size {_shown(tensor.shape[0])}, "
             f"but other inputs have {rows}"
         )
 
 
-def _check_bytes(served: TensorModel, tensor: InputTensor, rule: ExpectedInput) -> None:
-    where = f"input '{tensor.name}' for model '{served.name}'"
+def _check_bytes(model: TensorModel, tensor: InputTensor, rule: ExpectedInput) -> None:
+    where = f"input '{tensor.name}' for model '{model.name}'"
     if (tensor.data is None) == (tensor.region is None):
         raise InvalidInput(f"{where}: expected data or a shared memory region, and not both")
     if tensor.recipe is not None:
@@ -197,25 +217,25 @@ def _check_region(region: RegionUse, where: str) -> None:
             raise InvalidInput(f"{where}: shared memory {field} {_shown(value)} is outside 0..2^62")
 
 
-def _check_outputs(served: TensorModel, wanted: Sequence[WantedOutput], rows: int) -> None:
+def _check_outputs(model: TensorModel, wanted: Sequence[WantedOutput], rows: int) -> None:
     for output in wanted:
-        tensor = served.outputs.get(output.name)
+        tensor = model.outputs.get(output.name)
         if tensor is None:
             raise InvalidInput(
-                f"unexpected inference output {_name(output.name)} for model '{served.name}', "
-                f"whose outputs are {', '.join(map(repr, served.outputs))}"
+                f"unexpected inference output {_name(output.name)} for model '{model.name}', "
+                f"whose outputs are {', '.join(map(repr, model.outputs))}"
             )
         if output.region is not None:
-            _check_region(output.region, f"output '{output.name}' for model '{served.name}'")
+            _check_region(output.region, f"output '{output.name}' for model '{model.name}'")
         if output.classes is not None:
-            _check_classes(served, output, output.classes, tensor, rows)
+            _check_classes(model, output, output.classes, tensor, rows)
     _check_once("output", (output.name for output in wanted))
 
 
 def _check_classes(
-    served: TensorModel, output: WantedOutput, count: int, tensor: TensorConfig, rows: int
+    model: TensorModel, output: WantedOutput, count: int, tensor: TensorConfig, rows: int
 ) -> None:
-    where = f"output '{output.name}' for model '{served.name}'"
+    where = f"output '{output.name}' for model '{model.name}'"
     if count < 0:
         raise InvalidInput(f"{where}: classification {_shown(count)} must be >= 0")
     if output.region is not None:
@@ -223,15 +243,15 @@ def _check_classes(
     check_ranked(tensor.datatype, rows * math.prod(dim for dim in tensor.dims if dim > 0), where)
 
 
-def _check_sequence(served: TensorModel, request: TensorRequest, rows: int) -> None:
+def _check_sequence(model: TensorModel, request: TensorRequest, rows: int) -> None:
     if rows != 1:
         raise InvalidInput(
-            f"inference request to model '{served.name}' must specify batch-size 1 due to requirements of sequence "
+            f"inference request to model '{model.name}' must specify batch-size 1 due to requirements of sequence "
             f"batcher, got {rows}"
         )
     if not request.sequence.id:
         raise InvalidInput(
-            f"inference request to model '{served.name}' must specify a non-zero correlation ID"
+            f"inference request to model '{model.name}' must specify a non-zero correlation ID"
         )
 
 

@@ -25,13 +25,12 @@ INLINE_ELEMENTS = 1 << 14
 
 
 async def classify(
-    outputs: list[OutputTensor], wanted: Sequence[WantedOutput], served: TensorModel, rows: int
-) -> bool:
+    outputs: list[OutputTensor], wanted: Sequence[WantedOutput], model: TensorModel, rows: int
+) -> None:
     """Put `classes` in the place of the data of those outputs that are wanted so, one list for each of `rows`.
 
-    Whether there were any.
-
-    Raises `InvalidInput` as `check_ranked`, for what only the result tells.
+    The values are read while the answer is open. Raises `InvalidInput` as `check_ranked`, for what only the result
+    tells.
     """
     counts = {one.name: one.classes for one in wanted if one.classes is not None}
     for output in outputs if counts else ():
@@ -40,16 +39,15 @@ async def classify(
             continue
         assert output.data is not None
         datatype = DATATYPES[output.datatype]
-        where = f"output '{output.name}' for model '{served.name}'"
+        where = f"output '{output.name}' for model '{model.name}'"
         check_ranked(output.datatype, output.nbytes // (datatype.nbytes or 1), where)
         values = np.frombuffer(output.data, datatype.array).reshape(rows, -1)
-        labels = served.outputs[output.name].labels
+        labels = model.outputs[output.name].labels
         if values.size > INLINE_ELEMENTS:
             output.classes = await off_loop(top, values, count, labels)
         else:
             output.classes = top(values, count, labels)
         output.data = None
-    return bool(counts)
 
 
 def check_ranked(datatype: str, elements: int, where: str) -> None:

@@ -39,7 +39,7 @@ def make(services: Services, metrics: FrontendMetrics) -> Extensions:
     """Those of a frontend, whose tracer is there already."""
     settings = services.settings
     return Extensions(
-        Recorder(metrics, services.catalog),
+        Recorder(metrics, services.catalog, lambda name: services.models.known(name)),
         Reader(settings.paths),
         ClientRegions(settings),
         RepositoryControl(services),

@@ -6,7 +6,7 @@
 4. An input with a recipe is made at its place, step by step in a thread, once that place is there. Without a block it
    is made in private memory, which counts as a body does. Pixels to be decoded are bounded for all requests together.
 
-    with Upload(services, request, context.waits_until_ns) as upload:
+    with Upload(memory, request, context.waits_until_ns) as upload:
         await upload.place()
         ... send upload.payload, each input of which begins at upload.starts
 """
@@ -17,19 +17,16 @@ import asyncio
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from frontend.engine.interface import Payload
 from frontend.http.rendering import MAKING, in_steps, off_loop
 from frontend.tensors.request import InputTensor, TensorRequest
+from frontend.tensors.uploading import InputMemory
 from ipc.memory import copies
 from ipc.memory.datatypes import DATATYPES
 from ipc.memory.input_arena import InputBlock
-
-if TYPE_CHECKING:
-    from frontend.services import Services
 
 ALIGNMENT = 8
 """Inputs of a payload start at multiples of this many bytes."""
@@ -40,10 +37,10 @@ SLICE_NBYTES = 1 << 20
 class Upload:
     """The inputs of one request in a payload; leaving it, or `release`, gives back what was made for them."""
 
-    def __init__(self, services: Services, request: TensorRequest, deadline_ns: int) -> None:
+    def __init__(self, memory: InputMemory, request: TensorRequest, deadline_ns: int) -> None:
         self.starts: list[int] = []
         self.payload: Payload = None
-        self._services, self._request, self._deadline_ns = services, request, deadline_ns
+        self._memory, self._request, self._deadline_ns = memory, request, deadline_ns
         self._made = ExitStack()
 
     def __enter__(self) -> Upload:
@@ -70,7 +67,7 @@ class Upload:
                     plan = await in_steps(tensor.recipe.plan(tensor.data), MAKING)
                     tensor.shape = plan.shape
                     if plan.pixels:
-                        making.enter_context(self._services.decoding(plan.pixels))
+                        making.enter_context(self._memory.decoding(plan.pixels))
             await self._place()
 
     async def _place(self) -> None:
@@ -79,8 +76,8 @@ class Upload:
             return
         await self.leave_block()
         self.starts, nbytes = laid_out(inputs)
-        if nbytes > self._services.settings.arena.input_inline_bytes:
-            reserved = await self._services.room.reserve(nbytes, self._deadline_ns)
+        if nbytes > self._memory.inline_nbytes:
+            reserved = await self._memory.room.reserve(nbytes, self._deadline_ns)
             if reserved is not None:
                 self.payload = self._made.enter_context(reserved)
                 await self._fill(range(len(inputs)), reserved.buffer)
@@ -88,7 +85,7 @@ class Upload:
         if all(tensor.recipe is None for tensor in inputs):
             self.payload = joined(inputs)
             return
-        self._made.enter_context(self._services.bodies.holding(nbytes))
+        self._made.enter_context(self._memory.bodies.holding(nbytes))
         self.payload = np.empty(nbytes, np.uint8).data
         await self._fill(range(len(inputs)), self.payload)
 

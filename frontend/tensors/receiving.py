@@ -5,7 +5,7 @@
    reads them: no other copy is made. Behind them is room for the elements that the head may hold, so that nobody waits
    for more. The limits of one body and of all bodies, deadlines and disconnects are those of `frontend.http.bodies`.
 
-    async with receive(services, req, head_nbytes, context.deadline_ns) as body:
+    async with receive(memory, req, head_nbytes, scope.deadline_ns) as body:
         ... parse body.head, slice body.data
         request.block = body.block
         result = await run(...)
@@ -15,17 +15,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from falcon.asgi import Request
 
 from frontend.http.bodies import HeldBody
-from frontend.http.disconnect import until_disconnect
+from frontend.tensors.uploading import InputMemory
 from ipc.memory import copies
 from ipc.memory.input_arena import InputBlock
-
-if TYPE_CHECKING:
-    from frontend.services import Services
 
 HEAD_GROWTH = 4
 """An element takes at most so many times the bytes that it has in JSON, with its comma: `1,` may be eight bytes."""
@@ -45,52 +41,52 @@ class Body:
     block: InputBlock | None
 
 
-def receive(services: Services, req: Request, head_nbytes: int, deadline_ns: int) -> Receiving:
+def receive(memory: InputMemory, req: Request, head_nbytes: int, deadline_ns: int) -> Receiving:
     """The body of `req` as an asynchronous context; leaving it ends its share of all budgets, and its block.
 
     `head_nbytes` 0 means that the whole body is raw bytes. A body shorter than its head is all head.
 
     Raises as `BodyReader.hold` does, and `ShmExhausted` when the arena had no room until shortly before the deadline.
     """
-    return Receiving(services, req, head_nbytes, deadline_ns)
+    return Receiving(memory, req, head_nbytes, deadline_ns)
 
 
 class Receiving:
     """One body on its way."""
 
-    __slots__ = ("_arriving", "_deadline_ns", "_head_nbytes", "_held", "_req", "_services")
+    __slots__ = ("_arriving", "_deadline_ns", "_head_nbytes", "_held", "_memory", "_req")
 
-    def __init__(self, services: Services, req: Request, head_nbytes: int, deadline_ns: int) -> None:
-        self._services, self._req = services, req
+    def __init__(self, memory: InputMemory, req: Request, head_nbytes: int, deadline_ns: int) -> None:
+        self._memory, self._req = memory, req
         self._head_nbytes, self._deadline_ns = head_nbytes, deadline_ns
         self._held: HeldBody | None = None
         self._arriving: _Arriving | None = None
 
     async def __aenter__(self) -> Body:
         """The body, once all of it has arrived."""
-        services = self._services
+        memory = self._memory
         raw_nbytes = (self._req.content_length or 0) - self._head_nbytes
-        too_large = raw_nbytes > services.settings.limits.max_body_bytes
-        if raw_nbytes > services.settings.arena.input_inline_bytes and not too_large:
-            block = await until_disconnect(self._reserve(raw_nbytes), self._req.scope, body_read=False)
+        too_large = raw_nbytes > memory.bodies.limits.max_body_bytes
+        if raw_nbytes > memory.inline_nbytes and not too_large:
+            block = await self._reserve(raw_nbytes)
             if block is not None:
                 return await self._into(block)
-        held = services.bodies.hold(self._req, self._deadline_ns)
+        held = memory.bodies.hold(self._req, self._deadline_ns)
         body = await held.__aenter__()
         self._held = held
         return Body(body[: self._head_nbytes], memoryview(body)[self._head_nbytes :], None)
 
     async def _reserve(self, raw_nbytes: int) -> InputBlock | None:
         """A block for the raw bytes, and for what the head may hold where there is room for it without waiting."""
-        room, beside = self._services.room, min(HEAD_GROWTH * self._head_nbytes, max(raw_nbytes, MIN_BESIDE))
+        room, beside = self._memory.room, min(HEAD_GROWTH * self._head_nbytes, max(raw_nbytes, MIN_BESIDE))
         block = await room.take(raw_nbytes + beside)
         return block or await room.reserve(raw_nbytes, self._deadline_ns)
 
     async def _into(self, block: InputBlock) -> Body:
-        arriving, room = _Arriving(self._head_nbytes, block), self._services.room
+        arriving, room = _Arriving(self._head_nbytes, block), self._memory.room
         room.arriving.add(arriving)
         try:
-            poured = self._services.bodies.pour(self._req, self._deadline_ns, arriving.take)
+            poured = self._memory.bodies.pour(self._req, self._deadline_ns, arriving.take)
             await poured.__aenter__()
         except BaseException:
             arriving.release()

@@ -1,17 +1,17 @@
 """Counts ended tensor requests of one frontend into the metric files of its slot (`penstock_infer_*`).
 
 Batch sizes and models are labels of few values: sizes are rounded (`ipc.metrics.infer_families`), names that the
-catalog lacks
-are left out.
+catalog lacks are left out.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
+from frontend.engine.scope import InferenceRecord
 from ipc.catalog.entries import Catalog
-from ipc.errors import PenstockError
 from ipc.metrics.infer_families import UNVERSIONED, size_label
 from ipc.metrics.registry import FrontendMetrics
 from ipc.wire.messages import Timing
@@ -60,9 +60,31 @@ class _Row:
 class Recorder:
     """Counts ended requests of this frontend. Models are named as the catalog does, without short names."""
 
-    def __init__(self, metrics: FrontendMetrics, catalog: Catalog) -> None:
-        self._metrics, self._catalog = metrics, catalog
+    def __init__(
+        self,
+        metrics: FrontendMetrics,
+        catalog: Catalog,
+        known: Callable[[str], tuple[str, tuple[int, ...]] | None] = lambda name: None,
+    ) -> None:
+        """`known` gives the full name and the versions of a model by any of its names."""
+        self._metrics, self._catalog, self._versions = metrics, catalog, known
         self._rows: dict[tuple[str, int, int, str], _Row] = {}
+
+    def ended(self, record: InferenceRecord, code: str, total_ns: int) -> None:
+        """A request ended: with error `code`, or answered. A request for a model that nobody knows is not counted."""
+        if not code:
+            if record.timing is not None and record.version is not None:
+                times = Times.of(record.timing, total_ns)
+                self.succeeded(record.model, record.version, record.rows, times, record.uuid)
+            return
+        if record.found:
+            self.failed(record.model, record.version, record.rows, code, total_ns)
+            return
+        known = self._versions(record.model)
+        if known is not None:
+            model, versions = known
+            version = record.version if record.version in versions else None
+            self.failed(model, version, record.rows, code, total_ns)
 
     def succeeded(self, model: str, version: int, rows: int, times: Times, uuid: str = "") -> None:
         """A request of `rows` was answered by the device of that uuid."""
@@ -83,12 +105,12 @@ class Recorder:
         row.rows.inc(rows)
         row.last.set(time.time())
 
-    def failed(self, model: str, version: int | None, rows: int, error: PenstockError, total_ns: int) -> None:
-        """A request failed; `version` None and `rows` 0 are for what was not known yet."""
+    def failed(self, model: str, version: int | None, rows: int, code: str, total_ns: int) -> None:
+        """A request failed with error `code`; `version` None and `rows` 0 are for what was not known yet."""
         if not self._known(model):
             return
         key = (model, str(UNVERSIONED if version is None else version), str(size_label(rows)))
-        self._metrics.infer_failures.labels(*key, _REASONS.get(error.code, "OTHER")).inc()
+        self._metrics.infer_failures.labels(*key, _REASONS.get(code, "OTHER")).inc()
         self._metrics.infer_failed.labels(*key).inc(total_ns * 1e-9)
 
     def called(self, kind: str, total_ns: int) -> None:

@@ -37,7 +37,7 @@ class OutputTensor:
 
 @dataclass(slots=True)
 class TensorResult:
-    """What was computed; `version` is the one that answered. The reply's lease ends with `reply.release()`.
+    """What was computed; `version` is the one that answered. Its tensors are valid while `answer` is open.
 
     `batches`: whether that version has a batch dimension, which is the first of its shapes then.
     """
@@ -45,7 +45,7 @@ class TensorResult:
     model: str
     version: int
     outputs: list[OutputTensor]
-    reply: Answer
+    answer: Answer
     rows: int = 1
     batches: bool = False
     parameters: dict[str, bool | int | float | str] = field(default_factory=dict)

@@ -12,17 +12,23 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from frontend.engine.scope import current_scope
+from frontend.http.bodies import BodyReader
+from frontend.http.places import Places
 from ipc import deadline
-from ipc.errors import DeadlineExceeded, ShmExhausted
+from ipc.errors import DeadlineExceeded, QueueFull, ShmExhausted
 from ipc.memory.input_arena import InputArena, InputBlock
+from ipc.settings import Settings
 
 BEFORE_DEADLINE_NS = 50_000_000
 """An answer that there was no room leaves this long before the deadline."""
+REQUESTS_OF_PIXELS = 4
+"""Pixels that are decoded at a time: of so many requests as large as a request may be."""
 
 
 class Arriving(Protocol):
@@ -77,6 +83,32 @@ class UploadOrder:
     def of(self, model: str, sequence: int | str) -> Turns:
         """The line for uploads."""
         return self._turns.setdefault((model, sequence), Turns())
+
+
+class InputMemory:
+    """Where inputs of requests may be put, and how much of them.
+
+    Payloads up to `inline_nbytes` travel in a message, larger ones in blocks of `room`. `bodies` counts what is kept in
+    private memory.
+    """
+
+    def __init__(self, inputs: InputArena, bodies: BodyReader, settings: Settings) -> None:
+        limits = settings.limits
+        self.room = InputRoom(inputs, settings.arena.lease_copy_after_s)
+        self.bodies, self.inline_nbytes = bodies, settings.arena.input_inline_bytes
+        self.pixels = Places(REQUESTS_OF_PIXELS * limits.max_image_pixels * limits.max_images)
+
+    @contextmanager
+    def decoding(self, pixels: int) -> Iterator[None]:
+        """Count pixels that are being decoded for the current request. Raises `QueueFull` when there are too many."""
+        asking = current_scope.get()
+        caller = "" if asking is None else asking.caller
+        if not self.pixels.take(caller, pixels):
+            raise QueueFull("too many pixels of images are being decoded here", retry_after_s=1)
+        try:
+            yield
+        finally:
+            self.pixels.give(caller, pixels)
 
 
 class InputRoom:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,15 +14,20 @@ from typing import Any
 import numpy as np
 
 from frontend.access.gate import Gate
+from frontend.engine.finishing import book_inference
 from frontend.engine.local.engine import LocalEngine
 from frontend.engine.recording import Recorder
+from frontend.engine.scope import RequestScope
 from frontend.http.bodies import BodyReader
 from frontend.http.rendering import at_once
 from frontend.services import Services
+from frontend.tensors.inference import TensorInference
 from frontend.tensors.models import TensorModels
 from frontend.tensors.placing import nbytes_of
-from frontend.tensors.request import InputTensor, RegionUse
-from frontend.tensors.uploading import InputRoom
+from frontend.tensors.recorder import Recorder as TensorRecorder
+from frontend.tensors.request import InputTensor, RegionUse, TensorRequest
+from frontend.tensors.result import TensorResult
+from frontend.tensors.uploading import InputMemory
 from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import PenstockError, RegionNotFound
@@ -81,6 +87,7 @@ class InferReply:
         self.timing, self.trace, self.worker, self.uuid = Timing(1, 2, 3, 4, 1), None, 0, "cpu"
         self.errors: list[Any] = []
         self.checks = self.releases = 0
+        self._handed_over = False
 
     @classmethod
     def of(cls, **arrays: np.ndarray) -> InferReply:
@@ -107,8 +114,19 @@ class InferReply:
     def __enter__(self) -> InferReply:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.release()
+    def hand_over(self) -> InferReply:
+        """The writer of the body ends it."""
+        self._handed_over = True
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None and self._handed_over:
+            return
+        try:
+            if kind is None:
+                self.check()
+        finally:
+            self.release()
 
 
 class ArrayReply(InferReply):
@@ -167,19 +185,20 @@ class FakeClient:
         return call
 
 
-class FakeStatistics:
+class FakeStatistics(TensorRecorder):
     """Remembers what was booked."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Callable[[str], Any] = lambda name: None) -> None:
+        super().__init__(None, None, known)  # type: ignore[arg-type]
         self.booked: list[tuple[Any, ...]] = []
 
-    def succeeded(self, model: str, version: int, rows: int, times: Any, uuid: str) -> None:
+    def succeeded(self, model: str, version: int, rows: int, times: Any, uuid: str = "") -> None:
         """An answered request."""
         self.booked.append((model, version, rows))
 
-    def failed(self, model: str, version: int | None, rows: int, error: PenstockError, total_ns: int) -> None:
+    def failed(self, model: str, version: int | None, rows: int, code: str, total_ns: int) -> None:
         """A failed one."""
-        self.booked.append((model, version, rows, error.code))
+        self.booked.append((model, version, rows, code))
 
 
 class FakeRegions:
@@ -223,17 +242,55 @@ def services_of(
     engine = LocalEngine(chosen, services.catalog, client, recorder, services.drain)
     services.engine, services.directory = engine, engine.directory
     services.bodies = BodyReader(chosen.limits)
-    services.room = InputRoom(client.inputs, chosen.arena.lease_copy_after_s)
     services.extensions = SimpleNamespace(  # type: ignore[assignment]
-        recorder=FakeStatistics(),
+        recorder=FakeStatistics(lambda name: services.models.known(name)),
         regions=FakeRegions(),
         control=SimpleNamespace(mark=lambda model: False if model in unloaded else None),
     )
     services.models = TensorModels(
         engine.directory, chosen, lambda model: services.extensions.control.mark(model)
     )
+    services.inputs = InputMemory(client.inputs, services.bodies, chosen)
+    regions: Any = services.extensions.regions
+    services.inference = TensorInference(engine, services.models, services.inputs, regions, chosen)
     services.follower = SimpleNamespace(removed=set())  # type: ignore[assignment]
     return services
+
+
+@contextmanager
+def ending(services: Services, scope: RequestScope) -> Iterator[None]:
+    """The end of a request, as the middleware and the gRPC server bring it about."""
+    try:
+        yield
+    except PenstockError as error:
+        scope.error = error.code
+        raise
+    except asyncio.CancelledError:
+        scope.error = scope.ended_early().code
+        raise
+    except Exception:
+        scope.error = PenstockError.code
+        raise
+    finally:
+        book_inference(services, scope)
+
+
+async def run(services: Services, scope: RequestScope, request: TensorRequest) -> TensorResult:
+    """One request to its result, and its end."""
+    with ending(services, scope):
+        asked = request.model, request.version, request.timeout_us
+        model = await services.inference.find(scope, *asked)
+        return await services.inference.run(scope, model, request)
+
+
+async def results(
+    services: Services, scope: RequestScope, request: TensorRequest
+) -> AsyncGenerator[TensorResult, None]:
+    """One request to the results of a decoupled model."""
+    model = await services.inference.find(scope, request.model, request.version, request.timeout_us)
+    async with aclosing(services.inference.stream(scope, model, request)) as found:
+        async for result in found:
+            yield result
 
 
 class _Uncounted:

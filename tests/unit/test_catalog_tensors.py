@@ -15,13 +15,12 @@ from frontend.engine.scope import plain_scope
 from frontend.services import Services
 from frontend.tensors.request import InputTensor, Parameter, RegionUse, TensorRequest, WantedOutput
 from frontend.tensors.result import TensorResult
-from frontend.tensors.running import run
 from ipc import deadline
 from ipc.catalog.entries import OutputSpec
 from ipc.errors import InputTooLong, InvalidInput
 from ipc.wire import extraction
 from ipc.wire.messages import EncodeCall, ExtractCall, InputItem, ItemError, ScoreCall
-from tests.fakes.tensors import ArrayReply, elements, entry, loaded, services_of
+from tests.fakes.tensors import ArrayReply, elements, entry, loaded, run, services_of
 from tests.tiny.pictures import encoded, picture
 
 WIDTH = 4

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frontend.engine.quantize import OUTPUT_DTYPES, quantize, shorten
 from frontend.protocols.sie.outputs import INLINE_NBYTES, dense_of
-from frontend.protocols.sie.quantize import OUTPUT_DTYPES, quantize, shorten
 from ipc.errors import LeaseRevoked
 from tests.fakes.reply import FakeReply
 

@@ -81,22 +81,33 @@ def test_a_client_that_left_before_costs_no_work() -> None:
     run(test)
 
 
-def test_a_disconnect_ends_the_outer_work_with_the_inner() -> None:
+def test_under_another_server_the_disconnect_is_noticed_once_the_body_has_been_read() -> None:
     async def test() -> None:
-        scope: dict[str, Any] = {CALLBACK_KEY: None}
-        first, second = Work(), Work()
-        first.end.set()
+        events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        scope: dict[str, Any] = {}
+        receive = noting(scope, events.get)
+        first, second = ({"type": "http.request", "body": b"x", "more_body": more} for more in (True, False))
+        events.put_nowait(first)
+        assert await receive() is first
+        read = asyncio.Event()
 
-        async def steps() -> None:
-            await until_disconnect(first.run(), scope)
-            await second.run()
+        async def work() -> None:
+            await settle()
+            assert len(asyncio.all_tasks() - before) == 1, "nobody reads events beside the reader of the body"
+            assert await receive() is second
+            read.set()
+            await asyncio.Event().wait()
 
-        task = asyncio.ensure_future(until_disconnect(steps(), scope))
-        await second.begun.wait()
-        note_disconnect(scope)
+        before = asyncio.all_tasks()
+        task = asyncio.ensure_future(until_disconnect(work(), scope))
+        await settle()
+        events.put_nowait(second)
+        await read.wait()
+        events.put_nowait(DISCONNECT)
         with pytest.raises(Cancelled):
             await task
-        assert second.cancelled and not first.cancelled
+        await settle()
+        assert asyncio.all_tasks() == before
 
     run(test)
 

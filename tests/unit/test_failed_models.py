@@ -19,13 +19,11 @@ from frontend.protocols.trtis_v1 import statuses
 from frontend.services import Services
 from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.request import InputTensor, TensorRequest
-from frontend.tensors.running import run
-from frontend.tensors.streamed import results
 from ipc import deadline
 from ipc.catalog.model_config import ModelConfig
 from ipc.errors import DependencyConflict, ModelLoadFailed, ModelNotFound, PenstockError
 from ipc.protos import trtis_v1_pb2 as pb
-from tests.fakes.tensors import entry, loaded, services_of, tensor
+from tests.fakes.tensors import entry, loaded, results, run, services_of, tensor
 
 WHY = "the program is damaged"
 ERRORS = [

@@ -77,10 +77,10 @@ def test_requests_of_all_frontends_are_added_up(paths: RunPaths) -> None:
 recorder.succeeded("add", 3, 4, Times(1_000_000, 2_000_000, 3_000_000, 4_000_000, 11_000_000))
 recorder.succeeded("add", 3, 4, Times(1_000_001, 2_000_002, 3_000_003, 4_000_004, 11_000_005), "abc")
 recorder.succeeded("add", 3, 1, Times(0, 0, 1, 0, 2), "def")
-recorder.failed("add", 3, 2, errors.InvalidInput("no"), 5_000)
-recorder.failed("add", None, 0, errors.InvalidInput("no"), 7_000)
+recorder.failed("add", 3, 2, errors.InvalidInput.code, 5_000)
+recorder.failed("add", None, 0, errors.InvalidInput.code, 7_000)
 recorder.succeeded("unheard", 1, 1, Times(0, 0, 1, 0, 2))
-recorder.failed("unheard", 1, 1, errors.InvalidInput("no"), 1)
+recorder.failed("unheard", 1, 1, errors.InvalidInput.code, 1)
 recorder.called("status", 5_000)
 """
     for slot in ("frontend-0", "frontend-1"):
@@ -224,10 +224,10 @@ def test_the_names_of_other_servers_show_the_same_figures(paths: RunPaths) -> No
         """
 recorder.succeeded("add", 3, 4, Times(1_000, 2_000, 3_000, 4_000, 20_000))
 recorder.succeeded("add", 3, 1, Times(1_000, 2_000, 3_000, 4_000, 10_000))
-recorder.failed("add", 3, 1, errors.QueueFull("no"), 1)
-recorder.failed("add", 3, 1, errors.InferenceFailed("no"), 1)
-recorder.failed("add", 3, 1, errors.Cancelled("no"), 1)
-recorder.failed("add", None, 0, errors.InvalidInput("no"), 1)
+recorder.failed("add", 3, 1, errors.QueueFull.code, 1)
+recorder.failed("add", 3, 1, errors.InferenceFailed.code, 1)
+recorder.failed("add", 3, 1, errors.Cancelled.code, 1)
+recorder.failed("add", None, 0, errors.InvalidInput.code, 1)
 """,
     )
     run(paths, "worker-0", 'for rows in (1, 40): executions.note("add@3", rows, 10, 20, 30)\n')

@@ -27,7 +27,7 @@ from ipc.errors import InvalidInput, LeaseRevoked
 from ipc.memory import bytes_elements
 from ipc.protos import kserve_v2_pb2 as pb
 from ipc.wire.messages import TensorInput, Work
-from tests.fakes.tensors import InferReply, elements, entry, loaded, services_of, tensor
+from tests.fakes.tensors import InferReply, elements, ending, entry, loaded, services_of, tensor
 
 WIDTH = INLINE_CLASSES + 1
 PICTURES = ModelConfig(
@@ -76,7 +76,8 @@ def answered(made: Services, message: pb.ModelInferRequest, *raw: bytes) -> pb.M
     asked.deadline_ns = deadline.after(20)
     call: Any = SimpleNamespace(services=made, context=asked, raw=raw, metadata={})
     try:
-        return pb.ModelInferResponse.FromString(asyncio.run(Infer(Forwarding("")).alone(call, message)))
+        with ending(made, asked):
+            return pb.ModelInferResponse.FromString(asyncio.run(Infer(Forwarding("")).alone(call, message)))
     finally:
         made.engine.client.inputs.close()
 
@@ -187,13 +188,15 @@ def test_a_client_that_goes_away_while_its_request_is_read_is_booked(
         asked = plain_scope()
         asked.deadline_ns = deadline.after(20)
         message, raw = sent_as_bytes("strings", "S", [b"a"], True)
+        message.model_version = "1"
         call: Any = SimpleNamespace(services=made, context=asked, raw=raw, metadata={})
         task = asyncio.ensure_future(Infer(Forwarding("")).alone(call, message))
         await reached.wait()
         task.cancel()
-        with pytest.raises(asyncio.CancelledError):
+        with pytest.raises(asyncio.CancelledError), ending(made, asked):
             await task
 
+    made.engine.client.channels[0].models = {}
     monkeypatch.setattr(made.models, "ready", waiting)
     asyncio.run(run())
     made.engine.client.inputs.close()

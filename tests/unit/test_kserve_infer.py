@@ -18,6 +18,7 @@ from falcon.asgi import Request, Response
 from frontend.access.restricted import Restrictions
 from frontend.engine.scope import plain_scope
 from frontend.http.disconnect import noting
+from frontend.http.inference import InferenceRoute
 from frontend.protocols.kserve_v2 import json_bodies, routes
 from frontend.protocols.kserve_v2.generate import GenerateResource, request_of
 from frontend.protocols.kserve_v2.infer import LENGTH_HEADER, InferResource
@@ -29,7 +30,7 @@ from ipc.catalog.model_config import ModelConfig
 from ipc.errors import BodyTooLarge, InferenceFailed, InvalidInput, PenstockError, Unsupported
 from ipc.memory import copies
 from ipc.store.regions import Kind
-from tests.fakes.tensors import InferReply, entry, loaded, services_of, tensor
+from tests.fakes.tensors import InferReply, ending, entry, loaded, services_of, tensor
 
 CONFIG = ModelConfig(
     name="m", max_batch_size=4, inputs=(tensor("A", "FP32", 2),), outputs=(tensor("O", "FP32", 2),)
@@ -65,8 +66,13 @@ def body_of(request_id: str = "", **more: Any) -> bytes:
 
 def ask(made: Services, req: Request, resp: Response | None = None) -> None:
     """One infer request."""
-    resource = InferResource(made, OPEN)
-    asyncio.run(resource.on_post(req, resp or Response(), TARGET))
+    asyncio.run(ended(made, InferResource(made, OPEN), req, resp or Response()))
+
+
+async def ended(made: Services, resource: InferenceRoute, req: Request, resp: Response) -> None:
+    """One request, and its end."""
+    with ending(made, req.context.penstock):
+        await resource.on_post(req, resp, TARGET)
 
 
 def refusal(made: Services, req: Request, resp: Response | None = None) -> PenstockError:
@@ -162,8 +168,8 @@ def test_generate_books_what_it_cannot_read(body: bytes, tmp_path: Path) -> None
     made = services(tmp_path)
     resource = GenerateResource(InferResource(made, OPEN), stream=False)
     with pytest.raises(PenstockError) as refused:
-        asyncio.run(resource.on_post(request(body), Response(), TARGET))
-    assert booked(made) == [("m", None, 0, refused.value.code)]
+        asyncio.run(ended(made, resource, request(body), Response()))
+    assert booked(made) == [("m", 3, 0, refused.value.code)]
     validation = refused.value.code == "INVALID_INPUT"
     assert refused.value.message.startswith("[request id: <id_unknown>] ") is validation
 
@@ -172,7 +178,7 @@ def test_generate_books_what_it_cannot_read(body: bytes, tmp_path: Path) -> None
 def test_generate_books_its_answer_once_it_is_written(value: float, tmp_path: Path) -> None:
     made = services(tmp_path, np.full((1, 2), value, np.float32))
     resource, resp = GenerateResource(InferResource(made, OPEN), stream=False), Response()
-    answering = resource.on_post(request(b'{"A": [1, 2]}'), resp, TARGET)
+    answering = ended(made, resource, request(b'{"A": [1, 2]}'), resp)
     if value == 0.5:
         asyncio.run(answering)
         assert json.loads(resp.data or b"")["O"] == [0.5, 0.5] and booked(made) == [("m", 3, 1)]

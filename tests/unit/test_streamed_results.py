@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from frontend.engine.scope import plain_scope
+from frontend.engine.scope import current_scope, plain_scope
+from frontend.protocols.kserve_v2.events import EventStream
 from frontend.protocols.kserve_v2.generate import _only
 from frontend.services import Services
 from frontend.tensors.request import InputTensor, TensorRequest
-from frontend.tensors.streamed import closing, results
 from ipc import deadline
 from ipc.catalog.model_config import ModelConfig
 from ipc.errors import InvalidInput, LeaseRevoked
-from tests.fakes.tensors import FakeStatistics, InferReply, entry, loaded, services_of, tensor
+from tests.fakes.tensors import InferReply, ending, entry, loaded, results, services_of, tensor
 
 COUNT = 3
 NBYTES = 256 << 10
@@ -63,16 +65,18 @@ class Parts:
         self._left.clear()
 
 
-def run(root: Path, act: Callable[[Services, Parts, AsyncGenerator[Any, None]], Any]) -> list[Any]:
-    """Do `act` with the results of one request, whose inputs are in a block; what was booked."""
+def run(
+    root: Path,
+    act: Callable[[Services, Parts, AsyncGenerator[Any, None]], Any],
+    fails: type[Exception] | None = None,
+) -> list[Any]:
+    """Do `act` with the results of one request, whose inputs are in a block; what was booked. It `fails` so."""
 
     async def whole() -> list[Any]:
         more = {"arena__input_inline_bytes": "1000"}
         services = services_of(root, [entry("parts@1")], [loaded("parts@1", CONFIG)], **more)
-        parts, booked = Parts(), FakeStatistics()
+        parts = Parts()
         client: Any = services.engine.client
-        extensions: Any = services.extensions
-        extensions.recorder = booked
 
         async def stream(request: Any, payload: Any) -> Parts:
             return parts
@@ -80,20 +84,23 @@ def run(root: Path, act: Callable[[Services, Parts, AsyncGenerator[Any, None]], 
         client.stream = stream
         made = plain_scope()
         made.deadline_ns = deadline.after(20)
+        current_scope.set(made)
         request = TensorRequest("parts", None, [InputTensor("A", "UINT8", [NBYTES], bytes(NBYTES))], None)
         try:
-            await act(services, parts, results(services, made, request))
+            failing = nullcontext() if fails is None else pytest.raises(fails)
+            with failing, ending(services, made):
+                await act(services, parts, results(services, made, request))
             assert client.inputs.used_nbytes == 0
         finally:
             client.inputs.close()
-        return booked.booked
+        return services.extensions.recorder.booked  # type: ignore[attr-defined, no-any-return]
 
     return asyncio.run(whole())
 
 
 def test_inputs_are_given_back_when_the_work_is_done_and_not_when_it_was_read(tmp_path: Path) -> None:
     async def act(services: Services, parts: Parts, found: AsyncGenerator[Any, None]) -> None:
-        async with closing(found):
+        async with aclosing(found):
             await anext(found)
             assert services.engine.client.inputs.used_nbytes >= NBYTES
             parts.answer()
@@ -115,19 +122,27 @@ def test_what_goes_wrong_with_a_result_is_booked_as_what_it_was(
     tmp_path: Path, error: Exception, code: str
 ) -> None:
     async def act(services: Services, parts: Parts, found: AsyncGenerator[Any, None]) -> None:
-        with pytest.raises(type(error)):
-            async with closing(found):
-                await anext(found)
-                raise error
+        async with aclosing(found):
+            await anext(found)
+            raise error
 
-    [(*asked, booked)] = run(tmp_path, act)
+    [(*asked, booked)] = run(tmp_path, act, type(error))
     assert asked == ["parts", 1, 1] and booked == code
 
 
 def test_who_leaves_early_is_booked_as_gone(tmp_path: Path) -> None:
     async def act(services: Services, parts: Parts, found: AsyncGenerator[Any, None]) -> None:
-        async with closing(found):
-            await anext(found)
+        async def texts() -> AsyncGenerator[bytes, None]:
+            async with aclosing(found):
+                async for _ in found:
+                    yield b"{}"
+
+        req: Any = SimpleNamespace(path="/v2/models/parts/generate_stream", method="POST", uri_template="")
+        req.context, req.scope = SimpleNamespace(penstock=current_scope.get()), {}
+        events = EventStream(services, req, texts())
+        await events.begin()
+        assert await anext(events) == b"data: {}\n\n"
+        await events.close()
 
     assert run(tmp_path, act) == [("parts", 1, 1, "CANCELLED")]
 
@@ -135,11 +150,10 @@ def test_who_leaves_early_is_booked_as_gone(tmp_path: Path) -> None:
 def test_generate_books_that_there_was_more_than_one_response(tmp_path: Path) -> None:
     async def act(services: Services, parts: Parts, found: AsyncGenerator[Any, None]) -> None:
         async def texts() -> AsyncGenerator[bytes, None]:
-            async with closing(found):
+            async with aclosing(found):
                 async for _ in found:
                     yield b"{}"
 
-        with pytest.raises(InvalidInput, match="more than one"):
-            await _only(texts(), "parts")
+        await _only(texts(), "parts")
 
-    assert run(tmp_path, act) == [("parts", 1, 1, "INVALID_INPUT")]
+    assert run(tmp_path, act, InvalidInput) == [("parts", 1, 1, "INVALID_INPUT")]

@@ -15,13 +15,12 @@ from frontend.engine.scope import RequestScope, plain_scope
 from frontend.http.rendering import Steps
 from frontend.services import Services
 from frontend.tensors.request import InputTensor, Plan, Sequence, TensorRequest
-from frontend.tensors.running import run
 from ipc import deadline
 from ipc.catalog.model_config import ModelConfig, SequenceBatching
 from ipc.errors import DeadlineExceeded, InvalidInput, QueueFull
 from ipc.memory import copies
 from ipc.memory.input_arena import InputBlock
-from tests.fakes.tensors import InferReply, entry, loaded, services_of, tensor
+from tests.fakes.tensors import InferReply, entry, loaded, run, services_of, tensor
 
 T = TypeVar("T")
 MIB = 1 << 20
@@ -214,7 +213,7 @@ def test_who_waits_for_a_turn_in_a_sequence_holds_no_room(tmp_path: Path) -> Non
         block, [view] = await received(made, second)
         with block:
             before = asyncio.ensure_future(run(made, fresh(), step(first)))
-            await until(lambda: len(made.uploads.of("flow@1", 7).line) > 0)
+            await until(lambda: len(made.inference._programs.uploads.of("flow@1", 7).line) > 0)
             await asyncio.gather(before, run(made, fresh(), step(view, block)))
 
     on_loop(made, test())
@@ -242,7 +241,8 @@ def test_a_step_that_leaves_its_block_before_it_waits_is_not_overtaken(tmp_path:
             third = asyncio.ensure_future(run(made, fresh(), sequence_step(b"\2")))
             await until(
                 lambda: (
-                    len(made.uploads.of("flow@1", 7).line) == 3 and made.engine.client.inputs.used_nbytes == 0
+                    len(made.inference._programs.uploads.of("flow@1", 7).line) == 3
+                    and made.engine.client.inputs.used_nbytes == 0
                 )
             )
             may.set()

@@ -12,17 +12,26 @@ import numpy as np
 import pytest
 
 from frontend.engine.scope import RequestScope, plain_scope
-from frontend.http.disconnect import CALLBACK_KEY, note_disconnect
+from frontend.http.disconnect import CALLBACK_KEY, note_disconnect, until_disconnect
 from frontend.services import Services
 from frontend.tensors.refusals import TimeoutExpired, UnavailableModel
 from frontend.tensors.request import InputTensor, RegionUse, Sequence, TensorRequest, WantedOutput
-from frontend.tensors.running import book_answered, book_failure, run
+from frontend.tensors.result import TensorResult
 from ipc import deadline
+from ipc.catalog.entries import Catalog
 from ipc.catalog.model_config import ModelConfig, SequenceBatching
-from ipc.errors import Cancelled, DeadlineExceeded, InvalidInput, QueueFull, RegionNotFound, ShmExhausted
+from ipc.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidInput,
+    ModelNotFound,
+    QueueFull,
+    RegionNotFound,
+    ShmExhausted,
+)
 from ipc.memory.input_arena import InputBlock
 from ipc.wire.messages import Region, Step, TensorInfo, TensorInput, TensorOutput, Work
-from tests.fakes.tensors import InferReply, elements, entry, loaded, services_of, tensor
+from tests.fakes.tensors import InferReply, elements, ending, entry, loaded, run, services_of, tensor
 
 T = TypeVar("T")
 MIB = 1 << 20
@@ -258,7 +267,6 @@ def test_classes_take_the_place_of_the_data(tmp_path: Path) -> None:
         [(9.0, 1, "one"), (9.0, 2, ""), (2.0, 3, "")],
         [(4.0, 0, "zero"), (3.0, 1, "one"), (2.0, 2, "")],
     ]
-    assert result.reply.checks == 1  # type: ignore[attr-defined]
 
 
 def test_a_result_that_cannot_be_ranked_gives_its_lease_back(tmp_path: Path) -> None:
@@ -325,11 +333,13 @@ def test_a_deadline_that_comes_before_the_timeout_is_the_clients(timeout_us: int
         ("unknown", None, None),
     ],
 )
-def test_a_failure_before_the_run_is_booked_where_the_model_is_known(
+def test_a_failure_before_the_model_is_found_is_booked_where_its_name_is_known(
     name: str, version: int | None, booked: tuple[Any, ...] | None, tmp_path: Path
 ) -> None:
-    made = services(tmp_path)
-    book_failure(made, fresh(), name, version, UnavailableModel(name, version, "version"))
+    made, scope = services(tmp_path), fresh()
+    with pytest.raises(UnavailableModel), ending(made, scope):
+        made.inference.begin(scope, name, version)
+        raise UnavailableModel(name, version, "version")
     assert made.extensions.recorder.booked == ([booked] if booked else [])  # type: ignore[attr-defined]
 
 
@@ -358,13 +368,41 @@ def test_a_request_that_is_cancelled_is_booked(left_s: float, code: str, tmp_pat
     assert made.extensions.recorder.booked == [("wide", 1, 1, code)]  # type: ignore[attr-defined]
 
 
-def test_a_result_that_is_still_to_be_said_is_not_booked(tmp_path: Path) -> None:
-    made, known = services(tmp_path), fresh()
-    result = on_loop(made, run(made, known, adder(), book=False))
-    assert made.extensions.recorder.booked == []  # type: ignore[attr-defined]
-    book_answered(made, known, "adder", result)
-    book_failure(made, known, "adder", 2, InvalidInput("no"), result.rows)
-    assert made.extensions.recorder.booked == [("adder", 2, 2), ("adder", 2, 2, "INVALID_INPUT")]  # type: ignore[attr-defined]
+def test_a_request_is_booked_once_and_as_it_ended(tmp_path: Path) -> None:
+    made, scope = services(tmp_path), fresh()
+
+    async def answered(error: Exception | None) -> None:
+        with ending(made, scope):
+            model = await made.inference.find(scope, "adder", None)
+            result = await made.inference.run(scope, model, adder())
+            assert made.extensions.recorder.booked == []  # type: ignore[attr-defined]
+            with result.answer:
+                if error is not None:
+                    raise error
+
+    with pytest.raises(InvalidInput):
+        on_loop(made, answered(InvalidInput("no")))
+    assert made.extensions.recorder.booked == [("adder", 2, 2, "INVALID_INPUT")]  # type: ignore[attr-defined]
+
+
+def test_a_model_whose_place_another_version_took_meanwhile_is_asked_there(tmp_path: Path) -> None:
+    made, scope, request = services(tmp_path), fresh(), adder()
+    failing = [ModelNotFound("unloaded")]
+
+    def answer_after_a_refusal(sent: Work) -> Any:
+        return failing.pop() if failing else answer(sent)
+
+    made.engine.client.answer = answer_after_a_refusal  # type: ignore[attr-defined]
+
+    async def asked() -> TensorResult:
+        model = await made.inference.find(scope, "adder", None)
+        assert model.id == "adder@2"
+        channel = made.engine.client.channels[0]
+        channel.models = {name: status for name, status in channel.models.items() if name != "adder@2"}
+        made.catalog.replace(Catalog([entry(name) for name in CONFIGS if name != "adder@2"]))
+        return await made.inference.run(scope, model, request)
+
+    assert on_loop(made, asked()).version == 1
 
 
 def test_a_client_that_goes_away_ends_the_wait_for_room(tmp_path: Path) -> None:
@@ -373,7 +411,7 @@ def test_a_client_that_goes_away_ends_the_wait_for_room(tmp_path: Path) -> None:
     async def test() -> None:
         scope: dict[str, Any] = {CALLBACK_KEY: None}
         with await made.engine.client.inputs.reserve(3 * MIB):  # type: ignore[union-attr]
-            waiting = asyncio.ensure_future(run(made, fresh(), wide(bytes(2 * MIB)), scope))
+            waiting = asyncio.ensure_future(until_disconnect(run(made, fresh(), wide(bytes(2 * MIB))), scope))
             while scope[CALLBACK_KEY] is None:  # noqa: ASYNC110
                 await asyncio.sleep(0)
             note_disconnect(scope)

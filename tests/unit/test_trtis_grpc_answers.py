@@ -112,7 +112,7 @@ def test_many_classes_are_rendered_in_a_thread_over_http_too(
     )  # type: ignore[arg-type]
     req: Any = SimpleNamespace(get_param=lambda name: "binary")
     resource = infer.InferResource(made, Statuses(made.settings))
-    asyncio.run(resource._answer(req, falcon.asgi.Response(), result, 5))
+    asyncio.run(resource._render(req, falcon.asgi.Response(), result, 5))
     made.engine.client.inputs.close()
     found = pb.InferResponseHeader.FromString(sent[0])
     assert found.id == 5 and len(found.output[0].batch_classes[0].cls) == entries

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import falcon
 import numpy as np
 import pytest
-from falcon.asgi import Response
+from falcon.asgi import Request, Response
 
 from frontend.protocols.trtis_v1 import infer, requests, text
 from frontend.protocols.trtis_v1.infer import InferResource
@@ -24,7 +24,7 @@ from ipc.catalog.model_config import ModelConfig
 from ipc.errors import InvalidInput
 from ipc.processes.paths import prepare_run_dir
 from ipc.protos import trtis_v1_pb2 as pb
-from tests.fakes.tensors import ArrayReply, InferReply, entry, loaded, services_of, tensor
+from tests.fakes.tensors import ArrayReply, InferReply, ending, entry, loaded, services_of, tensor
 from tests.unit.test_kserve_infer import request
 
 CONFIG = ModelConfig(
@@ -45,14 +45,19 @@ def services(root: Path) -> Services:
     return made
 
 
+def ask(made: Services, req: Request, target: str) -> None:
+    """One request, and its end."""
+    with ending(made, req.context.penstock):
+        asyncio.run(InferResource(made, Statuses(made.settings)).on_post(req, Response(), target))
+
+
 @pytest.mark.parametrize(("version", "booked"), [(1, 1), (2, 2), (7, None), (-1, None)])
 def test_a_failure_before_the_run_is_booked_for_the_version_of_the_path(
     version: int, booked: int | None, tmp_path: Path
 ) -> None:
     made = services(tmp_path)
-    resource, resp = InferResource(made, Statuses(made.settings)), Response()
     path = "m" if version < 0 else f"m/{version}"
-    asyncio.run(resource.on_post(request(b"", **{"NV-InferRequest": "no header {"}), resp, path))
+    ask(made, request(b"", **{"NV-InferRequest": "no header {"}), path)
     assert made.extensions.recorder.booked == [("m", booked, 0, "INVALID_INPUT")]  # type: ignore[attr-defined]
 
 
@@ -70,17 +75,16 @@ def test_a_failure_is_booked_under_the_version_and_batch_size_once_they_are_know
     sent: str, booked: int, tmp_path: Path
 ) -> None:
     made = services(tmp_path)
-    resource, resp = InferResource(made, Statuses(made.settings)), Response()
-    asyncio.run(resource.on_post(request(b"", **{"NV-InferRequest": f"{sent} input {{ }}"}), resp, "m"))
+    ask(made, request(b"", **{"NV-InferRequest": f"{sent} input {{ }}"}), "m")
     assert made.extensions.recorder.booked == [("m", 2, booked, "INVALID_INPUT")]  # type: ignore[attr-defined]
 
 
 def test_the_timeout_of_a_request_counts_from_its_arrival(tmp_path: Path) -> None:
     made = services(tmp_path)
     header = 'batch_size: 1 input { name: "A" } input { name: "B" dims: 1 } output { name: "O" }'
-    asked, resp = request(bytes(12), **{"NV-InferRequest": header}), Response()
+    asked = request(bytes(12), **{"NV-InferRequest": header})
     arrived = asked.context.penstock.started
-    asyncio.run(InferResource(made, Statuses(made.settings)).on_post(asked, resp, "m"))
+    ask(made, asked, "m")
     assert made.extensions.recorder.booked == [("m", 2, 1)]  # type: ignore[attr-defined]
     assert asked.context.penstock.started == arrived
 

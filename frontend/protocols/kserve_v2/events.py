@@ -12,6 +12,7 @@ from falcon.asgi import Request
 from frontend.engine import finishing
 from frontend.engine.scope import RequestScope
 from frontend.http import tracebacks
+from frontend.http.disconnect import until_disconnect
 from frontend.protocols.kserve_v2 import errors
 from frontend.services import Services
 from ipc.errors import Cancelled, PenstockError
@@ -30,9 +31,9 @@ class EventStream:
     def __init__(self, services: Services, req: Request, texts: AsyncGenerator[bytes, None]) -> None:
         """`texts` may raise a `PenstockError`, which becomes the last event."""
         self._services, self._req, self._texts = services, req, texts
-        self._context: RequestScope = req.context.penstock
+        self._scope: RequestScope = req.context.penstock
         self._first: bytes | None = None
-        self._finished = False
+        self._ended = self._finished = False
 
     async def begin(self) -> None:
         """Wait for the first text, or the end. Raises what fails before that; the status is fixed from then on."""
@@ -41,7 +42,7 @@ class EventStream:
         except BaseException:
             await self._texts.aclose()
             raise
-        self._context.streams = True
+        self._scope.streams = True
 
     def __aiter__(self) -> EventStream:
         return self
@@ -52,8 +53,9 @@ class EventStream:
             text, self._first = self._first, None
             return _event(text)
         try:
-            return _event(await anext(self._texts))
+            return _event(await until_disconnect(self._next(), self._req.scope))
         except StopAsyncIteration:
+            self._ended = True
             raise
         except Cancelled as error:
             self._noted(error)
@@ -64,14 +66,18 @@ class EventStream:
             log.error("%s failed", self._req.path, exc_info=error)
             return self._told(PenstockError("internal error"))
 
+    async def _next(self) -> bytes:
+        return await anext(self._texts)
+
     def _told(self, error: PenstockError) -> bytes:
         return _event(orjson.dumps(self._noted(error)))
 
     def _noted(self, error: PenstockError) -> dict[str, Any]:
         """What is told of an error, which the request is counted under."""
+        self._ended = True
         tracebacks.forget(error)
         status, told, _ = errors.render(error, self._req.path)
-        self._context.error, self._context.counted_status = error.code, status
+        self._scope.error, self._scope.counted_status = error.code, status
         return told
 
     async def close(self) -> None:
@@ -79,8 +85,10 @@ class EventStream:
         await self._texts.aclose()
         if not self._finished:
             self._finished = True
+            if not self._ended:
+                self._noted(self._scope.ended_early())
             outcome = finishing.Outcome(self._req.method, self._req.path, self._req.uri_template or "", 200)
-            finishing.finish(self._services, self._context, "kserve", outcome)
+            finishing.finish(self._services, self._scope, "kserve", outcome)
 
 
 async def one_event(text: bytes) -> AsyncIterator[bytes]:

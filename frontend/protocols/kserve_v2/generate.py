@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -19,17 +20,18 @@ import msgspec
 import orjson
 from falcon.asgi import Request, Response
 
+from frontend.engine.scope import RequestScope
+from frontend.http.inference import InferenceRoute
 from frontend.http.rendering import at_once, off_loop, off_loop_if
 from frontend.protocols.kserve_v2 import elements, json_bodies, parameters, rendering
 from frontend.protocols.kserve_v2.events import CONTENT_TYPE, EventStream, one_event
 from frontend.protocols.kserve_v2.infer import InferResource
 from frontend.protocols.kserve_v2.paths import Target
-from frontend.protocols.kserve_v2.reading import InferRequest
+from frontend.protocols.kserve_v2.reading import InferRequest, identified
 from frontend.protocols.kserve_v2.schemas import GENERATE
+from frontend.tensors.models import TensorModel
 from frontend.tensors.request import InputTensor, TensorRequest
 from frontend.tensors.result import TensorResult
-from frontend.tensors.running import book_answered
-from frontend.tensors.streamed import closing, results
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput, PenstockError
 
@@ -37,47 +39,47 @@ MOST_NBYTES = 16 << 20
 _Parameters = dict[str, bool | int | float | str]
 
 
-class GenerateResource:
+class GenerateResource(InferenceRoute):
     """Both endpoints; `stream` says which one."""
 
+    operation = "generate"
+
     def __init__(self, infer: InferResource, *, stream: bool) -> None:
+        super().__init__(infer.services)
         self._infer, self._stream = infer, stream
 
-    async def on_post(self, req: Request, resp: Response, target: Target) -> None:
+    async def respond(self, req: Request, resp: Response, scope: RequestScope, target: Target) -> None:
         """One request."""
-        infer, context = self._infer, req.context.penstock
-        context.model, context.operation = target.name, "generate"
-        infer.restrictions.require_secret("inference", req.get_header)
-        served = await infer.find(req, target)
+        services, model = self.services, await self._infer.find(req, scope, target)
         try:
-            parse = partial(parsed_body, target, served.config)
-            wanted = await json_bodies.parsed(infer.services, req, parse, MOST_NBYTES)
+            parse = partial(parsed_body, target, model.config)
+            wanted = await json_bodies.parsed(services, req, parse, MOST_NBYTES)
+            if not model.config.decoupled:
+                result = await services.inference.run(scope, model, wanted.request)
+                with result.answer:
+                    text = await off_loop(answer_of, result, self._words)
         except PenstockError as error:
-            raise infer.refused(req, target, error) from error.__cause__
-        if served.config.decoupled:
-            await self._answer_decoupled(req, resp, wanted)
-            return
-        result = await infer.run(req, wanted)
-        try:
-            words = infer.services.settings.kserve.json_nonfinite == "words"
-            text = await off_loop(answer_of, result, words)
-            result.reply.check()
-        except PenstockError as error:
-            raise infer.refused(req, target, error, result=result) from error.__cause__
-        finally:
-            result.reply.release()
-        book_answered(infer.services, context, served.model, result)
-        if self._stream:
+            identified(error, "")
+            raise
+        if model.config.decoupled:
+            await self._answer_decoupled(req, resp, scope, model, wanted)
+        elif self._stream:
             _prepare_events(resp)
             resp.stream = one_event(text)
         else:
             resp.content_type = falcon.MEDIA_JSON
             resp.data = text
 
-    async def _answer_decoupled(self, req: Request, resp: Response, wanted: InferRequest) -> None:
-        texts = self._texts(req, wanted)
+    @property
+    def _words(self) -> bool:
+        return self.services.settings.kserve.json_nonfinite == "words"
+
+    async def _answer_decoupled(
+        self, req: Request, resp: Response, scope: RequestScope, model: TensorModel, wanted: InferRequest
+    ) -> None:
+        texts = self._texts(scope, model, wanted)
         if self._stream:
-            events = EventStream(self._infer.services, req, texts)
+            events = EventStream(self.services, req, texts)
             await events.begin()
             _prepare_events(resp)
             resp.stream = events
@@ -85,24 +87,25 @@ class GenerateResource:
             resp.data = await _only(texts, wanted.request.model)
             resp.content_type = falcon.MEDIA_JSON
 
-    async def _texts(self, req: Request, wanted: InferRequest) -> AsyncGenerator[bytes, None]:
+    async def _texts(
+        self, scope: RequestScope, model: TensorModel, wanted: InferRequest
+    ) -> AsyncGenerator[bytes, None]:
         """The answers of a decoupled model."""
-        services = self._infer.services
-        words = services.settings.kserve.json_nonfinite == "words"
-        request = wanted.request
-        with services.bodies.holding(sum(len(tensor.data or b"") for tensor in request.inputs)):
-            async with closing(results(services, req.context.penstock, request, req.scope)) as found:
-                async for result in found:
+        held = sum(len(tensor.data or b"") for tensor in wanted.request.inputs)
+        with self.services.bodies.holding(held):
+            async with aclosing(self.services.inference.stream(scope, model, wanted.request)) as results:
+                async for result in results:
                     # NOTE: the lease ends before the answer is sent, which takes as long as its client likes.
-                    with result.reply:
-                        text = await off_loop_if(rendering.is_long(result, wanted), answer_of, result, words)
-                        result.reply.check()
+                    with result.answer:
+                        text = await off_loop_if(
+                            rendering.is_long(result, wanted), answer_of, result, self._words
+                        )
                     yield text
 
 
 async def _only(texts: AsyncGenerator[bytes, None], model: str) -> bytes:
     """The one answer. Raises `InvalidInput` when there are none, or more; the rest is not waited for."""
-    async with closing(texts):
+    async with aclosing(texts):
         first = await anext(texts, None)
         if first is None or await anext(texts, None) is not None:
             found = "none" if first is None else "more than one"

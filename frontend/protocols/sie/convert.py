@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from frontend.engine.options import Resolved, typed
+from frontend.engine.quantize import OUTPUT_DTYPES
 from frontend.protocols.sie.muvera import Muvera, check_size, read_settings
-from frontend.protocols.sie.quantize import OUTPUT_DTYPES
 from frontend.protocols.sie.schemas import EncodeParams
 from ipc.catalog.entries import ENCODE_OUTPUTS, ModelEntry
 from ipc.errors import InvalidInput

@@ -121,10 +121,8 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
     ) -> Sequence[Part]:
         """The body, which holds no view on the result."""
         usage = usage_of(_tokens(plan.call.items, reply.tokens), reply.truncated)
-        parts = await _body(reply, request, usage)
-        reply.check()
-        reply.release()
-        return parts
+        with reply:
+            return await _body(reply, request, usage)
 
 
 def _names(request: EmbeddingsRequest) -> FieldNames:

@@ -78,7 +78,5 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
         )
         if not json:
             return await msgpack_parts(answer, timing)
-        parts = await json_parts(answer, timing)
-        reply.check()
-        reply.release()
-        return parts
+        with reply:
+            return await json_parts(answer, timing)

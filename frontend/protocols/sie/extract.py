@@ -18,7 +18,7 @@ import orjson
 from frontend.engine.answer import Answer
 from frontend.engine.options import check_options, resolve
 from frontend.engine.scope import RequestScope
-from frontend.http.rendering import off_loop
+from frontend.http.rendering import off_loop_if
 from frontend.http.sending import Part
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.items import check_items, images_in, inputs_of
@@ -110,15 +110,11 @@ class ExtractResource(InferenceResource[ExtractRequest, ExtractPlan]):
         json: bool,
     ) -> Sequence[Part]:
         """The body in one piece. It holds no view on the result, so the lease ends here."""
-        findings = reply.tensors()["extraction"]
         write = _json if json else _msgpack
-        if findings.nbytes <= INLINE_NBYTES:
-            body = write(context.model, request, reply, findings, beside)
-        else:
-            body = await off_loop(write, context.model, request, reply, findings, beside)
-        reply.check()
-        reply.release()
-        return [body]
+        with reply:
+            findings = reply.tensors()["extraction"]
+            large = findings.nbytes > INLINE_NBYTES
+            return [await off_loop_if(large, write, context.model, request, reply, findings, beside)]
 
 
 def _found(

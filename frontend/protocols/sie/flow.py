@@ -11,7 +11,7 @@ A route is one subclass of `InferenceResource`, which says how to check, plan an
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -23,7 +23,7 @@ from frontend.engine.options import target_of
 from frontend.engine.planning import cost_of
 from frontend.engine.planning import plan as plan_work
 from frontend.engine.scope import RequestScope
-from frontend.http.disconnect import until_disconnect
+from frontend.http.inference import InferenceRoute
 from frontend.http.media import check_all
 from frontend.http.rendering import off_loop_if
 from frontend.http.responding import send_parts
@@ -32,7 +32,6 @@ from frontend.http.values import UNCHECKED_NBYTES
 from frontend.protocols.sie.items import warnings_of
 from frontend.protocols.sie.machine_profile import check_machine_profile
 from frontend.protocols.sie.schemas import Body, EncodeParams, ExtractParams, ScoreRequest, read_aside
-from frontend.services import Services
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput, of_items
 from ipc.wire.messages import Call, ModelStatus
@@ -111,27 +110,22 @@ def timing_of(context: RequestScope) -> dict[str, float | None]:
     }
 
 
-class InferenceResource(ABC, Generic[R, P]):
+class InferenceResource(InferenceRoute, Generic[R, P]):
     """One POST route over the engine; subclasses say what is special about it.
 
-    `operation` names it in metrics and logs, `body` is the struct of its requests, `capability` the output that a
+    `body` is the struct of its requests, `capability` the output that a
     model must list to be asked at all (empty: decided in `plan`), `always_json` whether both bodies are JSON
     whatever the headers say, `itemized` whether an item can have an error of its own in the answer.
     """
 
-    operation: ClassVar[str]
     body: type[R]
     capability: ClassVar[str] = ""
     always_json: ClassVar[bool] = False
     itemized: ClassVar[bool] = False
 
-    def __init__(self, services: Services) -> None:
-        self.services = services
-
-    async def on_post(self, req: Request, resp: Response, model: str = "") -> None:
+    async def respond(self, req: Request, resp: Response, context: RequestScope, model: str) -> None:
         """One request; without `model` in the path the body names it."""
-        services, context = self.services, req.context.penstock
-        context.model, context.operation = model, self.operation
+        services, context.model = self.services, model
         check_machine_profile(req, services)
         sent = "application/json" if self.always_json else req.content_type
         async with services.bodies.hold(req, context.deadline_ns) as body:
@@ -140,8 +134,8 @@ class InferenceResource(ABC, Generic[R, P]):
             del body
             context.started = time.perf_counter()
             context.model = model or getattr(request, "model", "")
-            reply, plan, warnings = await until_disconnect(self._run(req, request, large), req.scope)
-            try:
+            reply, plan, warnings = await self._run(req, request, large)
+            with reply:
                 began = time.perf_counter()
                 if reply.errors and not (self.itemized and asks(req, self.params_of(request), "item_errors")):
                     raise of_items(reply.errors)
@@ -154,9 +148,6 @@ class InferenceResource(ABC, Generic[R, P]):
                 resp.content_type = media_type(json)
                 time_headers(resp, context)
                 send_parts(resp, parts, reply, services)
-            except BaseException:
-                reply.release()
-                raise
 
     async def _run(self, req: Request, request: R, large: bool) -> tuple[Answer, P, list[str] | None]:
         """The result, how to render it, and warnings where the request asks for them; the body was `large`."""
@@ -225,5 +216,5 @@ class InferenceResource(ABC, Generic[R, P]):
     ) -> Sequence[Part]:
         """The body of the answer; `beside` is what follows the results in the contract's own forms.
 
-        May end the lease early, after `reply.check()`, once it holds no views.
+        May close the answer early (`with reply:`), once it holds no views.
         """

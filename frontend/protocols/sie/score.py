@@ -83,9 +83,8 @@ class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
         json: bool,
     ) -> Sequence[Part]:
         """The answer."""
-        scores = np.array(reply.tensors()["score"])
-        reply.check()
-        reply.release()
+        with reply:
+            scores = np.array(reply.tensors()["score"])
         long = len(scores) > INLINE_ENTRIES or self.echoed_nbytes(request) > INLINE_NBYTES
         return await off_loop_if(long, self._write, request, context, scores, reply, beside, json)
 

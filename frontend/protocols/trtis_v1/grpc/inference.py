@@ -14,7 +14,6 @@ from frontend.protocols.trtis_v1 import requests, responses
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.tensors import checking
 from frontend.tensors.result import TensorResult
-from frontend.tensors.running import book_failure, run
 from ipc.catalog.model_config import ModelConfig
 from ipc.errors import PenstockError
 from ipc.protos import trtis_v1_pb2 as pb
@@ -38,33 +37,21 @@ class Inference:
                 await place.wait()
 
     async def _infer(self, call: Call, request: pb.InferRequest, place: PlaceInOrder) -> Answer:
-        services, header = call.services, request.meta_data
-        call.context.model = request.model_name
-        version, rows = requests.version_of(request.model_version), 0
-        try:
-            found = await services.models.ready(request.model_name, version, call.context.deadline_ns)
-            version, rows = found.version, requests.rows_of(found, header)
-            place.note_model(found.config)
-            wanted = requests.request_of(found, header)
-            checking.check_shapes(found, wanted)
-            sizes = requests.sizes_of(found, header, wanted)
-            requests.attach(found, wanted, sizes, call.raw)
-        except PenstockError as error:
-            book_failure(services, call.context, request.model_name, version, error, rows)
-            raise
+        scope, inference, header = call.context, call.services.inference, request.meta_data
+        scope.model, version = request.model_name, requests.version_of(request.model_version)
+        record = inference.begin(scope, request.model_name, version)
+        model = await inference.find(scope, request.model_name, version)
+        record.rows = requests.rows_of(model, header)
+        place.note_model(model.config)
+        wanted = requests.request_of(model, header)
+        checking.check_shapes(model, wanted)
+        sizes = requests.sizes_of(model, header, wanted)
+        requests.attach(model, wanted, sizes, call.raw)
         call.scheduled = True
-        result = await run(services, call.context, wanted)
-        try:
-            return await self._response(result, header.id)
-        finally:
-            result.reply.release()
-
-    async def _response(self, result: TensorResult, request_id: int) -> bytes:
-        """One message; it is copied out of the reply."""
-        status = self._statuses.success()
-        message = await off_loop_if(result.has_many_classes, _rendered, result, request_id, status)
-        result.reply.check()
-        return message
+        result = await inference.run(scope, model, wanted)
+        with result.answer:
+            status = self._statuses.success()
+            return await off_loop_if(result.has_many_classes, _rendered, result, header.id, status)
 
     def failed(self, call: Call, request: pb.InferRequest | None, error: PenstockError) -> Answer:
         """A response that says what went wrong, with the request's id so that it can be found again."""

@@ -1,0 +1,207 @@
+"""The way of a request of named tensors to the engine, for both tensor protocols.
+
+1. `find` looks the model up, once, and waits for its load if need be; protocols parse with what it returns.
+2. `run` checks the request against the model's configuration and runs the call of its kind: `program_calls` for
+   programs of named tensors, `catalog_calls` for catalog models.
+3. The outputs are read, and ranked where classes are wanted. What the statistics count is noted in the scope.
+
+A protocol parses into a `TensorRequest` and renders the `TensorResult` while its answer is open:
+
+    model = await inference.find(scope, name, version)
+    result = await inference.run(scope, model, TensorRequest(name, version, ...))
+    with result.answer:
+        ... render
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+
+from frontend.engine.answer import Answer
+from frontend.engine.interface import Engine
+from frontend.engine.scope import InferenceRecord, RequestScope
+from frontend.tensors.catalog_calls import CatalogCalls
+from frontend.tensors.checking import CheckedRequest, check
+from frontend.tensors.classification import classify
+from frontend.tensors.models import TensorModel, TensorModels
+from frontend.tensors.program_calls import ProgramCalls
+from frontend.tensors.refusals import TimeoutExpired, UnavailableModel
+from frontend.tensors.regions import ClientRegions
+from frontend.tensors.request import TensorRequest
+from frontend.tensors.result import OutputTensor, TensorResult
+from frontend.tensors.uploading import InputMemory
+from ipc.errors import (
+    DeadlineExceeded,
+    DependencyConflict,
+    ModelLoadFailed,
+    ModelNotFound,
+    PenstockError,
+    Unsupported,
+)
+from ipc.settings import Settings
+
+
+class TensorInference:
+    """Runs the requests of named tensors of one frontend."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        models: TensorModels,
+        memory: InputMemory,
+        regions: ClientRegions,
+        settings: Settings,
+    ) -> None:
+        self._models = models
+        self._programs = ProgramCalls(engine, memory, regions, settings)
+        self._catalog = CatalogCalls(engine, models.directory.catalog, settings)
+
+    @staticmethod
+    def begin(scope: RequestScope, name: str, version: int | None) -> InferenceRecord:
+        """Have the request counted in the statistics of a model, however it ends."""
+        scope.inference = record = InferenceRecord(name, version)
+        return record
+
+    def look(self, scope: RequestScope, name: str, version: int | None) -> TensorModel | None:
+        """The model if it is loaded; None for one to be waited for, or refused, by `find`. The request has begun."""
+        with contextlib.suppress(PenstockError):
+            model = self._models.find(name, version)
+            _note_model(scope, model)
+            if model.is_loaded:
+                return model
+        return None
+
+    async def find(
+        self, scope: RequestScope, name: str, version: int | None, timeout_us: int = 0
+    ) -> TensorModel:
+        """The model that was asked for, once it is loaded; a loaded model is found without waiting.
+
+        `timeout_us` is the request's own timeout, if it is known already. Raises as `TensorModels.ready`, and
+        `TimeoutExpired`.
+        """
+        if scope.inference is None:
+            self.begin(scope, name, version)
+        model = self.look(scope, name, version)
+        if model is None:
+            _limit_waiting(scope, timeout_us)
+            try:
+                model = await self._models.ready(name, version, scope.waits_until_ns)
+            except DeadlineExceeded as error:
+                raise _told(scope, error) from error
+            _note_model(scope, model)
+        return model
+
+    async def run(self, scope: RequestScope, model: TensorModel, request: TensorRequest) -> TensorResult:
+        """The result; its answer is the caller's to close. The inputs are in no use any more when this ends.
+
+        Raises:
+            UnavailableModel: the model was taken away since it was found, and no other version answers.
+            InvalidInput: what `checking.check` refuses, and what the model refuses.
+            TimeoutExpired: `timeout_us` passed before a device began it.
+            DeadlineExceeded, QueueFull, ShmExhausted and every other error of the engine.
+        """
+        _limit_waiting(scope, request.timeout_us)
+        try:
+            try:
+                return await self._run(scope, model, request)
+            except UnavailableModel:
+                # Another version may have taken the place of the model while the request was received.
+                other = self.look(scope, request.model, request.version)
+                if other is None or other.id == model.id:
+                    raise
+                return await self._run(scope, other, request)
+        except DeadlineExceeded as error:
+            raise _told(scope, error) from error
+
+    async def _run(self, scope: RequestScope, model: TensorModel, request: TensorRequest) -> TensorResult:
+        if model.config.decoupled:
+            raise Unsupported(
+                f"model {model.name!a} gives any number of responses to a request "
+                "(model_transaction_policy.decoupled): ask it with generate_stream, or ModelStreamInfer over gRPC, of "
+                "KServe v2"
+            )
+        checked = _checked(scope, model, request)
+        calls: ProgramCalls | CatalogCalls = self._programs if model.kind == "infer" else self._catalog
+        try:
+            answer, read = await calls.run(checked)
+        except (ModelLoadFailed, DependencyConflict, ModelNotFound) as error:
+            raise self._unavailable(request, error) from error
+        try:
+            result = await _result(checked, answer, read())
+        except BaseException:
+            answer.release()
+            raise
+        _note_answer(scope, answer)
+        return result
+
+    async def stream(
+        self, scope: RequestScope, model: TensorModel, request: TensorRequest
+    ) -> AsyncGenerator[TensorResult, None]:
+        """The results of a decoupled model as they come, each valid until the next one is asked for.
+
+        Close it when done (`contextlib.aclosing`). Raises as `run`; once the first result is there, `WorkerLost` of a
+        worker that died.
+        """
+        _limit_waiting(scope, request.timeout_us)
+        checked = _checked(scope, model, request)
+        try:
+            async with self._programs.stream(checked) as parts:
+                async for answer in parts:
+                    yield await _result(checked, answer, self._programs.outputs(checked, answer))
+                assert parts.result is not None
+                _note_answer(scope, parts.result)
+        except (ModelLoadFailed, DependencyConflict, ModelNotFound) as error:
+            raise self._unavailable(request, error) from error
+        except DeadlineExceeded as error:
+            raise _told(scope, error) from error
+
+    def _unavailable(self, request: TensorRequest, error: PenstockError) -> UnavailableModel:
+        """Why the model that was found cannot answer any more, under the name that the client uses."""
+        if isinstance(error, ModelNotFound):
+            return self._models.gone(request.model, request.version)
+        return UnavailableModel(request.model, request.version, "failed", error.message)
+
+
+def _note_model(scope: RequestScope, model: TensorModel) -> None:
+    scope.model, record = model.id, scope.inference
+    if record is not None:
+        record.model, record.version, record.found = model.model, model.version, True
+
+
+def _note_answer(scope: RequestScope, answer: Answer) -> None:
+    record = scope.inference
+    if record is not None:
+        record.timing, record.uuid = answer.timing, answer.uuid
+
+
+def _checked(scope: RequestScope, model: TensorModel, request: TensorRequest) -> CheckedRequest:
+    rows = check(model, request)
+    if scope.inference is not None:
+        scope.inference.rows = rows
+    return CheckedRequest(scope, model, request, rows)
+
+
+async def _result(checked: CheckedRequest, answer: Answer, outputs: list[OutputTensor]) -> TensorResult:
+    model, wanted = checked.model, checked.request.outputs
+    if wanted:
+        await classify(outputs, wanted, model, checked.rows)
+    return TensorResult(model.name, model.version, outputs, answer, checked.rows, model.config.batches)
+
+
+def _limit_waiting(scope: RequestScope, timeout_us: int) -> None:
+    """Let the request wait no longer than its own timeout says, which counts from its arrival; 0 is no timeout."""
+    if not timeout_us:
+        return
+    arrived_ns = time.monotonic_ns() - int((time.perf_counter() - scope.started) * 1e9)
+    until_ns = arrived_ns + timeout_us * 1000
+    if until_ns < scope.deadline_ns:
+        scope.start_by_ns = until_ns
+
+
+def _told(scope: RequestScope, error: DeadlineExceeded) -> DeadlineExceeded:
+    """The error of a request that waited too long: its own timeout ended it, or the deadline of its client."""
+    if 0 < scope.start_by_ns <= time.monotonic_ns() < scope.deadline_ns:
+        return TimeoutExpired("Request timeout expired", retry_after_s=1)
+    return error
