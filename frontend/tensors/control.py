@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from frontend.http.rendering import off_loop_if
 from frontend.tensors import load_parameters
@@ -23,6 +23,7 @@ from frontend.tensors.agreement import Agreement
 from frontend.tensors.load_parameters import Brought
 from frontend.tensors.overriding import Change, Overriding, shown
 from frontend.tensors.refusals import UnavailableModel
+from frontend.tensors.surroundings import Surroundings
 from frontend.tensors.version_states import State, model_of
 from ipc import deadline
 from ipc.errors import (
@@ -35,9 +36,6 @@ from ipc.errors import (
 )
 from ipc.processes.liveness import is_held
 from ipc.store.marks import Marks
-
-if TYPE_CHECKING:
-    from frontend.services import Services
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +61,7 @@ class IndexEntry(NamedTuple):
 class RepositoryControl:
     """Loads, unloads and lists the models of this server."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Surroundings) -> None:
         self._services = services
         self._explicit = services.settings.repository.control == "explicit"
         self._marks = Marks(services.store)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from frontend.tensors.control import RepositoryControl
 from frontend.tensors.log_settings import LogSettings
 from frontend.tensors.recorder import Recorder
 from frontend.tensors.regions import ClientRegions
 from frontend.tensors.statistics import Reader
+from frontend.tensors.surroundings import Surroundings
 from frontend.tensors.trace_settings import TraceSettings
 from ipc.metrics.registry import FrontendMetrics
-
-if TYPE_CHECKING:
-    from frontend.services import Services
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,7 +32,7 @@ class Extensions:
         self.trace_settings.apply()
 
 
-def make(services: Services, metrics: FrontendMetrics) -> Extensions:
+def make(services: Surroundings, metrics: FrontendMetrics) -> Extensions:
     """Those of a frontend, whose tracer is there already."""
     settings = services.settings
     return Extensions(

@@ -14,9 +14,10 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from frontend.tensors.load_parameters import Brought
+from frontend.tensors.surroundings import Surroundings
 from frontend.tensors.version_states import is_repository
 from ipc.catalog.repository import entries, layout
 from ipc.catalog.repository.entries import RepositoryEntry, id_of
@@ -24,9 +25,6 @@ from ipc.catalog.repository.overrides import Override, Overrides
 from ipc.errors import BodyTooLarge, ConfigError, DeadlineExceeded, InvalidInput, ModelLoadFailed
 from ipc.metrics.infer_families import split_id
 from ipc.store.marks import Marks
-
-if TYPE_CHECKING:
-    from frontend.services import Services
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +39,7 @@ class Change(NamedTuple):
 class Overriding:
     """The overrides of this server, as loads and unloads by name change them."""
 
-    def __init__(self, services: Services, marks: Marks) -> None:
+    def __init__(self, services: Surroundings, marks: Marks) -> None:
         self._services, self._marks = services, marks
         self._overrides = Overrides(services.settings.paths.overrides())
 

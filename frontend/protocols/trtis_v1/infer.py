@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import falcon
 from falcon.asgi import Request, Response
 
@@ -11,7 +9,6 @@ from frontend.engine.scope import RequestScope
 from frontend.http.inference import InferenceRoute
 from frontend.http.rendering import off_loop_if
 from frontend.http.responding import send_parts
-from frontend.http.sending import Part
 from frontend.protocols.trtis_v1 import requests, responses
 from frontend.protocols.trtis_v1.http_messages import set_failure, set_status, wants_binary
 from frontend.protocols.trtis_v1.statuses import Statuses
@@ -72,11 +69,10 @@ class InferResource(InferenceRoute):
         long, binary = result.has_many_classes, wants_binary(req)
         short, tail = await off_loop_if(long, _rendered, result, request_id, binary)
         raw = [output.data for output in result.outputs if output.data is not None]
-        parts: Sequence[Part] = [*raw, tail]
         resp.status, resp.content_type = falcon.HTTP_200, OCTETS
         resp.set_header(RESPONSE_HEADER, short)
         set_status(resp, self._statuses.success())
-        send_parts(resp, parts, result.answer, self.services)
+        send_parts(resp, [*raw, tail], result.answer, self.services)
 
     def _fail(
         self,

@@ -22,7 +22,6 @@ from frontend.tensors.models import TensorModel
 from frontend.tensors.request import TensorRequest
 from ipc.errors import PenstockError
 from ipc.memory.datatypes import BYTES
-from ipc.metrics.infer_families import UNVERSIONED
 from ipc.protos import kserve_v2_pb2 as pb
 
 RAW_INPUT = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
@@ -54,7 +53,7 @@ class Infer:
         inference, scope.model = services.inference, message.model_name
         # What typed contents become is larger than what was received, and lives as long as the request.
         with services.bodies.holding(counting.nbytes(message)):
-            record = inference.begin(scope, message.model_name, UNVERSIONED)
+            record = inference.begin(scope, message.model_name, None)
             record.version = version = version_of(message.model_version)
             model = inference.look(scope, message.model_name, version)
             request = request_of(message, call.raw)
