@@ -38,7 +38,7 @@ def make(services: Surroundings, metrics: FrontendMetrics) -> Extensions:
     return Extensions(
         Recorder(metrics, services.catalog, lambda name: services.models.known(name)),
         Reader(settings.paths),
-        ClientRegions(settings),
+        ClientRegions(settings, services.store),
         RepositoryControl(services),
         LogSettings(settings, services.store),
         TraceSettings(settings, services.store, services.tracer),

@@ -33,6 +33,7 @@ from ipc.store.regions import (
     open_object,
     part_of,
 )
+from ipc.store.store import Store
 from ipc.wire.messages import Region
 
 log = logging.getLogger(__name__)
@@ -41,10 +42,10 @@ log = logging.getLogger(__name__)
 class ClientRegions:
     """The regions of this server, as protocols see them."""
 
-    def __init__(self, settings: Settings, objects: Path = SHM_ROOT) -> None:
+    def __init__(self, settings: Settings, store: Store, objects: Path = SHM_ROOT) -> None:
         """`objects` is the directory in which shm_open finds its objects."""
         self._settings, self._objects = settings.shared_memory, objects
-        self._table = RegionTable(settings.paths, settings.shared_memory.max_regions)
+        self._table = RegionTable(store, settings.shared_memory.max_regions)
         self._gpu = settings.worker.device != "cpu" and count_gpus() > 0
 
     @property
@@ -57,8 +58,8 @@ class ClientRegions:
         """Whether CUDA regions are offered: shared memory is, and this host has a GPU that workers use."""
         return self._settings.enabled and self._gpu
 
-    def register_system(self, name: str, key: str, offset: int, nbytes: int) -> None:
-        """Register bytes of a POSIX object. Raises `Unsupported`, `InvalidInput`, `RegionExists`."""
+    async def register_system(self, name: str, key: str, offset: int, nbytes: int) -> None:
+        """Register bytes of a POSIX object. Raises as `RegionTable.add` does, and `Unsupported`."""
         self._check_offered("system")
         self._check_size(offset, nbytes)
         fd = open_object(self._objects, object_name(key, self._settings.key_prefix), key)
@@ -66,39 +67,36 @@ class ClientRegions:
             check_size(fd, offset, nbytes, key)
         finally:
             os.close(fd)
-        self._table.add(RegionEntry(name, "system", key, offset, nbytes))
+        await self._table.add(RegionEntry(name, "system", key, offset, nbytes))
         log.info("shared memory region %a registered: %d bytes", name, nbytes)
 
-    def register_cuda(self, name: str, handle: bytes, device: int, nbytes: int) -> None:
-        """Register device memory by its 64-byte IPC handle. Raises `Unsupported`, `InvalidInput`, `RegionExists`."""
+    async def register_cuda(self, name: str, handle: bytes, device: int, nbytes: int) -> None:
+        """Register device memory by its 64-byte IPC handle. Raises as `RegionTable.add` does, and `Unsupported`."""
         self._check_offered("cuda")
         self._check_size(0, nbytes)
         if len(handle) != HANDLE_NBYTES:
             raise InvalidInput(f"raw_handle: expected {HANDLE_NBYTES} bytes, got {len(handle)}")
         if not 0 <= device < count_gpus():
             raise InvalidInput(f"device_id: {device} is no device of this server, it has {count_gpus()}")
-        self._table.add(RegionEntry(name, "cuda", handle.hex(), 0, nbytes, device))
+        await self._table.add(RegionEntry(name, "cuda", handle.hex(), 0, nbytes, device))
         log.info("CUDA memory region %a registered: %d bytes of device %d", name, nbytes, device)
 
-    def unregister(self, kind: Kind | None, name: str) -> bool:
+    async def unregister(self, kind: Kind | None, name: str) -> bool:
         """Forget a region, of that kind or of any (None); false when there was none, which is no error.
 
         Raises `Unsupported` for system regions (or any) where they are not offered; for CUDA regions it never does.
         """
         self._check_removable(kind)
-        try:
-            found = kind in (None, self._table.find(name).kind) and self._table.remove(name)
-        except RegionNotFound:
-            found = False
+        found = await self._table.remove(lambda entry: entry.name == name and kind in (None, entry.kind))
         log.info("shared memory region %a %s", name, "unregistered" if found else "was not registered")
-        return found
+        return bool(found)
 
-    def unregister_all(self, kind: Kind | None) -> int:
+    async def unregister_all(self, kind: Kind | None) -> int:
         """Forget all regions of a kind, or of both (None); returns how many. Raises as `unregister` does."""
         self._check_removable(kind)
-        gone = [self._table.remove(e.name) for e in self._table.entries() if kind in (None, e.kind)]
-        log.info("%d shared memory regions unregistered", sum(gone))
-        return sum(gone)
+        gone = await self._table.remove(lambda entry: kind in (None, entry.kind))
+        log.info("%d shared memory regions unregistered", gone)
+        return gone
 
     def status(self, kind: Kind | None, name: str = "") -> list[RegionEntry]:
         """All regions of a kind (None: both) by name, or the one that is named.

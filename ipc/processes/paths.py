@@ -48,10 +48,6 @@ class RunPaths:
         """Directory of the small state that the processes of this server share (`ipc.store`)."""
         return self.root / "store"
 
-    def regions(self) -> Path:
-        """Directory of the table of clients' shared memory regions, one file each."""
-        return self.root / "regions"
-
     def control(self) -> Path:
         """Directory of what requests count and frontends tell each other."""
         return self.root / "control"
@@ -88,7 +84,7 @@ def prepare_run_dir(paths: RunPaths) -> None:
         paths.root.chmod(0o700)
     if len(os.fsencode(paths.notify_socket(999))) > _SUN_PATH_MAX:
         raise ConfigError(f"run.dir {paths.root} is too long: a socket name may have {_SUN_PATH_MAX} bytes")
-    own = (paths.metrics(), paths.store(), paths.regions(), paths.control(), paths.overrides())
+    own = (paths.metrics(), paths.store(), paths.control(), paths.overrides())
     for directory in own:
         directory.mkdir(exist_ok=True, mode=0o700)
 

@@ -77,7 +77,6 @@ def sweep(paths: RunPaths) -> list[str]:
 def forget(paths: RunPaths) -> None:
     """The server starts: what clients registered and asked for by name at an earlier one is gone."""
     store.begin(paths)
-    for directory in (paths.regions(), paths.control()):
-        _unlink(list(directory.iterdir()))
+    _unlink(list(paths.control().iterdir()))
     shutil.rmtree(paths.overrides(), ignore_errors=True)
     paths.overrides().mkdir(mode=0o700, exist_ok=True)

@@ -1,22 +1,19 @@
-"""The table of client shared memory regions: one small file per region in the run directory.
+"""The table of clients' shared memory regions: rows of the server's store (`ipc.store`), seen by all its processes.
 
-A file is put in place by a link, which fails when the name is taken, so two frontends never register one name twice.
-All processes of the server see a row the moment it is there; it outlives the frontend that wrote it.
-
-Requests that use a region hold a shared lock on its file (`RegionTable.holding`). A region that is unregistered
-meanwhile is marked by a second file: it takes no new request and stays listed until the last of its requests has ended.
-The kernel drops the locks of a process that dies.
+1. A name is given once, in one transaction. A row outlives the frontend that wrote it.
+2. A request that uses a region holds a shared lock on one byte of a file (`RegionTable.holding`): the place of the byte
+   is the generation of the region's row. The kernel drops the locks of a process that dies.
+3. Unregistering writes a second row. The region takes no new request from then on, and stays listed while any process
+   holds a lock on its byte. The next change of the table deletes both rows.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import hashlib
 import os
-import secrets
 import stat
-from collections.abc import Iterable, Iterator
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
@@ -24,7 +21,7 @@ from typing import Literal
 import msgspec
 
 from ipc.errors import InvalidInput, RegionExists, RegionNotFound
-from ipc.processes.paths import RunPaths
+from ipc.store.store import Change, Row, Store
 from ipc.wire.messages import Region
 
 Kind = Literal["system", "cuda"]
@@ -34,6 +31,11 @@ MAX_NAME_BYTES = 256
 MAX_KEY_BYTES = 255
 HANDLE_NBYTES = 64
 MOST_BYTES = 1 << 62
+_KIND = "regions"
+_KEY, _LEAVING = "region ", "leaving "
+"""Keys are these and a name."""
+_FLOCK = "hhqqi"
+"""`struct flock`: type, whence, start, length, process."""
 _HINT = (
     "; client and server need a common IPC namespace, and the server permission to read and write the object"
 )
@@ -100,142 +102,167 @@ def check_size(fd: int, offset: int, nbytes: int, key: str) -> None:
 class RegionTable:
     """The rows of one server."""
 
-    def __init__(self, paths: RunPaths, most: int) -> None:
+    def __init__(self, store: Store, most: int) -> None:
         """`most` is the number of regions that may be registered at a time."""
-        self._directory, self._most = paths.regions(), most
-        self._seen: dict[str, tuple[tuple[int, int], RegionEntry]] = {}
-        self._held: dict[Path, tuple[int, int]] = {}
-        """Descriptor with the lock, and requests that share it."""
+        self._store, self._most = store, most
+        self._rows: Mapping[str, Row] = {}
+        self._decoded: dict[int, RegionEntry] = {}
+        self._uses = -1
+        """Descriptor of the file whose bytes are locked."""
+        self._held: dict[int, int] = {}
+        """Requests of this process that hold a region, by the generation of its row."""
 
-    def add(self, entry: RegionEntry) -> None:
-        """Register a region. Raises `RegionExists`, and `InvalidInput` for a bad name or one too many."""
+    async def add(self, entry: RegionEntry) -> None:
+        """Register a region.
+
+        Raises `RegionExists`, `InvalidInput` for a bad name or one too many, and as `Store.write` does.
+        """
         if not 0 < _nbytes(entry.name) <= MAX_NAME_BYTES:
             raise InvalidInput(f"shared memory region name: expected 1 to {MAX_NAME_BYTES} bytes of UTF-8")
-        self._let_go(self._path(entry.name))
-        if sum(1 for _ in self._directory.glob("[!.]*")) >= self._most:
-            raise InvalidInput(
-                f"{self._most} shared memory regions are registered (shared_memory.max_regions)"
-            )
-        draft = self._directory / f".{secrets.token_hex(8)}"
-        try:
-            draft.write_bytes(msgspec.json.encode(entry))
-            os.link(draft, self._path(entry.name))
-        except FileExistsError:
-            raise RegionExists(f"shared memory region {_quoted(entry.name)} already in manager") from None
-        finally:
-            draft.unlink(missing_ok=True)
+
+        def insert(change: Change) -> None:
+            rows = self._without_leavers(change)
+            if _key(entry.name) in rows:
+                raise RegionExists(f"shared memory region {_quoted(entry.name)} already in manager")
+            if sum(key.startswith(_KEY) for key in rows) >= self._most:
+                raise InvalidInput(
+                    f"{self._most} shared memory regions are registered (shared_memory.max_regions)"
+                )
+            change.put(_KIND, _key(entry.name), msgspec.json.encode(entry))
+
+        await self._store.write(insert)
+
+    async def remove(self, chosen: Callable[[RegionEntry], bool]) -> int:
+        """Unregister regions, which stay listed until their requests have ended; returns how many there were.
+
+        Raises as `Store.write` does.
+        """
+        if not self._store.rows(_KIND):
+            return 0
+
+        def leave(change: Change) -> int:
+            present = [entry for _, entry, leaving in _entries(self._without_leavers(change)) if not leaving]
+            names = [entry.name for entry in present if chosen(entry)]
+            for name in names:
+                change.put(_KIND, _leaving(name), b"")
+            return len(names)
+
+        return await self._store.write(leave)
 
     def find(self, name: str, holding: bool = False) -> RegionEntry:
         """The region of that name, for a new request or for one that is `holding` the region.
 
         Raises `RegionNotFound`; a region that was unregistered is there for those only that hold it.
         """
-        try:
-            path = self._path(name)
-            if _mark(path).exists() and not (holding and path in self._held):
-                raise FileNotFoundError
-            facts = path.stat()
-            # PERF: a row is never changed, so a file that is still the same one needs not be read again.
-            stamp = facts.st_ino, facts.st_mtime_ns
-            known = self._seen.get(name)
-            if known is None or known[0] != stamp:
-                known = stamp, msgspec.json.decode(path.read_bytes(), type=RegionEntry)
-                self._remember(name, known)
-            return known[1]
-        except (FileNotFoundError, UnicodeEncodeError):
-            self._seen.pop(name, None)
-            raise RegionNotFound(f"Unable to find shared memory region: {_quoted(name)}") from None
+        row = self._row(name, holding)
+        entry = self._decoded.get(row.generation)
+        if entry is None:
+            # PERF: until the next change of any region, a region is decoded once.
+            entry = self._decoded[row.generation] = _decode(row)
+        return entry
 
     def entries(self) -> list[RegionEntry]:
         """All regions by name, those included that only wait for the end of their requests."""
-        found = []
-        for path in self._directory.glob("[!.]*"):
-            self._let_go(path)
-            with contextlib.suppress(FileNotFoundError):
-                found.append(msgspec.json.decode(path.read_bytes(), type=RegionEntry))
-        return sorted(found, key=lambda entry: entry.name)
+        found = _entries(self._store.rows(_KIND))
+        listed = (entry for row, entry, leaving in found if not leaving or self._is_used(row))
+        return sorted(listed, key=lambda entry: entry.name)
 
     @contextmanager
     def holding(self, names: Iterable[str]) -> Iterator[None]:
         """Keep these regions listed while a request uses them. Raises `RegionNotFound`."""
         with ExitStack() as held:
             for name in dict.fromkeys(names):
-                self.find(name)
-                held.callback(self._release, self._hold(name))
+                row = self._row(name)
+                self._hold(row.generation)
+                held.callback(self._release, row.generation)
+                # Whoever unregisters a region writes first and looks at the locks later: this look must come last.
+                if self._row(name).generation != row.generation:
+                    raise _not_found(name)
             yield
 
-    def _hold(self, name: str) -> Path:
-        path = self._path(name)
-        descriptor, count = self._held.get(path, (-1, 0))
-        if not count:
-            try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                raise RegionNotFound(f"Unable to find shared memory region: {_quoted(name)}") from None
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                raise RegionNotFound(f"Unable to find shared memory region: {_quoted(name)}") from None
-        self._held[path] = descriptor, count + 1
-        return path
+    def _row(self, name: str, holding: bool = False) -> Row:
+        rows = self._store.rows(_KIND)
+        if rows is not self._rows:
+            self._rows, self._decoded = rows, {}
+        row = rows.get(_key(name))
+        if row is None or (_leaving(name) in rows and not (holding and row.generation in self._held)):
+            raise _not_found(name)
+        return row
 
-    def _release(self, path: Path) -> None:
-        descriptor, count = self._held.pop(path)
-        if count > 1:
-            self._held[path] = descriptor, count - 1
-            return
-        os.close(descriptor)
-        self._let_go(path)
+    def _hold(self, generation: int) -> None:
+        if generation not in self._held:
+            self._lock(generation, fcntl.F_RDLCK)
+        self._held[generation] = self._held.get(generation, 0) + 1
 
-    def remove(self, name: str) -> bool:
-        """Forget a region, at once or when its requests have ended; whether there was one."""
-        try:
-            path = self._path(name)
-            self.find(name)
-        except (RegionNotFound, UnicodeEncodeError):
-            return False
-        _mark(path).touch()
-        self._let_go(path)
-        return True
+    def _release(self, generation: int) -> None:
+        self._held[generation] -= 1
+        if not self._held[generation]:
+            del self._held[generation]
+            self._lock(generation, fcntl.F_UNLCK)
 
-    def _let_go(self, path: Path) -> None:
-        """Delete a marked row that no request holds."""
-        mark = _mark(path)
-        if not mark.exists():
-            return
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            mark.unlink(missing_ok=True)
-            return
-        try:
-            with contextlib.suppress(BlockingIOError, FileNotFoundError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # NOTE: where another process was first, the row may be that of a new region with the same name.
-                if mark.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
-                    path.unlink()
-                    mark.unlink(missing_ok=True)
-        finally:
-            os.close(descriptor)
+    def _without_leavers(self, change: Change) -> dict[str, Row]:
+        """The rows, after unregistered regions that no request uses any more have been deleted."""
+        rows = change.rows(_KIND)
+        for row, entry, leaving in list(_entries(rows)):
+            if leaving and not self._is_used(row):
+                for key in (_key(entry.name), _leaving(entry.name)):
+                    change.remove(_KIND, key)
+                    del rows[key]
+        return rows
 
-    def clear(self) -> None:
-        """Forget all regions, when the server starts."""
-        for path in self._directory.iterdir():
-            path.unlink(missing_ok=True)
+    def _is_used(self, row: Row) -> bool:
+        """Whether a request of this process or of another one holds the region."""
+        if row.generation in self._held:
+            return True
+        found = fcntl.fcntl(self._file(), fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, row.generation))
+        kind: int = struct.unpack(_FLOCK, found)[0]
+        return kind != fcntl.F_UNLCK
 
-    def _remember(self, name: str, known: tuple[tuple[int, int], RegionEntry]) -> None:
-        if len(self._seen) >= 2 * self._most:
-            self._seen.clear()
-        self._seen[name] = known
+    def _lock(self, generation: int, kind: int) -> None:
+        fcntl.fcntl(self._file(), fcntl.F_OFD_SETLK, _flock(kind, generation))
 
-    def _path(self, name: str) -> Path:
-        return self._directory / hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+    def _file(self) -> int:
+        if self._uses < 0:
+            path = self._store.directory / "regions.use"
+            self._uses = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return self._uses
+
+    def close(self) -> None:
+        """Close the file of the locks, which ends them."""
+        if self._uses >= 0:
+            os.close(self._uses)
+        self._uses, self._held = -1, {}
 
 
-def _mark(path: Path) -> Path:
-    """The file that says of a row that its region was unregistered."""
-    return path.with_name(f".{path.name}.going")
+def _flock(kind: int, byte: int) -> bytes:
+    """A `struct flock` for one byte; the kernel wants the process to be 0."""
+    return struct.pack(_FLOCK, kind, os.SEEK_SET, byte, 1, 0)
+
+
+def _key(name: str) -> str:
+    """Key of a region's own row."""
+    return _KEY + name
+
+
+def _leaving(name: str) -> str:
+    """Key of the row that says of a region that it was unregistered."""
+    return _LEAVING + name
+
+
+def _decode(row: Row) -> RegionEntry:
+    return msgspec.json.decode(row.value, type=RegionEntry)
+
+
+def _entries(rows: Mapping[str, Row]) -> Iterator[tuple[Row, RegionEntry, bool]]:
+    """Each region with its row, and whether it was unregistered."""
+    for key, row in rows.items():
+        if key.startswith(_KEY):
+            entry = _decode(row)
+            yield row, entry, _leaving(entry.name) in rows
+
+
+def _not_found(name: str) -> RegionNotFound:
+    return RegionNotFound(f"Unable to find shared memory region: {_quoted(name)}")
 
 
 def part_of(entry: RegionEntry, offset: int, nbytes: int) -> Region:

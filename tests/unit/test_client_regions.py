@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import os
 import secrets
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -17,11 +21,35 @@ from frontend.tensors.request import RegionUse
 from ipc.errors import InvalidInput, PenstockError, RegionExists, RegionNotFound, Unsupported
 from ipc.processes import sweep
 from ipc.processes.paths import prepare_run_dir
+from ipc.processes.starting import TOP
 from ipc.settings import Settings, load
+from ipc.store.regions import RegionTable
+from ipc.store.store import Store
 from ipc.wire.messages import Region
 
+T = TypeVar("T")
 SIZE = 4096
 FAR = 1 << 62
+HOLDS = """
+import signal, sys
+from pathlib import Path
+from ipc.processes.paths import RunPaths
+from ipc.store.regions import RegionTable
+from ipc.store.store import Store
+with RegionTable(Store(RunPaths(Path(sys.argv[1]), "t")), 10).holding(["r"]):
+    print("holds", flush=True)
+    signal.pause()
+"""
+
+
+def run(change: Coroutine[Any, Any, T]) -> T:
+    """What a change of the table gives."""
+    return asyncio.run(change)
+
+
+def regions_of(settings: Settings, objects: Path) -> ClientRegions:
+    """Those of one more frontend."""
+    return ClientRegions(settings, Store(settings.paths), objects)
 
 
 @pytest.fixture
@@ -52,21 +80,21 @@ def settings_of(tmp_path: Path, **flags: str) -> Settings:
 @pytest.fixture
 def regions(tmp_path: Path, objects: Path) -> Iterator[ClientRegions]:
     """Those of one frontend."""
-    yield ClientRegions(settings_of(tmp_path), objects)
+    yield regions_of(settings_of(tmp_path), objects)
 
 
 def test_what_one_frontend_registers_every_other_sees_at_once(tmp_path: Path, objects: Path) -> None:
     settings = settings_of(tmp_path)
-    first, second = ClientRegions(settings, objects), ClientRegions(settings, objects)
-    first.register_system("in", "/client_a", 64, 128)
+    first, second = regions_of(settings, objects), regions_of(settings, objects)
+    run(first.register_system("in", "/client_a", 64, 128))
     assert second.resolve(RegionUse("in", 8, 16)) == Region("system", "client_a", 72, 16)
     assert [(e.name, e.key, e.offset, e.nbytes) for e in second.status("system")] == [
         ("in", "/client_a", 64, 128)
     ]
-    assert second.unregister("system", "in")
+    assert run(second.unregister("system", "in"))
     with pytest.raises(RegionNotFound, match=r"^Unable to find shared memory region: 'in'$"):
         first.resolve(RegionUse("in", 0, 1))
-    first.register_system("in", "client_a", 0, 1)
+    run(first.register_system("in", "client_a", 0, 1))
     assert second.resolve(RegionUse("in", 0, 1)) == Region("system", "client_a", 0, 1)
 
 
@@ -106,7 +134,7 @@ def test_what_may_not_be_registered_is_refused_and_leaves_no_row(
     regions: ClientRegions, key: str, offset: int, nbytes: int, message: str
 ) -> None:
     with pytest.raises(InvalidInput) as caught:
-        regions.register_system("in", key, offset, nbytes)
+        run(regions.register_system("in", key, offset, nbytes))
     assert message in caught.value.message and caught.value.status == 400
     assert "/dev/shm" not in caught.value.message and "secret" not in caught.value.message.replace(key, "")
     assert regions.status(None) == []
@@ -115,40 +143,39 @@ def test_what_may_not_be_registered_is_refused_and_leaves_no_row(
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
 def test_an_object_that_the_server_may_not_write_is_refused(regions: ClientRegions) -> None:
     with pytest.raises(InvalidInput, match="Unable to open shared memory region: 'client_mine'"):
-        regions.register_system("in", "client_mine", 0, 1)
+        run(regions.register_system("in", "client_mine", 0, 1))
 
 
 def test_without_a_prefix_only_our_own_names_are_refused(tmp_path: Path, objects: Path) -> None:
-    regions = ClientRegions(settings_of(tmp_path, key_prefix=""), objects)
-    regions.register_system("in", "/other", 0, SIZE)
+    regions = regions_of(settings_of(tmp_path, key_prefix=""), objects)
+    run(regions.register_system("in", "/other", 0, SIZE))
     with pytest.raises(InvalidInput, match="reserved"):
-        regions.register_system("ours", "/penstock.x.0.abc", 0, SIZE)
+        run(regions.register_system("ours", "/penstock.x.0.abc", 0, SIZE))
 
 
 @pytest.mark.parametrize("name", ["", "x" * 257, "\ud800"])
 def test_names_have_a_length_and_are_text(regions: ClientRegions, name: str) -> None:
     with pytest.raises(InvalidInput, match="shared memory region name: expected 1 to 256 bytes"):
-        regions.register_system(name, "client_a", 0, 1)
+        run(regions.register_system(name, "client_a", 0, 1))
     with pytest.raises(RegionNotFound):
         regions.resolve(RegionUse(name, 0, 1))
 
 
 @pytest.mark.parametrize("name", ["x" * 256, "../../x", "a/b", "ü\n", "."])
 def test_any_text_may_be_a_name(regions: ClientRegions, tmp_path: Path, name: str) -> None:
-    regions.register_system(name, "client_a", 0, 1)
+    run(regions.register_system(name, "client_a", 0, 1))
     assert [entry.name for entry in regions.status(None, name)] == [name]
-    assert len(list((tmp_path / "run" / "regions").iterdir())) == 1
-    assert regions.unregister(None, name) and not regions.unregister(None, name)
+    assert run(regions.unregister(None, name)) and not run(regions.unregister(None, name))
 
 
 def test_a_name_is_given_once_whoever_asks_at_the_same_time(tmp_path: Path, objects: Path) -> None:
     settings = settings_of(tmp_path)
     for _ in range(20):
-        frontends = [ClientRegions(settings, objects) for _ in range(8)]
+        frontends = [regions_of(settings, objects) for _ in range(8)]
 
         def register(frontend: ClientRegions) -> int:
             try:
-                frontend.register_system("in", "client_a", 0, 1)
+                run(frontend.register_system("in", "client_a", 0, 1))
             except RegionExists as error:
                 assert error.message == "shared memory region 'in' already in manager"
                 return 0
@@ -156,17 +183,17 @@ def test_a_name_is_given_once_whoever_asks_at_the_same_time(tmp_path: Path, obje
 
         with ThreadPoolExecutor(8) as pool:
             assert sum(pool.map(register, frontends)) == 1
-        assert frontends[0].unregister_all(None) == 1
+        assert run(frontends[0].unregister_all(None)) == 1
 
 
 def test_the_number_of_regions_is_bounded(tmp_path: Path, objects: Path) -> None:
-    regions = ClientRegions(settings_of(tmp_path, max_regions="3"), objects)
+    regions = regions_of(settings_of(tmp_path, max_regions="3"), objects)
     for number in range(3):
-        regions.register_system(f"r{number}", "client_a", 0, 1)
+        run(regions.register_system(f"r{number}", "client_a", 0, 1))
     with pytest.raises(InvalidInput, match=r"3 shared memory regions are registered \(shared_memory\.max_"):
-        regions.register_system("r3", "client_a", 0, 1)
-    regions.unregister("system", "r1")
-    regions.register_system("r3", "client_a", 0, 1)
+        run(regions.register_system("r3", "client_a", 0, 1))
+    run(regions.unregister("system", "r1"))
+    run(regions.register_system("r3", "client_a", 0, 1))
 
 
 @pytest.mark.parametrize(
@@ -185,7 +212,7 @@ def test_the_number_of_regions_is_bounded(tmp_path: Path, objects: Path) -> None
 def test_bytes_outside_of_a_region_are_refused(
     regions: ClientRegions, offset: int, nbytes: int, message: str
 ) -> None:
-    regions.register_system("in", "client_a", 0, 100)
+    run(regions.register_system("in", "client_a", 0, 100))
     with pytest.raises(InvalidInput) as caught:
         regions.resolve(RegionUse("in", offset, nbytes))
     assert caught.value.message.startswith(message)
@@ -193,46 +220,46 @@ def test_bytes_outside_of_a_region_are_refused(
 
 @pytest.mark.parametrize(("offset", "nbytes"), [(0, 100), (99, 1), (0, 0), (99, 0)])
 def test_bytes_within_a_region_are_resolved(regions: ClientRegions, offset: int, nbytes: int) -> None:
-    regions.register_system("in", "client_a", 7, 100)
+    run(regions.register_system("in", "client_a", 7, 100))
     assert regions.resolve(RegionUse("in", offset, nbytes)) == Region(
         "system", "client_a", 7 + offset, nbytes
     )
 
 
 def test_where_it_is_off_only_unregistering_cuda_regions_is_answered(tmp_path: Path, objects: Path) -> None:
-    regions = ClientRegions(settings_of(tmp_path, enabled="false"), objects)
+    regions = regions_of(settings_of(tmp_path, enabled="false"), objects)
     assert not regions.offered and not regions.cuda_offered
     for refused in (
-        lambda: regions.register_system("in", "client_a", 0, 1),
-        lambda: regions.register_cuda("in", bytes(64), 0, 1),
+        lambda: run(regions.register_system("in", "client_a", 0, 1)),
+        lambda: run(regions.register_cuda("in", bytes(64), 0, 1)),
         lambda: regions.status("system"),
         lambda: regions.resolve(RegionUse("in", 0, 1)),
-        lambda: regions.unregister("system", "in"),
-        lambda: regions.unregister_all(None),
+        lambda: run(regions.unregister("system", "in")),
+        lambda: run(regions.unregister_all(None)),
     ):
         with pytest.raises(Unsupported) as caught:
             refused()
         assert caught.value.status == 501
-    assert not regions.unregister("cuda", "in")
-    assert regions.unregister_all("cuda") == 0
+    assert not run(regions.unregister("cuda", "in"))
+    assert run(regions.unregister_all("cuda")) == 0
 
 
 def test_kinds_share_their_names_and_are_listed_apart(
     tmp_path: Path, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(regions_module, "count_gpus", lambda: 2)
-    regions = ClientRegions(settings_of(tmp_path), objects)
+    regions = regions_of(settings_of(tmp_path), objects)
     handle = secrets.token_bytes(64)
-    regions.register_system("a", "client_a", 0, 8)
-    regions.register_cuda("b", handle, 1, 16)
+    run(regions.register_system("a", "client_a", 0, 8))
+    run(regions.register_cuda("b", handle, 1, 16))
     with pytest.raises(RegionExists):
-        regions.register_cuda("a", handle, 0, 16)
+        run(regions.register_cuda("a", handle, 0, 16))
     assert regions.resolve(RegionUse("b", 4, 8)) == Region("cuda", handle.hex(), 4, 8, 1)
     assert [entry.name for entry in regions.status("system")] == ["a"]
     assert [(e.name, e.device, e.nbytes) for e in regions.status("cuda")] == [("b", 1, 16)]
     with pytest.raises(RegionNotFound):
         regions.status("cuda", "a")
-    assert not regions.unregister("cuda", "a") and regions.unregister_all("cuda") == 1
+    assert not run(regions.unregister("cuda", "a")) and run(regions.unregister_all("cuda")) == 1
     assert [entry.name for entry in regions.status(None)] == ["a"]
 
 
@@ -242,30 +269,30 @@ def test_a_handle_has_64_bytes_and_a_device_of_this_server(
 ) -> None:
     monkeypatch.setattr(regions_module, "count_gpus", lambda: 2)
     with pytest.raises(InvalidInput):
-        ClientRegions(settings_of(tmp_path), objects).register_cuda("a", bytes(nbytes), device, 16)
+        run(regions_of(settings_of(tmp_path), objects).register_cuda("a", bytes(nbytes), device, 16))
 
 
 def test_without_a_gpu_no_cuda_region_is_registered(regions: ClientRegions) -> None:
     if regions.cuda_offered:
         pytest.skip("this machine has a GPU")
     with pytest.raises(Unsupported, match="CUDA shared memory is not offered"):
-        regions.register_cuda("a", bytes(64), 0, 16)
+        run(regions.register_cuda("a", bytes(64), 0, 16))
 
 
 def test_a_server_that_starts_knows_no_region(tmp_path: Path, objects: Path) -> None:
     settings = settings_of(tmp_path)
-    ClientRegions(settings, objects).register_system("in", "client_a", 0, 1)
+    run(regions_of(settings, objects).register_system("in", "client_a", 0, 1))
     sweep.forget(settings.paths)
     with pytest.raises(PenstockError):
-        ClientRegions(settings, objects).resolve(RegionUse("in", 0, 1))
+        regions_of(settings, objects).resolve(RegionUse("in", 0, 1))
 
 
 def test_a_region_in_use_stays_listed_and_takes_nothing_new_until_its_requests_have_ended(
     tmp_path: Path, objects: Path
 ) -> None:
     settings = settings_of(tmp_path)
-    first, second = ClientRegions(settings, objects), ClientRegions(settings, objects)
-    first.register_system("r", "/client_a", 0, 64)
+    first, second = regions_of(settings, objects), regions_of(settings, objects)
+    run(first.register_system("r", "/client_a", 0, 64))
 
     def listed() -> list[str]:
         assert [entry.name for entry in first.status("system")] == [e.name for e in second.status("system")]
@@ -273,62 +300,59 @@ def test_a_region_in_use_stays_listed_and_takes_nothing_new_until_its_requests_h
 
     with first.holding(["r", "r"]):
         with second.holding(["r"]):
-            assert second.unregister("system", "r") is True
+            assert run(second.unregister("system", "r")) is True
             assert listed() == ["r"] and second.status("system", "r")[0].nbytes == 64
             assert second.resolve(RegionUse("r", 0, 4)).nbytes == 4, (
                 "the request that holds the region goes on"
             )
             with pytest.raises(RegionNotFound):
-                ClientRegions(settings, objects).resolve(RegionUse("r", 0, 4))
+                regions_of(settings, objects).resolve(RegionUse("r", 0, 4))
             with pytest.raises(RegionNotFound), first.holding(["r"]):
                 pass
             with pytest.raises(RegionExists):
-                second.register_system("r", "/client_a", 0, 32)
-            assert first.unregister("system", "r") is False, "it is on its way out already"
+                run(second.register_system("r", "/client_a", 0, 32))
+            assert run(first.unregister("system", "r")) is False, "it is on its way out already"
         assert listed() == ["r"]
     assert listed() == []
-    second.register_system("r", "/client_a", 0, 32)
+    run(second.register_system("r", "/client_a", 0, 32))
     with first.holding(["r"]):
         assert first.resolve(RegionUse("r", 0, 4)).nbytes == 4
-    assert listed() == ["r"] and first.unregister("system", "r") and listed() == []
+    assert listed() == ["r"] and run(first.unregister("system", "r")) and listed() == []
 
 
-def test_a_region_registered_anew_while_the_one_before_is_let_go_stays(
+def test_a_request_that_begins_while_its_region_is_unregistered_is_refused_and_holds_nothing(
     tmp_path: Path, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_of(tmp_path)
-    first, second = ClientRegions(settings, objects), ClientRegions(settings, objects)
-    first.register_system("r", "/client_a", 0, 64)
-    with second.holding(["r"]):
-        second.unregister("system", "r")
-        for descriptor, _ in second._table._held.values():
-            os.close(descriptor)
-        second._table._held = {path: (os.open(os.devnull, os.O_RDONLY), 1) for path in second._table._held}
-        opened, before = os.open, list[str]()
+    first, second = regions_of(settings, objects), regions_of(settings, objects)
+    run(first.register_system("r", "/client_a", 0, 64))
+    lock = RegionTable._lock
 
-        def late(path: Any, *more: Any) -> int:
-            if not before:
-                before.append(str(path))
-                assert second.status("system") == []
-                second.register_system("r", "/client_a", 0, 32)
-            return opened(path, *more)
+    def late(table: RegionTable, generation: int, kind: int) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(RegionTable, "_lock", lock)
+            if kind == fcntl.F_RDLCK:
+                assert run(second.unregister("system", "r"))
+            lock(table, generation, kind)
 
-        monkeypatch.setattr(os, "open", late)
-        assert [entry.nbytes for entry in first.status("system")] == [32] and before
-        monkeypatch.undo()
+    monkeypatch.setattr(RegionTable, "_lock", late)
+    with pytest.raises(RegionNotFound), first.holding(["r"]):
+        pass
+    assert second.status("system") == first.status("system") == []
+    run(second.register_system("r", "/client_a", 0, 32))
+    assert [entry.nbytes for entry in first.status("system")] == [32]
 
 
 def test_a_region_whose_user_has_died_is_let_go(tmp_path: Path, objects: Path) -> None:
     settings = settings_of(tmp_path)
-    dead, regions = ClientRegions(settings, objects), ClientRegions(settings, objects)
-    regions.register_system("r", "/client_a", 0, 64)
-    holding = dead.holding(["r"])
-    holding.__enter__()
-    assert regions.unregister("system", "r") and [e.name for e in regions.status("system")] == ["r"]
-    for descriptor, _ in dead._table._held.values():
-        os.close(descriptor)
-    dead._table._held.clear()
-    regions.register_system("r", "/client_a", 0, 32)
+    regions = regions_of(settings, objects)
+    run(regions.register_system("r", "/client_a", 0, 64))
+    command = [sys.executable, "-c", HOLDS, str(settings.paths.root)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=TOP) as user:
+        assert user.stdout is not None and user.stdout.readline() == b"holds\n"
+        assert run(regions.unregister("system", "r"))
+        assert [entry.name for entry in regions.status("system")] == ["r"]
+        user.kill()
+    assert regions.status("system") == []
+    run(regions.register_system("r", "/client_a", 0, 32))
     assert [entry.nbytes for entry in regions.status("system")] == [32]
-    with pytest.raises(KeyError):
-        holding.__exit__(None, None, None)

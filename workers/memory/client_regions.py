@@ -30,6 +30,7 @@ from ipc.memory.datatypes import BYTES
 from ipc.processes.paths import SHM_ROOT
 from ipc.settings import Settings
 from ipc.store.regions import RegionTable, check_size, object_name, open_object
+from ipc.store.store import Store
 from ipc.wire.messages import Region, TensorInput
 from workers.memory.copy_room import CopyRoom
 from workers.memory.cuda_memory import CudaMemory
@@ -146,7 +147,7 @@ class ClientMemory:
         self._objects = objects
         self._open: weakref.WeakValueDictionary[str, _Object] = weakref.WeakValueDictionary()
         self._cuda: dict[str, CudaMemory] = {}
-        self._table = RegionTable(settings.paths, settings.shared_memory.max_regions)
+        self._table = RegionTable(Store(settings.paths), settings.shared_memory.max_regions)
         self._lock = threading.Lock()
         self._next_look = 0.0
 

@@ -272,12 +272,12 @@ def regions(services: Services, kind: Kind, name: str) -> list[SystemRegion] | l
     return [SystemRegion(entry.name, entry.key, entry.offset, entry.nbytes) for entry in entries]
 
 
-def unregister(services: Services, kind: Kind, name: str) -> None:
+async def unregister(services: Services, kind: Kind, name: str) -> None:
     """Forget a region of a kind, or all of them (""). An unknown name is no error."""
     if name:
-        services.extensions.regions.unregister(kind, name)
+        await services.extensions.regions.unregister(kind, name)
     else:
-        services.extensions.regions.unregister_all(kind)
+        await services.extensions.regions.unregister_all(kind)
 
 
 def traced_model(services: Services, name: str) -> str:

@@ -258,15 +258,15 @@ async def _change_regions(kind: Kind, services: Services, req: Request, tail: st
     if action == "status":
         raise falcon.HTTPMethodNotAllowed(["GET"])
     if action == "unregister":
-        management.unregister(services, kind, name)
+        await management.unregister(services, kind, name)
     elif not name:
         raise InvalidInput("the path has no name for the region: .../region/NAME/register")
     elif kind == "system":
         body = await json_bodies.read(services, req, schemas.REGISTER_SYSTEM)
-        regions.register_system(name, body.key, body.offset, body.byte_size)
+        await regions.register_system(name, body.key, body.offset, body.byte_size)
     else:
         body = await json_bodies.read(services, req, schemas.REGISTER_CUDA)
-        regions.register_cuda(name, body.raw_handle.b64, body.device_id, body.byte_size)
+        await regions.register_cuda(name, body.raw_handle.b64, body.device_id, body.byte_size)
 
 
 def _region_at(tail: str) -> tuple[str, str]:

@@ -183,16 +183,16 @@ class RegionResource(Resource):
         regions, (action, _, path) = self.services.extensions.regions, rest.partition("/")
         name, _, more = path.partition("/")
         if rest in ("unregister/all", "unregisterall"):
-            regions.unregister_all(None)
+            await regions.unregister_all(None)
         elif action == "unregister" and name and not more:
-            regions.unregister(None, name)
+            await regions.unregister(None, name)
         elif action == "register" and name and more.count("/") >= 2:
             key, offset, nbytes = more.rsplit("/", 2)
-            regions.register_system(name, key, _number(offset), _number(nbytes))
+            await regions.register_system(name, key, _number(offset), _number(nbytes))
         elif action == "cudaregister" and name and more.count("/") == 1:
             size, device = map(_number, more.split("/"))
             async with self.services.bodies.hold(req, req.context.penstock.deadline_ns) as handle:
-                regions.register_cuda(name, bytes(handle), device, size)
+                await regions.register_cuda(name, bytes(handle), device, size)
         else:
             raise falcon.HTTPRouteNotFound
 

@@ -111,7 +111,7 @@ async def system_register(
     call: Call, message: pb.SystemSharedMemoryRegisterRequest
 ) -> pb.SystemSharedMemoryRegisterResponse:
     """Register bytes of a POSIX object."""
-    call.services.extensions.regions.register_system(
+    await call.services.extensions.regions.register_system(
         message.name, message.key, message.offset, message.byte_size
     )
     return pb.SystemSharedMemoryRegisterResponse()
@@ -121,7 +121,7 @@ async def system_unregister(
     call: Call, message: pb.SystemSharedMemoryUnregisterRequest
 ) -> pb.SystemSharedMemoryUnregisterResponse:
     """Forget a system region, or all of them."""
-    management.unregister(call.services, "system", message.name)
+    await management.unregister(call.services, "system", message.name)
     return pb.SystemSharedMemoryUnregisterResponse()
 
 
@@ -140,7 +140,7 @@ async def cuda_register(
     call: Call, message: pb.CudaSharedMemoryRegisterRequest
 ) -> pb.CudaSharedMemoryRegisterResponse:
     """Register device memory by its IPC handle."""
-    call.services.extensions.regions.register_cuda(
+    await call.services.extensions.regions.register_cuda(
         message.name, message.raw_handle, message.device_id, message.byte_size
     )
     return pb.CudaSharedMemoryRegisterResponse()
@@ -150,7 +150,7 @@ async def cuda_unregister(
     call: Call, message: pb.CudaSharedMemoryUnregisterRequest
 ) -> pb.CudaSharedMemoryUnregisterResponse:
     """Forget a CUDA region, or all of them."""
-    management.unregister(call.services, "cuda", message.name)
+    await management.unregister(call.services, "cuda", message.name)
     return pb.CudaSharedMemoryUnregisterResponse()
 
 

@@ -124,11 +124,11 @@ async def _change_regions(
     regions = call.services.extensions.regions
     action = request.WhichOneof("shared_memory_control")
     if action == "register":
-        _register(call, request.register)
+        await _register(call, request.register)
     elif action == "unregister":
-        regions.unregister(None, request.unregister.name)
+        await regions.unregister(None, request.unregister.name)
     elif action == "unregister_all":
-        regions.unregister_all(None)
+        await regions.unregister_all(None)
     elif action == "status":
         found, status = management.regions(call.services), made.shared_memory_status
         status.shared_memory_region.extend(found)
@@ -139,14 +139,14 @@ async def _change_regions(
         )
 
 
-def _register(call: Call, wanted: pb.SharedMemoryControlRequest.Register) -> None:
+async def _register(call: Call, wanted: pb.SharedMemoryControlRequest.Register) -> None:
     regions, kind = call.services.extensions.regions, wanted.WhichOneof("shared_memory_types")
     if kind == "system_shared_memory":
         system = wanted.system_shared_memory
-        regions.register_system(wanted.name, system.shared_memory_key, system.offset, wanted.byte_size)
+        await regions.register_system(wanted.name, system.shared_memory_key, system.offset, wanted.byte_size)
     elif kind == "cuda_shared_memory":
         cuda = wanted.cuda_shared_memory
-        regions.register_cuda(wanted.name, cuda.raw_handle, cuda.device_id, wanted.byte_size)
+        await regions.register_cuda(wanted.name, cuda.raw_handle, cuda.device_id, wanted.byte_size)
     else:
         raise InvalidInput("register: system_shared_memory or cuda_shared_memory must be set")
 
