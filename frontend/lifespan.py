@@ -105,7 +105,9 @@ class Lifespan:
         services.started = True
         client.demand.replicas = engine.directory.replicas
         client.demand.known = services.models.version_states.may_be_loaded
-        services.follower = CatalogFollower(settings, services.catalog, engine.directory.is_loaded)
+        services.follower = CatalogFollower(
+            settings, services.catalog, services.store, engine.directory.is_loaded
+        )
         await services.follower.catch_up()
         self._grpc = await _start_grpc(services)
         self._watcher = asyncio.get_running_loop().create_task(self._watch())

@@ -27,6 +27,7 @@ from ipc.processes import starting as processes
 from ipc.processes import sweep
 from ipc.processes.liveness import SlotLock, SlotTaken
 from ipc.processes.paths import prepare_run_dir
+from ipc.store.store import Store
 from workers import spare
 from workers.lifecycle.catalog_following import open_catalog
 
@@ -96,7 +97,7 @@ def _take_slot(config: settings.Settings, slot: int) -> SlotLock:
 
 def _serve(config: settings.Settings, slot: int, life_fd: int) -> None:
     paths = config.paths
-    overrides = Overrides(paths.overrides())
+    overrides = Overrides(paths, Store(paths))
     catalog = open_catalog(paths.root, config.catalog, config.repository, overrides)
     for name in sweep.sweep_slot(paths, slot):
         log.info("removed %s, left by an earlier life of this slot", name)

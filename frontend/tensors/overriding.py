@@ -41,7 +41,7 @@ class Overriding:
 
     def __init__(self, services: Surroundings, marks: Marks) -> None:
         self._services, self._marks = services, marks
-        self._overrides = Overrides(services.settings.paths.overrides())
+        self._overrides = Overrides(services.settings.paths, services.store)
 
     @asynccontextmanager
     async def change(self, model: str, brought: Brought, until_ns: int) -> AsyncIterator[Change]:
@@ -139,9 +139,9 @@ class Overriding:
     async def _serve(self, model: str, override: Override | None) -> None:
         try:
             if override is None:
-                self._overrides.remove(model)
+                await self._overrides.remove(model)
             else:
-                self._overrides.put(override)
+                await self._overrides.put(override)
         except OSError as error:
             raise ModelLoadFailed(
                 f"failed to load {shown(model)}, its configuration cannot be kept: {error.strerror}"
@@ -162,8 +162,9 @@ class Overriding:
             await self._serve(model, change.before)
         except (ModelLoadFailed, DeadlineExceeded, OSError) as error:
             log.error("model %a is not served as before its load failed: %s", model, error)
-        if change.after != change.before and self._overrides.get(model) == change.after:
-            self._overrides.remove(model)
+        with contextlib.suppress(DeadlineExceeded, OSError):
+            if change.after != change.before and self._overrides.get(model) == change.after:
+                await self._overrides.remove(model)
         self._overrides.discard(change.after)
 
     async def _begin(self, model: str, brought: Brought) -> Change:

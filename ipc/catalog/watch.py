@@ -14,24 +14,25 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ipc.catalog.repository import layout
-from ipc.catalog.repository.overrides import ENDING, Overrides
+from ipc.catalog.repository.overrides import Overrides
 from ipc.processes.paths import asset
 
 EVERY_S = 1.0
 Files = frozenset[tuple[str, int, int, int]]
+_OVERRIDE = "override "
 
 
 def look(dirs: Iterable[str], repositories: Iterable[str] = (), overrides: Overrides | None = None) -> Files:
     """(path, size, time in nanoseconds, inode) of every file that decides on models; a vanishing file is left out.
 
-    Directories of repositories are there too, with zeros. Of `overrides` there is one file each.
+    Directories of repositories are there too, with zeros. An override is a path that no file has, with its generation.
     """
     roots = [Path(d) for d in dirs] or [asset("config/models")]
     paths = (path for root in roots for path in _files(root, (".yaml", ".py")))
     catalog = frozenset(found for path in paths if (found := _facts(path)))
-    own = overrides.directory.glob(f"[!.]*{ENDING}") if overrides is not None else ()
-    brought = (found for path in own if (found := _facts(path)))
-    return catalog.union(brought, *(layout.look(Path(root)) for root in repositories))
+    brought = overrides.generations() if overrides is not None else ()
+    own = ((f"{_OVERRIDE}{model}", 0, generation, 0) for model, generation in brought)
+    return catalog.union(own, *(layout.look(Path(root)) for root in repositories))
 
 
 def yaml_files(root: Path) -> list[Path]:
@@ -66,7 +67,6 @@ class CatalogWatch:
         overrides: Overrides | None = None,
     ) -> None:
         self._places = tuple(dirs), tuple(repositories), overrides
-        self._own = f"{overrides.directory}{os.sep}" if overrides is not None else ""
         self._read = self._last = look(*self._places) if read is None else read
 
     def changed(self) -> bool:
@@ -74,9 +74,7 @@ class CatalogWatch:
         now = look(*self._places)
         # An override is put in place in one step, so a difference by overrides alone has settled.
         before, self._last = self._last, now
-        settled = now == before or (
-            self._own and all(path.startswith(self._own) for path, *_ in now ^ before)
-        )
+        settled = all(path.startswith(_OVERRIDE) for path, *_ in now ^ before)
         if not settled or now == self._read:
             return False
         self._read = now

@@ -20,8 +20,10 @@ from typing import Any
 import grpc
 import pytest
 
-from ipc.catalog.repository.overrides import ENDING, Override, Overrides
+from ipc.catalog.repository.overrides import Overrides
+from ipc.processes.paths import RunPaths
 from ipc.protos import kserve_v2_pb2 as pb
+from ipc.store.store import Store
 from tests.harness.rpc import Rpc, address_of, grpc_settings
 from tests.harness.server import ROOT, Answer, Server, serving, wait_until
 from tests.harness.shared import client_object, register, unregister
@@ -101,14 +103,21 @@ def patient(ask: Callable[[], Answer]) -> Answer:
     return found
 
 
-def kept(server: Server) -> list[Path]:
-    """Files that overrides left in the run directory; no directory of one may be without its pointer."""
-    overrides = Overrides(server.run_dir / "overrides")
-    found = [path for path in overrides.directory.rglob("[!.]*") if path.is_file()]
+def overrides_of(server: Server) -> Overrides:
+    """What loads brought that are in force."""
+    paths = RunPaths(server.run_dir, "test")
+    return Overrides(paths, Store(paths))
+
+
+def kept(server: Server) -> list[str]:
+    """Models with overrides, and names of their files in the run directory; no directory of one may be without its row."""
+    overrides = overrides_of(server)
+    rows = overrides.read()
+    files = [path.name for path in overrides.directory.rglob("[!.]*") if path.is_file()]
     assert {path.name for path in overrides.directory.iterdir() if path.is_dir()} == {
-        override.files for override in overrides.read().values() if override.files
+        override.files for override in rows.values() if override.files
     }
-    return found
+    return [*rows, *files]
 
 
 def test_a_configuration_holds_on_every_process_until_the_unload_and_a_plain_load_keeps_it(
@@ -253,7 +262,7 @@ def test_files_make_a_model_that_the_repository_does_not_have(server: Server, tm
     for _ in range(8):
         assert (rows(server, 4, "brought"), rows(server, 5, "brought")) == (200, 400)
     assert rows(server, 8) == 200, "the model whose program it was goes on as it is"
-    assert {path.name for path in kept(server)} >= {"model.pt2"}
+    assert "model.pt2" in kept(server)
     assert load(server, "brought").status == 200, "a load that brings nothing keeps the files"
     assert (rows(server, 4, "brought"), rows(server, 5, "brought")) == (200, 400)
     unload(server, "brought")
@@ -278,12 +287,8 @@ def test_a_plain_load_after_an_unload_finds_the_repositorys_own(server: Server) 
 def test_a_name_that_leads_elsewhere_writes_nothing(server: Server, tmp_path: Path, model: str) -> None:
     victim = tmp_path / "victim"
     write_model(victim, "add_sub")
-    overrides = Overrides(server.run_dir / "overrides")
-    overrides.put(Override("stolen", "{}"))
-    [pointer] = overrides.directory.glob(f"*{ENDING}")
-    overrides.remove("stolen")
     content = json.dumps({"model": "stolen", "config": "{}", "files": str(victim)}).encode()
-    file = f"file:{pointer.name}"
+    file = "file:stolen.json"
     answer = load(server, model, config="{}", **{file: base64.b64encode(content).decode()})
     assert answer.status in (400, 404), answer.body
     request = pb.RepositoryModelLoadRequest(model_name=model)
@@ -373,7 +378,7 @@ def assert_batch(server: Server, expected: int) -> None:
 
 def killed_in_a_load(server: Server, **parameters: Any) -> bool:
     """Kill the frontends once a load is in force, until there are new ones; false if it had ended before."""
-    overrides, old = Overrides(server.run_dir / "overrides"), server.frontend_pids()
+    overrides, old = overrides_of(server), server.frontend_pids()
     with ThreadPoolExecutor(1) as threads:
         lost = threads.submit(load, server, "brought", **parameters)
         wait_until(lambda: overrides.get("brought") or lost.done(), 30, "the load")

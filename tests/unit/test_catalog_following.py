@@ -14,8 +14,17 @@ from frontend.engine.local.catalog_following import CatalogFollower
 from ipc import settings
 from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry, load_catalog
 from ipc.errors import ConfigError
+from ipc.store.store import Store
 
 OLD, NEW = (ModelEntry(f"org/{name}", DirectorySource("/w")) for name in ("old", "new"))
+
+
+def follower_of(tmp_path: Path, catalog: Catalog) -> CatalogFollower:
+    """That of a frontend with this catalog, whose files lie in `tmp_path`."""
+    chosen = settings.load(
+        flags={"catalog.dirs": str(tmp_path), "run.dir": str(tmp_path / "run")}, environ={}
+    )
+    return CatalogFollower(chosen, catalog, Store(chosen.paths))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +49,7 @@ def test_after_any_exception_the_next_change_is_still_followed(
 
     found += [fail, fail, lambda: None, lambda: Catalog([NEW])]
     catalog = Catalog([OLD])
-    follower = CatalogFollower(settings.load(flags={"catalog.dirs": str(tmp_path)}, environ={}), catalog)
+    follower = follower_of(tmp_path, catalog)
     monkeypatch.setattr(follower, "look", lambda: found.pop(0)() if found else None)
 
     async def follow() -> None:
@@ -61,7 +70,7 @@ def test_a_change_whose_reading_was_given_up_is_read_again(tmp_path: Path) -> No
     text = "id: org/{}\nsource: {{kind: directory, path: /w}}\n"
     (tmp_path / "old.yaml").write_text(text.format("old"))
     catalog = load_catalog([str(tmp_path)])
-    follower = CatalogFollower(settings.load(flags={"catalog.dirs": str(tmp_path)}, environ={}), catalog)
+    follower = follower_of(tmp_path, catalog)
     (tmp_path / "new.yaml").write_text(text.format("new"))
     begun, ended, opening = threading.Event(), threading.Event(), follower._open
 
@@ -91,7 +100,7 @@ def test_a_change_that_was_read_by_itself_and_taken_back_before_a_look_does_not_
     text = "id: org/{}\nsource: {{kind: directory, path: /w}}\n"
     (tmp_path / "old.yaml").write_text(text.format("old"))
     catalog = load_catalog([str(tmp_path)])
-    follower = CatalogFollower(settings.load(flags={"catalog.dirs": str(tmp_path)}, environ={}), catalog)
+    follower = follower_of(tmp_path, catalog)
     brought = tmp_path / "new.yaml"
     brought.write_text(text.format("new"))
     assert asyncio.run(follower.reload())

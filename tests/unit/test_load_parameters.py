@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from pathlib import Path
@@ -15,7 +16,9 @@ from ipc.catalog.repository import conversion, document, entries
 from ipc.catalog.repository.document import MOST_BYTES
 from ipc.catalog.repository.overrides import Override, Overrides
 from ipc.errors import BodyTooLarge, InvalidInput, Unsupported
+from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.settings import Repository, Settings, load
+from ipc.store.store import Store
 from tests.tiny.program_sources import IDENTITY
 from tests.tiny.programs import write_model
 
@@ -96,43 +99,42 @@ def test_what_the_operator_does_not_allow() -> None:
         read({"config": "{}"}, settings_of(**{"catalog.watch": "false"}))
 
 
+def overrides_in(root: Path) -> Overrides:
+    """Those of a server whose run directory is `root`."""
+    paths = RunPaths(root, "t")
+    prepare_run_dir(paths)
+    return Overrides(paths, Store(paths))
+
+
 def test_an_override_is_there_until_it_is_taken_away(tmp_path: Path) -> None:
-    overrides = Overrides(tmp_path)
+    overrides = overrides_in(tmp_path)
     draft = overrides.draft("m", "{}", {"1/model.py": b"x = 1", "labels.txt": b"a\n"})
     assert overrides.read() == {} and overrides.nbytes() == 7, "written, and not in force"
-    overrides.put(draft)
-    overrides.put(Override("other", "{}"))
+    asyncio.run(overrides.put(draft))
+    asyncio.run(overrides.put(Override("other", "{}")))
     assert overrides.get("m") == draft and set(overrides.read()) == {"m", "other"}
     assert (overrides.root_of(draft) / "m" / "1" / "model.py").read_bytes() == b"x = 1"
-    overrides.remove("m")
-    overrides.remove("m")
+    asyncio.run(overrides.remove("m"))
+    asyncio.run(overrides.remove("m"))
     overrides.discard(draft)
     assert overrides.get("m") is None and list(overrides.read()) == ["other"]
-    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
-
-
-def test_a_row_that_cannot_be_read_keeps_no_other_away(tmp_path: Path) -> None:
-    overrides = Overrides(tmp_path)
-    overrides.put(Override("m", "{}"))
-    (tmp_path / "damaged.json").write_bytes(b"{")
-    assert list(overrides.read()) == ["m"]
+    assert not list(overrides.directory.iterdir())
 
 
 def test_entries_are_those_of_the_override(tmp_path: Path) -> None:
     write_model(tmp_path / "models", "add_sub")
     chosen = Repository(dirs=(str(tmp_path / "models"),), allow_python=True)
-    overrides = Overrides(tmp_path / "overrides")
-    overrides.directory.mkdir()
+    overrides = overrides_in(tmp_path)
     [plain] = entries.read(chosen, overrides)
-    overrides.put(Override("add_sub", '{"max_batch_size": 3}'))
+    asyncio.run(overrides.put(Override("add_sub", '{"max_batch_size": 3}')))
     [changed] = entries.read(chosen, overrides)
     assert (changed.id, changed.config.max_batch_size, changed.directory) == ("add_sub@1", 3, plain.directory)
     assert changed.code != plain.code and entries.read(chosen, overrides) == [changed]
-    overrides.put(overrides.draft("new", '{"name": "new"}', {"4/model.py": IDENTITY.encode()}))
+    asyncio.run(overrides.put(overrides.draft("new", '{"name": "new"}', {"4/model.py": IDENTITY.encode()})))
     made = {entry.id: entry for entry in entries.read(chosen, overrides)}
     assert list(made) == ["add_sub@1", "new@4"]
     assert Path(made["new@4"].directory).is_relative_to(overrides.directory)
-    overrides.put(Override("gone", "{}"))
+    asyncio.run(overrides.put(Override("gone", "{}")))
     assert list(made) == [entry.id for entry in entries.read(chosen, overrides)], "no files, no model"
 
 

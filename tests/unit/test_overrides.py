@@ -1,13 +1,11 @@
-"""Overrides in the run directory: what is no pointer, who may change them, what a dead process leaves."""
+"""Overrides of one server: what may be brought, who may change them, what a dead process leaves."""
 
 from __future__ import annotations
 
 import asyncio
 import stat
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
 from frontend.engine.local.catalog_following import CatalogFollower
@@ -16,10 +14,11 @@ from ipc.catalog.entries import Catalog
 from ipc.catalog.repository import entries
 from ipc.catalog.repository.layout import is_model_name
 from ipc.catalog.repository.opening import open_catalog
-from ipc.catalog.repository.overrides import Override, Overrides
+from ipc.catalog.repository.overrides import Overrides
 from ipc.errors import ConfigError, DeadlineExceeded, InvalidInput
 from ipc.processes.paths import prepare_run_dir
 from ipc.settings import Repository, Settings, load
+from ipc.store.store import Change, Store, StoreUnreadable
 from tests.harness.server import FAKE_CATALOG
 from tests.tiny.program_sources import IDENTITY
 from workers.lifecycle import catalog_following
@@ -46,13 +45,13 @@ def settings(tmp_path: Path) -> Settings:
 @pytest.fixture
 def overrides(settings: Settings) -> Overrides:
     """Those of that server."""
-    return Overrides(settings.paths.overrides())
+    return Overrides(settings.paths, Store(settings.paths))
 
 
 def follower_of(settings: Settings) -> tuple[CatalogFollower, Catalog]:
     """That of a frontend which has started without overrides, and its catalog."""
     catalog = open_catalog(settings.catalog, settings.repository)
-    return CatalogFollower(settings, catalog), catalog
+    return CatalogFollower(settings, catalog, Store(settings.paths)), catalog
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "...", ".x", "a/b", "a\\b", "a@1", " a", "a\n", "x" * 201])
@@ -70,43 +69,15 @@ def test_a_file_lies_below_its_model(overrides: Overrides, path: str) -> None:
     assert not list(overrides.directory.iterdir())
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"files": "/etc"},
-        {"files": ".."},
-        {"files": "../overrides"},
-        {"files": "0123456789abcde"},
-        {"files": "0123456789ABCDEF"},
-        {"files": "0123456789abcdef\n"},
-        {"model": "other"},
-        {"model": ".."},
-    ],
-)
-def test_a_pointer_leads_to_files_of_its_own_model_only(
-    overrides: Overrides, changes: dict[str, Any]
-) -> None:
-    overrides.put(Override("m", "{}"))
-    [path] = overrides.directory.glob("*.json")
-    path.write_bytes(msgspec.json.encode({"model": "m", "config": "{}", "files": "", **changes}))
-    assert overrides.get("m") is None and overrides.read() == {}
-
-
-def test_a_pointer_under_another_models_name_is_none(overrides: Overrides) -> None:
-    overrides.put(Override("..", "{}"))
-    overrides.put(Override("m", "{}"))
-    assert list(overrides.read()) == ["m"]
-
-
 def test_nobody_else_can_read_what_was_brought(overrides: Overrides) -> None:
-    overrides.put(overrides.draft("m", "{}", {"1/deep/more/model.py": b"", **FILES}))
+    asyncio.run(overrides.put(overrides.draft("m", "{}", {"1/deep/more/model.py": b"", **FILES})))
     for path in overrides.directory.rglob("*"):
         expected = 0o700 if path.is_dir() else 0o600
         assert stat.S_IMODE(path.stat().st_mode) == expected, path
 
 
-def test_one_at_a_time_changes_overrides(overrides: Overrides) -> None:
-    other, order = Overrides(overrides.directory), list[str]()
+def test_one_at_a_time_changes_overrides(settings: Settings, overrides: Overrides) -> None:
+    other, order = Overrides(settings.paths, Store(settings.paths)), list[str]()
 
     async def second() -> None:
         async with other.locked(deadline.after(20)):
@@ -130,27 +101,26 @@ def test_what_a_dead_process_left_is_swept_when_a_frontend_starts(
     settings: Settings, overrides: Overrides
 ) -> None:
     kept = overrides.draft("m", "{}", FILES)
-    overrides.put(kept)
+    asyncio.run(overrides.put(kept))
     left = overrides.draft("m", "{}", FILES)
-    (overrides.directory / ".0123").write_bytes(b"{")
     follower, catalog = follower_of(settings)
     asyncio.run(follower.catch_up())
     assert not overrides.root_of(left).exists() and overrides.root_of(kept).is_dir()
-    assert {path.name for path in overrides.directory.glob(".*")} <= {".lock"}
+    assert {path.name for path in overrides.directory.iterdir()} <= {".lock", kept.files}
     assert "m@1" in catalog, "what is in force is served from the start"
 
 
-def test_nothing_is_swept_while_a_pointer_cannot_be_read(
+def test_nothing_is_swept_while_the_store_cannot_be_read(
     overrides: Overrides, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = overrides.draft("m", "{}", FILES)
-    overrides.put(kept)
+    asyncio.run(overrides.put(kept))
 
-    def refuse(path: Path) -> bytes:
-        raise OSError(24, "Too many open files")
+    def refuse(change: Change, kind: str) -> None:
+        raise StoreUnreadable(24, "Too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "read_bytes", refuse)
+        patched.setattr(Change, "rows", refuse)
         with pytest.raises(OSError, match="Too many open files"):
             overrides.sweep()
     assert overrides.get("m") == kept and overrides.root_of(kept).is_dir()
@@ -173,7 +143,7 @@ def test_a_mistake_beside_an_override_stops_no_frontend(
 ) -> None:
     follower, catalog = follower_of(settings)
     before = catalog.sources
-    overrides.put(overrides.draft("m", "{}", FILES))
+    asyncio.run(overrides.put(overrides.draft("m", "{}", FILES)))
     (tmp_path / "models").rmdir()
     with pytest.raises(ConfigError):
         asyncio.run(follower.reload())
@@ -185,8 +155,8 @@ def test_a_mistake_beside_an_override_stops_no_frontend(
 def test_an_override_with_the_name_of_a_catalog_model_is_left_out(
     settings: Settings, overrides: Overrides, caplog: pytest.LogCaptureFixture
 ) -> None:
-    overrides.put(overrides.draft("echo", "{}", FILES))
-    overrides.put(overrides.draft("m", "{}", FILES))
+    asyncio.run(overrides.put(overrides.draft("echo", "{}", FILES)))
+    asyncio.run(overrides.put(overrides.draft("m", "{}", FILES)))
     follower, catalog = follower_of(settings)
     asyncio.run(follower.catch_up())
     assert sorted(catalog) == ["fake/echo", "m@1"]
@@ -220,7 +190,7 @@ def test_an_older_catalog_never_takes_the_place_of_a_newer(
         monkeypatch.setattr(follower, "_open", slow_at_first)
         older = asyncio.create_task(follower.reload())
         await began.wait()
-        overrides.put(overrides.draft("m", "{}", FILES))
+        await overrides.put(overrides.draft("m", "{}", FILES))
         newer = asyncio.create_task(follower.reload())
         await asyncio.wait([newer], timeout=0.5)
         go_on.set()

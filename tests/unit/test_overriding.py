@@ -69,7 +69,7 @@ def services(tmp_path: Path) -> Any:
 @pytest.fixture
 def overrides(services: Any) -> Overrides:
     """Those in the run directory."""
-    return Overrides(services.settings.paths.overrides())
+    return Overrides(services.settings.paths, services.store)
 
 
 def overriding_of(services: Any) -> Overriding:
@@ -81,8 +81,9 @@ def brought(config: str = "{}") -> Brought:
 
 
 def left(overrides: Overrides) -> list[str]:
-    """What lies in the directory beside the lock."""
-    return [path.name for path in overrides.directory.iterdir() if path.name != ".lock"]
+    """The models with overrides, and what lies in the directory beside the lock."""
+    files = [path.name for path in overrides.directory.iterdir() if path.name != ".lock"]
+    return [*overrides.read(), *files]
 
 
 async def put(services: Any, what: Brought, model: str = "m") -> None:

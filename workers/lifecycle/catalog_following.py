@@ -26,6 +26,7 @@ from ipc.catalog.watch import CatalogWatch
 from ipc.errors import ConfigError
 from ipc.settings import Catalog as CatalogSettings
 from ipc.settings import Repository, Settings
+from ipc.store.store import Store
 from workers.lifecycle import grouping
 from workers.lifecycle.model_states import ModelStates
 
@@ -133,7 +134,7 @@ class CatalogFollower:
     def __init__(self, states: ModelStates, settings: Settings, catalog: Catalog) -> None:
         """`catalog` is what is served now."""
         self._states, self._settings = states, settings
-        self._overrides = Overrides(settings.paths.overrides())
+        self._overrides = Overrides(settings.paths, Store(settings.paths))
         places = (settings.catalog.dirs, catalog.files, settings.repository.dirs, self._overrides)
         self._sources = catalog.sources
         self._watch = CatalogWatch(*places) if settings.catalog.watch else None

@@ -20,6 +20,7 @@ from ipc.catalog.repository.retaining import with_retained
 from ipc.catalog.watch import EVERY_S, CatalogWatch
 from ipc.errors import ConfigError, DeadlineExceeded
 from ipc.settings import Settings
+from ipc.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class CatalogFollower:
         self,
         settings: Settings,
         catalog: Catalog,
+        store: Store,
         is_loaded: Callable[[str, str], bool] = lambda name, revision: False,
     ) -> None:
         """`is_loaded` tells whether some worker has a model, with files of that revision."""
@@ -41,7 +43,7 @@ class CatalogFollower:
         """Held from reading the files until what they say is served, so that nobody serves what is older."""
         self.removed: set[tuple[str, int]] = set()
         """(model, version) of what was in a repository while this frontend ran; some may be there again."""
-        self._overrides = Overrides(settings.paths.overrides())
+        self._overrides = Overrides(settings.paths, store)
         places = settings.repository.dirs, self._overrides
         self._watch = CatalogWatch(settings.catalog.dirs, catalog.files, *places)
 

@@ -1,19 +1,18 @@
-"""Models that a load by name brought a configuration or files for, kept in the run directory.
+"""Models that a load by name brought a configuration or files for.
 
-1. An override is one small file for its model, replaced in one step; the files that came with it lie in a directory of
-   their own beside it, laid out as in a repository.
+1. An override is one row of the server's store (`ipc.store`). The files that came with it lie in a directory of their
+   own in the run directory, laid out as in a repository.
 2. Whoever reads the repositories (`entries.read`) puts overrides in the place of the models on disk, and
    `ipc.catalog.watch` notices them as it notices files; so they reach every process, and those that start anew.
 3. An override ends with the next load that brings none, with the unload, and with the next start of the server.
-4. Whoever changes any of them holds one lock meanwhile (`locked`), which the kernel drops when its holder dies.
+4. Whoever changes any of them holds one lock meanwhile (`locked`), which the kernel drops when its holder dies: a load
+   may take minutes, and a transaction of the store must not.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
-import re
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Mapping
@@ -25,12 +24,11 @@ import msgspec
 from ipc.catalog.repository import layout
 from ipc.errors import InvalidInput
 from ipc.processes.liveness import lock_on
+from ipc.processes.paths import RunPaths
+from ipc.store.store import Row, Store
 
-log = logging.getLogger(__name__)
-
-ENDING = ".json"
+_KIND = "overrides"
 _LOCK = ".lock"
-_FILES = re.compile("(?:[0-9a-f]{16})?")
 
 
 class Override(msgspec.Struct, frozen=True):
@@ -49,17 +47,21 @@ class Override(msgspec.Struct, frozen=True):
 class Overrides:
     """The overrides of one server."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, paths: RunPaths, store: Store) -> None:
+        self.directory, self._store = paths.overrides(), store
 
     def read(self) -> dict[str, Override]:
-        """All that are in force, by model."""
-        found = (self._decode(path) for path in self._pointers())
-        return {override.model: override for override in found if override is not None}
+        """All that are in force, by model. Raises `OSError`."""
+        return {model: _decode(row) for model, row in self._store.rows(_KIND).items()}
 
     def get(self, model: str) -> Override | None:
-        """The one of a model."""
-        return self._decode(self._path(model))
+        """The one of a model. Raises `OSError`."""
+        row = self._store.rows(_KIND).get(model)
+        return None if row is None else _decode(row)
+
+    def generations(self) -> list[tuple[str, int]]:
+        """(model, generation) of all: another number after each change. Raises `OSError`."""
+        return [(model, row.generation) for model, row in self._store.rows(_KIND).items()]
 
     def root_of(self, override: Override) -> Path:
         """The repository whose only model are the files of an override."""
@@ -73,19 +75,16 @@ class Overrides:
             yield
 
     def sweep(self) -> None:
-        """Delete what a process left that died in a change; the caller holds the lock.
+        """Delete files that a process left which died in a change; the caller holds the lock, in a thread.
 
-        Raises `OSError`, before anything is deleted when some pointer cannot be read.
+        Raises `OSError`, and `DeadlineExceeded` as `Store.write_now` does, before anything is deleted.
         """
-        found = [self._parsed(path, path.read_bytes()) for path in self._pointers()]
-        named = {override.files for override in found if override is not None} | {_LOCK}
+        # NOTE: a transaction, since `read` may tell of what was in force before.
+        rows = self._store.write_now(lambda change: change.rows(_KIND))
+        named = {_decode(row).files for row in rows.values()} | {_LOCK}
         for path in self.directory.iterdir():
-            if path.name in named or (path.suffix == ENDING and path.name[0] != "."):
-                continue
-            if path.is_dir():
+            if path.name not in named:
                 shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
 
     def draft(self, model: str, config: str, files: Mapping[str, bytes]) -> Override:
         """An override not in force yet; its files, by their path below the model's directory, are written.
@@ -105,19 +104,17 @@ class Overrides:
             raise
         return override
 
-    def put(self, override: Override) -> None:
-        """Let it be in force, in the place of another one of its model."""
-        draft = self.directory / f".{secrets.token_hex(8)}"
-        try:
-            _write_new(draft, msgspec.json.encode(override))
-            draft.replace(self._path(override.model))
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
+    async def put(self, override: Override) -> None:
+        """Let it be in force, in the place of another one of its model. Raises as `Store.write` does."""
+        row = msgspec.json.encode(override)
+        await self._store.write(lambda change: change.put(_KIND, override.model, row))
 
-    def remove(self, model: str) -> None:
-        """Let the repository's own model be in force again; the files stay until `discard`."""
-        self._path(model).unlink(missing_ok=True)
+    async def remove(self, model: str) -> None:
+        """Let the repository's own model be in force again; the files stay until `discard`.
+
+        Raises as `Store.write` does.
+        """
+        await self._store.write(lambda change: change.remove(_KIND, model))
 
     def discard(self, override: Override | None) -> None:
         """Delete the files of an override that is not in force any more. Programs that have read them go on."""
@@ -144,36 +141,9 @@ class Overrides:
             (self.directory / place).mkdir(exist_ok=True, mode=0o700)
         _write_new(self.directory / path, data)
 
-    def _path(self, model: str) -> Path:
-        digest = hashlib.blake2b(model.encode(errors="surrogatepass"), digest_size=16)
-        return self.directory / f"{digest.hexdigest()}{ENDING}"
 
-    def _pointers(self) -> list[Path]:
-        return sorted(self.directory.glob(f"[!.]*{ENDING}"))
-
-    def _decode(self, path: Path) -> Override | None:
-        try:
-            return self._parsed(path, path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            log.error("an override in the run directory cannot be read: %s", error)
-            return None
-
-    def _parsed(self, path: Path, data: bytes) -> Override | None:
-        try:
-            found = msgspec.json.decode(data, type=Override)
-        except msgspec.DecodeError as error:
-            log.error("an override in the run directory is passed over: %s: %s", path.name, error)
-            return None
-        if not (
-            layout.is_model_name(found.model)
-            and path == self._path(found.model)
-            and _FILES.fullmatch(found.files)
-        ):
-            log.error("an override in the run directory is passed over: %s is not that of a model", path.name)
-            return None
-        return found
+def _decode(row: Row) -> Override:
+    return msgspec.json.decode(row.value, type=Override)
 
 
 def _write_new(path: Path, data: bytes) -> None:
