@@ -14,8 +14,7 @@ import msgspec
 
 from ipc.errors import InvalidInput, Unsupported
 from ipc.settings import Settings
-from ipc.store.shared import SharedStruct
-from ipc.store.store import Store
+from ipc.store.store import Store, Table
 
 LogValue = bool | int | str
 MAX_VERBOSE = 2**32 - 1
@@ -38,35 +37,43 @@ class LogSettings:
     """`log_file`, `log_info`, `log_warning`, `log_error`, `log_verbose_level`, `log_format`."""
 
     def __init__(self, settings: Settings, store: Store) -> None:
-        self._shared = SharedStruct(store, "log", _start(settings))
-        self._applied = 0
+        self._table, self._start = Table(store, "log settings", LogState), _start(settings)
+        self._applied: LogState | None = None
 
     def get(self) -> dict[str, LogValue]:
         """The present state, complete and in the order of the protocol."""
-        return msgspec.structs.asdict(self._shared.read())
+        return msgspec.structs.asdict(self._state())
 
     async def update(self, changes: Mapping[str, object], until_ns: int) -> dict[str, LogValue]:
         """Change what is named and return the new state; unknown names are ignored.
 
-        Raises `DeadlineExceeded` as `Store.write` does, `InvalidInput` for a wrong type or value, `Unsupported`
+        Raises `DeadlineExceeded` as `Table.change` does, `InvalidInput` for a wrong type or value, `Unsupported`
         for a change of `log_file` or `log_format`.
         """
-        state = await self._shared.change(lambda known: _changed(known, changes), until_ns)
+
+        def change(rows: dict[str, LogState]) -> LogState:
+            rows[""] = state = _changed(rows.get("", self._start), changes)
+            return state
+
+        state = await self._table.change(change, until_ns)
         self.apply()
         return msgspec.structs.asdict(state)
 
     def apply(self) -> None:
         """Log as the state says, if it was changed since the last call."""
-        generation = self._shared.generation
-        if generation == self._applied:
+        state = self._state()
+        if state is self._applied:
             return
-        self._applied, state = generation, self._shared.read()
+        self._applied = state
         root = logging.getLogger()
         root.setLevel(logging.DEBUG if state.log_verbose_level else logging.INFO)
         for handler in root.handlers:
             for old in [known for known in handler.filters if isinstance(known, _Chosen)]:
                 handler.removeFilter(old)
             handler.addFilter(_Chosen(state))
+
+    def _state(self) -> LogState:
+        return self._table.rows().get("", self._start)
 
 
 class _Chosen(logging.Filter):

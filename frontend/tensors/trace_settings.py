@@ -14,8 +14,7 @@ import msgspec
 from frontend.tracing.tracer import Tracer
 from ipc.errors import InvalidInput, Unsupported
 from ipc.settings import Settings
-from ipc.store.shared import SharedStruct
-from ipc.store.store import Store
+from ipc.store.store import Store, Table
 
 TraceValue = str | list[str]
 LEVELS = ("OFF", "TIMESTAMPS")
@@ -47,36 +46,44 @@ class TraceSettings:
     def __init__(self, settings: Settings, store: Store, tracer: Tracer | None) -> None:
         """`tracer` is None where tracing is not configured: then the level is OFF and stays so."""
         self._tracer = tracer
-        self._shared = SharedStruct(store, "trace", TraceState())
+        self._table, self._start = Table(store, "trace settings", TraceState), TraceState()
         ratio = settings.tracing.sample_ratio
         self._level = "TIMESTAMPS" if tracer is not None and ratio else "OFF"
         self._ratio = ratio
-        self._applied = 0
+        self._applied: TraceState | None = None
 
     def get(self, model: str = "") -> dict[str, TraceValue]:
         """The state of the server, or of a model that exists: its own settings over those of the server."""
-        return self._shown(self._shared.read(), model)
+        return self._shown(self._state(), model)
 
     async def update(
         self, changes: Mapping[str, str | Sequence[str] | None], until_ns: int, model: str = ""
     ) -> dict[str, TraceValue]:
         """Change what is named and return the new state; None resets to the default (of a model: to the server's).
 
-        Raises `DeadlineExceeded` as `Store.write` does, `InvalidInput` for an unknown name or a wrong value,
+        Raises `DeadlineExceeded` as `Table.change` does, `InvalidInput` for an unknown name or a wrong value,
         `Unsupported` for what cannot be had here.
         """
-        state = await self._shared.change(lambda known: self._changed(known, changes, model), until_ns)
+
+        def change(rows: dict[str, TraceState]) -> TraceState:
+            rows[""] = state = self._changed(rows.get("", self._start), changes, model)
+            return state
+
+        state = await self._table.change(change, until_ns)
         self.apply()
         return self._shown(state, model)
 
     def apply(self) -> None:
         """Trace as the state says, if it was changed since the last call."""
-        generation = self._shared.generation
-        if generation == self._applied or self._tracer is None:
+        state = self._state()
+        if state is self._applied or self._tracer is None:
             return
-        self._applied, state = generation, self._shared.read()
+        self._applied = state
         ratios = {model: self._ratio_of(self._of(state, model)) for model in state.models}
         self._tracer.sampling.choose(self._ratio_of(state.server), ratios)
+
+    def _state(self) -> TraceState:
+        return self._table.rows().get("", self._start)
 
     def _changed(
         self, known: TraceState, changes: Mapping[str, str | Sequence[str] | None], model: str

@@ -25,13 +25,13 @@ _OVERRIDE = "override "
 def look(dirs: Iterable[str], repositories: Iterable[str] = (), overrides: Overrides | None = None) -> Files:
     """(path, size, time in nanoseconds, inode) of every file that decides on models; a vanishing file is left out.
 
-    Directories of repositories are there too, with zeros. An override is a path that no file has, with its generation.
+    Directories of repositories are there too, with zeros. An override is a path that no file has.
     """
     roots = [Path(d) for d in dirs] or [asset("config/models")]
     paths = (path for root in roots for path in _files(root, (".yaml", ".py")))
     catalog = frozenset(found for path in paths if (found := _facts(path)))
-    brought = overrides.generations() if overrides is not None else ()
-    own = ((f"{_OVERRIDE}{model}", 0, generation, 0) for model, generation in brought)
+    brought = overrides.read().values() if overrides is not None else ()
+    own = ((f"{_OVERRIDE}{override.model} {override.digest}", 0, 0, 0) for override in brought)
     return catalog.union(own, *(layout.look(Path(root)) for root in repositories))
 
 

@@ -10,46 +10,35 @@ import logging
 from collections.abc import Iterable
 
 from ipc.metrics.infer_families import split_id
-from ipc.store.store import Change, Store
+from ipc.store.store import Store, Table
 
 log = logging.getLogger(__name__)
 
-_KIND = "marks"
-_LOADED, _UNLOADED = b"loaded", b"unloaded"
-
 
 class Marks:
-    """The marks of one server; models are named without their versions."""
+    """The marks of one server; models are named without their versions. Changes raise as `Table.change` does."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self._table = Table(store, "marks", bool)
 
     async def put(self, model: str, *, loaded: bool, until_ns: int = 0) -> None:
-        """Somebody loaded the model by name, or unloaded it. Raises as `Store.write` does."""
-        value = _LOADED if loaded else _UNLOADED
-        await self._store.write(lambda change: change.put(_KIND, model, value), until_ns)
+        """Somebody loaded the model by name, or unloaded it."""
+        await self._table.change(lambda rows: rows.update({model: loaded}), until_ns)
 
     async def restore(self, model: str, before: bool | None) -> None:
-        """A load has failed: let the mark be what `get` gave before, unless somebody has unloaded the model meanwhile.
+        """A load has failed: let the mark be what `get` gave before, unless somebody has unloaded the model since."""
 
-        Raises as `Store.write` does.
-        """
+        def how(rows: dict[str, bool]) -> None:
+            if rows.get(model) and before is None:
+                del rows[model]
+            elif rows.get(model) and before is not None:
+                rows[model] = before
 
-        def how(change: Change) -> None:
-            row = change.get(_KIND, model)
-            if row is None or row.value != _LOADED:
-                return
-            if before is None:
-                change.remove(_KIND, model)
-            else:
-                change.put(_KIND, model, _LOADED if before else _UNLOADED)
-
-        await self._store.write(how)
+        await self._table.change(how)
 
     def get(self, model: str) -> bool | None:
         """Whether the model was loaded (true) or unloaded (false) last; None: neither. Raises `OSError`."""
-        row = self._store.rows(_KIND).get(model)
-        return None if row is None else row.value == _LOADED
+        return self._table.rows().get(model)
 
     def adjust(self, chosen: Iterable[str], served: Iterable[str]) -> list[str]:
         """Catalog ids to load at the start: the `chosen` ones that were not unloaded, and those that were loaded.
@@ -58,8 +47,8 @@ class Marks:
         """
         names = set(chosen)
         try:
-            marks = [(entry, self.get(split_id(entry)[0])) for entry in served]
+            marks = self._table.rows()
         except OSError as error:
             log.error("which models were loaded by name cannot be read: %s", error.strerror)
             return []
-        return [entry for entry, mark in marks if mark or (mark is None and entry in names)]
+        return [entry for entry in served if marks.get(split_id(entry)[0], entry in names)]

@@ -2,9 +2,9 @@
 
 1. A name is given once, in one transaction. A row outlives the frontend that wrote it.
 2. A request that uses a region holds a shared lock on one byte of a file (`RegionTable.holding`): the place of the byte
-   is the generation of the region's row. The kernel drops the locks of a process that dies.
-3. Unregistering writes a second row. The region takes no new request from then on, and stays listed while any process
-   holds a lock on its byte. The next change of the table deletes both rows.
+   is the region's number. The kernel drops the locks of a process that dies.
+3. An unregistered region takes no new request, and stays listed while any process holds a lock on its byte. The next
+   change of the table deletes its row.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import fcntl
 import os
 import stat
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
@@ -21,7 +22,7 @@ from typing import Literal
 import msgspec
 
 from ipc.errors import InvalidInput, RegionExists, RegionNotFound
-from ipc.store.store import Change, Row, Store
+from ipc.store.store import Store, Table
 from ipc.wire.messages import Region
 
 Kind = Literal["system", "cuda"]
@@ -31,9 +32,6 @@ MAX_NAME_BYTES = 256
 MAX_KEY_BYTES = 255
 HANDLE_NBYTES = 64
 MOST_BYTES = 1 << 62
-_KIND = "regions"
-_KEY, _LEAVING = "region ", "leaving "
-"""Keys are these and a name."""
 _FLOCK = "hhqqi"
 """`struct flock`: type, whence, start, length, process."""
 _HINT = (
@@ -99,166 +97,130 @@ def check_size(fd: int, offset: int, nbytes: int, key: str) -> None:
         )
 
 
+class _Row(RegionEntry, frozen=True):
+    """A region with the place of its byte, which no two regions of a server share, and whether it was unregistered."""
+
+    number: int = 0
+    leaving: bool = False
+
+
 class RegionTable:
-    """The rows of one server."""
+    """The regions of one server."""
 
     def __init__(self, store: Store, most: int) -> None:
         """`most` is the number of regions that may be registered at a time."""
-        self._store, self._most = store, most
-        self._rows: Mapping[str, Row] = {}
-        self._decoded: dict[int, RegionEntry] = {}
-        self._uses = -1
+        self._table, self._most = Table(store, "regions", _Row), most
+        self._path = store.directory / "regions.use"
+        self._locks = -1
         """Descriptor of the file whose bytes are locked."""
         self._held: dict[int, int] = {}
-        """Requests of this process that hold a region, by the generation of its row."""
+        """Requests of this process that hold a region, by its number."""
 
     async def add(self, entry: RegionEntry) -> None:
         """Register a region.
 
-        Raises `RegionExists`, `InvalidInput` for a bad name or one too many, and as `Store.write` does.
+        Raises `RegionExists`, `InvalidInput` for a bad name or one too many, and as `Table.change` does.
         """
         if not 0 < _nbytes(entry.name) <= MAX_NAME_BYTES:
             raise InvalidInput(f"shared memory region name: expected 1 to {MAX_NAME_BYTES} bytes of UTF-8")
 
-        def insert(change: Change) -> None:
-            rows = self._without_leavers(change)
-            if _key(entry.name) in rows:
+        def insert(rows: dict[str, _Row]) -> None:
+            self._let_go(rows)
+            if entry.name in rows:
                 raise RegionExists(f"shared memory region {_quoted(entry.name)} already in manager")
-            if sum(key.startswith(_KEY) for key in rows) >= self._most:
+            if len(rows) >= self._most:
                 raise InvalidInput(
                     f"{self._most} shared memory regions are registered (shared_memory.max_regions)"
                 )
-            change.put(_KIND, _key(entry.name), msgspec.json.encode(entry))
+            number = max(time.time_ns(), *(row.number + 1 for row in rows.values()), 0)
+            rows[entry.name] = _Row(**msgspec.structs.asdict(entry), number=number)
 
-        await self._store.write(insert)
+        await self._table.change(insert)
 
     async def remove(self, chosen: Callable[[RegionEntry], bool]) -> int:
         """Unregister regions, which stay listed until their requests have ended; returns how many there were.
 
-        Raises as `Store.write` does.
+        Raises as `Table.change` does.
         """
-        if not self._store.rows(_KIND):
+        if not self._table.rows():
             return 0
 
-        def leave(change: Change) -> int:
-            present = [entry for _, entry, leaving in _entries(self._without_leavers(change)) if not leaving]
-            names = [entry.name for entry in present if chosen(entry)]
-            for name in names:
-                change.put(_KIND, _leaving(name), b"")
-            return len(names)
+        def leave(rows: dict[str, _Row]) -> int:
+            self._let_go(rows)
+            found = [row for row in rows.values() if not row.leaving and chosen(row)]
+            rows.update({row.name: msgspec.structs.replace(row, leaving=True) for row in found})
+            return len(found)
 
-        return await self._store.write(leave)
+        return await self._table.change(leave)
 
     def find(self, name: str, holding: bool = False) -> RegionEntry:
         """The region of that name, for a new request or for one that is `holding` the region.
 
         Raises `RegionNotFound`; a region that was unregistered is there for those only that hold it.
         """
-        row = self._row(name, holding)
-        entry = self._decoded.get(row.generation)
-        if entry is None:
-            # PERF: until the next change of any region, a region is decoded once.
-            entry = self._decoded[row.generation] = _decode(row)
-        return entry
+        return self._find(name, holding)
 
     def entries(self) -> list[RegionEntry]:
         """All regions by name, those included that only wait for the end of their requests."""
-        found = _entries(self._store.rows(_KIND))
-        listed = (entry for row, entry, leaving in found if not leaving or self._is_used(row))
-        return sorted(listed, key=lambda entry: entry.name)
+        listed = (row for row in self._table.rows().values() if not row.leaving or self._is_used(row))
+        return sorted(listed, key=lambda row: row.name)
 
     @contextmanager
     def holding(self, names: Iterable[str]) -> Iterator[None]:
         """Keep these regions listed while a request uses them. Raises `RegionNotFound`."""
         with ExitStack() as held:
             for name in dict.fromkeys(names):
-                row = self._row(name)
-                self._hold(row.generation)
-                held.callback(self._release, row.generation)
+                number = self._find(name).number
+                self._hold(number)
+                held.callback(self._release, number)
                 # Whoever unregisters a region writes first and looks at the locks later: this look must come last.
-                if self._row(name).generation != row.generation:
+                if self._find(name).number != number:
                     raise _not_found(name)
             yield
 
-    def _row(self, name: str, holding: bool = False) -> Row:
-        rows = self._store.rows(_KIND)
-        if rows is not self._rows:
-            self._rows, self._decoded = rows, {}
-        row = rows.get(_key(name))
-        if row is None or (_leaving(name) in rows and not (holding and row.generation in self._held)):
+    def _find(self, name: str, holding: bool = False) -> _Row:
+        row = self._table.rows().get(name)
+        if row is None or (row.leaving and not (holding and row.number in self._held)):
             raise _not_found(name)
         return row
 
-    def _hold(self, generation: int) -> None:
-        if generation not in self._held:
-            self._lock(generation, fcntl.F_RDLCK)
-        self._held[generation] = self._held.get(generation, 0) + 1
+    def _hold(self, number: int) -> None:
+        if number not in self._held:
+            self._lock(number, fcntl.F_RDLCK)
+        self._held[number] = self._held.get(number, 0) + 1
 
-    def _release(self, generation: int) -> None:
-        self._held[generation] -= 1
-        if not self._held[generation]:
-            del self._held[generation]
-            self._lock(generation, fcntl.F_UNLCK)
+    def _release(self, number: int) -> None:
+        self._held[number] -= 1
+        if not self._held[number]:
+            del self._held[number]
+            self._lock(number, fcntl.F_UNLCK)
 
-    def _without_leavers(self, change: Change) -> dict[str, Row]:
-        """The rows, after unregistered regions that no request uses any more have been deleted."""
-        rows = change.rows(_KIND)
-        for row, entry, leaving in list(_entries(rows)):
-            if leaving and not self._is_used(row):
-                for key in (_key(entry.name), _leaving(entry.name)):
-                    change.remove(_KIND, key)
-                    del rows[key]
-        return rows
+    def _let_go(self, rows: dict[str, _Row]) -> None:
+        """Delete unregistered regions that no request uses any more."""
+        for row in list(rows.values()):
+            if row.leaving and not self._is_used(row):
+                del rows[row.name]
 
-    def _is_used(self, row: Row) -> bool:
+    def _is_used(self, row: _Row) -> bool:
         """Whether a request of this process or of another one holds the region."""
-        if row.generation in self._held:
+        if row.number in self._held:
             return True
-        found = fcntl.fcntl(self._file(), fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, row.generation))
+        found = fcntl.fcntl(self._file(), fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, row.number))
         kind: int = struct.unpack(_FLOCK, found)[0]
         return kind != fcntl.F_UNLCK
 
-    def _lock(self, generation: int, kind: int) -> None:
-        fcntl.fcntl(self._file(), fcntl.F_OFD_SETLK, _flock(kind, generation))
+    def _lock(self, number: int, kind: int) -> None:
+        fcntl.fcntl(self._file(), fcntl.F_OFD_SETLK, _flock(kind, number))
 
     def _file(self) -> int:
-        if self._uses < 0:
-            path = self._store.directory / "regions.use"
-            self._uses = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        return self._uses
-
-    def close(self) -> None:
-        """Close the file of the locks, which ends them."""
-        if self._uses >= 0:
-            os.close(self._uses)
-        self._uses, self._held = -1, {}
+        if self._locks < 0:
+            self._locks = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return self._locks
 
 
 def _flock(kind: int, byte: int) -> bytes:
     """A `struct flock` for one byte; the kernel wants the process to be 0."""
     return struct.pack(_FLOCK, kind, os.SEEK_SET, byte, 1, 0)
-
-
-def _key(name: str) -> str:
-    """Key of a region's own row."""
-    return _KEY + name
-
-
-def _leaving(name: str) -> str:
-    """Key of the row that says of a region that it was unregistered."""
-    return _LEAVING + name
-
-
-def _decode(row: Row) -> RegionEntry:
-    return msgspec.json.decode(row.value, type=RegionEntry)
-
-
-def _entries(rows: Mapping[str, Row]) -> Iterator[tuple[Row, RegionEntry, bool]]:
-    """Each region with its row, and whether it was unregistered."""
-    for key, row in rows.items():
-        if key.startswith(_KEY):
-            entry = _decode(row)
-            yield row, entry, _leaving(entry.name) in rows
 
 
 def _not_found(name: str) -> RegionNotFound:

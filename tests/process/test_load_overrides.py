@@ -110,7 +110,7 @@ def overrides_of(server: Server) -> Overrides:
 
 
 def kept(server: Server) -> list[str]:
-    """Models with overrides, and names of their files in the run directory; no directory of one may be without its row."""
+    """Models with overrides, and names of their files; no directory of files may be without its row."""
     overrides = overrides_of(server)
     rows = overrides.read()
     files = [path.name for path in overrides.directory.rglob("[!.]*") if path.is_file()]

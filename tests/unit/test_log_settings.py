@@ -53,7 +53,7 @@ def stream() -> Iterator[io.StringIO]:
 def passed(settings: Settings, stream: io.StringIO, log: LogSettings) -> list[str]:
     """Names of the levels of which a line is written."""
     logs.configure(settings.log, "frontend-0", stream)
-    log._applied = -1
+    log._applied = None
     log.apply()
     for level in LEVELS:
         getattr(logging.getLogger("anything"), level)("a line of level %s.", level)

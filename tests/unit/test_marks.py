@@ -10,7 +10,7 @@ import pytest
 from ipc.processes import sweep
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.store.marks import Marks
-from ipc.store.store import Store, StoreUnreadable
+from ipc.store.store import Store, StoreUnreadable, Table
 
 
 @pytest.fixture
@@ -75,9 +75,9 @@ def test_a_worker_that_starts_again_has_what_was_loaded_and_not_what_was_unloade
 def test_nothing_is_loaded_at_the_start_if_the_marks_cannot_be_read(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def rows(self: Store, kind: str) -> None:
+    def rows(self: Table[bool]) -> None:
         raise StoreUnreadable(24, "Too many open files")
 
-    monkeypatch.setattr(Store, "rows", rows)
+    monkeypatch.setattr(Table, "rows", rows)
     assert Marks(Store(paths)).adjust(["a@1", "b@1"], ["a@1", "b@1"]) == []
     assert "Too many open files" in caplog.text

@@ -18,7 +18,7 @@ from ipc.catalog.repository.overrides import Overrides
 from ipc.errors import ConfigError, DeadlineExceeded, InvalidInput
 from ipc.processes.paths import prepare_run_dir
 from ipc.settings import Repository, Settings, load
-from ipc.store.store import Change, Store, StoreUnreadable
+from ipc.store.store import Store, StoreUnreadable
 from tests.harness.server import FAKE_CATALOG
 from tests.tiny.program_sources import IDENTITY
 from workers.lifecycle import catalog_following
@@ -116,11 +116,11 @@ def test_nothing_is_swept_while_the_store_cannot_be_read(
     kept = overrides.draft("m", "{}", FILES)
     asyncio.run(overrides.put(kept))
 
-    def refuse(change: Change, kind: str) -> None:
+    def refuse(store: Store, how: object) -> None:
         raise StoreUnreadable(24, "Too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Change, "rows", refuse)
+        patched.setattr(Store, "attempt", refuse)
         with pytest.raises(OSError, match="Too many open files"):
             overrides.sweep()
     assert overrides.get("m") == kept and overrides.root_of(kept).is_dir()

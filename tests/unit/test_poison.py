@@ -13,7 +13,7 @@ import pytest
 from frontend.engine.local import poison as poison_module
 from frontend.engine.local.poison import PoisonList
 from ipc.processes.paths import RunPaths, prepare_run_dir
-from ipc.store.store import Store
+from ipc.store.store import Store, Table
 from ipc.wire.field_names import FieldNames
 from ipc.wire.messages import EncodeCall, InferCall, InputItem, Step
 
@@ -55,7 +55,7 @@ def test_a_poison_survives_a_restart_and_ages_out(paths: RunPaths, monkeypatch: 
     restarted.refresh()
     assert not restarted.holds("m", CALL)
     restarted.add("m", OTHER)
-    assert len(Store(paths).rows("poison")) == 1, "the next row takes the place of those that are too old"
+    assert len(Table(Store(paths), "poison", dict).rows()) == 1, "the next row takes the place of old rows"
 
 
 def test_rows_tell_nothing_about_the_text(paths: RunPaths) -> None:

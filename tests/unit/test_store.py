@@ -5,52 +5,43 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from ipc import deadline
 from ipc.errors import DeadlineExceeded, InvalidInput
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.processes.starting import TOP
-from ipc.store.shared import SharedStruct
-from ipc.store.store import Change, Store, StoreUnreadable, begin
+from ipc.store.store import Store, StoreUnreadable, Table, begin
 
 OPEN = """
 import signal, sys
 from pathlib import Path
 from ipc.processes.paths import RunPaths
-from ipc.store.store import Store
-store = Store(RunPaths(Path(sys.argv[1]), "t"))
+from ipc.store.store import Store, Table
+table = Table(Store(RunPaths(Path(sys.argv[1]), "t")), "k", str)
 """
 WRITES_FOR_EVER = """
-def how(change):
-    last = int(change.get("k", "a").value)
-    change.put("k", "a", b"%d" % (last + 1))
-    change.put("k", "b", b"%d" % (last + 1))
+def how(rows):
+    rows["a"] = rows["b"] = str(int(rows["a"]) + 1)
 print("begun", flush=True)
 while True:
-    store.write_now(how)
+    table.change_now(how)
 """
 STAYS_IN_A_CHANGE = """
-def how(change):
-    change.put("k", "a", b"half a change")
+def how(rows):
+    rows["a"] = "half a change"
     print("begun", flush=True)
     signal.pause()
-store.write_now(how)
+table.change_now(how)
 """
-
-
-class Count(msgspec.Struct, frozen=True):
-    """A number that frontends share."""
-
-    number: int = 0
 
 
 @pytest.fixture
@@ -74,145 +65,133 @@ def process(paths: RunPaths, program: str) -> Iterator[subprocess.Popen[bytes]]:
             found.kill()
 
 
-def put(store: Store, key: str, value: bytes, kind: str = "k") -> None:
+def table(paths: RunPaths, kind: str = "k") -> Table[str]:
+    """A table as one more process has it."""
+    return Table(Store(paths), kind, str)
+
+
+def put(table: Table[str], key: str, value: str) -> None:
     """Write one row."""
-    store.write_now(lambda change: change.put(kind, key, value))
-
-
-def values(store: Store, kind: str = "k") -> dict[str, bytes]:
-    """The values of a kind by key."""
-    return {key: row.value for key, row in store.rows(kind).items()}
+    table.change_now(lambda rows: rows.update({key: value}))
 
 
 def test_what_one_process_writes_every_other_sees_at_its_next_read(paths: RunPaths) -> None:
-    here, elsewhere = Store(paths), Store(paths)
-    assert values(here) == values(elsewhere) == {}
-    put(here, "a", b"1")
-    assert values(here) == values(elsewhere) == {"a": b"1"}
-    put(elsewhere, "a", b"2")
-    put(elsewhere, "b", b"3")
-    assert values(here) == values(elsewhere) == {"a": b"2", "b": b"3"}
-    here.write_now(lambda change: change.remove("k", "a"))
-    assert values(here) == values(elsewhere) == {"b": b"3"}
+    here, elsewhere = table(paths), table(paths)
+    assert here.rows() == elsewhere.rows() == {}
+    put(here, "a", "1")
+    assert here.rows() == elsewhere.rows() == {"a": "1"}
+    put(elsewhere, "a", "2")
+    put(elsewhere, "b", "3")
+    assert here.rows() == elsewhere.rows() == {"a": "2", "b": "3"}
+    here.change_now(lambda rows: rows.pop("a"))
+    assert here.rows() == elsewhere.rows() == {"b": "3"}
 
 
 def test_rows_are_read_again_only_when_their_kind_has_changed(paths: RunPaths) -> None:
     store = Store(paths)
-    put(store, "a", b"1")
-    before = store.rows("k")
-    put(store, "a", b"1", kind="other")
-    assert store.rows("k") is before
-    put(store, "a", b"1")
-    assert store.rows("k") is not before
-
-
-def test_every_write_has_a_greater_generation_than_all_before_it(paths: RunPaths) -> None:
-    store, seen = Store(paths), list[int]()
-    for round_ in range(3):
-        for kind in ("k", "other"):
-            put(store, f"row {round_}", b"", kind)
-            seen.append(max(row.generation for row in store.rows(kind).values()))
-    begin(paths)
-    put(store, "a", b"")
-    seen.append(store.rows("k")["a"].generation)
-    assert seen == sorted(set(seen))
+    one, other = Table(store, "k", str), Table(store, "other", str)
+    put(one, "a", "1")
+    before = one.rows()
+    put(other, "a", "1")
+    put(one, "a", "1")
+    assert one.rows() is before and other.rows() == {"a": "1"}
+    put(one, "a", "2")
+    assert one.rows() is not before
 
 
 @pytest.mark.parametrize("key", ["../../x", "org/name", "\ud800", "x" * 5000, "", "nul\0"])
 def test_any_text_is_a_key(paths: RunPaths, key: str) -> None:
-    put(Store(paths), key, b"1")
-    assert values(Store(paths)) == {key: b"1"}
+    put(table(paths), key, "1")
+    assert table(paths).rows() == {key: "1"}
 
 
 def test_only_this_user_can_read_any_of_it(paths: RunPaths) -> None:
-    store = Store(paths)
-    put(store, "a", b"1")
-    assert values(store) == {"a": b"1"}
+    state = table(paths)
+    put(state, "a", "1")
+    assert state.rows() == {"a": "1"}
     assert stat.S_IMODE(paths.store().stat().st_mode) == 0o700
     files = [path for path in paths.store().iterdir() if not path.is_symlink()]
     assert len(files) == 3 and {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
 
 
 def test_a_change_that_raises_changes_nothing(paths: RunPaths) -> None:
-    store = Store(paths)
-    put(store, "a", b"1")
+    state = table(paths)
+    put(state, "a", "1")
 
-    def refuse(change: Change) -> None:
-        change.put("k", "a", b"2")
+    def refuse(rows: dict[str, str]) -> None:
+        rows["a"] = "2"
         raise InvalidInput("no")
 
     with pytest.raises(InvalidInput):
-        asyncio.run(store.write(refuse))
-    assert values(store) == {"a": b"1"}
+        asyncio.run(state.change(refuse))
+    assert state.rows() == {"a": "1"}
 
 
 def test_the_next_start_finds_nothing_and_processes_that_outlive_the_server_follow(paths: RunPaths) -> None:
-    outliving = Store(paths)
-    put(outliving, "a", b"1")
-    assert values(outliving) == {"a": b"1"}
+    outliving = table(paths)
+    put(outliving, "a", "1")
+    assert outliving.rows() == {"a": "1"}
     begin(paths)
-    assert values(outliving) == values(Store(paths)) == {}
-    put(Store(paths), "b", b"2")
-    assert values(outliving) == {"b": b"2"}
+    assert outliving.rows() == table(paths).rows() == {}
+    put(table(paths), "b", "2")
+    assert outliving.rows() == {"b": "2"}
     assert sum(path.suffix == ".db" for path in paths.store().iterdir()) == 1
 
 
 def test_a_worker_that_starts_before_the_server_finds_nothing_and_makes_nothing(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path, "t")
     prepare_run_dir(paths)
-    store = Store(paths)
-    assert values(store) == {} and not list(paths.store().iterdir())
+    store = table(paths)
+    assert store.rows() == {} and not list(paths.store().iterdir())
     begin(paths)
-    put(Store(paths), "a", b"1")
-    assert values(store) == {"a": b"1"}
+    put(table(paths), "a", "1")
+    assert store.rows() == {"a": "1"}
 
 
 def test_a_file_that_is_damaged_is_told_and_gone_at_the_next_start(
     paths: RunPaths, caplog: pytest.LogCaptureFixture
 ) -> None:
-    knowing = Store(paths)
-    put(knowing, "a", b"1")
-    assert values(knowing) == {"a": b"1"}
-    knowing.close()
+    knowing = table(paths)
+    put(knowing, "a", "1")
+    assert knowing.rows() == {"a": "1"}
+    knowing._store.close()
     file = (paths.store() / "current").resolve()
     file.write_bytes(b"no database" * 1000)
     with pytest.raises(StoreUnreadable, match="cannot be read"):
-        Store(paths).rows("k")
+        table(paths).rows()
     with pytest.raises(StoreUnreadable, match="file is not a database"):
-        put(Store(paths), "a", b"1")
+        put(table(paths), "a", "1")
     begin(paths)
-    put(Store(paths), "a", b"2")
-    assert values(knowing) == {"a": b"2"}
+    put(table(paths), "a", "2")
+    assert knowing.rows() == {"a": "2"}
 
 
 def test_a_writer_killed_at_any_moment_leaves_whole_changes_only(paths: RunPaths) -> None:
-    store = Store(paths)
-    store.write_now(lambda change: (change.put("k", "a", b"0"), change.put("k", "b", b"0")))
+    store = table(paths)
+    store.change_now(lambda rows: rows.update(a="0", b="0"))
     for _ in range(2):
-        before = int(values(store)["a"])
+        before = int(store.rows()["a"])
         with process(paths, WRITES_FOR_EVER) as one, process(paths, WRITES_FOR_EVER) as other:
-            while int(values(store)["a"]) < before + 20:
-                assert len(set(values(store).values())) == 1
+            while int(store.rows()["a"]) < before + 20:
+                assert len(set(store.rows().values())) == 1
             one.kill()
             other.kill()
-        found = set(values(store).values())
-        assert len(found) == 1 and found == set(values(Store(paths)).values())
-        put(store, "written after the deaths", b"0", kind="other")
+        found = set(store.rows().values())
+        assert len(found) == 1 and found == set(table(paths).rows().values())
+        put(table(paths, "other"), "written after the deaths", "0")
 
 
 def test_a_writer_that_stands_still_keeps_readers_and_the_loop_going_and_other_writers_waiting(
     paths: RunPaths,
 ) -> None:
-    store = Store(paths)
-    put(store, "a", b"1")
+    store = table(paths)
+    put(store, "a", "1")
 
     async def write_in_vain() -> int:
-        writing = asyncio.create_task(
-            store.write(lambda change: change.put("k", "b", b"2"), deadline.after(0.3))
-        )
+        writing = asyncio.create_task(store.change(lambda rows: rows.update(b="2"), deadline.after(0.3)))
         turns = 0
         while not writing.done():
-            assert values(store) == values(Store(paths)) == {"a": b"1"}
+            assert store.rows() == table(paths).rows() == {"a": "1"}
             turns += 1
             await asyncio.sleep(0)
         with pytest.raises(DeadlineExceeded, match="before another process had ended its change"):
@@ -223,33 +202,45 @@ def test_a_writer_that_stands_still_keeps_readers_and_the_loop_going_and_other_w
         os.kill(standing.pid, signal.SIGSTOP)
         assert asyncio.run(write_in_vain()) > 10
         begin(paths)
-        assert values(store) == {}, "the next start does not wait either"
-        put(store, "a", b"3")
+        assert store.rows() == {}, "the next start does not wait either"
+        put(store, "a", "3")
         os.kill(standing.pid, signal.SIGCONT)
         standing.kill()
-    assert values(store) == values(Store(paths)) == {"a": b"3"}
+    assert store.rows() == table(paths).rows() == {"a": "3"}
 
 
 def test_a_writer_that_dies_in_its_change_delays_nobody(paths: RunPaths) -> None:
-    store = Store(paths)
-    put(store, "a", b"1")
+    store = table(paths)
+    put(store, "a", "1")
     with process(paths, STAYS_IN_A_CHANGE) as dying:
         dying.kill()
         dying.wait()
-        assert values(store) == {"a": b"1"}
-        put(store, "b", b"2")
-    assert values(store) == values(Store(paths)) == {"a": b"1", "b": b"2"}
+        assert store.rows() == {"a": "1"}
+        put(store, "b", "2")
+    assert store.rows() == table(paths).rows() == {"a": "1", "b": "2"}
 
 
-def test_changes_of_one_struct_by_many_at_once_are_all_there(paths: RunPaths) -> None:
-    frontends = [SharedStruct(Store(paths), "count", Count()) for _ in range(4)]
+def test_changes_of_one_row_by_many_at_once_are_all_there(paths: RunPaths) -> None:
+    frontends = [Table(Store(paths), "count", int) for _ in range(4)]
 
-    async def count() -> None:
-        changes = (
-            each.change(lambda known: Count(known.number + 1), deadline.after(30)) for each in frontends * 5
-        )
-        await asyncio.gather(*changes)
+    def count(rows: dict[str, int]) -> None:
+        rows[""] = rows.get("", 0) + 1
 
-    asyncio.run(count())
-    assert {each.read().number for each in frontends} == {20}
-    assert len({each.generation for each in frontends}) == 1
+    async def work() -> None:
+        await asyncio.gather(*(each.change(count, deadline.after(30)) for each in frontends * 5))
+
+    asyncio.run(work())
+    assert [each.rows() for each in frontends] == [{"": 20}] * 4
+
+
+def test_a_change_by_hand_is_seen(paths: RunPaths) -> None:
+    state = table(paths)
+    put(state, "a", "1")
+    assert state.rows() == {"a": "1"}
+    with closing(sqlite3.connect(paths.store() / "current", isolation_level=None)) as operator:
+        for change, expected in (
+            ("UPDATE state SET value = '\"2\"'", {"a": "2"}),
+            ("DELETE FROM state WHERE kind = 'k'", {}),
+        ):
+            operator.execute(change)
+            assert state.rows() == expected

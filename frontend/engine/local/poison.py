@@ -22,7 +22,7 @@ from typing import Literal
 import msgspec
 
 from ipc.errors import DeadlineExceeded
-from ipc.store.store import Change, Store
+from ipc.store.store import Store, Table
 from ipc.wire.field_names import IN_PARAMS
 from ipc.wire.messages import Call, InferCall
 
@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 Verdict = Literal["suspect", "poison"]
 MOST = 4096
-_KIND = "poison"
 
 
 def fingerprint(model: str, call: Call, payload: bytes | memoryview = b"") -> str:
@@ -47,28 +46,29 @@ def fingerprint(model: str, call: Call, payload: bytes | memoryview = b"") -> st
     return digest.hexdigest()
 
 
+class _Judged(msgspec.Struct, frozen=True):
+    """What is known of one input, and since when, in seconds since 1970."""
+
+    verdict: Verdict
+    at: float
+
+
 class PoisonList:
     """What this frontend knows of suspect and of poisonous inputs."""
 
     def __init__(self, store: Store, ttl_s: float) -> None:
-        self._store, self._ttl_s = store, ttl_s
+        self._table, self._ttl_s = Table(store, "poison", _Judged), ttl_s
         self._known: dict[str, Verdict] = {}
-        self._own: dict[str, tuple[Verdict, float]] = {}
-        """Verdicts of this frontend, and their times, of which there is no row yet: they hold here even without one."""
+        self._own: dict[str, _Judged] = {}
+        """Verdicts of this frontend of which there is no row yet: they hold here even without one."""
 
     def refresh(self) -> None:
         """Take in what other frontends found, and forget what is older than its time. Raises `OSError`."""
         oldest = time.time() - self._ttl_s
-        self._own = {name: found for name, found in self._own.items() if found[1] >= oldest}
-        known: dict[str, Verdict] = {
-            name: "suspect" if row.value == b"suspect" else "poison"
-            for name, row in self._store.rows(_KIND).items()
-            if row.at >= oldest
-        }
-        for name, (verdict, _) in self._own.items():
-            if known.get(name) != "poison":
-                known[name] = verdict
-        self._known = known
+        self._own = {name: found for name, found in self._own.items() if found.at >= oldest}
+        rows = {name: found.verdict for name, found in self._table.rows().items() if found.at >= oldest}
+        own = {name: found.verdict for name, found in self._own.items() if rows.get(name) != "poison"}
+        self._known = rows | own
 
     def add(self, model: str, call: Call, payload: bytes | memoryview = b"") -> None:
         """Refuse this input from now on, in every frontend."""
@@ -94,29 +94,27 @@ class PoisonList:
 
     def _judge(self, name: str, verdict: Verdict) -> None:
         self._known[name] = verdict
-        self._own = dict(list(self._own.items())[1 - MOST :])
-        self._own[name] = verdict, time.time()
+        judged = _Judged(verdict, time.time())
+        self._own = dict(list(self._own.items())[1 - MOST :]) | {name: judged}
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            self._note(name, verdict)
+            self._note(name, judged)
         else:
             # The request need not wait for the row: this frontend knows already.
-            loop.run_in_executor(None, self._note, name, verdict)
+            loop.run_in_executor(None, self._note, name, judged)
 
-    def _note(self, name: str, verdict: Verdict) -> None:
-        def how(change: Change) -> None:
-            rows = change.rows(_KIND)
-            oldest = time.time() - self._ttl_s
-            kept = {each for each, row in rows.items() if row.at >= oldest}
-            kept = set(sorted(kept, key=lambda each: rows[each].generation)[1 - MOST :])
+    def _note(self, name: str, judged: _Judged) -> None:
+        def how(rows: dict[str, _Judged]) -> None:
+            fresh = [each for each in rows if rows[each].at >= judged.at - self._ttl_s]
+            kept = set(sorted(fresh, key=lambda each: rows[each].at)[1 - MOST :])
             for each in rows.keys() - kept:
-                change.remove(_KIND, each)
-            if verdict == "poison" or name not in kept:
-                change.put(_KIND, name, verdict.encode())
+                del rows[each]
+            if judged.verdict == "poison" or name not in rows:
+                rows[name] = judged
 
         try:
-            self._store.write_now(how)
+            self._table.change_now(how)
         except (OSError, DeadlineExceeded) as error:
             log.error("the other frontends do not know of an input on which a worker died: %s", error)
         else:

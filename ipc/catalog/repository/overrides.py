@@ -25,9 +25,8 @@ from ipc.catalog.repository import layout
 from ipc.errors import InvalidInput
 from ipc.processes.liveness import lock_on
 from ipc.processes.paths import RunPaths
-from ipc.store.store import Row, Store
+from ipc.store.store import Store, Table
 
-_KIND = "overrides"
 _LOCK = ".lock"
 
 
@@ -48,20 +47,15 @@ class Overrides:
     """The overrides of one server."""
 
     def __init__(self, paths: RunPaths, store: Store) -> None:
-        self.directory, self._store = paths.overrides(), store
+        self.directory, self._table = paths.overrides(), Table(store, "overrides", Override)
 
-    def read(self) -> dict[str, Override]:
+    def read(self) -> Mapping[str, Override]:
         """All that are in force, by model. Raises `OSError`."""
-        return {model: _decode(row) for model, row in self._store.rows(_KIND).items()}
+        return self._table.rows()
 
     def get(self, model: str) -> Override | None:
         """The one of a model. Raises `OSError`."""
-        row = self._store.rows(_KIND).get(model)
-        return None if row is None else _decode(row)
-
-    def generations(self) -> list[tuple[str, int]]:
-        """(model, generation) of all: another number after each change. Raises `OSError`."""
-        return [(model, row.generation) for model, row in self._store.rows(_KIND).items()]
+        return self._table.rows().get(model)
 
     def root_of(self, override: Override) -> Path:
         """The repository whose only model are the files of an override."""
@@ -77,11 +71,10 @@ class Overrides:
     def sweep(self) -> None:
         """Delete files that a process left which died in a change; the caller holds the lock, in a thread.
 
-        Raises `OSError`, and `DeadlineExceeded` as `Store.write_now` does, before anything is deleted.
+        Raises `OSError`, and `DeadlineExceeded` as `Table.change_now` does, before anything is deleted.
         """
         # NOTE: a transaction, since `read` may tell of what was in force before.
-        rows = self._store.write_now(lambda change: change.rows(_KIND))
-        named = {_decode(row).files for row in rows.values()} | {_LOCK}
+        named = self._table.change_now(lambda rows: {override.files for override in rows.values()}) | {_LOCK}
         for path in self.directory.iterdir():
             if path.name not in named:
                 shutil.rmtree(path, ignore_errors=True)
@@ -105,16 +98,15 @@ class Overrides:
         return override
 
     async def put(self, override: Override) -> None:
-        """Let it be in force, in the place of another one of its model. Raises as `Store.write` does."""
-        row = msgspec.json.encode(override)
-        await self._store.write(lambda change: change.put(_KIND, override.model, row))
+        """Let it be in force, in the place of another one of its model. Raises as `Table.change` does."""
+        await self._table.change(lambda rows: rows.update({override.model: override}))
 
     async def remove(self, model: str) -> None:
         """Let the repository's own model be in force again; the files stay until `discard`.
 
-        Raises as `Store.write` does.
+        Raises as `Table.change` does.
         """
-        await self._store.write(lambda change: change.remove(_KIND, model))
+        await self._table.change(lambda rows: rows.pop(model, None))
 
     def discard(self, override: Override | None) -> None:
         """Delete the files of an override that is not in force any more. Programs that have read them go on."""
@@ -140,10 +132,6 @@ class Overrides:
         for place in reversed(path.parents[:-1]):
             (self.directory / place).mkdir(exist_ok=True, mode=0o700)
         _write_new(self.directory / path, data)
-
-
-def _decode(row: Row) -> Override:
-    return msgspec.json.decode(row.value, type=Override)
 
 
 def _write_new(path: Path, data: bytes) -> None:
