@@ -13,9 +13,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from frontend.arbiter import announce
+from frontend.engine.answer import CopyBudget
 from frontend.engine.local.catalog_following import CatalogFollower
 from frontend.engine.local.client import Client
-from frontend.engine.local.copy_budget import CopyBudget
 from frontend.engine.local.engine import LocalEngine
 from frontend.engine.recording import Recorder
 from frontend.http.bodies import BodyReader

@@ -15,7 +15,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from frontend.engine.local.copy_budget import CopyBudget
+from frontend.engine.answer import CopyBudget
 from ipc.settings import Arena
 
 log = logging.getLogger(__name__)

@@ -75,7 +75,7 @@ def run(running: Workers, work: Callable[[Client], Coroutine[Any, Any, None]]) -
 
 async def running_in(client: Client, slot: int) -> None:
     """Wait until the flight record of a worker names a request: it is on the device."""
-    [path] = client._paths.arenas(slot)
+    [path] = client.workers._paths.arenas(slot)
     view = ArenaView(path, path.name.rpartition(".")[2])
     until = deadline.after(20)
     while not view.flight():

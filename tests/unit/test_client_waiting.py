@@ -49,7 +49,7 @@ async def with_client(tmp_path: Path, work: Callable[[Client], Awaitable[None]],
     try:
         await asyncio.wait_for(work(client), 60)
     finally:
-        client._channels.clear()
+        client.channels.clear()
         await client.close()
 
 
@@ -70,10 +70,11 @@ def test_what_a_device_had_begun_may_wait_again_after_the_loss_of_its_worker(
 ) -> None:
     sent: list[tuple[int, int]] = []
 
-    async def route(client: Client, made: Work, attempts: Attempts) -> Channel:
+    def choose(client: Client, attempts: Attempts) -> Channel:
         return cast(Channel, type("Place", (), {"slot": 0}))
 
-    async def send(channel: Channel, made: Work, payload: Any, solo: bool) -> str:
+    async def send(channel: Channel, attempts: Attempts) -> str:
+        made = attempts.work
         sent.append((made.start_by_ns, made.waits_until_ns))
         if len(sent) == 1:
             raise WorkerLost("died", suspect=suspect)
@@ -86,14 +87,14 @@ def test_what_a_device_had_begun_may_wait_again_after_the_loss_of_its_worker(
         assert answer == "done"
         assert sent == [both, (0, made.deadline_ns) if suspect else both]
 
-    monkeypatch.setattr(Client, "_route", route)
+    monkeypatch.setattr(Client, "_choose", choose)
     asyncio.run(with_client(tmp_path, work))
 
 
 @pytest.mark.parametrize("on_demand", ["true", "false"])
 def test_a_model_that_was_taken_away_is_not_waited_for(on_demand: str, tmp_path: Path) -> None:
     async def work(client: Client) -> None:
-        client._channels[0] = channel(0, ModelStatus("m", "unloading"))
+        client.channels.append(channel(0, ModelStatus("m", "unloading")))
         client.demand.known = lambda model: False
         for waiting in (client.call(request(None)), client.ready("m", deadline.after(3600))):
             with pytest.raises(ModelNotFound):
@@ -113,7 +114,7 @@ def test_a_load_has_its_own_time_after_the_wait_for_a_worker(tmp_path: Path) -> 
         return "done"
 
     async def work(client: Client) -> None:
-        assert await client._until(attempt, "m", deadline.after(3600), patient=False) == "done"
+        assert await client.workers.until(attempt, deadline.after(3600)) == "done"
 
     asyncio.run(with_client(tmp_path, work, limits__restart_wait_s="0.2", limits__load_wait_s="60"))
 
@@ -121,7 +122,7 @@ def test_a_load_has_its_own_time_after_the_wait_for_a_worker(tmp_path: Path) -> 
 def test_one_of_several_models_is_enough(tmp_path: Path) -> None:
     async def work(client: Client) -> None:
         loading, has = ModelStatus("m@2", "loading"), ModelStatus("m@1", "loaded")
-        client._channels[0] = channel(0, loading, has)
+        client.channels.append(channel(0, loading, has))
         await client.ready("m@2", deadline.after(3600), ["m@1"])
         with pytest.raises(ModelLoading):
             await client.ready("m@2", deadline.after(3600))
@@ -133,20 +134,20 @@ def test_a_sequence_waits_for_its_own_worker_and_asks_no_other(tmp_path: Path) -
     """A silent worker, then one that this new frontend has yet to join, then one that has the model to load."""
     asked: list[int] = []
 
-    async def send(to: Any, made: Work, payload: Any, solo: bool) -> str:
+    async def send(to: Any, attempts: Attempts) -> str:
         asked.append(to.slot)
         return "done"
 
     async def work(client: Client) -> None:
         loaded, other = ModelStatus("m", "loaded"), ModelStatus("m", "available")
         slot = routing.home(range(2), "m", 5)
-        client._channels[1 - slot] = channel(1 - slot, loaded)
+        stranger = channel(1 - slot, loaded)
         for home, joins in (
             (channel(slot, loaded, responsive=False), {"responsive": True}),
             (channel(slot, state="connecting", joined=False), {"state": "ready", "models": {"m": loaded}}),
             (channel(slot, other), {"models": {"m": loaded}}),
         ):
-            client._channels[slot] = home
+            client.channels[:] = sorted((stranger, home), key=lambda each: each.slot)
             answering = asyncio.ensure_future(client._run(step(), None, send))
             for _ in range(10):
                 await asyncio.sleep(0)
@@ -155,7 +156,7 @@ def test_a_sequence_waits_for_its_own_worker_and_asks_no_other(tmp_path: Path) -
                 assert home.loads == ["m"], "the worker was not asked to load the model"
             for name, value in joins.items():
                 setattr(home, name, value)
-            client._changed()
+            client.workers.changed()
             assert await answering == "done" and asked == [slot]
             asked.clear()
 
@@ -165,13 +166,13 @@ def test_a_sequence_waits_for_its_own_worker_and_asks_no_other(tmp_path: Path) -
 def test_a_sequence_that_its_worker_does_not_know_is_looked_for_nowhere_else(tmp_path: Path) -> None:
     asked: list[int] = []
 
-    async def send(to: Any, made: Work, payload: Any, solo: bool) -> str:
+    async def send(to: Any, attempts: Attempts) -> str:
         asked.append(to.slot)
         raise SequenceUnknown("sequence 5 is not known")
 
     async def work(client: Client) -> None:
         loaded = ModelStatus("m", "loaded")
-        client._channels |= {0: channel(0, loaded), 1: channel(1, loaded)}
+        client.channels.extend((channel(0, loaded), channel(1, loaded)))
         with pytest.raises(SequenceUnknown):
             await client._run(step(), None, send)
         assert asked == [routing.home(range(2), "m", 5)]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from frontend.engine.local.copy_budget import CopyBudget
+from frontend.engine.answer import CopyBudget
 from frontend.grpc.accepting import Server
 from frontend.grpc.door import Door
 from frontend.grpc.server import mount

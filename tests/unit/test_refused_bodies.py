@@ -16,7 +16,7 @@ import pytest
 from falcon.testing import TestClient
 from grpc import aio
 
-from frontend.engine.local.copy_budget import CopyBudget
+from frontend.engine.answer import CopyBudget
 from frontend.grpc.accepting import Server
 from frontend.grpc.door import Door
 from frontend.grpc.server import mount

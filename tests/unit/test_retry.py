@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from frontend.engine.local import retry
 from ipc import deadline
-from ipc.errors import WorkerCrashed, WorkerLost
+from ipc.errors import (
+    Draining,
+    InferenceFailed,
+    InvalidInput,
+    LoraLoading,
+    ModelLoading,
+    ModelNotLoaded,
+    PenstockError,
+    QueueFull,
+    SequenceLost,
+    WorkerCrashed,
+    WorkerLost,
+)
+from ipc.settings import Limits
+from ipc.wire.messages import InferCall, ModelStatus, Step, Work
+from tests.fakes.channel import FakeChannel
 
 SUSPECT, BYSTANDER = True, False
+
+
+def work(left_s: float) -> Work:
+    """A request with so much time left."""
+    return Work("m", InferCall([], []), deadline.after(left_s), 16, "req")
 
 
 def attempt(
     history: list[bool], budget: retry.RetryBudget | None = None, left_s: float = 60.0
 ) -> tuple[retry.Attempts, object]:
     """Attempts and last error of a request that was lost as this history says, on slots 0, 1, 2 ..."""
-    attempts, budget = retry.Attempts(), budget or retry.RetryBudget()
+    attempts, budget = retry.Attempts(work(left_s)), budget or retry.RetryBudget()
     error: object = None
     for slot, suspect in enumerate(history):
         lost = WorkerLost("the worker process died", suspect=suspect, retry_after_s=1)
-        error = attempts.next_error(lost, slot, deadline.after(left_s), budget)
+        error = attempts.next_error(lost, slot, budget)
     return attempts, error
 
 
@@ -94,3 +119,64 @@ def test_much_traffic_allows_more_retries(monkeypatch: pytest.MonkeyPatch) -> No
     while budget.take():
         granted += 1
     assert granted == 10_000 * retry.BUDGET_RATIO
+
+
+AGAIN, ANSWER, OTHER = True, False, SequenceLost
+"""Try again, give the error to the caller, or give another error in its place."""
+
+
+@pytest.mark.parametrize(
+    ("error", "alone", "in_sequence"),
+    [
+        (Draining("stopping"), AGAIN, AGAIN),
+        (ModelLoading("loading"), AGAIN, AGAIN),
+        (ModelNotLoaded("unloaded on the way"), AGAIN, AGAIN),
+        (LoraLoading("loading"), AGAIN, AGAIN),
+        (QueueFull("full"), AGAIN, ANSWER),
+        (WorkerLost("died", suspect=True), AGAIN, OTHER),
+        (InvalidInput("no such tensor"), ANSWER, ANSWER),
+        (InferenceFailed("the model failed"), ANSWER, ANSWER),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+@pytest.mark.parametrize("sequence", [False, True])
+def test_what_follows_each_error(
+    error: PenstockError, alone: Any, in_sequence: Any, sequence: bool, tmp_path: Path
+) -> None:
+    loaded = ModelStatus("m", "loaded")
+    asked: Any = SimpleNamespace(slot=0, models={"m": loaded}, leave=lambda: None)
+    workers: Any = SimpleNamespace(channels=[FakeChannel(0, {"m": loaded}), FakeChannel(1, {"m": loaded})])
+    suspects: list[bool] = []
+    poison: Any = SimpleNamespace(
+        holds=lambda *given: False,
+        is_suspect=lambda *given: True,
+        suspect=lambda *given, alone: suspects.append(alone),
+    )
+    retries = retry.Retries(workers, Limits(), poison, lambda reason: None)
+    step = Step(7, False, False) if sequence else None
+    asking = Work("m", InferCall([], [], step=step), deadline.after(60), 16, "req")
+
+    async def follow() -> bool:
+        attempts = retries.begin(asking, None)
+        assert attempts.solo is sequence, "an input on which a worker died runs alone in its sequence"
+        return await retries.again(attempts, asked, error)
+
+    expected = in_sequence if sequence else alone
+    if expected is OTHER:
+        with pytest.raises(SequenceLost, match="the state of sequence 7, which must begin again"):
+            asyncio.run(follow())
+        assert suspects == [True]
+    else:
+        assert asyncio.run(follow()) is expected and not suspects
+
+
+def test_a_full_queue_everywhere_is_the_answer_unless_the_request_was_lost_before() -> None:
+    loaded = ModelStatus("m", "loaded")
+    workers: Any = SimpleNamespace(channels=[FakeChannel(0, {"m": loaded})])
+    poison: Any = SimpleNamespace(holds=lambda *given: False)
+    retries = retry.Retries(workers, Limits(), poison, lambda reason: None)
+    attempts, full = retries.begin(work(60), None), QueueFull("full")
+    channel: Any = workers.channels[0]
+    assert not asyncio.run(retries.again(attempts, channel, full))
+    attempts.losses = 1
+    assert asyncio.run(retries.again(attempts, channel, full)) and not attempts.avoid

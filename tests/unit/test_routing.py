@@ -21,7 +21,7 @@ from ipc.errors import (
     QueueFull,
     SequenceUnknown,
 )
-from ipc.wire.messages import Credits, ModelStatus, Step
+from ipc.wire.messages import Credits, EncodeCall, ModelStatus, Step, Work
 from tests.fakes.channel import FakeChannel
 
 LOADED = ModelStatus("m", "loaded")
@@ -32,37 +32,42 @@ def channel(slot: int, *statuses: ModelStatus, **state: Any) -> Any:
     return FakeChannel(slot, {status.name: status for status in statuses or (LOADED,)}, **state)
 
 
+def work(lora: str = "") -> Work:
+    """A request for `m`."""
+    return Work("m", EncodeCall([], [], lora=lora), 2**62, 16, "req")
+
+
 def test_the_least_outstanding_work_wins() -> None:
     channels = [channel(0, cost=300), channel(1, cost=100), channel(2, cost=200)]
-    assert routing.pick(channels, "m", "interactive").slot == 1
+    assert routing.pick(channels, work()).slot == 1
 
 
 def test_work_is_measured_in_time_and_not_in_tokens() -> None:
     fast = channel(0, cost=800, credits=Credits(1000, 0, 1000.0))
     slow = channel(1, cost=100, credits=Credits(1000, 0, 10.0))
-    assert routing.pick([slow, fast], "m", "interactive") is fast
+    assert routing.pick([slow, fast], work()) is fast
 
 
 def test_a_worker_whose_step_runs_for_seconds_is_taken_only_when_the_others_have_more_to_do() -> None:
     stuck = channel(0, cost=10, credits=Credits(1000, 0, 100.0, step_s=4))
     free = channel(1, cost=300, credits=Credits(1000, 0, 100.0))
-    assert routing.pick([stuck, free], "m", "interactive") is free
+    assert routing.pick([stuck, free], work()) is free
     full = channel(1, cost=600, credits=Credits(1000, 0, 100.0))
-    assert routing.pick([stuck, full], "m", "interactive") is stuck
+    assert routing.pick([stuck, full], work()) is stuck
 
 
 def test_a_worker_that_has_the_lora_goes_before_one_with_less_work_as_long_as_it_has_credit() -> None:
     having = ModelStatus("m", "loaded", loras={"legal": "loading"})
     idle, busy = channel(0), channel(1, having, cost=900)
-    assert routing.pick([idle, busy], "m", "interactive", lora="legal") is busy
-    assert routing.pick([idle, busy], "m", "interactive", lora="other") is idle
-    assert routing.pick([idle, busy], "m", "interactive") is idle
+    assert routing.pick([idle, busy], work("legal")) is busy
+    assert routing.pick([idle, busy], work("other")) is idle
+    assert routing.pick([idle, busy], work()) is idle
     full = channel(1, having, cost=900, credits=Credits(100, 0, 1000.0))
-    assert routing.pick([idle, full], "m", "interactive", lora="legal") is idle
+    assert routing.pick([idle, full], work("legal")) is idle
 
 
 def test_equal_workers_are_taken_in_the_order_of_their_slots() -> None:
-    assert routing.pick([channel(2), channel(1), channel(3)], "m", "interactive").slot == 1
+    assert routing.pick([channel(2), channel(1), channel(3)], work()).slot == 1
 
 
 @pytest.mark.parametrize(
@@ -79,22 +84,22 @@ def test_equal_workers_are_taken_in_the_order_of_their_slots() -> None:
 def test_a_worker_that_is_silent_or_lacks_the_model_is_not_taken(unable: dict[str, Any]) -> None:
     statuses = unable.pop("statuses", [LOADED])
     channels = [channel(0, *statuses, **unable), channel(1, cost=999)]
-    assert routing.pick(channels, "m", "interactive").slot == 1
+    assert routing.pick(channels, work()).slot == 1
 
 
 def test_a_worker_without_credit_is_not_taken() -> None:
     spent = channel(0, cost=10, credits=Credits(10, 0, 100.0))
-    assert routing.pick([spent, channel(1, cost=900)], "m", "interactive").slot == 1
+    assert routing.pick([spent, channel(1, cost=900)], work()).slot == 1
 
 
 def test_one_request_is_always_allowed() -> None:
-    assert routing.pick([channel(0, credits=Credits(0, 0, 0.0))], "m", "interactive").slot == 0
+    assert routing.pick([channel(0, credits=Credits(0, 0, 0.0))], work()).slot == 0
 
 
 def test_the_worker_to_avoid_is_left_out_while_there_is_another() -> None:
     channels = [channel(0), channel(1, cost=500)]
-    assert routing.pick(channels, "m", "interactive", avoid={0}).slot == 1
-    assert routing.pick(channels, "m", "interactive", avoid={0, 1}).slot == 0
+    assert routing.pick(channels, work(), avoid={0}).slot == 1
+    assert routing.pick(channels, work(), avoid={0, 1}).slot == 0
 
 
 def test_no_credit_anywhere_is_a_full_queue_with_the_drain_time_of_the_emptiest() -> None:
@@ -103,7 +108,7 @@ def test_no_credit_anywhere_is_a_full_queue_with_the_drain_time_of_the_emptiest(
         channel(1, cost=10, credits=Credits(10, 250, 100.0)),
     ]
     with pytest.raises(QueueFull) as caught:
-        routing.pick(channels, "m", "interactive")
+        routing.pick(channels, work())
     assert caught.value.retry_after_s == 3, "250 of 100 a second, in whole seconds"
 
 
@@ -150,7 +155,7 @@ def test_the_error_says_why_no_worker_can_run_the_model(
     channels: list[Any], kind: type[PenstockError]
 ) -> None:
     with pytest.raises(kind):
-        routing.pick(channels, "m", "interactive")
+        routing.pick(channels, work())
 
 
 def test_a_failed_load_carries_its_facts() -> None:
@@ -231,7 +236,7 @@ def test_a_sequence_has_its_home_among_the_configured_workers_that_offer_the_mod
 
 def keeper(channels: list[Any], slot: int | None, start: bool = False) -> int:
     """The slot of the worker that gets a request of a sequence whose home is `slot`."""
-    return routing.keeper(channels, "m", "interactive", Step(7, start), slot).slot
+    return routing.keeper(channels, work(), Step(7, start), slot).slot
 
 
 def test_a_sequence_goes_to_its_own_worker_whatever_that_has_to_do_and_nowhere_else() -> None:

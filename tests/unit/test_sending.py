@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from frontend.engine.local.copy_budget import CopyBudget
+from frontend.engine.answer import CopyBudget
 from frontend.http.sending import LeasedBody
 from ipc.errors import LeaseRevoked
 from ipc.settings import Arena

@@ -77,7 +77,7 @@ class LocalDirectory(Directory):
 
     def watch(self, on: bool) -> bool:
         """Ask all workers for their `stats`, or for no more; whether all that serve have answered since."""
-        return self._client.watch(on)
+        return self._client.workers.watch(on)
 
     async def wait(self, done: Callable[[], bool], deadline_ns: int) -> None:
         """Wait until `done()`, looked at after every change. Raises `DeadlineExceeded`."""

@@ -15,9 +15,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from frontend.engine.answer import Answer, AnswerStream
+from frontend.engine.answer import Answer, AnswerStream, CopyBudget
 from frontend.engine.local.channel import Channel
-from frontend.engine.local.copy_budget import CopyBudget
 from frontend.engine.local.delivery import Delivery
 from ipc.errors import LeaseRevoked, PenstockError, ShmExhausted, WorkerLost
 from ipc.wire.streams import WINDOW

@@ -1,4 +1,15 @@
-"""The one retry rule: pure work, nothing sent, time left, few attempts, and a budget.
+"""What follows an error of a request that was sent to a worker: the table from errors to next actions.
+
+| error | next |
+|---|---|
+| `Draining` | take no more from this worker, choose another |
+| `ModelLoading`, `ModelNotLoaded` | the model left on the way: wait for the worker's new state |
+| `LoraLoading` | wait until the worker has the adapter, for `limits.load_wait_s` at most |
+| `QueueFull` | choose a worker with room; none: the answer, but a request that was lost before waits |
+| `WorkerLost` | run again, within bounds; the second death on an input makes the input poison |
+| every other error | is the answer |
+
+Requests of a sequence follow the second table: only their own worker will do, and its loss is the end of the sequence.
 
 A request that was on the device when the worker died is a suspect and may run once more, alone, within the budget. A
 bystander was only queued there: its losses do not count as attempts and take nothing from the budget, since nothing ran
@@ -7,16 +18,42 @@ for it and one death makes bystanders of all that waited. They are bounded by `M
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable
 
-from ipc.errors import PenstockError, WorkerCrashed, WorkerLost
+import msgspec
+
+from frontend.engine.interface import Payload
+from frontend.engine.local import routing
+from frontend.engine.local.channel import Channel
+from frontend.engine.local.poison import PoisonList
+from frontend.engine.local.workers import Workers
+from ipc import deadline
+from ipc.errors import (
+    Draining,
+    InputRefused,
+    LoraLoading,
+    ModelLoading,
+    ModelNotLoaded,
+    PenstockError,
+    QueueFull,
+    SequenceLost,
+    WorkerCrashed,
+    WorkerLost,
+)
+from ipc.memory import input_arena
+from ipc.settings import Limits
+from ipc.wire.messages import Work
 
 MAX_ATTEMPTS = 2
 MAX_LOSSES = 5
 BUDGET_RATIO = 0.2
 BUDGET_FLOOR = 512
 BUDGET_WINDOW_S = 10.0
+NEWS_S = 0.05
+"""A worker's new state or credit follows its refusal within about this time."""
 
 
 class RetryBudget:
@@ -48,30 +85,133 @@ class RetryBudget:
 class Attempts:
     """History of one request: how often it ran on a device that died, and how often it was merely lost."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: Work, payload: Payload = None, *, suspect: bool = False) -> None:
+        """`suspect`: a worker died on this input before, in another request."""
+        self.work, self.payload, self.suspect = work, payload, suspect
         self.runs = 0
         self.losses = 0
         self.avoid: set[int] = set()
+        self.adapter_until_ns = 0
 
     @property
     def solo(self) -> bool:
         """Whether the next attempt must run in a batch of its own."""
-        return self.runs > 0
+        return self.runs > 0 or self.suspect
 
-    def next_error(
-        self, error: WorkerLost, slot: int, deadline_ns: int, budget: RetryBudget
-    ) -> PenstockError | None:
+    def next_error(self, error: WorkerLost, slot: int, budget: RetryBudget) -> PenstockError | None:
         """Record a loss on `slot`; None means try again, otherwise the error to give to the caller."""
         self.losses += 1
         if error.suspect:
             self.runs += 1
+            # The device had begun in time, so the request may wait for a turn once more.
+            self.work = msgspec.structs.replace(self.work, start_by_ns=0)
         if self.runs >= MAX_ATTEMPTS:
             return WorkerCrashed("the worker process died twice on this input; it is refused for a while")
         self.avoid = {slot}
-        over = self.losses > MAX_LOSSES or time.monotonic_ns() >= deadline_ns
+        over = self.losses > MAX_LOSSES or time.monotonic_ns() >= self.work.deadline_ns
         if over or (error.suspect and not budget.take()):
             return WorkerLost(
                 "the worker was lost and the request could not be tried again",
                 retry_after_s=error.retry_after_s,
             )
         return None
+
+
+class Retries:
+    """The rule of one frontend."""
+
+    def __init__(
+        self, workers: Workers, limits: Limits, poison: PoisonList, on_retry: Callable[[str], None]
+    ) -> None:
+        self._workers, self._limits, self._poison, self._on_retry = workers, limits, poison, on_retry
+        self._budget = RetryBudget()
+
+    def begin(self, work: Work, payload: Payload) -> Attempts:
+        """A request came in. Raises `InputRefused` for an input that crashed workers before."""
+        raw = input_arena.bytes_of(payload)
+        if self._poison.holds(work.model, work.call, raw):
+            raise InputRefused("this input crashed worker processes before and is refused for a while")
+        self._budget.count_request()
+        suspect = work.step is not None and self._poison.is_suspect(work.model, work.call, raw)
+        return Attempts(work, payload, suspect=suspect)
+
+    async def again(self, attempts: Attempts, channel: Channel, error: PenstockError) -> bool:
+        """Do what follows an error of that worker; false where the error is the answer to the caller.
+
+        Raises what the caller is told in its place.
+        """
+        table = NEXT if attempts.work.step is None else NEXT_IN_SEQUENCE
+        action = table.get(type(error))
+        return action is not None and await action(self, attempts, channel, error)
+
+    def suspect(self, attempts: Attempts, *, alone: bool = True) -> None:
+        """A worker died on a request that does not run again; `alone`: no other was on the device with the request."""
+        work = attempts.work
+        self._poison.suspect(work.model, work.call, input_arena.bytes_of(attempts.payload), alone=alone)
+
+    async def _leave(self, attempts: Attempts, channel: Channel, error: PenstockError) -> bool:
+        channel.leave()
+        return True
+
+    async def _await_state(self, attempts: Attempts, channel: Channel, error: PenstockError) -> bool:
+        await asyncio.sleep(NEWS_S)
+        return True
+
+    async def _await_adapter(self, attempts: Attempts, channel: Channel, error: PenstockError) -> bool:
+        """Wait while a worker loads the LoRA adapter of a request, if there is time left to ask again."""
+        work = attempts.work
+        attempts.adapter_until_ns = attempts.adapter_until_ns or deadline.after(self._limits.load_wait_s)
+        until_ns = min(attempts.adapter_until_ns, work.waits_until_ns)
+        await asyncio.sleep(min(NEWS_S, max(0.0, deadline.remaining_s(until_ns))))
+        while (left_s := deadline.remaining_s(until_ns)) > 0:
+            status = channel.models.get(work.model)
+            if status is None or status.loras.get(work.call.lora) != "loading":
+                return True
+            await self._workers.change(left_s)
+        return False
+
+    async def _seek_room(self, attempts: Attempts, channel: Channel, error: PenstockError) -> bool:
+        attempts.avoid.add(channel.slot)
+        slots = {each.slot for each in routing.loaded(self._workers.channels, attempts.work.model)}
+        if slots <= attempts.avoid:
+            if not attempts.losses:
+                return False
+            attempts.avoid.clear()
+            await asyncio.sleep(NEWS_S)
+        return True
+
+    async def _run_again(self, attempts: Attempts, channel: Channel, error: PenstockError) -> bool:
+        assert isinstance(error, WorkerLost)
+        told = attempts.next_error(error, channel.slot, self._budget)
+        if isinstance(told, WorkerCrashed):
+            work = attempts.work
+            self._poison.add(work.model, work.call, input_arena.bytes_of(attempts.payload))
+        if told is not None:
+            raise told from error
+        self._on_retry("suspect" if error.suspect else "bystander")
+        return True
+
+    async def _end_sequence(self, attempts: Attempts, channel: Channel, error: PenstockError) -> bool:
+        assert isinstance(error, WorkerLost) and attempts.work.step is not None
+        if error.suspect:
+            self.suspect(attempts, alone=attempts.suspect)
+        name = attempts.work.step.id
+        raise SequenceLost(
+            f"the worker was lost, and with it the state of sequence {name!a}, which must begin again"
+        ) from error
+
+
+Action = Callable[[Retries, Attempts, Channel, PenstockError], Awaitable[bool]]
+
+NEXT: dict[type[PenstockError], Action] = {
+    Draining: Retries._leave,
+    ModelLoading: Retries._await_state,
+    ModelNotLoaded: Retries._await_state,
+    LoraLoading: Retries._await_adapter,
+    QueueFull: Retries._seek_room,
+    WorkerLost: Retries._run_again,
+}
+NEXT_IN_SEQUENCE = {
+    **{error: action for error, action in NEXT.items() if error is not QueueFull},
+    WorkerLost: Retries._end_sequence,
+}

@@ -24,7 +24,7 @@ from ipc.errors import (
     SequenceUnknown,
     not_begun,
 )
-from ipc.wire.messages import ModelStatus, Step
+from ipc.wire.messages import ModelStatus, Step, Work
 
 DEFAULT_LOAD_S = 5
 """Seconds that a load is expected to take when nothing is known of it."""
@@ -38,15 +38,15 @@ def retry_after_s(channels: Sequence[Channel]) -> float:
     return float(max(1, math.ceil(min(waits)))) if waits else 1.0
 
 
-def has_credit(channel: Channel, lane: str, caller: str = "", share: float = 1.0) -> bool:
-    """Whether this frontend may send more cost of that lane there, at least for that caller.
+def has_credit(channel: Channel, work: Work) -> bool:
+    """Whether this frontend may send more cost of the lane of that work there, at least for its caller.
 
     One request is always allowed, and so is a caller who is below its part while others fill the credits.
     """
-    cost = channel.cost_in(lane)
-    return (
-        cost == 0 or cost < channel.credits.limit or (bool(caller) and channel.has_part(lane, caller, share))
-    )
+    cost = channel.cost_in(work.lane)
+    if cost == 0 or cost < channel.credits.limit:
+        return True
+    return bool(work.caller) and channel.has_part(work.lane, work.caller, work.share)
 
 
 def loaded(channels: Sequence[Channel], model: str, *, on_demand: bool = True) -> list[Channel]:
@@ -63,32 +63,24 @@ def having(channels: Sequence[Channel], model: str) -> list[Channel]:
 
 
 def pick(
-    channels: Sequence[Channel],
-    model: str,
-    lane: str,
-    *,
-    avoid: Collection[int] = (),
-    caller: str = "",
-    share: float = 1.0,
-    on_demand: bool = True,
-    lora: str = "",
+    channels: Sequence[Channel], work: Work, *, avoid: Collection[int] = (), on_demand: bool = True
 ) -> Channel:
-    """The channel to use; `avoid` names slots to leave out if there is another; `caller` has that `share`.
+    """The channel to use; `avoid` names slots to leave out if there is another.
 
-    A worker that has the LoRA adapter `lora`, or is loading it, goes before the others.
+    A worker that has the LoRA adapter of the call, or is loading it, goes before the others.
 
     Raises the error of `explain` when no worker has the model, `QueueFull` when all that have it are out of credits.
     """
-    able = loaded(channels, model, on_demand=on_demand)
+    able = loaded(channels, work.model, on_demand=on_demand)
     preferred = [c for c in able if c.slot not in avoid] or able
-    open_ = [c for c in preferred if has_credit(c, lane, caller, share)]
+    open_ = [c for c in preferred if has_credit(c, work)]
     if not open_:
         raise QueueFull(
             "the queue of every worker with this model is full", retry_after_s=retry_after_s(able)
         )
 
-    if lora:
-        open_ = [c for c in open_ if lora in c.models[model].loras] or open_
+    if lora := work.call.lora:
+        open_ = [c for c in open_ if lora in c.models[work.model].loras] or open_
 
     def wait_s(channel: Channel) -> float:
         # A step that has taken seconds may take as many more, whatever the rate says.
@@ -125,15 +117,7 @@ def sequence_slot(
 
 
 def keeper(
-    channels: Sequence[Channel],
-    model: str,
-    lane: str,
-    step: Step,
-    slot: int | None,
-    *,
-    caller: str = "",
-    share: float = 1.0,
-    on_demand: bool = True,
+    channels: Sequence[Channel], work: Work, step: Step, slot: int | None, *, on_demand: bool = True
 ) -> Channel:
     """The channel of the worker in `slot`, which keeps the sequence of `step`; no other worker will do.
 
@@ -143,6 +127,7 @@ def keeper(
         QueueFull: this frontend has no credit left there.
         Others of `explain`: the worker has not loaded the model.
     """
+    model = work.model
     if slot is None:
         raise explain(channels, model, on_demand=on_demand)
     chosen = next((c for c in channels if c.slot == slot), None)
@@ -154,7 +139,7 @@ def keeper(
         raise NoReplica("the worker of this sequence is not up", retry_after_s=2)
     if not having([chosen], model):
         raise explain([chosen], model, on_demand=on_demand)
-    if not has_credit(chosen, lane, caller, share):
+    if not has_credit(chosen, work):
         raise QueueFull(
             "the queue of the worker with this sequence is full", retry_after_s=retry_after_s([chosen])
         )
