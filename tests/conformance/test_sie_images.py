@@ -19,7 +19,7 @@ from tests.conformance.towers import CLIP, PICTURES_ONLY, TEXTS_ONLY, Input, ask
 from tests.conformance.wire import FORMS, JSON, MSGPACK, Form, assert_refused
 from tests.harness.server import Server, serving
 from tests.tiny.pictures import encoded, picture
-from workers.scheduling.chunks import CHUNK_IMAGES
+from workers.scheduling.preparing import CHUNK_IMAGES
 
 MAX_BYTES = 4 << 20
 MAX_GROWTH_BYTES = 256 << 20

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipc.wire.messages import EncodeCall
+from ipc.wire.messages import EncodeCall, InputItem
+from tests.fakes.jobs import adapter, make_job, replan
 from workers.adapters.base import Gathering, Prepared
 from workers.scheduling.batcher import ATTENTION_NS, TURN_PARTS, Batcher
-from workers.scheduling.job import Job, Piece
+from workers.scheduling.job import Batch, Job, Piece
 
 SECOND_NS = 1_000_000_000
 NOW_NS = 1000 * SECOND_NS
@@ -29,10 +30,18 @@ def job(
     age_s: float = 0.0,
 ) -> Job:
     """A prepared job of items with these costs."""
-    call = EncodeCall([], ["dense"])
-    made = Job(caller, 1, next(_ids), group, call, NOW_NS + 60 * SECOND_NS, "req", solo, sum(costs))
-    made.prepared = [Prepared(None, cost, False) for cost in costs]
-    made.open_items, made.group, made.lane = len(costs), group, lane
+    made = make_job(
+        EncodeCall([InputItem("text")] * len(costs), ["dense"]),
+        session=caller,
+        number=next(_ids),
+        model=group,
+        cost=sum(costs),
+        deadline_ns=NOW_NS + 60 * SECOND_NS,
+        of=adapter(),
+        solo=solo,
+        lane=lane,
+    )
+    made.prepared, made.group = [Prepared(None, cost, False) for cost in costs], group
     made.queued_ns = int(NOW_NS - age_s * SECOND_NS)
     return made
 
@@ -147,7 +156,7 @@ def test_a_caller_that_was_away_gets_no_credit_for_its_absence() -> None:
 def of_key(key: str, share: float, costs: Sequence[int], session: bytes = b"s") -> Job:
     """A job that was sent with an API key."""
     made = job(costs, caller=session)
-    made.caller, made.share = key, share
+    replan(made, caller=key, share=share)
     return made
 
 
@@ -155,7 +164,7 @@ def shares_of_keys(pieces: Sequence[Piece]) -> Counter[str]:
     """Tokens per API key."""
     found: Counter[str] = Counter()
     for piece in pieces:
-        found[piece.job.caller] += piece.prepared.cost
+        found[piece.job.work.caller] += piece.prepared.cost
     return found
 
 
@@ -182,7 +191,9 @@ def test_a_key_whose_line_runs_empty_between_requests_does_not_get_more_for_it()
     used: Counter[str] = Counter()
     for _ in range(60):
         batcher.add(of_key("waiting", 1, [30]), 0, 1)
-        while len([1 for _, _, lane in batcher.lanes() for one in lane.jobs() if one.caller == "waiting"]):
+        while len(
+            [1 for _, _, lane in batcher.lanes() for one in lane.jobs() if one.work.caller == "waiting"]
+        ):
             used += shares_of_keys(batcher.take(30, 512, NOW_NS))
     assert 0.9 <= used["waiting"] / used["steady"] <= 1.1
 
@@ -190,17 +201,20 @@ def test_a_key_whose_line_runs_empty_between_requests_does_not_get_more_for_it()
 def test_interactive_work_goes_before_bulk_work() -> None:
     batcher = filled(job([10] * 50, lane="bulk"), job([10] * 5, caller=b"b"))
     batch = batcher.take(50, 512, NOW_NS)
-    assert [piece.job.lane for piece in batch] == ["interactive"] * 5
+    assert [piece.job.work.lane for piece in batch] == ["interactive"] * 5
 
 
 def test_bulk_fills_what_interactive_work_leaves() -> None:
     batcher = filled(job([10] * 50, lane="bulk"), job([10] * 2, caller=b"b"))
-    assert Counter(piece.job.lane for piece in batcher.take(50, 512, NOW_NS)) == {"interactive": 2, "bulk": 3}
+    assert Counter(piece.job.work.lane for piece in batcher.take(50, 512, NOW_NS)) == {
+        "interactive": 2,
+        "bulk": 3,
+    }
 
 
 def test_starving_bulk_work_gets_half_of_the_budget_and_no_more() -> None:
     batcher = filled(job([10] * 50, lane="bulk", age_s=3), job([10] * 50, caller=b"b"))
-    assert Counter(piece.job.lane for piece in batcher.take(100, 512, NOW_NS)) == {
+    assert Counter(piece.job.work.lane for piece in batcher.take(100, 512, NOW_NS)) == {
         "interactive": 5,
         "bulk": 5,
     }
@@ -297,8 +311,8 @@ def test_bulk_work_does_not_ride_along_with_queries_twice_in_a_row() -> None:
     for _ in range(4):
         batcher.add(job([1] * 2, caller=b"b"), 0, 2)
         (batch,) = takes(batcher, 1, 100)
-        assert {"interactive"} <= {piece.job.lane for piece in batch}
-        riding.append(any(piece.job.lane == "bulk" for piece in batch))
+        assert {"interactive"} <= {piece.job.work.lane for piece in batch}
+        riding.append(any(piece.job.work.lane == "bulk" for piece in batch))
     assert riding == [True, False, True, False]
 
 
@@ -357,26 +371,64 @@ def test_a_model_that_has_had_more_than_its_part_does_not_overtake() -> None:
     assert not batcher.overtakes(second)
 
 
-def test_only_quick_queries_of_other_weights_run_beside_a_long_batch() -> None:
-    def beside(*jobs: Job, adapter: object = "writer", pace: float = 100.0) -> list[str]:
-        batcher = filled(*jobs)
-        taken = batcher.take_beside(adapter, 0.1, 8, NOW_NS, lambda model: pace, lambda model: 1000)
-        assert batcher.items == sum(len(each.prepared) for each in jobs) - len(taken)
-        return [str(piece.job.group) for piece in taken]
+def suspended(lane: str = "interactive", seconds: float = 0.0) -> tuple[Batcher, Batch]:
+    """A batcher whose long batch was suspended after so many seconds on the device."""
+    batcher = filled(job([1000], group="long", lane=lane))
+    pieces = batcher.take(10, 8, NOW_NS, lambda model: 100.0)
+    batch = Batch(pieces, None, 1000, 10.0)
+    batcher.suspend(batch)
+    batcher.settle(batch.first, seconds - batch.predicted_s)
+    return batcher, batch
 
-    query = job([4, 4, 4], group="other")
-    assert beside(query) == ["other", "other"], "a batch of ten tokens takes a tenth of a second"
-    assert beside(query, adapter=query.adapter) == [], "its own weights are in use"
-    assert beside(job([4], group="other", lane="bulk")) == []
-    assert beside(job([11], group="other")) == [], "it would take too long"
-    assert beside(query, pace=0.0) == [], "nobody knows how long it takes"
-    assert beside() == []
+
+def test_a_suspended_batch_goes_on_when_nothing_else_waits() -> None:
+    batcher, batch = suspended(seconds=1.0)
+    assert batcher.due_ns() == 0 and batcher.resume(NOW_NS, None) is batch
+    assert batcher.resume(NOW_NS, None) is None and batcher.due_ns() is None
+
+
+def test_waiting_work_and_a_suspended_batch_take_turns_by_the_time_they_have_used() -> None:
+    batcher, batch = suspended(seconds=1.0)
+    for _ in range(3):
+        batcher.add(job([40], group="other"), 0, 1)
+    order = []
+    while batcher.items or batcher.suspended:
+        if batcher.resume(NOW_NS, None) is batch:
+            order.append("long")
+            if order.count("long") < 3:
+                batcher.suspend(batch)
+                batcher.settle(batch.first, 1.0)
+        else:
+            order += [piece.job.group for piece in batcher.take(40, 8, NOW_NS, lambda model: 100.0)]
+    assert order == ["other", "other", "other", "long", "long", "long"], "1.2 seconds against 1, then 2"
+
+
+def test_nothing_of_the_same_weights_runs_while_a_batch_is_suspended() -> None:
+    batcher, batch = suspended()
+    same = job([1], group="same weights")
+    same.adapter = batch.first.adapter
+    batcher.add(same, 0, 1)
+    assert batcher.holds(batch.first.adapter) and not batcher.take(10, 8, NOW_NS)
+    assert not batcher.due_tokens(NOW_NS) and batcher.others_wait(object(), NOW_NS) is not False
+    assert batcher.resume(NOW_NS, None) is batch
+    assert not batcher.others_wait(batch.first.adapter, NOW_NS), "its own weights are no other work"
+    assert len(batcher.take(10, 8, NOW_NS)) == 1
+
+
+def test_a_suspended_bulk_batch_lets_queries_pass_and_a_suspended_query_passes_bulk_work() -> None:
+    batcher, batch = suspended("bulk")
+    batcher.add(job([4], group="other", age_s=-9), 0, 1)
+    assert batcher.resume(NOW_NS, None) is None
+    assert len(batcher.take(10, 8, NOW_NS)) == 1 and batcher.resume(NOW_NS, None) is batch
+    batcher, batch = suspended(seconds=60.0)
+    batcher.add(job([4], group="other", lane="bulk"), 0, 1)
+    assert batcher.resume(NOW_NS, None) is batch
 
 
 def gathering(delay_s: float, full: int, *jobs: Job) -> Batcher:
     """A batcher with these jobs, of models that gather."""
     for one in jobs:
-        one.gathering = Gathering(int(delay_s * SECOND_NS), full)
+        one.adapter.gathering = Gathering(int(delay_s * SECOND_NS), full)
     return filled(*jobs)
 
 
@@ -407,8 +459,8 @@ def test_preferred_sizes_without_a_delay_bound_batches_and_nothing_waits() -> No
 def preferring(delay_s: float, preferred: tuple[int, ...], *jobs: Job) -> Batcher:
     """A batcher with these jobs, of a model with preferred sizes; a batch has at most 128 tokens."""
     for one in jobs:
-        one.gathering = Gathering(int(delay_s * SECOND_NS), preferred[-1], preferred)
-        one.batch_tokens = 128
+        one.adapter.gathering = Gathering(int(delay_s * SECOND_NS), preferred[-1], preferred)
+        one.adapter.batch_tokens = 128
     return filled(*jobs)
 
 
@@ -423,7 +475,7 @@ def test_a_preferred_size_that_no_whole_requests_make_up_waits_for_the_delay() -
     batcher = preferring(1.0, (32, 64), job([48]))
     assert batcher.due_ns() == NOW_NS + SECOND_NS and not batcher.take(256, 10, NOW_NS)
     batcher.add(batcher_job := job([16]), 0, 1)
-    assert batcher_job.gathering is None and tokens(batcher.take(256, 10, NOW_NS)) == 64
+    assert batcher_job.adapter.gathering is None and tokens(batcher.take(256, 10, NOW_NS)) == 64
 
 
 def test_after_the_delay_everything_that_waits_is_taken_up_to_the_largest_batch() -> None:
@@ -440,7 +492,7 @@ def test_preferred_sizes_count_by_the_turns_of_callers() -> None:
 
 def test_a_group_that_gathers_delays_no_other() -> None:
     patient = job([16], group="patient", age_s=0.5)
-    patient.gathering = Gathering(SECOND_NS, 64)
+    patient.adapter.gathering = Gathering(SECOND_NS, 64)
     batcher = filled(patient, job([8], group="other"))
     assert batcher.due_ns() == 0 and batcher.due_tokens(NOW_NS) == 8
     assert [piece.job.group for piece in batcher.take(128, 10, NOW_NS)] == ["other"]

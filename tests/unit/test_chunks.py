@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ipc.wire.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
-from workers.scheduling.chunks import (
+from workers.scheduling.preparing import (
     CHUNK_CHARACTERS,
     CHUNK_ITEMS,
     LONE_CHARACTERS,

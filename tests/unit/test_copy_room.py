@@ -7,27 +7,21 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from ipc.catalog.model_config import ModelConfig
 from ipc.errors import InvalidInput, PenstockError
-from ipc.memory.arena import BLOCKS_OFFSET, Arena
-from ipc.memory.leases import LeaseTable
 from ipc.settings import load
 from ipc.wire.messages import InferCall, Region, TensorInput, TensorOutput
+from tests.fakes.jobs import make_job, replan
+from tests.fakes.pipeline import Placed, ask, placing
 from tests.fakes.program import FakeProgram
 from tests.fakes.tensors import tensor
-from workers.adapters.base import Prepared
-from workers.memory.client_regions import ClientMemory
-from workers.memory.copy_room import CopyRoom
+from workers.memory.client_regions import ClientMemory, CopyRoom
 from workers.memory.payload import NOTHING, Payload
-from workers.runtime import Runtime
 from workers.scheduling.job import Job
-from workers.scheduling.jobs import JobBook
-from workers.scheduling.queue import WorkQueue
 
 MIB = 1 << 20
 LARGE = 5 * MIB // 8
@@ -117,120 +111,100 @@ def test_the_inputs_of_a_request_count_together(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def runtime(tmp_path: Path) -> Iterator[Runtime]:
-    """Only the parts that place jobs, which are handed to `preparer`, a list."""
-    arena = Arena(tmp_path / "arena", BLOCKS_OFFSET + MIB, "e" * 16)
-    made = Runtime.__new__(Runtime)
+def pipeline(tmp_path: Path) -> Iterator[Placed]:
+    """With an arena of one MiB."""
     settings = load(None, {"run.dir": str(tmp_path / "run")}, {})
-    made._settings, made._arena, made.leases = settings, arena, LeaseTable(arena)
-    made.queue = WorkQueue(settings)
-    endpoint: Any = SimpleNamespace(
-        leases=made.leases, post=lambda work: None, fail=lambda *of: None, unread=lambda *of: None
-    )
-    made.book = JobBook(made.queue, lambda: endpoint)
-    placed: list[int] = []
-    preparer: Any = SimpleNamespace(put=lambda job: placed.append(job.id), placed=placed)
-    made.preparer = preparer
-    made.executor = SimpleNamespace(idle=False)  # type: ignore[assignment]
-    made._parked, made._uncopied, made._slotless = [], [], []
-    yield made
-    arena.close()
+    with placing(tmp_path, settings, MIB) as found:
+        yield found
 
 
-def ask(runtime: Runtime, of: ClientMemory, nbytes: int, result_nbytes: int = 1) -> int:
-    """A request that names so many bytes, taken in as `Runtime.submit` does; returns its id."""
+def request(pipeline: Placed, of: ClientMemory, nbytes: int, result_nbytes: int = 1) -> int:
+    """A request that names so many bytes is taken in; returns its id."""
     sides = {"inputs": (tensor("A", "UINT8", -1),), "outputs": (tensor("O", "UINT8", result_nbytes),)}
     adapter = FakeProgram(ModelConfig("m", max_batch_size=1, **sides), "echo")
-    payload = Payload(memoryview(b""), of)
-    job = Job(b"s", 1, next(_ids), "m", call(nbytes), 2**62, "req", False, 16, payload)
-    job.adapter, job.prepared, job.open_items = adapter, [Prepared(None, 16)], 1
-    runtime.queue.admit(job.cost)
-    runtime.book.open(job)
-    runtime._place(job)
-    return job.id
+    job = make_job(call(nbytes), number=next(_ids), of=adapter, strategy=pipeline.kinds.of(adapter))
+    job.payload = Payload(memoryview(b""), of)
+    return ask(pipeline, job).id
 
 
-def end(runtime: Runtime, number: int) -> None:
+def end(pipeline: Placed, number: int) -> None:
     """Its caller has gone."""
-    job = runtime.book.find(b"s", number)
+    job = pipeline.jobs.find(b"s", number)
     assert job is not None
-    runtime.book.cancel(job)
+    pipeline.jobs.cancel(job)
 
 
-def test_jobs_wait_for_room_in_order_and_small_ones_pass(runtime: Runtime, tmp_path: Path) -> None:
-    of, placed = memory(tmp_path), runtime.preparer.placed  # type: ignore[attr-defined]
-    first, second, third = (ask(runtime, of, nbytes) for nbytes in (MIB - 9, 20, 5))
-    small = ask(runtime, of, 0)
-    assert placed == [first, small]
-    runtime.released()
-    assert placed == [first, small]
-    end(runtime, first)
-    runtime.released()
-    assert placed == [first, small, second, third]
+def test_jobs_wait_for_room_in_order_and_small_ones_pass(pipeline: Placed, tmp_path: Path) -> None:
+    of = memory(tmp_path)
+    first, second, third = (request(pipeline, of, nbytes) for nbytes in (MIB - 9, 20, 5))
+    small = request(pipeline, of, 0)
+    assert pipeline.placed == [first, small]
+    pipeline.released()
+    assert pipeline.placed == [first, small]
+    end(pipeline, first)
+    pipeline.released()
+    assert pipeline.placed == [first, small, second, third]
 
 
-def test_who_waits_for_copies_is_passed_by_who_only_needs_the_arena(runtime: Runtime, tmp_path: Path) -> None:
-    of, placed = memory(tmp_path), runtime.preparer.placed  # type: ignore[attr-defined]
-    copying = ask(runtime, of, MIB)
-    both, after = ask(runtime, of, 20, LARGE), ask(runtime, of, 5)
-    large = ask(runtime, of, 0, LARGE)
-    assert placed == [copying, large], "the copies have no room, the arena has"
-    larger = ask(runtime, of, 0, LARGE)
-    end(runtime, copying)
-    runtime.released()
-    assert placed == [copying, large, after], "the arena has no room, the copies have"
+def test_who_waits_for_copies_is_passed_by_who_only_needs_the_arena(pipeline: Placed, tmp_path: Path) -> None:
+    of = memory(tmp_path)
+    copying = request(pipeline, of, MIB)
+    both, after = request(pipeline, of, 20, LARGE), request(pipeline, of, 5)
+    large = request(pipeline, of, 0, LARGE)
+    assert pipeline.placed == [copying, large], "the copies have no room, the arena has"
+    larger = request(pipeline, of, 0, LARGE)
+    end(pipeline, copying)
+    pipeline.released()
+    assert pipeline.placed == [copying, large, after], "the arena has no room, the copies have"
     for ended, begun in ((large, larger), (larger, both)):
-        end(runtime, ended)
-        runtime.released()
-        assert placed[-1] == begun
-    assert not (runtime._parked or runtime._uncopied)
-    end(runtime, both)
+        end(pipeline, ended)
+        pipeline.released()
+        assert pipeline.placed[-1] == begun
+    assert not len(pipeline._line)
+    end(pipeline, both)
 
 
-def test_a_job_that_cannot_be_sent_on_is_not_kept(runtime: Runtime, tmp_path: Path) -> None:
+def test_a_job_that_cannot_be_sent_on_is_not_kept(pipeline: Placed, tmp_path: Path) -> None:
     def failing(job: Job) -> None:
         raise RuntimeError("strange options")
 
-    runtime.preparer.put = failing  # type: ignore[method-assign]
+    pipeline.intake.preparer = SimpleNamespace(put=failing, prepare_now=failing)  # type: ignore[assignment]
     with pytest.raises(RuntimeError):
-        ask(runtime, memory(tmp_path), 0, LARGE)
-    assert not runtime.book.jobs() and runtime.queue.admitted == 0 and runtime.leases.used_nbytes == 0
+        request(pipeline, memory(tmp_path), 0, LARGE)
+    assert not pipeline.jobs.jobs() and pipeline.queue.admitted == 0 and pipeline.leases.used_nbytes == 0
 
 
-def test_a_job_that_gets_no_room_in_time_says_what_was_short(runtime: Runtime, tmp_path: Path) -> None:
+def test_a_job_that_gets_no_room_in_time_says_what_was_short(pipeline: Placed, tmp_path: Path) -> None:
     of, told = memory(tmp_path), []
-    ask(runtime, of, MIB)
-    late = runtime.book.find(b"s", ask(runtime, of, 7))
+    request(pipeline, of, MIB)
+    late = pipeline.jobs.find(b"s", request(pipeline, of, 7))
     assert late is not None
-    late.deadline_ns = 1
-    runtime.book.fail = lambda job, error: told.append((job, error.code, error.message))  # type: ignore[method-assign]
-    runtime.released()
+    replan(late, deadline_ns=1)
+    pipeline.jobs.fail = lambda job, error: told.append((job, error.code, error.message))  # type: ignore[method-assign]
+    pipeline.released()
     text = "no room for copies of 7 bytes of shared memory regions (shared_memory.max_copy_bytes)"
     assert told == [(late, "SHM_EXHAUSTED", text)]
 
 
 def test_a_job_whose_time_ran_out_between_two_ticks_says_what_was_short(
-    runtime: Runtime, tmp_path: Path
+    pipeline: Placed, tmp_path: Path
 ) -> None:
-    ask(runtime, memory(tmp_path), 0, LARGE)
-    late = runtime.book.find(b"s", ask(runtime, memory(tmp_path), 0, LARGE))
+    request(pipeline, memory(tmp_path), 0, LARGE)
+    late = pipeline.jobs.find(b"s", request(pipeline, memory(tmp_path), 0, LARGE))
     assert late is not None
-    late.deadline_ns, told, fail = 1, [], runtime.book.fail
+    replan(late, deadline_ns=1)
+    told, fail = [], pipeline.jobs.fail
 
     def failing(job: Job, error: PenstockError) -> None:
         told.append((job, error.code))
         fail(job, error)
 
-    runtime.book.fail = failing  # type: ignore[method-assign]
-    idle: Any = SimpleNamespace(tick=lambda *of: None, overdue=lambda: False)
-    runtime._reporter = runtime._statistics = runtime._client_memory = runtime.executor.activity = idle
-    runtime._send_credits = runtime._notify = lambda: None  # type: ignore[method-assign]
-    runtime._draining_until = 0.0
-    runtime.tick()
+    pipeline.jobs.fail = failing  # type: ignore[method-assign]
+    pipeline.tick()
     assert told == [(late, "SHM_EXHAUSTED")]
 
 
-def test_a_job_whose_copies_never_fit_is_refused_at_once(runtime: Runtime, tmp_path: Path) -> None:
+def test_a_job_whose_copies_never_fit_is_refused_at_once(pipeline: Placed, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="max_copy_bytes"):
-        ask(runtime, memory(tmp_path), MIB + 1)
-    assert not runtime.book.jobs() and runtime.queue.admitted == 0
+        request(pipeline, memory(tmp_path), MIB + 1)
+    assert not pipeline.jobs.jobs() and pipeline.queue.admitted == 0

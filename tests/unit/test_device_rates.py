@@ -14,14 +14,16 @@ from ipc.settings import Settings
 from ipc.wire.extraction import Extraction
 from ipc.wire.messages import Call, EncodeCall, ExtractCall, InputItem
 from tests.fakes.adapter import FakeAdapter
+from tests.fakes.jobs import make_job, replan
 from workers.adapters.base import ItemFailure, Prepared
 from workers.device import oom
 from workers.device.executor import Executor
 from workers.device.watchdog import LEAST_STEP_S
-from workers.scheduling.forming import Batch
-from workers.scheduling.job import Job, Piece
+from workers.memory.named_outputs import Placer
+from workers.scheduling.job import Batch, Job, Piece
 from workers.scheduling.queue import WorkQueue
 from workers.strategies import stepping
+from workers.strategies.one_shot import OneShot
 
 TEXT = "a text that is read in some parts"
 
@@ -60,21 +62,41 @@ class Metric:
 @pytest.fixture
 def executor() -> Executor:
     """Without its threads: a test runs the batches."""
-    book: Any = SimpleNamespace(
-        board=list, complete=lambda job, items, errors: None, land=lambda pieces: None, over=[]
+    settings, metrics = Settings(), Metric()
+    table: Any = SimpleNamespace(
+        claim_pieces=list, complete=lambda job, items, errors: None, unclaim_pieces=lambda pieces: None
     )
     arena: Any = SimpleNamespace(record_flight=lambda flight: None)
-    metrics: Any = Metric()
-    return Executor(WorkQueue(Settings()), book, arena, Settings(), oom.ModelBudgets(1 << 20), metrics)
+    budgets, queue = oom.ModelBudgets(1 << 20), WorkQueue(settings)
+    made = Executor(queue, table, arena, settings, budgets, metrics)
+    STRATEGY.clear()
+    STRATEGY.append(
+        OneShot(
+            table,
+            queue,
+            budgets,
+            made.activity,
+            Placer(table, 1024),
+            made.counts,
+            metrics,
+            settings.worker.hang_timeout_s,
+            make_way=made.make_way,
+        )
+    )
+    return made
+
+
+STRATEGY: list[OneShot] = []
+"""The strategy of the executor under test."""
 
 
 def batch_of(*texts: str, extract: bool = False) -> Batch:
     """A batch of one job with these texts."""
     items, adapter = [InputItem(text) for text in texts], InParts()
     call: Call = ExtractCall(items) if extract else EncodeCall(items, ["dense"])
-    job = Job(b"a", 1, 1, "m", call, 1 << 62, "req", False, 1)
+    job = make_job(call, of=adapter, strategy=STRATEGY[0])
     job.prepared = [item for item in adapter.prepare(items, call) if isinstance(item, Prepared)]
-    job.adapter, job.group, job.open_items = adapter, "m", len(items)
+    job.group = "m"
     adapter.jobs.append(job)
     pieces = [Piece(job, at, item) for at, item in enumerate(job.prepared)]
     return Batch(pieces, None, sum(item.cost for item in job.prepared), 0.0)
@@ -83,8 +105,8 @@ def batch_of(*texts: str, extract: bool = False) -> Batch:
 def run(executor: Executor, batch: Batch) -> tuple[float, float]:
     """The paces of the model and of the device after this batch."""
     with torch.inference_mode():
-        executor._run_batch(batch)
-    return executor._pace("m"), executor._queue.rate.tokens_per_s
+        executor.run_turn(batch)
+    return executor._queue.paces.tokens_per_s("m"), executor._queue.rate.tokens_per_s
 
 
 @pytest.mark.parametrize("text", [TEXT + "#leave", TEXT + "#raise"])
@@ -111,12 +133,33 @@ def test_items_that_the_adapter_left_do_not_count(executor: Executor) -> None:
     assert executor.batches.records()[-1].tokens == batch.tokens - left
 
 
-def test_a_batch_between_two_parts_counts_for_itself(executor: Executor) -> None:
-    long, short = batch_of(TEXT * 100), batch_of(TEXT)
-    between = iter([short])
-    executor._former = SimpleNamespace(beside=lambda adapter, most_s: next(between, None))  # type: ignore[assignment]
+def test_a_batch_that_makes_way_is_suspended_and_counts_for_itself(executor: Executor) -> None:
+    long, waiting = batch_of(TEXT * 100), batch_of(TEXT)
+    waiting.first.group = "another"
+    executor._queue.put(waiting.first, 0, 1)
     run(executor, long)
-    assert [record.tokens for record in executor.batches.records()] == [short.tokens, long.tokens]
+    assert executor._queue.suspended and not executor.batches.records()
+    assert not executor.activity.busy and not executor.idle
+    clock, turns = time.monotonic_ns(), []
+    while (batch := executor.next.take()) is not None:
+        turns.append(batch)
+        run(executor, batch)
+    assert turns[0] is not long and turns.count(long) <= 3, "the waiting batch did not come first"
+    tokens = {record.tokens for record in executor.batches.records()}
+    assert tokens == {waiting.tokens, long.tokens} and executor.idle
+    assert 0 < long.paused_ns <= time.monotonic_ns() - clock
+    assert 0 < long.first.device_ns <= long.seconds * 1e9
+
+
+def test_what_ends_while_a_batch_is_suspended_is_closed_before_the_batch_goes_on(executor: Executor) -> None:
+    long = batch_of(TEXT * 100)
+    executor.streams = SimpleNamespace(to_close=True)  # type: ignore[assignment]
+    run(executor, long)
+    assert executor._queue.suspended
+    executor.streams.to_close = False  # type: ignore[misc]
+    assert executor.next.take() is long
+    run(executor, long)
+    assert executor.idle and len(executor.batches.records()) == 1
 
 
 def test_a_batch_may_take_until_its_last_deadline_but_no_longer_than_any_step(executor: Executor) -> None:
@@ -126,6 +169,6 @@ def test_a_batch_may_take_until_its_last_deadline_but_no_longer_than_any_step(ex
         "the pace is known and short"
     )
     soon = batch_of(TEXT)
-    soon.pieces[0].job.deadline_ns = time.monotonic_ns() + 30_000_000_000
+    replan(soon.first, deadline_ns=time.monotonic_ns() + 30_000_000_000)
     run(executor, soon)
     assert LEAST_STEP_S < executor.activity.limit_s <= 30.0

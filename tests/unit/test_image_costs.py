@@ -15,7 +15,7 @@ from frontend.engine.planning import cost_of
 from frontend.http.values import LONG_NBYTES, UNCHECKED_NBYTES, without_long_values
 from ipc.settings import Limits
 from ipc.wire.messages import Call, EncodeCall, InputItem, ModelStatus, ScoreCall
-from workers.scheduling.chunks import CHUNK_IMAGES, CHUNK_ITEMS, chunk_end
+from workers.scheduling.preparing import CHUNK_IMAGES, CHUNK_ITEMS, chunk_end
 
 TEXT, IMAGE, ALBUM = InputItem("river"), InputItem(images=[b"a"]), InputItem(images=[b"a", b"b"])
 STATUS = ModelStatus("m", "loaded", max_sequence_length=77, image_tokens=1024)

@@ -36,7 +36,7 @@ def jobs_of(adapter: FakeProgram, count: int) -> list[Job]:
     """Requests of one row each."""
     made = [job([16]) for _ in range(count)]
     for one in made:
-        one.batch_tokens = adapter.batch_tokens
+        one.adapter = adapter
     return made
 
 
@@ -46,12 +46,6 @@ def test_no_batch_has_more_rows_than_the_program_of_its_jobs_takes(rows: int, si
     # The model is unloading, so its name says nothing of it: there is room for 128 rows.
     taken = [len(batcher.take(2048, 100, NOW_NS, room=lambda model: 2048)) for _ in sizes]
     assert taken == sizes and not batcher.items
-
-
-def test_a_batch_between_the_steps_of_another_has_no_more_rows_either() -> None:
-    batcher = filled(*jobs_of(program(0, "FP32"), 3))
-    pieces = batcher.take_beside(object(), 1.0, 100, NOW_NS, lambda model: 1e6, lambda model: 2048)
-    assert len(pieces) == 1
 
 
 @pytest.mark.parametrize(("rows", "given"), [(0, [1, 1]), (4, [3, 2])])

@@ -43,12 +43,12 @@ import sys
 from pathlib import Path
 from ipc.metrics import registry as metrics
 from ipc.processes.paths import RunPaths
-from workers.reporting.executions import Executions
+from workers.reporting.batches import BatchCounts
 
 metrics.configure(RunPaths(Path(sys.argv[1]), "t"), sys.argv[2])
 families = metrics.WorkerMetrics(sys.argv[2])
 families.touch(["add@1", "add@3"], "cpu")
-executions = Executions(families)
+executions = BatchCounts(families)
 """
 
 
@@ -124,7 +124,7 @@ def test_figures_go_on_when_a_slot_is_started_again(paths: RunPaths) -> None:
 def test_runs_of_all_workers_are_added_up_by_their_batch_size(paths: RunPaths) -> None:
     for slot, uuid in (("worker-0", "abc"), ("worker-1", "def")):
         device = f'families.touch(["add@3"], "{uuid}")\n'
-        run(paths, slot, device + 'for rows in (1, 8, 8): executions.note("add@3", rows, 10, 20, 30)\n')
+        run(paths, slot, device + 'for rows in (1, 8, 8): executions.note_run("add@3", rows, 10, 20, 30)\n')
     model = read(paths).of("add", 3)
     assert model.execution_count == 6
     assert set(model.by_run_size) == {1, 8}
@@ -230,7 +230,7 @@ recorder.failed("add", 3, 1, errors.Cancelled.code, 1)
 recorder.failed("add", None, 0, errors.InvalidInput.code, 1)
 """,
     )
-    run(paths, "worker-0", 'for rows in (1, 40): executions.note("add@3", rows, 10, 20, 30)\n')
+    run(paths, "worker-0", 'for rows in (1, 40): executions.note_run("add@3", rows, 10, 20, 30)\n')
     text = metrics.render(paths).decode()
     # This parser gives every counter its `_total`; the text below has none.
     found = {

@@ -1,4 +1,4 @@
-"""The book of open jobs: what an ended job is given goes back at once, and who waits for too long."""
+"""The table of open jobs: what an ended job is given goes back at once, and who waits for too long."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from ipc.errors import InferenceFailed, PenstockError
 from ipc.memory.arena import Arena
 from ipc.memory.leases import LeaseTable
 from ipc.settings import Settings
+from tests.fakes.jobs import replan
 from tests.unit.test_batcher import job
 from workers.endpoint.endpoint import Endpoint
 from workers.scheduling.job import Job, Output, Piece
-from workers.scheduling.jobs import JobBook
 from workers.scheduling.queue import WorkQueue
+from workers.scheduling.table import JobTable
 
 HOUR_NS = 3600 * 10**9
 
 
-def ended(book: JobBook, how: str) -> Job:
+def ended(table: JobTable, how: str) -> Job:
     """A job that has ended before its output was there."""
     made = job([1])
-    book.open(made)
+    table.enter(made)
     if how == "cancelled":
-        book.cancel(made)
+        table.cancel(made)
     else:
-        book.fail(made, InferenceFailed("no"))
+        table.fail(made, InferenceFailed("no"))
     return made
 
 
@@ -39,11 +40,11 @@ def test_a_block_that_comes_for_an_ended_job_is_given_back(tmp_path: Path, how: 
     try:
         leases = LeaseTable(arena)
         endpoint = SimpleNamespace(leases=leases, post=lambda work: None)
-        book = JobBook(WorkQueue(Settings()), lambda: cast("Endpoint", endpoint))
-        late = ended(book, how)
+        table = JobTable(WorkQueue(Settings()), lambda: cast("Endpoint", endpoint))
+        late = ended(table, how)
         block = leases.reserve(10_000)
         assert block is not None and leases.used_nbytes > 0
-        book.attach(late, Output(block, leases.data(block), {}))
+        table.attach(late, Output(block, leases.data(block), {}))
         assert leases.used_nbytes == 0 and late.output is None
         leases.verify()
     finally:
@@ -55,27 +56,28 @@ def test_a_block_of_an_open_job_stays(tmp_path: Path) -> None:
     try:
         leases = LeaseTable(arena)
         endpoint = SimpleNamespace(leases=leases, post=lambda work: None)
-        book = JobBook(WorkQueue(Settings()), lambda: cast("Endpoint", endpoint))
+        table = JobTable(WorkQueue(Settings()), lambda: cast("Endpoint", endpoint))
         waiting = job([1])
-        book.open(waiting)
+        table.enter(waiting)
         block = leases.reserve(10_000)
         assert block is not None
-        book.attach(waiting, Output(block, leases.data(block), {}))
+        table.attach(waiting, Output(block, leases.data(block), {}))
         assert leases.used_nbytes > 0 and waiting.output is not None
-        book.cancel(waiting)
+        table.cancel(waiting)
         assert leases.used_nbytes == 0
     finally:
         arena.close()
 
 
-def taken(book: JobBook, how: str) -> list[Piece]:
+def taken(table: JobTable, how: str) -> list[Piece]:
     """Pieces of a job that may wait for as long as `how` says, on their way to the device."""
     made = job([1, 1])
     now_ns = time.monotonic_ns()
-    made.deadline_ns = now_ns + HOUR_NS
-    made.start_by_ns = {"at ease": 0, "in time": made.deadline_ns - 1, "running": 1, "late": 1}[how]
+    deadline_ns = now_ns + HOUR_NS
+    start_by_ns = {"at ease": 0, "in time": deadline_ns - 1, "running": 1, "late": 1}[how]
+    replan(made, deadline_ns=deadline_ns, start_by_ns=start_by_ns)
     made.first_run_ns = now_ns if how == "running" else 0
-    book.open(made)
+    table.enter(made)
     return [Piece(made, index, made.prepared[index]) for index in (0, 1)]
 
 
@@ -87,18 +89,18 @@ def test_what_has_waited_for_too_long_does_not_go_to_the_device_and_what_runs_go
         told.append(error.code)
 
     endpoint = SimpleNamespace(fail=fail, post=lambda work: work())
-    book = JobBook(WorkQueue(Settings()), lambda: cast("Endpoint", endpoint))
-    pieces = taken(book, how)
+    table = JobTable(WorkQueue(Settings()), lambda: cast("Endpoint", endpoint))
+    pieces = taken(table, how)
     made = pieces[0].job
     late = how == "late"
-    assert book.board(pieces) == ([] if late else pieces)
+    assert table.claim_pieces(pieces) == ([] if late else pieces)
     assert (made.state, made.claims) == (("failed", 0) if late else ("open", 2))
-    assert book.expire() == [] and told == ["DEADLINE_EXCEEDED"] * late
+    assert table.expire() == [] and told == ["DEADLINE_EXCEEDED"] * late
 
 
 @pytest.mark.parametrize(("how", "ends"), [("in time", False), ("running", False), ("late", True)])
 def test_waiting_ends_without_a_free_device(how: str, ends: bool) -> None:
     endpoint = SimpleNamespace(fail=lambda *of: None, post=lambda work: work())
-    book = JobBook(WorkQueue(Settings()), lambda: cast("Endpoint", endpoint))
-    made = taken(book, how)[0].job
-    assert book.expire() == [made] * ends
+    table = JobTable(WorkQueue(Settings()), lambda: cast("Endpoint", endpoint))
+    made = taken(table, how)[0].job
+    assert table.expire() == [made] * ends

@@ -51,6 +51,11 @@ class Layers(LoraLayers):
         return threading.Lock()
 
 
+def needing(adapter: Any, lora: str) -> Any:
+    """An open job of an adapter that needs this LoRA adapter."""
+    return SimpleNamespace(adapter=adapter, work=SimpleNamespace(call=SimpleNamespace(lora=lora)))
+
+
 class Worker:
     """A loader over one loaded model with a directory of adapters; `jobs` are the open requests."""
 
@@ -150,7 +155,7 @@ def test_the_one_used_longest_ago_leaves_unless_an_open_request_needs_it(tmp_pat
         assert worker.settled(name) is None
     assert worker.settled("c") is None
     assert set(worker.instance.loras) == {"a", "c"} and worker.layers.removed == ["b"]
-    worker.jobs = [SimpleNamespace(adapter=worker.adapter, call=SimpleNamespace(lora="a"))]
+    worker.jobs = [needing(worker.adapter, "a")]
     assert worker.settled("d") is None
     assert set(worker.instance.loras) == {"a", "d"}, "c was used later than a, but a is in use"
     assert worker.instance.memory_bytes == 1020
@@ -161,7 +166,7 @@ def test_without_a_place_nothing_begins_until_one_is_free(tmp_path: Path) -> Non
     for name in "ab":
         worker.add(name)
     assert worker.settled("a") is None
-    worker.jobs = [SimpleNamespace(adapter=worker.adapter, call=SimpleNamespace(lora="a"))]
+    worker.jobs = [needing(worker.adapter, "a")]
     for _ in range(3):
         with pytest.raises(LoraLoading):
             worker.require("b")
@@ -170,7 +175,7 @@ def test_without_a_place_nothing_begins_until_one_is_free(tmp_path: Path) -> Non
         "b": "available",
     }
     assert worker.instance.status(ENTRY, "cpu").loras == {"a": "loaded"}
-    worker.jobs = [SimpleNamespace(adapter=FakeAdapter({}, 512), call=SimpleNamespace(lora="a"))]
+    worker.jobs = [needing(FakeAdapter({}, 512), "a")]
     assert worker.settled("b") is None, "an open request of another model does not count"
 
 
@@ -183,7 +188,7 @@ def test_under_load_on_all_of_them_turns_end_so_that_another_one_comes_in(
         worker.add(name)
     for name in "ab":
         assert worker.settled(name) is None
-    worker.jobs = [SimpleNamespace(adapter=worker.adapter, call=SimpleNamespace(lora=name)) for name in "ab"]
+    worker.jobs = [needing(worker.adapter, name) for name in "ab"]
 
     def states_when_c_is_wanted() -> list[str]:
         with pytest.raises(LoraLoading):
@@ -216,7 +221,7 @@ def test_an_adapter_whose_turn_has_ended_comes_back_after_the_one_that_was_in_li
     for name in "ab":
         worker.add(name)
     assert worker.settled("a") is None
-    worker.jobs = [SimpleNamespace(adapter=worker.adapter, call=SimpleNamespace(lora="a"))]
+    worker.jobs = [needing(worker.adapter, "a")]
     worker.instance.loras["a"].since -= 61
     for name in "ba":
         with pytest.raises(LoraLoading):
@@ -232,7 +237,7 @@ def test_drained_adapters_go_without_another_request(tmp_path: Path) -> None:
     worker = Worker(tmp_path, 2, ten_bytes)
     worker.add("a")
     assert worker.settled("a") is None
-    worker.jobs = [SimpleNamespace(adapter=worker.adapter, call=SimpleNamespace(lora="a"))]
+    worker.jobs = [needing(worker.adapter, "a")]
     worker.instance.loras["a"].drain("memory", 0.0)
     assert worker.loader.finish_drains() and set(worker.instance.loras) == {"a"}
     worker.jobs = []
@@ -245,7 +250,7 @@ def test_an_adapter_in_line_for_a_model_that_has_gone_is_not_loaded(tmp_path: Pa
     for name in "ab":
         worker.add(name)
     assert worker.settled("a") is None
-    worker.jobs = [SimpleNamespace(adapter=worker.adapter, call=SimpleNamespace(lora="a"))]
+    worker.jobs = [needing(worker.adapter, "a")]
     with pytest.raises(LoraLoading):
         worker.require("b")
     waiting = worker.instance.loras["b"]
@@ -341,7 +346,7 @@ def test_an_adapter_whose_source_in_the_entry_changed_is_loaded_anew_once_no_req
     worker.instance.entries = [entry("v1")]
     assert worker.settled("law") is None
     worker.instance.entries = [entry("v2")]
-    worker.jobs = [SimpleNamespace(adapter=worker.adapter, call=SimpleNamespace(lora="law"))]
+    worker.jobs = [needing(worker.adapter, "law")]
     with pytest.raises(LoraLoading):
         worker.require("law")
     assert fitted == ["v1"] and not worker.layers.removed

@@ -27,8 +27,9 @@ from tests.unit.test_model_states import table
 from workers.device.devices import Device
 from workers.endpoint.endpoint import Endpoint, Handler
 from workers.lifecycle.models import ModelTable
+from workers.pipeline import Pipeline
+from workers.reporting.batches import BatchLog
 from workers.reporting.reporter import Reporter
-from workers.reporting.statistics import BatchLog
 from workers.runtime import Runtime
 
 MODELS = 300
@@ -179,15 +180,15 @@ class CountingMetrics:
 def test_a_look_at_the_queue_costs_what_the_busy_models_cost(models: ModelTable) -> None:
     waiting = [("org/m3", "interactive", 2, 20, 0.5)]
     batches = BatchLog()
-    runtime = SimpleNamespace(
-        models=models,
-        queue=SimpleNamespace(snapshot=lambda: waiting, sequencer=SimpleNamespace(counts=list)),
+    pipeline = SimpleNamespace(
+        queue=SimpleNamespace(snapshot=lambda: waiting),
+        kinds=SimpleNamespace(sequences=SimpleNamespace(numbers=list)),
         leases=SimpleNamespace(reclaimed=0, used_nbytes=0, capacity_nbytes=0, leases=0),
         executor=SimpleNamespace(batches=batches, budgets=SimpleNamespace(tokens_of=lambda model: 64)),
     )
     counted = CountingMetrics()
     device = cast("Device", SimpleNamespace(uuid="", torch=SimpleNamespace(type="cpu"), name="cpu"))
-    reporter = Reporter(cast("Runtime", runtime), cast("WorkerMetrics", counted), device)
+    reporter = Reporter(cast("Pipeline", pipeline), models, cast("WorkerMetrics", counted), device)
     reporter._queue()
     assert set(counted.asked) == {"org/m3"}
     waiting.clear()

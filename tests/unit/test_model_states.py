@@ -30,7 +30,7 @@ from workers.lifecycle.memory_budget import Budget
 from workers.lifecycle.model_states import ServedModel
 from workers.lifecycle.models import ModelTable
 from workers.loading.failure import LoadFailure
-from workers.scheduling.jobs import JobBook
+from workers.scheduling.table import JobTable
 
 ENTRY = ModelEntry("org/m", DirectorySource("/weights"), adapter="tests.fakes.weighing:WeighingAdapter")
 
@@ -53,7 +53,7 @@ def table(root: Path, *entries: ModelEntry, **flags: str) -> ModelTable:
     flags = {"run.dir": str(root), "worker.memory_budget_bytes": "1000", **named}
     config = settings.load(flags=flags, environ={})
     device = cast("Device", SimpleNamespace(torch=torch.device("cpu"), name="cpu"))
-    book = cast("JobBook", SimpleNamespace(adapters=set))
+    book = cast("JobTable", SimpleNamespace(adapters=set))
     metrics = cast("WorkerMetrics", _Metrics())
     catalog = Catalog(entries or [ENTRY])
     return ModelTable(catalog, config, 0, device, lambda work: work(), lambda: None, book, metrics)

@@ -14,6 +14,7 @@ from ipc.memory import tensors
 from ipc.memory.arena import Arena
 from ipc.memory.leases import LeaseTable
 from ipc.wire.messages import EncodeCall, InputItem
+from tests.fakes.jobs import make_job
 from workers.adapters.base import Prepared
 from workers.memory import outputs
 from workers.operations.results import Part, Results
@@ -35,7 +36,7 @@ def leases(tmp_path: Path) -> Iterator[LeaseTable]:
 def job_of(rows: list[int]) -> Job:
     """A job whose items give so many token vectors each, all prepared."""
     call = EncodeCall([InputItem("x") for _ in rows], ["dense", "multivector", "sparse"])
-    job = Job(b"s", 1, 1, "m", call, 0, "r", False, 1)
+    job = make_job(call)
     job.prepared = [Prepared(None, count, rows=count) for count in rows]
     return job
 

@@ -24,9 +24,8 @@ from workers.adapters.registry import resolve
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.image_extracting import patches
 from workers.adapters.shared.packing import TokenSequence
-from workers.reporting.batch_metrics import BatchMetrics
-from workers.scheduling.forming import Batch
-from workers.scheduling.job import Piece
+from workers.reporting.batches import BatchCounts
+from workers.scheduling.job import Batch, Piece
 
 TEXTS = (
     "Marie Curie lives in Paris beside the old river",
@@ -191,9 +190,9 @@ def test_the_histogram_has_what_the_family_tells(load: Callable[[str, str], Adap
     one.adapter = adapter
     pieces = [Piece(one, at, item) for at, item in enumerate(items)]
     families = WorkerMetrics("worker-0")
-    metrics = BatchMetrics(families)
+    metrics = BatchCounts(families)
     for collated in (adapter.collate(items), None):
-        metrics.note("m", Batch(pieces, collated, one.cost, 0.0), 1000)
+        metrics.note_batch("m", Batch(pieces, collated, one.cost, 0.0), 1000)
     [family] = families.padding.collect()
     samples = {sample.name: sample.value for sample in family.samples}
     expected = beside_longest([item.cost for item in items])
@@ -211,9 +210,9 @@ def test_a_family_whose_share_cannot_be_told_ends_no_worker(caplog: pytest.LogCa
     one = job([5])
     one.adapter = Strange({}, 512)
     families = WorkerMetrics("worker-0")
-    metrics = BatchMetrics(families)
+    metrics = BatchCounts(families)
     for _ in range(3):
-        metrics.note("m", Batch([Piece(one, 0, Prepared(None, 5))], {"other": 1}, one.cost, 0.0), 1000)
+        metrics.note_batch("m", Batch([Piece(one, 0, Prepared(None, 5))], {"other": 1}, one.cost, 0.0), 1000)
     assert caplog.text.count("the padding of model m cannot be told: AttributeError") == 1
     samples = {sample.name: sample.value for sample in families.batch_size.collect()[0].samples}
     assert samples["penstock_batch_size_count"] == 3

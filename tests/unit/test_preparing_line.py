@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from tests.unit.test_batcher import job
-from workers.scheduling.preparing_line import BULK_EVERY, PreparingLine
+from workers.scheduling.preparing import BULK_EVERY, PreparingLine
 
 
 def test_queries_are_prepared_before_bulk_work_that_came_earlier() -> None:
@@ -61,7 +61,7 @@ def test_bulk_work_has_no_more_than_its_turns_on_several_threads() -> None:
         line.put(job([1], lane="bulk"))
     for turn in range(5 * BULK_EVERY):
         taken.append(line.get(quick=turn % 2 == 0))
-    assert sum(one is not None and one.lane == "bulk" for one in taken) == 5
+    assert sum(one is not None and one.work.lane == "bulk" for one in taken) == 5
 
 
 def test_jobs_of_a_lane_keep_their_order() -> None:

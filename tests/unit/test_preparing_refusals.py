@@ -11,9 +11,9 @@ import pytest
 from ipc.errors import PenstockError
 from ipc.wire.field_names import FieldNames
 from ipc.wire.messages import Call, EncodeCall, InputItem, ScoreCall
+from tests.fakes.jobs import make_job
 from tests.fakes.scorer import FakeScorer
 from workers.adapters.base import ItemFailure, ItemRefused, Prepared
-from workers.scheduling.job import Job
 from workers.scheduling.preparing import Preparer
 
 ITEMS = [InputItem("a"), InputItem(ids=[1 << 40])]
@@ -42,14 +42,14 @@ class Refusing(FakeScorer):
 )
 def test_the_item_that_cannot_be_used_is_named(call: Call, refused: InputItem, place: str) -> None:
     failures: list[PenstockError] = []
-    book: Any = SimpleNamespace(
+    table: Any = SimpleNamespace(
         claim=lambda job: True, unclaim=lambda job: None, fail=lambda job, error: failures.append(error)
     )
     arena: Any = SimpleNamespace(record_preparing=lambda *_: None)
     work: Any = None
-    job = Job(b"a", 1, 1, "m", call, 1 << 62, "req", False, 1)
-    job.adapter, job.prepared = Refusing(refused), [Prepared(None, 0)] * len(ITEMS)
-    Preparer(work, book, arena, 0, 1 << 20, lambda job: None).prepare_now(job)
+    job = make_job(call, of=Refusing(refused))
+    job.prepared = [Prepared(None, 0)] * len(ITEMS)
+    Preparer(work, table, arena, 0, 1 << 20, lambda job: None).prepare_now(job)
     [error] = failures
     assert error.code == "INVALID_INPUT"
     assert error.message == f"{place}: token id 7 is outside this model's vocabulary of 5"

@@ -13,9 +13,15 @@ from hypothesis import strategies as st
 
 from ipc.errors import QueueFull
 from ipc.settings import Queue, Settings
+from ipc.wire.messages import EncodeCall, Work
 from tests.unit.test_batcher import job
 from workers.adapters.base import Gathering
 from workers.scheduling.queue import DrainRate, WorkQueue
+
+
+def work(cost: int, lane: str = "interactive", caller: str = "", share: float = 1.0) -> Work:
+    """A request that costs so many tokens."""
+    return Work("m", EncodeCall([], []), 1 << 62, cost, "req", lane=lane, caller=caller, share=share)
 
 
 def work_queue(min_tokens: int = 100, max_wait_s: float = 2.0) -> WorkQueue:
@@ -24,49 +30,49 @@ def work_queue(min_tokens: int = 100, max_wait_s: float = 2.0) -> WorkQueue:
 
 
 def test_one_request_may_overshoot_the_bound_and_the_next_is_refused() -> None:
-    work = work_queue(min_tokens=100)
-    work.admit(99)
-    work.admit(5000)
+    waiting = work_queue(min_tokens=100)
+    waiting.admit(work(99))
+    waiting.admit(work(5000))
     with pytest.raises(QueueFull) as refused:
-        work.admit(1)
+        waiting.admit(work(1))
     assert refused.value.retry_after_s is not None and refused.value.retry_after_s >= 1
-    work.settle(5000)
-    work.admit(1)
-    assert work.admitted == 100
+    waiting.settle(5000)
+    waiting.admit(work(1))
+    assert waiting.admitted == 100
 
 
 def test_retry_after_is_the_time_that_the_device_needs_for_what_waits() -> None:
-    work = work_queue(min_tokens=100, max_wait_s=0.001)
-    work.rate.record(10_000, 10.0)
-    work.admit(7_500)
+    waiting = work_queue(min_tokens=100, max_wait_s=0.001)
+    waiting.rate.record(10_000, 10.0)
+    waiting.admit(work(7_500))
     with pytest.raises(QueueFull) as refused:
-        work.admit(1)
+        waiting.admit(work(1))
     assert refused.value.retry_after_s == 8
 
 
 def test_a_fast_device_gets_a_longer_queue() -> None:
-    work = work_queue(min_tokens=100, max_wait_s=2.0)
-    assert work.limit == 100
-    work.rate.record(50_000, 1.0)
-    assert work.limit == 100_000
+    waiting = work_queue(min_tokens=100, max_wait_s=2.0)
+    assert waiting.limit == 100
+    waiting.rate.record(50_000, 1.0)
+    assert waiting.limit == 100_000
 
 
 @given(st.lists(st.integers(1, 500), max_size=40))
 def test_what_is_admitted_and_settled_adds_up(costs: list[int]) -> None:
-    work = work_queue(min_tokens=600)
+    waiting = work_queue(min_tokens=600)
     held = []
     for cost in costs:
         try:
-            work.admit(cost)
+            waiting.admit(work(cost))
         except QueueFull:
             assert sum(held) >= 600
-            work.settle(held.pop(0))
+            waiting.settle(held.pop(0))
             continue
         held.append(cost)
-        assert work.admitted == sum(held) < 600 + max(held)
+        assert waiting.admitted == sum(held) < 600 + max(held)
     for cost in held:
-        work.settle(cost)
-    assert work.admitted == 0
+        waiting.settle(cost)
+    assert waiting.admitted == 0
 
 
 def test_the_drain_rate_follows_the_device_and_ignores_empty_batches() -> None:
@@ -91,19 +97,19 @@ def test_a_lone_query_moves_the_rate_less_than_a_full_batch() -> None:
 
 
 def test_items_of_a_job_that_has_ended_are_not_queued() -> None:
-    work, ended = work_queue(), job([5, 5])
+    waiting, ended = work_queue(), job([5, 5])
     ended.state = "cancelled"
-    work.put(ended, 0, 2)
-    assert work.take(100, 10) == []
+    waiting.put(ended, 0, 2)
+    assert waiting.take(100, 10) == []
 
 
 def test_removing_a_job_takes_its_waiting_items_out() -> None:
-    work, one, other = work_queue(), job([5, 5, 5]), job([5])
-    work.put(one, 0, 3)
-    work.put(other, 0, 1)
-    assert [piece.job for piece in work.take(5, 10)] == [one]
-    assert work.remove(one) == 2
-    assert [piece.job for piece in work.take(100, 10)] == [other]
+    waiting, one, other = work_queue(), job([5, 5, 5]), job([5])
+    waiting.put(one, 0, 3)
+    waiting.put(other, 0, 1)
+    assert [piece.job for piece in waiting.take(5, 10)] == [one]
+    assert waiting.remove(one) == 2
+    assert [piece.job for piece in waiting.take(100, 10)] == [other]
 
 
 class Waiter:
@@ -128,76 +134,76 @@ class Waiter:
 
 
 def test_the_device_thread_wakes_for_work_for_a_nudge_and_at_the_end() -> None:
-    work, called = work_queue(), threading.Event()
+    waiting, called = work_queue(), threading.Event()
 
     def other() -> bool:
         return called.is_set()
 
     def wait() -> bool:
-        going = work.wait_work(other)
+        going = waiting.wait_work(other)
         called.clear()
-        work.take(100, 10)
+        waiting.take(100, 10)
         return going
 
     device = Waiter(wait)
-    work.put(job([5]), 0, 1)
+    waiting.put(job([5]), 0, 1)
     assert device.answers.get(timeout=5) is True
     called.set()
-    work.nudge()
+    waiting.nudge()
     assert device.answers.get(timeout=5) is True
-    work.close()
+    waiting.close()
     assert device.has_ended()
 
 
 def test_the_forming_thread_wakes_only_for_a_backlog_while_it_is_wanted() -> None:
-    work = work_queue()
-    former = Waiter(lambda: work.wait_backlog(lambda: 20, lambda: True) and bool(work.take(1000, 10)))
-    work.put(job([5, 5]), 0, 2)
+    waiting = work_queue()
+    former = Waiter(lambda: waiting.wait_backlog(lambda: 20, lambda: True) and bool(waiting.take(1000, 10)))
+    waiting.put(job([5, 5]), 0, 2)
     with pytest.raises(queue.Empty):
         former.answers.get(timeout=0.05)
-    work.put(job([10]), 0, 1)
+    waiting.put(job([10]), 0, 1)
     assert former.answers.get(timeout=5) is True
-    work.close()
+    waiting.close()
     assert former.has_ended()
 
 
 def test_a_backlog_that_waited_for_a_busy_device_is_formed_when_it_becomes_busy() -> None:
-    work, busy = work_queue(), threading.Event()
-    former = Waiter(lambda: work.wait_backlog(lambda: 20, busy.is_set) and bool(work.take(1000, 10)))
-    work.put(job([10, 10]), 0, 2)
+    waiting, busy = work_queue(), threading.Event()
+    former = Waiter(lambda: waiting.wait_backlog(lambda: 20, busy.is_set) and bool(waiting.take(1000, 10)))
+    waiting.put(job([10, 10]), 0, 2)
     with pytest.raises(queue.Empty):
         former.answers.get(timeout=0.05)
     busy.set()
-    work.device_busy()
+    waiting.device_busy()
     assert former.answers.get(timeout=5) is True
-    work.close()
+    waiting.close()
     assert former.has_ended()
 
 
 def test_the_snapshot_tells_items_tokens_and_age_per_model_and_lane() -> None:
-    work, one = work_queue(), job([5, 6], lane="bulk")
+    waiting, one = work_queue(), job([5, 6], lane="bulk")
     one.queued_ns = 0
-    work.put(one, 0, 2)
-    [(model, lane, items, tokens, age_s)] = work.snapshot()
+    waiting.put(one, 0, 2)
+    [(model, lane, items, tokens, age_s)] = waiting.snapshot()
     assert (model, lane, items, tokens) == ("model", "bulk", 2, 11)
     assert 0 <= age_s < 5
 
 
 def test_a_full_bulk_lane_keeps_no_query_out() -> None:
-    work = work_queue(min_tokens=100)
-    work.admit(10_000, "bulk")
+    waiting = work_queue(min_tokens=100)
+    waiting.admit(work(10_000, "bulk"))
     with pytest.raises(QueueFull):
-        work.admit(1, "bulk")
-    work.admit(99, "interactive")
-    work.settle(10_000, "bulk")
-    work.admit(1, "bulk")
-    assert work.admitted == 100
+        waiting.admit(work(1, "bulk"))
+    waiting.admit(work(99, "interactive"))
+    waiting.settle(10_000, "bulk")
+    waiting.admit(work(1, "bulk"))
+    assert waiting.admitted == 100
 
 
 def test_the_device_thread_sleeps_until_what_gathers_is_due() -> None:
-    work, taken = work_queue(), queue.Queue[int]()
+    waiting, taken = work_queue(), queue.Queue[int]()
     patient, now = job([16]), time.monotonic_ns()
-    patient.queued_ns, patient.gathering = now, Gathering(200_000_000, 64)
+    patient.queued_ns, patient.adapter.gathering = now, Gathering(200_000_000, 64)
     looks = 0
 
     def other() -> bool:
@@ -206,12 +212,12 @@ def test_the_device_thread_sleeps_until_what_gathers_is_due() -> None:
         return False
 
     def wait() -> None:
-        work.wait_work(other)
-        taken.put(len(work.take(100, 10)))
+        waiting.wait_work(other)
+        taken.put(len(waiting.take(100, 10)))
 
     thread = threading.Thread(target=wait)
     thread.start()
-    work.put(patient, 0, 1)
+    waiting.put(patient, 0, 1)
     assert taken.get(timeout=10) == 1, "it woke before anything was due"
     thread.join()
     assert time.monotonic_ns() - now >= 200_000_000
@@ -219,16 +225,16 @@ def test_the_device_thread_sleeps_until_what_gathers_is_due() -> None:
 
 
 def test_the_thread_that_forms_ahead_is_not_woken_for_what_gathers() -> None:
-    work = work_queue()
+    waiting = work_queue()
     patient = job([100])
-    patient.queued_ns, patient.gathering = time.monotonic_ns(), Gathering(60_000_000_000, 1000)
+    patient.queued_ns, patient.adapter.gathering = time.monotonic_ns(), Gathering(60_000_000_000, 1000)
     woken = queue.Queue[bool]()
-    thread = threading.Thread(target=lambda: woken.put(work.wait_backlog(lambda: 50, lambda: True)))
+    thread = threading.Thread(target=lambda: woken.put(waiting.wait_backlog(lambda: 50, lambda: True)))
     thread.start()
-    work.put(patient, 0, 1)
-    work.device_busy()
+    waiting.put(patient, 0, 1)
+    waiting.device_busy()
     with pytest.raises(queue.Empty):
         woken.get(timeout=0.2)
-    work.put(job([60], group="other"), 0, 1)
+    waiting.put(job([60], group="other"), 0, 1)
     assert woken.get(timeout=10) is True
     thread.join()

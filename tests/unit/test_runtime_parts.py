@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,35 +16,42 @@ from ipc.memory.leases import LeaseTable
 from ipc.processes.notify import Listener, Notifier
 from ipc.settings import Settings
 from ipc.wire.messages import InferCall, Submit, Work
-from workers.device.executor import Executor
-from workers.device.watchdog import Activity
+from tests.fakes.jobs import adapter, make_job
+from tests.fakes.pipeline import placing
+from workers.adapters.base import Prepared
 from workers.memory import named_outputs
 from workers.memory.named_outputs import Placer
 from workers.runtime import Runtime
-from workers.scheduling.jobs import JobBook
 from workers.scheduling.queue import WorkQueue
-from workers.strategies.interlude import Interlude
+from workers.scheduling.table import JobTable
+from workers.scheduling.waiting import Reason
 
 
 @pytest.mark.parametrize(("streams", "words"), [(True, "any number of responses"), (False, "one response")])
-def test_a_request_for_another_kind_of_answer_is_refused(streams: bool, words: str) -> None:
-    runtime: Any = Runtime.__new__(Runtime)
-    runtime._draining_until = 0.0
-    host = SimpleNamespace(adapter=SimpleNamespace(streams=streams))
-    runtime.models = SimpleNamespace(find=lambda model: host)
+def test_a_request_for_another_kind_of_answer_is_refused(streams: bool, words: str, tmp_path: Path) -> None:
     work = Work("m", InferCall([], []), time.monotonic_ns() + 10**12, 16, "req", parts=0 if streams else 8)
-    asked = Submit(1, work)
-    with pytest.raises(Unsupported, match=f"'m' gives {words}"):
-        runtime.submit(SimpleNamespace(key=b"s", tag=1), asked, memoryview(b""))
+    served = SimpleNamespace(adapter=SimpleNamespace(streams=streams, config=None))
+    session: Any = SimpleNamespace(key=b"s", tag=1)
+    with (
+        placing(tmp_path, Settings(), 1 << 20, models=SimpleNamespace(find=lambda model: served)) as pipeline,
+        pytest.raises(Unsupported, match=f"'m' gives {words}"),
+    ):
+        pipeline.intake.submit(session, Submit(1, work), memoryview(b""))
 
 
-def test_streams_without_room_try_again_when_a_lease_ends() -> None:
-    runtime: Any = Runtime.__new__(Runtime)
-    runtime._parked, runtime._uncopied, runtime._slotless = [], [], []
-    woken: list[int] = []
-    runtime.book = SimpleNamespace(wake_roomless=lambda: woken.append(1))
-    runtime.released()
-    assert woken == [1]
+def test_streams_without_room_try_again_when_a_lease_ends(tmp_path: Path) -> None:
+    with placing(tmp_path, Settings(), 1 << 20) as pipeline:
+        job = make_job(strategy=pipeline.kinds.streams, of=adapter(streams=True), parts=8)
+        pipeline.queue.admit(job.work)
+        pipeline.kinds.streams.admit(job)
+        pipeline.jobs.enter(job)
+        with pipeline.jobs.lock:
+            pipeline.jobs.rest(job)
+        pipeline._line.add(job, Reason.PART)
+        assert pipeline.queue.admitted == 0
+        job.prepared = [Prepared(None, 16)]
+        pipeline.released()
+        assert pipeline.queue.admitted == 16 and len(pipeline.queue.take(100, 10)) == 1
 
 
 def test_a_drain_is_told_again_until_the_listener_has_room_for_it(tmp_path: Path) -> None:
@@ -53,8 +60,8 @@ def test_a_drain_is_told_again_until_the_listener_has_room_for_it(tmp_path: Path
     while runtime.notifier.send(watchdog=1):
         pass
     stubs: Any = SimpleNamespace(leases=0, preloaded=False, broadcast=lambda message: None)
-    runtime.leases = runtime.models = runtime.endpoint = stubs
-    runtime.book, runtime._settings = JobBook(WorkQueue(Settings()), lambda: stubs), Settings()
+    runtime.models = runtime.endpoint = stubs
+    runtime.pipeline, runtime._settings = cast("Any", SimpleNamespace(jobs=[], leases=stubs)), Settings()
     runtime._draining_until, runtime._ready_sent, runtime._stopping_sent = 0.0, True, False
     try:
         runtime.drain()
@@ -75,7 +82,7 @@ def test_a_part_that_cannot_be_copied_leaves_no_block(
     try:
         leases = LeaseTable(arena)
         endpoint: Any = SimpleNamespace(leases=leases)
-        placer = Placer(JobBook(WorkQueue(Settings()), lambda: endpoint), 1024)
+        placer = Placer(JobTable(WorkQueue(Settings()), lambda: endpoint), 1024)
 
         def failing(*_: Any) -> None:
             raise RuntimeError("the device is gone")
@@ -87,28 +94,3 @@ def test_a_part_that_cannot_be_copied_leaves_no_block(
         leases.verify()
     finally:
         arena.close()
-
-
-def test_streams_that_ended_during_a_long_batch_are_closed_between_its_steps() -> None:
-    executor: Any = Executor.__new__(Executor)
-    executor._interlude, executor.activity, executor._step_limit_s = Interlude(), Activity(), 10.0
-    executor._former = SimpleNamespace(beside=lambda adapter, most_s: None)
-    executor._recoveries = SimpleNamespace(fresh=lambda: None)
-    executor._ran = 7
-    closed: list[tuple[bool, float]] = []
-
-    def close_ended(limit_s: float) -> None:
-        closed.append((executor._interlude.playing, limit_s))
-        executor.activity.end()
-
-    executor._generations = SimpleNamespace(close_ended=close_ended)
-    executor._book = SimpleNamespace(over=[])
-    executor.activity.begin(60.0)
-    piece = SimpleNamespace(job=SimpleNamespace(adapter=None, tag=1, id=2))
-    executor._between_steps([piece])
-    assert not closed
-    executor._book.over.append("a stream")
-    executor._between_steps([piece])
-    assert closed == [(True, 10.0)]
-    assert executor.activity.busy and executor.activity.limit_s == 60.0, "the long batch goes on"
-    assert executor._ran == 7

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from ipc.errors import QueueFull, SequenceUnknown
 from ipc.wire.messages import InferCall, Step
+from tests.fakes.jobs import make_job
 from workers.scheduling.job import Job
-from workers.strategies.sequences import MAX_LOST, SlotTable, Turn
+from workers.strategies.slot_table import MAX_LOST, SlotTable, Turn
 
 IDLE_NS = 1000
 _ids = count(1)
@@ -20,7 +21,7 @@ _ids = count(1)
 def job(step: Step, caller: str = "") -> Job:
     """A request of a sequence."""
     call = InferCall([], [], step=step)
-    return Job(b"s", 1, next(_ids), "m@1", call, 2**62, "req", False, 16, caller=caller)
+    return make_job(call, number=next(_ids), model="m@1", caller=caller)
 
 
 class Table:

@@ -5,44 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from ipc.catalog.model_config import Control, ModelConfig, SequenceBatching
-from ipc.memory.arena import BLOCKS_OFFSET, Arena
-from ipc.memory.leases import LeaseTable
 from ipc.settings import Settings
 from ipc.wire.messages import InferCall, Step, TensorOutput
+from tests.fakes.jobs import make_job
+from tests.fakes.pipeline import Placed, ask, placing
 from tests.fakes.program import FakeProgram
 from tests.fakes.tensors import tensor
-from workers.adapters.base import Prepared
-from workers.runtime import Runtime
 from workers.scheduling.job import Job
-from workers.scheduling.jobs import JobBook
-from workers.scheduling.queue import WorkQueue
 
 WIDTH = 65_536
 _ids = count(1)
 
 
 @pytest.fixture
-def runtime(tmp_path: Path) -> Iterator[Runtime]:
-    """Only the parts that place jobs, with an arena for two results; `preparer` is a list of jobs."""
-    arena = Arena(tmp_path / "arena", BLOCKS_OFFSET + 2 * (4 * WIDTH + 4096), "e" * 16)
-    made = Runtime.__new__(Runtime)
-    made._settings, made._arena, made.leases = Settings(), arena, LeaseTable(arena)
-    made.queue = WorkQueue(made._settings)
-    endpoint: Any = SimpleNamespace(leases=made.leases, post=lambda work: None)
-    made.book = JobBook(made.queue, lambda: endpoint)
-    placed: list[Job] = []
-    made.preparer = SimpleNamespace(put=placed.append, prepare_now=placed.append, placed=placed)  # type: ignore[assignment]
-    made.executor = SimpleNamespace(idle=False)  # type: ignore[assignment]
-    made._parked, made._uncopied, made._slotless = [], [], []
-    yield made
-    made.leases.verify()
-    arena.close()
+def pipeline(tmp_path: Path) -> Iterator[Placed]:
+    """With an arena for two results."""
+    with placing(tmp_path, Settings(), 2 * (4 * WIDTH + 4096)) as found:
+        yield found
 
 
 def program() -> FakeProgram:
@@ -58,32 +41,30 @@ def program() -> FakeProgram:
     return FakeProgram(config, "totals")
 
 
-def ask(runtime: Runtime, adapter: FakeProgram, name: int, **flags: bool) -> Job:
-    """A request of a sequence, taken in as `Runtime.submit` does."""
+def request(pipeline: Placed, adapter: FakeProgram, name: int, **flags: bool) -> Job:
+    """A request of a sequence is taken in."""
     call = InferCall([], [TensorOutput("OUTPUT0")], step=Step(name, **flags))
-    job = Job(b"s", 1, next(_ids), "m", call, 2**62, "req", False, 16)
-    job.adapter, job.prepared, job.open_items = adapter, [Prepared(None, 16)], 1
-    runtime.queue.admit(job.cost)
-    runtime.queue.sequencer.enrol(job)
-    runtime.book.open(job)
-    runtime._place(job)
-    return job
+    return ask(pipeline, make_job(call, number=next(_ids), of=adapter, strategy=pipeline.kinds.of(adapter)))
 
 
-def test_sequences_in_the_backlog_leave_the_arena_to_those_with_a_slot(runtime: Runtime) -> None:
+def numbers(jobs: list[Job]) -> list[int]:
+    """Ids of jobs."""
+    return [job.id for job in jobs]
+
+
+def test_sequences_in_the_backlog_leave_the_arena_to_those_with_a_slot(pipeline: Placed) -> None:
     adapter = program()
-    placed: list[Job] = runtime.preparer.placed  # type: ignore[attr-defined]
-    first = ask(runtime, adapter, 1, start=True)
-    waiting = [ask(runtime, adapter, name, start=True, end=True) for name in (2, 3, 4)]
-    last = ask(runtime, adapter, 1, end=True)
-    assert placed == [first, last] and all(job.output is None for job in waiting)
-    runtime.book.cancel(waiting[1])
+    first = request(pipeline, adapter, 1, start=True)
+    waiting = [request(pipeline, adapter, name, start=True, end=True) for name in (2, 3, 4)]
+    last = request(pipeline, adapter, 1, end=True)
+    assert pipeline.placed == numbers([first, last]) and all(job.output is None for job in waiting)
+    pipeline.jobs.cancel(waiting[1])
     for job in (first, last):
-        runtime.book.cancel(job)
-    runtime.released()
-    assert placed == [first, last, waiting[0]] and waiting[0].output is not None
-    runtime.book.cancel(waiting[0])
-    runtime.released()
-    assert placed == [first, last, waiting[0], waiting[2]]
-    runtime.book.cancel(waiting[2])
-    assert runtime.leases.used_nbytes == 0 and not runtime._slotless and not runtime._parked
+        pipeline.jobs.cancel(job)
+    pipeline.released()
+    assert pipeline.placed == numbers([first, last, waiting[0]]) and waiting[0].output is not None
+    pipeline.jobs.cancel(waiting[0])
+    pipeline.released()
+    assert pipeline.placed == numbers([first, last, waiting[0], waiting[2]])
+    pipeline.jobs.cancel(waiting[2])
+    assert pipeline.leases.used_nbytes == 0 and not len(pipeline._line)

@@ -184,7 +184,7 @@ def test_between_two_parts_others_run_and_what_nobody_waits_for_ends(
 ) -> None:
     adapter = load("dense", "dense_mean", BUDGET)
     batch = batch_of(adapter, EncodeCall([InputItem(TEXT)], ["dense"], overflow="chunk"))
-    job = SimpleNamespace(state="open", deadline_ns=1 << 62)
+    job = SimpleNamespace(state="open", work=SimpleNamespace(deadline_ns=1 << 62))
     pieces: list[Piece] = [SimpleNamespace(job=job)]  # type: ignore[list-item]
     passes.clear()
     steps: list[int] = []

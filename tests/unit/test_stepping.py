@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import greenlet
 import pytest
 import torch
 
@@ -24,7 +25,8 @@ from workers.strategies import stepping
 def piece(state: str = "open", left_s: float = 60.0) -> Any:
     """What the steps look at of a piece."""
     deadline_ns = time.monotonic_ns() + int(left_s * 1e9)
-    return SimpleNamespace(job=SimpleNamespace(state=state, deadline_ns=deadline_ns))
+    work = SimpleNamespace(deadline_ns=deadline_ns)
+    return SimpleNamespace(job=SimpleNamespace(state=state, work=work))
 
 
 def test_each_step_starts_the_limit_anew() -> None:
@@ -76,23 +78,25 @@ def test_between_two_parts_the_work_on_the_device_is_waited_for(monkeypatch: pyt
     assert len(waits) == 2
 
 
-def test_what_may_run_between_steps_is_called_at_each_and_a_batch_inside_leaves_the_outer_one_as_it_was() -> (
-    None
-):
-    calls: list[str] = []
+def test_a_turn_leaves_the_thread_between_two_steps_and_another_one_leaves_its_steps_as_they_were() -> None:
+    told: list[str] = []
 
-    def inner() -> None:
-        calls.append("outer")
-        with stepping.running(Activity(), [], lambda: calls.append("inner")):
-            stepping.current().step()
+    def run(name: str, state: str) -> str:
+        turn = greenlet.getcurrent()
+        with stepping.running(Activity(), [piece(state)], lambda: turn.parent.switch()):
+            for _ in range(2):
+                told.append(f"{name} {stepping.current().abandoned(0)}")
+                stepping.current().step()
+        return name
 
-    with stepping.running(Activity(), [piece("cancelled")], inner):
-        stepping.current().step()
-        assert stepping.current().abandoned(0), "the outer batch is the current one again"
-        stepping.current().step()
-    assert calls == ["outer", "inner"] * 2
-    stepping.current().step()
-    assert len(calls) == 4
+    turns = [stepping.Turn(run), stepping.Turn(run)]
+    turns[0].switch("first", "cancelled")
+    turns[1].switch("second", "open")
+    assert not stepping.current().abandoned(0), "outside of the turns nothing is abandoned"
+    for _ in range(2):
+        ends = [turn.switch() for turn in turns]
+    assert told == ["first True", "second False"] * 2
+    assert ends == ["first", "second"] and all(turn.dead for turn in turns)
 
 
 def test_an_item_is_abandoned_when_its_job_ended_or_its_deadline_passed() -> None:

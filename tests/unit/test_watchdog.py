@@ -105,7 +105,7 @@ def test_activity_is_overdue_only_while_it_runs_past_its_limit() -> None:
 
 def test_a_vital_thread_that_fails_ends_the_process() -> None:
     code = (
-        "import time; from workers.device.threads import vital_thread\n"
+        "import time; from workers.device.watchdog import vital_thread\n"
         "vital_thread('test', lambda: 1 / 0).start(); time.sleep(30)"
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=20, check=False, capture_output=True)
@@ -116,13 +116,14 @@ def test_frontends_are_told_for_how_many_seconds_a_step_runs(monkeypatch: pytest
     clock = Clock.of(watchdog, monkeypatch)
     sent: list[Credits] = []
     runtime: Any = Runtime.__new__(Runtime)
-    runtime.queue = SimpleNamespace(limit=100, admitted=0, rate=SimpleNamespace(tokens_per_s=1.0))
+    queue = SimpleNamespace(limit=100, admitted=0, rate=SimpleNamespace(tokens_per_s=1.0))
+    executor = SimpleNamespace(activity=Activity(60.0))
+    runtime.pipeline, runtime._last_credits = SimpleNamespace(queue=queue, executor=executor), None
     runtime.endpoint = SimpleNamespace(sessions=["frontend-0"], broadcast=sent.append)
-    runtime.executor, runtime._last_credits = SimpleNamespace(activity=Activity(60.0)), None
-    runtime.executor.activity.begin(60.0)
+    executor.activity.begin(60.0)
     for _ in range(25):
         runtime._send_credits()
         clock.now += 0.1
-    runtime.executor.activity.end()
+    executor.activity.end()
     runtime._send_credits()
     assert [credits.step_s for credits in sent] == [0, 1, 2, 0]

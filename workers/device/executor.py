@@ -1,58 +1,37 @@
-"""The device thread: takes a batch, runs it, writes the rows into place, and takes the next.
+"""The device thread: gives the device to one batch after the other.
 
 1. A batch formed ahead is taken if there is one; otherwise what waits is taken now. Nothing waits on a timer.
 2. While the device is busy and at least a full budget waits, a second thread forms and collates the next batch.
-3. The requests of a batch are named in the arena's flight record before it starts.
-4. A batch that fails is split in halves until the guilty item stands alone; memory trouble also shrinks the budget. A
-   batch of a model that keeps state fails as a whole.
-5. A poisoned device context ends the process: nothing runs on it again.
-6. Between the steps of a long batch (`stepping`) one short batch of queries of other models may run (`Interlude`).
-7. A request that is answered in parts runs alone, for a few steps at a time (`Generations`).
+3. The requests of a batch are named in the arena's flight record while they have the device.
+4. The strategy of its jobs runs a batch. Between two steps of a long batch the device may go to other work: the batch
+   is suspended and waits in the queue like any other, with the same fairness.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import os
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
 from typing import Any
 
+import greenlet
 import torch
 
-from ipc import logs
-from ipc.errors import DeadlineExceeded, PenstockError
 from ipc.memory.arena import Arena
 from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
-from ipc.wire.messages import ItemError
-from workers.adapters.base import ItemFailure
-from workers.device import oom
-from workers.device.threads import EXIT_BUG, vital_thread
-from workers.device.watchdog import Activity, batch_limit_s
-from workers.memory import outputs
-from workers.memory.named_outputs import Placer
-from workers.operations import operation_of
-from workers.reporting import tracing
-from workers.reporting.batch_metrics import BatchMetrics
-from workers.reporting.executions import Executions
-from workers.reporting.statistics import BatchLog
-from workers.scheduling.forming import Batch, Former, collate
-from workers.scheduling.job import Piece
-from workers.scheduling.jobs import JobBook
-from workers.scheduling.queue import DrainRate, WorkQueue
-from workers.strategies import stepping
-from workers.strategies.interlude import LONGEST_S, Flight, Interlude
-from workers.strategies.stream import Generations
+from workers.device.oom import ModelBudgets
+from workers.device.watchdog import Activity, vital_thread
+from workers.reporting.batches import BatchCounts, BatchLog
+from workers.scheduling.batcher import UNKNOWN_PACE
+from workers.scheduling.job import Batch, Job, Piece, collate
+from workers.scheduling.queue import WorkQueue
+from workers.scheduling.table import JobTable
+from workers.strategies.stepping import Turn
+from workers.strategies.stream import Streams
 
-log = logging.getLogger(__name__)
-
-EXIT_DEVICE_LOST = 4
 CLOSE_S = 2.0
 
 
@@ -62,35 +41,22 @@ class Executor:
     def __init__(
         self,
         queue: WorkQueue,
-        book: JobBook,
+        table: JobTable,
         arena: Arena,
         settings: Settings,
-        budgets: oom.ModelBudgets,
+        budgets: ModelBudgets,
         metrics: WorkerMetrics,
         touch: Callable[[str], None] = lambda model: None,
-        unload_idle: Callable[[str, float], bool] = lambda model, wait_s: False,
     ) -> None:
-        """`touch` is told of the model of every batch; `unload_idle` is that of `oom.Relief`."""
-        self._queue, self._book, self._arena = queue, book, arena
-        self._settings, self._touch = settings, touch
-        # NOTE: steps of one model take milliseconds or seconds; nothing that is known of it tells which comes next.
-        self._step_limit_s = batch_limit_s(settings.worker.hang_timeout_s, 0.0)
-        self.budgets = budgets
-        self._recoveries, self._relief = oom.RecoveryCounts(metrics), oom.Relief(unload_idle)
-        self._executions, self._batch_metrics = Executions(metrics), BatchMetrics(metrics)
-        self._placer = Placer(book, settings.arena.inline_bytes)
+        """`touch` is told of the model of every batch; `streams` is set before `start`."""
+        self._queue, self._table, self._arena = queue, table, arena
+        self._settings, self._touch, self.budgets = settings, touch, budgets
         self.activity = Activity(settings.worker.hang_timeout_s)
-        self._interlude = Interlude()
-        self._ran = 0
-        """Tokens of the batch that runs whose passes came to their end."""
-        self._generations = Generations(
-            book, self._placer, self._executions, self.activity, queue.rate, self._record_flight
-        )
+        self.counts = BatchCounts(metrics)
         self.batches = BatchLog()
-        self._rates: defaultdict[str, DrainRate] = defaultdict(DrainRate)
-        self._former = Former(
-            queue, book, budgets.configured, settings.batch.max_items, self._pace, budgets.tokens_of
-        )
+        self.streams: Streams | None = None
+        self.next = NextBatch(queue, table, budgets, settings.batch.max_items)
+        self._turn: Turn | None = None
         self._torch_threads = torch.get_num_threads()
         self._single_threaded = threading.Event()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -114,27 +80,29 @@ class Executor:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs and nothing is formed."""
-        return not self.activity.busy and not self._former.ahead
+        """Whether nothing runs, nothing is formed and nothing is suspended."""
+        return not (self.activity.busy or self.next.ahead or self._queue.suspended)
 
     def _run(self) -> None:
         self._single_threaded.wait()
         torch.set_num_threads(self._torch_threads)
+        streams = self.streams
+        assert streams is not None
         with torch.inference_mode():
-            while self._queue.wait_work(self._has_other_work, self._book.paused_until_ns()):
-                self._book.wake_paused()
-                self._generations.close_ended(self._step_limit_s)
+            while self._queue.wait_work(self._has_other_work, streams.next_ns()):
+                streams.wake_paused()
+                streams.close_ended()
                 while self._calls:
                     self._run_call(*self._calls.popleft())
-                batch = self._former.next()
+                batch = self.next.take()
                 if batch is not None:
-                    self._run_batch(batch)
+                    self.run_turn(batch)
                     # PERF: drop the references now, not when the next batch arrives.
                     del batch
-            self._generations.close_ended(self._step_limit_s)
+            streams.close_ended()
 
     def _has_other_work(self) -> bool:
-        return self._former.ahead or bool(self._calls) or bool(self._book.over)
+        return self.next.ahead or bool(self._calls) or (self.streams is not None and self.streams.to_close)
 
     def _run_call(self, work: Callable[[], Any], future: Future[Any]) -> None:
         self.activity.begin(self._settings.worker.load_stall_s)
@@ -147,248 +115,124 @@ class Executor:
 
     def _form_ahead(self) -> None:
         def wanted() -> bool:
-            return self.activity.busy and not self._former.ahead
+            return self.activity.busy and not self.next.ahead
 
         # PERF: a second OpenMP team in the process would make the device thread's team sleep between its steps.
         torch.set_num_threads(1)
         self._single_threaded.set()
         while self._queue.wait_backlog(lambda: self.budgets.smallest, wanted):
-            self._former.form_ahead()
+            self.next.form_ahead()
             self._queue.nudge()
 
-    def _pace(self, model: str) -> float:
-        rate = self._rates.get(model)
-        return rate.tokens_per_s if rate else 0.0
-
-    def _run_batch(self, batch: Batch) -> None:
-        began, paused_ns = time.monotonic_ns(), self._interlude.total_ns
+    def run_turn(self, batch: Batch) -> None:
+        """Give the device to a batch until it is done or makes way."""
+        began = time.monotonic_ns()
         jobs = list({id(piece.job): piece.job for piece in batch.pieces}.values())
-        model, stream = jobs[0].model, jobs[0].stream
-        self._touch(model)
-        self._ran = 0
-        flight = [(job.tag, job.id) for job in jobs]
-        self._record_flight(flight)
-        for job in jobs:
-            job.first_run_ns = job.first_run_ns or began
-            job.batches += 1
-        try:
-            self._attempt(batch.pieces, batch.collated)
-        finally:
-            self.activity.end()
-            self._record_flight([])
-            self._book.land(batch.pieces)
-            self._recoveries.ended(model)
-            if stream is not None:
-                self._generations.go_on(jobs[0], stream)
-        seconds = (time.monotonic_ns() - began - self._interlude.total_ns + paused_ns) / 1e9
-        self._queue.settle_time(jobs[0], seconds - batch.predicted_s)
-        self._record_rates(model, seconds, stream is None)
-        budget = self.budgets.tokens_of(model)
-        self.batches.note(model, len(batch.pieces), self._ran, budget, seconds)
-        if stream is None or jobs[0].batches == 1:
-            self._batch_metrics.note(model, batch, budget)
-
-    def _record_rates(self, model: str, seconds: float, whole: bool) -> None:
-        """What ended early or failed says nothing of the pace; `whole` is false of a stint of a stream."""
-        if self._ran:
-            self._rates[model].record(self._ran, seconds)
-            if whole:
-                self._queue.rate.record(self._ran, seconds)
-
-    def _record_flight(self, flight: Flight) -> None:
-        """These requests, and those of a long batch that pauses, are on the device."""
-        self._arena.record_flight(self._interlude.flight + flight)
-
-    def _attempt(self, pieces: list[Piece], collated: Any = None) -> None:
-        """Run some pieces; on failure run their halves, down to the single item that fails."""
-        error = self._try(pieces, collated)
-        if error is None:
-            return
-        if not oom.is_out_of_memory(error) and oom.context_is_broken():
-            self._give_up(error)
-        # PERF: the frames of a failed pass would hold its tensors while the halves need the memory.
-        oom.forget_frames(error)
-        if not pieces[0].job.adapter.repeatable:
-            self._fail_together(pieces, error)
-            return
-        if oom.is_out_of_memory(error):
-            error = self._make_room(pieces, error)
-        if error is not None:
-            self._recover(pieces, error)
-
-    def _try(self, pieces: list[Piece], collated: Any = None) -> Exception | None:
-        """One forward pass whose results are written and told; what it raised."""
-        job = pieces[0].job
-        tokens = sum(piece.prepared.cost for piece in pieces)
-        predicted_s = self._rates[job.model].seconds_for(tokens)
-        awaited_s = max(piece.job.deadline_ns for piece in pieces) / 1e9 - time.monotonic()
-        hang_timeout_s = self._settings.worker.hang_timeout_s
-        self.activity.begin(batch_limit_s(hang_timeout_s, predicted_s, tokens, awaited_s))
-        self._queue.device_busy()
-        try:
-            began, paused_ns = time.monotonic_ns(), self._interlude.total_ns
-            if collated is None:
-                collated = collate(pieces)
-            if job.stream is not None:
-                self._generations.stint(pieces[0], job.stream, collated, self._step_limit_s)
-                self._ran += tokens
-                return None
-            collated_ns = time.monotonic_ns()
-            between = partial(self._between_steps, pieces)
-            with stepping.running(self.activity, pieces, between), job.adapter.using(job.call.lora):
-                results = operation_of(job.call).run(job.adapter, collated, job.call)
-            finite = results.finite([piece.prepared.rows for piece in pieces])
-            computed = time.monotonic_ns()
-            outputs.write(pieces, results)
-            if results.named:
-                results.failures |= self._placer.write(pieces, results.named)
-            failures = _failures(pieces, finite, results.failures)
-            copied = time.monotonic_ns()
-            tracing.note_batch(pieces, began, computed, copied)
-            paused_ns = self._interlude.total_ns - paused_ns
-            rows = sum(getattr(piece.job.call, "rows", 1) for piece in pieces)
-            # Who is answered and asks for the statistics at once must find the run in them.
-            self._executions.note(
-                job.model, rows, collated_ns - began, computed - collated_ns - paused_ns, copied - computed
-            )
-            self._finish(pieces, failures, computed - began - paused_ns, copied - computed)
-            self.budgets.grow(job.model)
-            self._ran += tokens - _left(pieces, failures)
-        except Exception as error:
-            return error
-        return None
-
-    def _between_steps(self, pieces: list[Piece]) -> None:
-        """Run one short batch of queries of other models, if there is one; not inside of such a batch.
-
-        Streams that ended meanwhile are closed here too: a long batch would keep their inputs for as long.
-        """
-        if self._interlude.playing:
-            return
-        batch = self._former.beside(pieces[0].job.adapter, LONGEST_S)
-        if batch is None and not self._book.over:
-            return
-        limit_s, recoveries, ran = self.activity.limit_s, self._recoveries, self._ran
-        flight = list(dict.fromkeys((piece.job.tag, piece.job.id) for piece in pieces))
-        self._recoveries = recoveries.fresh()
-        try:
-            with self._interlude.of(flight):
-                if batch is not None:
-                    self._run_batch(batch)
-                self._generations.close_ended(self._step_limit_s)
-        finally:
-            self._recoveries, self._ran = recoveries, ran
-            self.activity.begin(limit_s)
-
-    def _make_room(self, pieces: list[Piece], error: Exception) -> Exception | None:
-        """Memory ran out: give the cache back; several items get a smaller budget, a single one is tried again.
-
-        Returns what the last try raised.
-        """
-        model = pieces[0].job.model
-        if len(pieces) > 1:
-            tried = sum(piece.prepared.cost for piece in pieces)
-            self.budgets.shrink(model, tried, pieces[0].job.batch_tokens)
-        with contextlib.suppress(Exception):
-            oom.release_cached()
-        if len(pieces) > 1:
-            self._recoveries.exhausted(model, len(pieces))
-            return error
-        again = self._try(pieces)
-        if again is not None and oom.is_out_of_memory(again):
-            again = self._without_another(pieces, again)
-        self._recoveries.exhausted(model, 1, lost=again is not None)
-        return again
-
-    def _without_another(self, pieces: list[Piece], error: Exception) -> Exception | None:
-        """Have an idle model unloaded and run a single item for the last time; what that raised."""
-        model = pieces[0].job.model
-        oom.forget_frames(error)
-        self.activity.begin(2 * oom.EVICTION_WAIT_S)
-        if not self._relief.make_room(model):
-            return error
-        self._recoveries.evicted(model)
-        last = self._try(pieces)
-        if last is not None:
-            self._relief.in_vain(model)
-        return last
-
-    def _recover(self, pieces: list[Piece], error: Exception) -> None:
-        """Run the halves of a batch that failed; fail an item that stands alone."""
-        if len(pieces) > 1:
-            log.warning(
-                "a batch of %d items failed (%s); trying its halves", len(pieces), type(error).__name__
-            )
-            middle = len(pieces) // 2
-            self._attempt(pieces[:middle])
-            self._attempt(pieces[middle:])
-            return
-        self._fail(pieces[0], error)
-
-    def _fail(self, piece: Piece, error: Exception) -> None:
-        """An item fails by what the model raised on it alone."""
-        if oom.is_out_of_memory(error):
-            text = f"item {piece.index} ({piece.prepared.cost} tokens) does not fit in device memory"
-            failed = ItemError(piece.index, "RESOURCE_EXHAUSTED", text)
-        elif isinstance(error, PenstockError):
-            failed = ItemError(piece.index, error.code, error.message)
+        self._arena.record_flight([(job.tag, job.id) for job in jobs])
+        if batch.turn is None:
+            self._touch(batch.first.model)
+            for job in jobs:
+                job.first_run_ns = job.first_run_ns or began
+                job.batches += 1
+            batch.turn = Turn(batch.first.strategy.run)
         else:
-            request = piece.job.request_id
-            log.error("request %s item %d failed in the model", request, piece.index, exc_info=error)
-            text = f"item {piece.index}: the model failed on this input"
-            failed = ItemError(piece.index, "INFERENCE_ERROR", text)
-        self._book.complete(piece.job, 1, [failed])
+            batch.paused_ns += began - batch.suspended_ns
+            self.activity.begin(batch.limit_s)
+        ran = None
+        try:
+            self._turn = batch.turn
+            ran = batch.turn.switch(batch)
+        finally:
+            self._turn = None
+            ended = time.monotonic_ns()
+            batch.limit_s = self.activity.limit_s
+            self.activity.end()
+            self._arena.record_flight([])
+        seconds = (ended - began) / 1e9
+        batch.seconds += seconds
+        self._queue.settle_time(batch.first, seconds - batch.predicted_s)
+        batch.predicted_s = 0.0
+        if batch.turn.dead:
+            self._done(batch, jobs, ran)
+        else:
+            batch.suspended_ns = ended
+            self._queue.suspend(batch)
 
-    def _fail_together(self, pieces: list[Piece], error: Exception) -> None:
-        """A batch that must not run again: nobody knows what of it the model has kept, or whose fault it was."""
-        if len(pieces) == 1:
-            self._fail(pieces[0], error)
+    def make_way(self, batch: Batch) -> None:
+        """Between two steps of a batch: suspend it if other work waits. Called by the turn of the batch."""
+        adapter = batch.first.adapter
+        if self._turn is None or greenlet.getcurrent() is not self._turn:
             return
-        names = ", ".join(piece.job.request_id for piece in pieces[:8])
-        log.error("a batch of %d requests (%s) failed in the model", len(pieces), names, exc_info=error)
-        text = "the model failed on a batch with this request; what it keeps of the sequence is not certain"
-        for piece in pieces:
-            self._book.complete(piece.job, 1, [ItemError(piece.index, "INFERENCE_ERROR", text)])
+        if self._has_other_work() or self._queue.others_wait(adapter):
+            self._turn.parent.switch()
 
-    def _finish(
-        self, pieces: list[Piece], failures: dict[int, ItemError], device_ns: int, copy_ns: int
-    ) -> None:
-        by_job: dict[int, list[int]] = {}
-        for at, piece in enumerate(pieces):
-            by_job.setdefault(id(piece.job), []).append(at)
-        for places in by_job.values():
-            job = pieces[places[0]].job
-            job.device_ns += device_ns
-            job.copy_ns += copy_ns
-            self._book.complete(job, len(places), [failures[at] for at in places if at in failures])
-
-    @staticmethod
-    def _give_up(error: Exception) -> None:
-        code = EXIT_DEVICE_LOST if oom.is_device_lost(error) else EXIT_BUG
-        log.critical(
-            "the device context is lost (%s); this process ends", type(error).__name__, exc_info=error
-        )
-        logs.flush()
-        os._exit(code)
+    def _done(self, batch: Batch, jobs: list[Job], ran: int) -> None:
+        batch.turn = None
+        strategy, model = batch.first.strategy, batch.first.model
+        self._table.unclaim_pieces(batch.pieces)
+        strategy.after(batch)
+        if ran:
+            # NOTE: what ended early or failed says nothing of the pace.
+            self._queue.paces.record(model, ran, batch.seconds)
+            if not strategy.in_turns:
+                self._queue.rate.record(ran, batch.seconds)
+        budget = self.budgets.tokens_of(model)
+        self.batches.note(model, len(batch.pieces), ran, budget, batch.seconds)
+        if not strategy.in_turns or jobs[0].batches == 1:
+            self.counts.note_batch(model, batch, budget)
 
 
-def _left(pieces: list[Piece], failures: dict[int, ItemError]) -> int:
-    """Tokens of the items that the adapter left because nobody waited for them."""
-    ended = [at for at, failure in failures.items() if failure.code == DeadlineExceeded.code]
-    return sum(pieces[at].prepared.cost for at in ended)
+class NextBatch:
+    """Chooses what the device does next. `take` is the device thread's, `form_ahead` that of the thread beside it."""
 
+    def __init__(self, queue: WorkQueue, table: JobTable, budgets: ModelBudgets, max_items: int) -> None:
+        self._queue, self._table, self._budgets, self._max_items = queue, table, budgets, max_items
+        self._lock = threading.Lock()
+        self._ahead: Batch | None = None
 
-def _failures(
-    pieces: list[Piece], finite: list[bool], failed: dict[int, ItemFailure]
-) -> dict[int, ItemError]:
-    """Errors by place in the batch: what the adapter said of single items, and values that are not finite."""
-    errors = {}
-    for at, piece in enumerate(pieces):
-        if at in failed:
-            call = piece.job.call
-            where = f"{call.names.item.format(piece.index)}: " if operation_of(call).itemized else ""
-            errors[at] = ItemError(piece.index, failed[at].code, where + failed[at].message)
-        elif not finite[at]:
-            text = f"item {piece.index}: the model gave a value that is not finite"
-            errors[at] = ItemError(piece.index, "INFERENCE_ERROR", text)
-    return errors
+    @property
+    def ahead(self) -> bool:
+        """Whether a batch was formed ahead."""
+        return self._ahead is not None
+
+    def form_ahead(self) -> None:
+        """Form the batch after the one that runs."""
+        with self._lock:
+            if self._ahead is None:
+                self._ahead = self._form()
+
+    def take(self) -> Batch | None:
+        """A suspended batch whose turn it is, the batch formed ahead, or one formed now.
+
+        A query that came meanwhile passes the batch formed ahead, once.
+        """
+        with self._lock:
+            ahead = self._ahead
+            if self._queue.suspended:
+                suspended = self._queue.resume_batch(ahead)
+                if suspended is not None:
+                    return suspended
+                if ahead is not None and self._queue.holds(ahead.first.adapter):
+                    return self._form()
+            if ahead is None:
+                return self._form()
+            if not ahead.overtaken and self._queue.overtakes(ahead.pieces):
+                ahead.overtaken = True
+                if (batch := self._form()) is not None:
+                    return batch
+            self._ahead = None
+            return ahead
+
+    def _form(self) -> Batch | None:
+        """A batch of what is taken now, as far as its jobs are still open."""
+        taken = self._queue.take(self._budgets.configured, self._max_items, self._budgets.tokens_of)
+        pieces: list[Piece] = self._table.claim_pieces(taken)
+        if not pieces:
+            return None
+        try:
+            collated = collate(pieces)
+        except Exception:
+            collated = None
+        tokens_per_s = self._queue.paces.tokens_per_s(pieces[0].job.model) or UNKNOWN_PACE
+        predicted_s = sum([piece.prepared.cost for piece in taken]) / tokens_per_s
+        return Batch(pieces, collated, sum([piece.prepared.cost for piece in pieces]), predicted_s)

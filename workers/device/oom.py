@@ -124,7 +124,7 @@ class ModelBudgets:
                 del self._by_model[model]
 
 
-class Relief:
+class Eviction:
     """Has an idle model unloaded for an item that does not fit even alone.
 
     An item may simply be too large for the device. After an eviction that did not help, the same model causes none for
@@ -155,10 +155,6 @@ class RecoveryCounts:
     def __init__(self, metrics: WorkerMetrics) -> None:
         self._metrics = metrics
         self._attempted = self._lost = False
-
-    def fresh(self) -> RecoveryCounts:
-        """The same counters, for a batch that runs in a pause of another one."""
-        return RecoveryCounts(self._metrics)
 
     def exhausted(self, model: str, items: int, *, lost: bool = False) -> None:
         """Some items of a batch did not fit: several are split, one alone is tried again and may be `lost`."""

@@ -6,13 +6,24 @@ that no client ends a worker with a short deadline. Five times the time predicte
 a model that has not run yet gets ten seconds as its prediction, and more for what is long. A step of a batch in
 several, the first too where parts are known beforehand, gets its share of that limit, but never less than any step.
 
-A process that is stopped or stuck is noticed elsewhere: it sends no heartbeats (`workers.supervisor.slots`).
+A process that is stopped or stuck is noticed elsewhere: it sends no heartbeats (`workers.supervisor.slots`). The
+unexpected end of a vital thread ends the process: a worker without it would look alive and answer nothing.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import os
+import threading
 import time
+from collections.abc import Callable
+
+from ipc import logs
+
+log = logging.getLogger(__name__)
+
+EXIT_BUG = 70
 
 PREDICTION_FACTOR = 5.0
 UNKNOWN_S = 10.0
@@ -76,3 +87,17 @@ class Activity:
     def overdue(self) -> bool:
         """Whether what runs now is past its limit."""
         return self.running_s > self._step_limit_s
+
+
+def vital_thread(name: str, body: Callable[[], None]) -> threading.Thread:
+    """A daemon thread (not started) that runs `body`; anything that escapes it ends the process with code 70."""
+
+    def run() -> None:
+        try:
+            body()
+        except BaseException:
+            log.critical("the %s thread failed; this process ends", name, exc_info=True)
+            logs.flush()
+            os._exit(EXIT_BUG)
+
+    return threading.Thread(target=run, name=name, daemon=True)

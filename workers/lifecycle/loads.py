@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import ClassVar, Generic, TypeVar
 
-from workers.device.threads import vital_thread
+from workers.device.watchdog import vital_thread
 from workers.lifecycle import memory_budget
 from workers.lifecycle.crashes import LoadCrashes
 from workers.lifecycle.instance import LifeCycle, LoadAbandoned, NoRoom

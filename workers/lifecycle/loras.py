@@ -38,7 +38,7 @@ from workers.lifecycle.model_states import LoadLine, ModelStates
 from workers.lifecycle.proof import prove
 from workers.loading import lora_files
 from workers.loading.failure import LoadFailure
-from workers.scheduling.jobs import JobBook
+from workers.scheduling.table import JobTable
 
 log = logging.getLogger(__name__)
 
@@ -58,11 +58,11 @@ class LoraLoads(Loads[LoraAdapter, FittedLora]):
         settings: Settings,
         crashes: LoadCrashes,
         run: Callable[[Callable[[], Any]], Any],
-        book: JobBook,
+        jobs: JobTable,
     ) -> None:
         """`run` executes a function on the device thread."""
         super().__init__(states, LoadLine(), crashes, settings.worker.load_threads)
-        self._run_on_device, self._book = run, book
+        self._run_on_device, self._jobs = run, jobs
         self._dirs, self._places = settings.catalog.lora_dirs, settings.worker.max_loras
 
     def require(self, instance: Instance, call: Call) -> None:
@@ -108,7 +108,7 @@ class LoraLoads(Loads[LoraAdapter, FittedLora]):
 
     def _needed(self, instance: Instance) -> set[str]:
         """Keys of the LoRA adapters that open requests of a model need."""
-        return {job.call.lora for job in self._book.jobs() if job.adapter is instance.adapter}
+        return {job.work.call.lora for job in self._jobs.jobs() if job.adapter is instance.adapter}
 
     def _unload(self, lora: LoraAdapter, reason: str) -> None:
         lora.drain(reason, math.inf)

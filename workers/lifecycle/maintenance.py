@@ -18,14 +18,14 @@ from ipc.errors import ModelNotLoaded
 from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
 from workers.device.devices import Device
-from workers.device.threads import vital_thread
+from workers.device.watchdog import vital_thread
 from workers.lifecycle import memory_budget
 from workers.lifecycle.catalog_following import CatalogFollower
 from workers.lifecycle.crashes import LoadCrashes
 from workers.lifecycle.loras import LoraLoads
 from workers.lifecycle.model_loads import ModelLoads
 from workers.lifecycle.model_states import ModelStates
-from workers.scheduling.jobs import JobBook
+from workers.scheduling.table import JobTable
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +43,14 @@ class Maintenance:
         follower: CatalogFollower,
         device: Device,
         run: Callable[[Callable[[], Any]], Any],
-        book: JobBook,
+        jobs: JobTable,
         metrics: WorkerMetrics,
     ) -> None:
         """`run` executes a function on the device thread."""
         self._states, self._settings, self._device = states, settings, device
-        self._book, self._follower = book, follower
+        self._jobs, self._follower = jobs, follower
         self._crashes = LoadCrashes(settings.paths.root / "loading", slot)
-        self.loras = LoraLoads(states, settings, self._crashes, run, book)
+        self.loras = LoraLoads(states, settings, self._crashes, run, jobs)
         self.models = ModelLoads(states, settings, self._crashes, device, run, self.loras, metrics)
         self._heap = memory_budget.Heap()
         self._next_look = 0.0
@@ -85,13 +85,13 @@ class Maintenance:
         """Give back what nobody uses any more, and fail what is left when the time is up."""
         now, done = time.monotonic(), []
         with self._states.lock:
-            busy = self._book.adapters()
+            busy = self._jobs.adapters()
             for instance in self._states.instances():
                 if instance.state != "unloading":
                     continue
                 if id(instance.adapter) in busy and now < instance.drained_by:
                     continue
-                self._book.fail_all(
+                self._jobs.fail_all(
                     instance.adapter, ModelNotLoaded("the model was unloaded", retry_after_s=1)
                 )
                 instance.adapter = None

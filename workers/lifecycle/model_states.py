@@ -28,7 +28,7 @@ from workers.adapters.base import Adapter
 from workers.lifecycle import eviction, grouping
 from workers.lifecycle.instance import Instance
 from workers.lifecycle.memory_budget import Budget
-from workers.scheduling.jobs import JobBook
+from workers.scheduling.table import JobTable
 
 log = logging.getLogger(__name__)
 
@@ -103,11 +103,11 @@ class ModelStates:
         self,
         settings: Settings,
         budget: Budget,
-        book: JobBook,
+        jobs: JobTable,
         metrics: WorkerMetrics,
         changed: Callable[[], None],
     ) -> None:
-        self._settings, self._book, self._metrics, self._tell = settings, book, metrics, changed
+        self._settings, self._jobs, self._metrics, self._tell = settings, jobs, metrics, changed
         self.changed: deque[str] = deque()
         """Names of models that may have new states; whoever tells of them takes them away (`ModelTable.changes`)."""
         self.budget = budget
@@ -301,7 +301,7 @@ class ModelStates:
 
     def residents(self) -> list[eviction.Resident]:
         """What is loaded, for a decision about who goes."""
-        busy = self._book.adapters()
+        busy = self._jobs.adapters()
         return [
             eviction.Resident(i.serial, i.memory_bytes, i.last_used, self.is_pinned(i), id(i.adapter) in busy)
             for i in self.instances()

@@ -27,7 +27,7 @@ from workers.lifecycle.catalog_following import CatalogFollower
 from workers.lifecycle.maintenance import Maintenance
 from workers.lifecycle.memory_budget import budget_of
 from workers.lifecycle.model_states import ModelStates
-from workers.scheduling.jobs import JobBook
+from workers.scheduling.table import JobTable
 
 
 class ModelTable:
@@ -41,16 +41,16 @@ class ModelTable:
         device: Device,
         run: Callable[[Callable[[], Any]], Any],
         changed: Callable[[], None],
-        book: JobBook,
+        jobs: JobTable,
         metrics: WorkerMetrics,
     ) -> None:
         """`run` executes a function on the device thread; `changed` is told of every new state."""
         self._device = device
         self._told: dict[str, ModelStatus] = {}
-        self._states = ModelStates(settings, budget_of(settings, device), book, metrics, changed)
+        self._states = ModelStates(settings, budget_of(settings, device), jobs, metrics, changed)
         self._follower = CatalogFollower(self._states, settings, catalog)
         self._maintenance = Maintenance(
-            self._states, settings, slot, self._follower, device, run, book, metrics
+            self._states, settings, slot, self._follower, device, run, jobs, metrics
         )
         workers = settings.worker_count
         self._states.offers = lambda entry: grouping.offers(entry, slot, device.torch, workers)

@@ -19,6 +19,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,7 +33,6 @@ from ipc.settings import Settings
 from ipc.store.regions import RegionTable, check_size, object_name, open_object
 from ipc.store.store import Store
 from ipc.wire.messages import Region, TensorInput
-from workers.memory.copy_room import CopyRoom
 from workers.memory.cuda_memory import CudaMemory
 
 LOOK_EVERY_S = 1.0
@@ -129,6 +129,52 @@ class OpenRegion:
     def _shrunk(self) -> InvalidInput:
         last = self._region.offset + self.nbytes
         return InvalidInput(f"shared memory region: its object has shrunk below the {last} bytes registered")
+
+
+class Place:
+    """Room for the copies of one request, until nobody holds this."""
+
+    __slots__ = ("__weakref__",)
+
+
+class CopyRoom:
+    """Bytes that the copies of all requests may take. One thread reserves, any thread may let go of a `Place`."""
+
+    def __init__(self, most_nbytes: int, on_room: Callable[[], None]) -> None:
+        """`on_room` is called, by any thread, when a place ended after one was refused."""
+        self._most_nbytes, self._on_room = most_nbytes, on_room
+        self._used_nbytes = 0
+        self._given: deque[int] = deque()
+        self._wanted = False
+
+    def check(self, nbytes: int) -> None:
+        """Raise `InvalidInput` for a request whose copies never fit."""
+        if nbytes > self._most_nbytes:
+            raise InvalidInput(
+                f"inputs in shared memory regions: {nbytes} bytes have to be copied, "
+                f"shared_memory.max_copy_bytes allows {self._most_nbytes}"
+            )
+
+    def reserve(self, nbytes: int) -> Place | None:
+        """Room for so many bytes; None when there is none now."""
+        # NOTE: wanted before the look: a place that ends in between is seen here, or wakes who waits.
+        self._wanted = True
+        while self._given:
+            self._used_nbytes -= self._given.popleft()
+        if self._used_nbytes + nbytes > self._most_nbytes:
+            return None
+        self._wanted = False
+        self._used_nbytes += nbytes
+        place = Place()
+        weakref.finalize(place, self._give, nbytes).atexit = False
+        return place
+
+    def _give(self, nbytes: int) -> None:
+        # NOTE: without a lock, since it may run wherever the last hold ends, also inside of `reserve`.
+        self._given.append(nbytes)
+        if self._wanted:
+            self._wanted = False
+            self._on_room()
 
 
 class ClientMemory:

@@ -21,8 +21,7 @@ from workers.adapters.shared.named_tensors import TensorFacts, host_array
 from workers.memory.client_regions import OpenRegion
 from workers.operations.named import NamedOutput
 from workers.scheduling.job import Output, Piece
-from workers.scheduling.jobs import JobBook
-from workers.strategies.streamed import PlacedPart
+from workers.scheduling.table import JobTable, PlacedPart
 
 Raw = bytes | np.ndarray | torch.Tensor
 """An output of one request before it is placed: bytes, or values whose bytes are wanted."""
@@ -31,9 +30,9 @@ Raw = bytes | np.ndarray | torch.Tensor
 class Placer:
     """Writes outputs of named tensors. Device thread only."""
 
-    def __init__(self, book: JobBook, inline_nbytes: int) -> None:
+    def __init__(self, table: JobTable, inline_nbytes: int) -> None:
         """Results up to `inline_nbytes` travel in a frame."""
-        self._book, self._inline_nbytes = book, inline_nbytes
+        self._table, self._inline_nbytes = table, inline_nbytes
 
     def write(self, pieces: Sequence[Piece], named: Mapping[str, NamedOutput]) -> dict[int, ItemFailure]:
         """Give every request its rows; returns what failed, by place in the batch."""
@@ -70,7 +69,7 @@ class Placer:
             for name, raw in left:
                 _copy(job.output.arrays[name], raw)
         else:
-            self._book.replace(job, *self._placed(left))
+            self._table.replace(job, *self._placed(left))
         return on_device or any(isinstance(raw, torch.Tensor) for _, raw in left)
 
     def part(self, piece: Piece, named: Mapping[str, NamedOutput]) -> PlacedPart:
@@ -89,12 +88,12 @@ class Placer:
         if nbytes <= self._inline_nbytes:
             copies.count("place", nbytes)
             return refs, Output(None, _frame(refs, raws, nbytes), {})
-        output = self._book.reserve(nbytes)
+        output = self._table.reserve(nbytes)
         try:
             for ref, (_, raw) in zip(refs, raws, strict=True):
                 _copy(tensors.view(output.buffer, ref), raw)
         except BaseException:
-            self._book.give_back(output)
+            self._table.give_back(output)
             raise
         return refs, output
 

@@ -13,8 +13,7 @@ import torch
 from ipc.errors import InvalidInput, ShmExhausted, Unsupported
 from ipc.memory.datatypes import BYTES
 from ipc.wire.messages import Call, InferCall, Region, TensorInput, TensorOutput
-from workers.memory.client_regions import ClientMemory, OpenRegion
-from workers.memory.copy_room import Place
+from workers.memory.client_regions import ClientMemory, OpenRegion, Place
 
 
 class Payload:

@@ -1,28 +1,41 @@
-"""Turns a worker's state into metrics: twice a second from the tick, and at every change of a model's state."""
+"""What a worker tells of itself: gauges for everybody, and `Stats` for those who watch.
+
+1. Twice a second, and at every change of a model's state, `Reporter` turns the worker's state into metrics.
+2. While a frontend watches, `Statistics` sends a message five times a second; the device is asked twice a second.
+"""
 
 from __future__ import annotations
 
+import os
 import time
+from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from ipc.memory import copies
 from ipc.metrics.registry import SEQUENCE_STATES, STATES, WorkerMetrics
 from ipc.wire.messages import LANES, ModelStatus
+from ipc.wire.stats import QueueState, Stats
 from workers.device.devices import Device, Monitor
-
-if TYPE_CHECKING:
-    from workers.runtime import Runtime
+from workers.endpoint.endpoint import Endpoint
+from workers.lifecycle.models import ModelTable
+from workers.pipeline import Pipeline
 
 EVERY_S = 0.5
 DEVICE_EVERY_S = 5.0
+SEND_EVERY_S = 0.19
+"""Two ticks of the endpoint, whose distance is a little over a tenth of a second."""
+ASK_DEVICE_EVERY_S = 0.5
+SHARE_LOOKS = 10
+"""Shares are over this many looks, some two seconds, so that long batches do not make them jump."""
 
 
 class Reporter:
     """Samples queue, arena, models and device into gauges."""
 
-    def __init__(self, runtime: Runtime, metrics: WorkerMetrics, device: Device) -> None:
-        self._runtime, self._metrics, self._device = runtime, metrics, device
+    def __init__(
+        self, pipeline: Pipeline, models: ModelTable, metrics: WorkerMetrics, device: Device
+    ) -> None:
+        self._pipeline, self._models, self._metrics, self._device = pipeline, models, metrics, device
         self.monitor = Monitor(device)
         self._next = self._next_device = 0.0
         self._reclaimed = 0
@@ -35,7 +48,7 @@ class Reporter:
         """Sample what is due; `revoked` leases were taken back since the last call."""
         if revoked:
             self._metrics.revoked.labels(self._metrics.worker, "age").inc(revoked)
-        reclaimed = self._runtime.leases.reclaimed - self._reclaimed
+        reclaimed = self._pipeline.leases.reclaimed - self._reclaimed
         if reclaimed:
             self._reclaimed += reclaimed
             self._metrics.revoked.labels(self._metrics.worker, "session").inc(reclaimed)
@@ -46,7 +59,7 @@ class Reporter:
         self._queue()
         self._sequences()
         self._copied.report(self._metrics.copied, self._metrics.worker)
-        worker, leases = self._metrics.worker, self._runtime.leases
+        worker, leases = self._metrics.worker, self._pipeline.leases
         self._metrics.shm_used.labels(worker).set(leases.used_nbytes)
         self._metrics.shm_total.labels(worker).set(leases.capacity_nbytes)
         self._metrics.shm_leases.labels(worker).set(leases.leases)
@@ -71,10 +84,10 @@ class Reporter:
     def _queue(self) -> None:
         """Queues and batches of the models that have any, or had some at the last look: a catalog may be long."""
         totals: dict[tuple[str, str], tuple[int, int, float]] = {}
-        for model, lane, items, tokens, age in self._runtime.queue.snapshot():
+        for model, lane, items, tokens, age in self._pipeline.queue.snapshot():
             known = totals.get((model, lane), (0, 0, 0.0))
             totals[model, lane] = (known[0] + items, known[1] + tokens, max(known[2], age))
-        active = {model for model, _ in totals} | self._runtime.executor.batches.models()
+        active = {model for model, _ in totals} | self._pipeline.executor.batches.models()
         shown, self._shown = self._shown | active, active
         for model in shown:
             pending = 0
@@ -90,7 +103,7 @@ class Reporter:
 
     def _sequences(self) -> None:
         totals = dict.fromkeys(self._sequenced, (0, 0))
-        for model, active, waiting in self._runtime.queue.sequencer.counts():
+        for model, active, waiting in self._pipeline.kinds.sequences.numbers():
             known = totals.get(model, (0, 0))
             totals[model] = (known[0] + active, known[1] + waiting)
         self._sequenced = set(totals)
@@ -101,19 +114,19 @@ class Reporter:
     def _batches(self, model: str) -> None:
         """Budget, pace and fill of a model's batches; `sie_adaptive_batch_wait_ms` stays 0, nothing waits here."""
         self._budget(model)
-        metrics, (p50_ms, fill) = self._metrics, self._runtime.executor.batches.pace_of(model)
+        metrics, (p50_ms, fill) = self._metrics, self._pipeline.executor.batches.pace_of(model)
         metrics.sie_adaptive_p50.labels(model).set(p50_ms)
         metrics.sie_adaptive_fill.labels(model).set(fill)
 
     def _budget(self, model: str) -> None:
-        budget = self._runtime.executor.budgets.tokens_of(model)
+        budget = self._pipeline.executor.budgets.tokens_of(model)
         self._metrics.budget.labels(model, self._metrics.worker).set(budget)
         self._metrics.sie_adaptive_cost.labels(model).set(budget)
 
     def models(self, changed: Iterable[ModelStatus], gone: Iterable[str]) -> None:
         """States, load times and memory of these models; those that the catalog lost count as available."""
         lost = [ModelStatus(name, "available") for name in gone]
-        self._metrics.model_budget.labels(self._metrics.worker).set(self._runtime.models.budget_bytes)
+        self._metrics.model_budget.labels(self._metrics.worker).set(self._models.budget_bytes)
         for status in (*changed, *lost):
             for state in STATES:
                 self._metrics.state.labels(status.name, self._metrics.worker, state).set(
@@ -125,3 +138,74 @@ class Reporter:
             self._budget(status.name)
             self._metrics.sie_loaded.labels(status.name, self._device.uuid).set(status.state == "loaded")
             self._metrics.sie_memory.labels(status.name, self._device.uuid).set(status.memory_bytes)
+
+
+class Statistics:
+    """Builds `Stats` and sends them to the sessions that watch. Endpoint thread only."""
+
+    def __init__(self, pipeline: Pipeline, endpoint: Endpoint, monitor: Monitor) -> None:
+        self._pipeline, self._endpoint, self._monitor = pipeline, endpoint, monitor
+        self._batches = pipeline.executor.batches
+        self._next = self._next_device = 0.0
+        self._device: tuple[int, int, int, float | None, float | None] = (0, 0, 0, None, None)
+        self._marks: deque[tuple[float, float, float]] = deque(maxlen=SHARE_LOOKS)
+
+    def tick(self) -> None:
+        """Send what is due."""
+        endpoint, now = self._endpoint, time.monotonic()
+        if now < self._next:
+            return
+        if not any(session.watching for session in endpoint.sessions):
+            self._marks.clear()
+            return
+        self._next = now + SEND_EVERY_S
+        endpoint.show(self._stats(now))
+
+    def _stats(self, now: float) -> Stats:
+        if now >= self._next_device:
+            self._next_device = now + ASK_DEVICE_EVERY_S
+            self._device = self._look()
+        used, total, resident, utilization, temperature = self._device
+        cpu, busy = self._shares(now)
+        pipeline, leases = self._pipeline, self._pipeline.leases
+        return Stats(
+            memory_used=used,
+            memory_total=total,
+            resident=resident,
+            cpu=cpu,
+            busy=busy,
+            utilization=utilization,
+            temperature_c=temperature,
+            budget=pipeline.executor.budgets.configured,
+            admitted=pipeline.queue.admitted,
+            bound=pipeline.queue.limit,
+            arena_used=leases.used_nbytes,
+            arena_total=leases.capacity_nbytes,
+            leases=leases.leases,
+            queues=self._queues(),
+            batches=self._batches.records(),
+        )
+
+    def _look(self) -> tuple[int, int, int, float | None, float | None]:
+        monitor = self._monitor
+        used, total = monitor.memory()
+        return used, total, monitor.resident_bytes(), monitor.utilization(), monitor.temperature_c()
+
+    def _shares(self, now: float) -> tuple[float, float]:
+        """(processor seconds per second, share of time in batches) over the last looks."""
+        times = os.times()
+        self._marks.append((now, times.user + times.system, self._batches.busy_s))
+        began, cpu_s, busy_s = self._marks[0]
+        elapsed_s = now - began
+        if not elapsed_s:
+            return 0.0, 0.0
+        return (self._marks[-1][1] - cpu_s) / elapsed_s, min(1.0, (self._marks[-1][2] - busy_s) / elapsed_s)
+
+    def _queues(self) -> list[QueueState]:
+        found: dict[str, QueueState] = {}
+        for model, _, items, tokens, age_s in self._pipeline.queue.snapshot():
+            known = found.get(model, QueueState(model, 0, 0, 0.0))
+            found[model] = QueueState(
+                model, known.items + items, known.tokens + tokens, max(known.oldest_s, age_s)
+            )
+        return [state for state in found.values() if state.items]

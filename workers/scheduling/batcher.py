@@ -21,7 +21,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from workers.adapters.base import Gathering
-from workers.scheduling.job import Job, Piece
+from workers.scheduling.job import Batch, Job, Piece
 
 MAX_AHEAD = 256
 """Callers or groups without waiting work that are remembered before those that owe nothing are forgotten."""
@@ -74,13 +74,6 @@ class Lane:
         """Arrival of the oldest job, or None when empty."""
         return min((caller.jobs[0][0].queued_ns for caller in self._callers.values()), default=None)
 
-    def head(self) -> Piece | None:
-        """The item that `pop` would give."""
-        if not self._callers:
-            return None
-        job, indices = min(self._callers.values(), key=lambda caller: caller.used).jobs[0]
-        return Piece(job, indices[0], job.prepared[indices[0]])
-
     def costs(self) -> Iterator[int]:
         """Tokens of each item, in the order in which `pop` gives them."""
         used = {key: caller.used for key, caller in self._callers.items()}
@@ -94,7 +87,7 @@ class Lane:
             if job is None:
                 del used[key]
                 continue
-            used[key] += job.prepared[index].cost / job.share
+            used[key] += job.prepared[index].cost / job.work.share
             yield job.prepared[index].cost
 
     def pop(self, room: int, force: bool) -> Piece | None:
@@ -108,7 +101,7 @@ class Lane:
             return None
         piece = Piece(job, indices.popleft(), prepared)
         self._clock = max(self._clock, caller.used)
-        caller.used += prepared.cost / job.share
+        caller.used += prepared.cost / job.work.share
         self.items -= 1
         self.tokens -= prepared.cost
         if not indices:
@@ -147,7 +140,7 @@ class Lane:
 
 
 def _caller_of(job: Job) -> Hashable:
-    return job.caller or job.session
+    return job.work.caller or job.session
 
 
 def _group_key(job: Job) -> Hashable:
@@ -159,9 +152,9 @@ class _Group:
 
     def __init__(self, first: Job, used: float) -> None:
         """`first` is a job of the group: what it says of batches holds for all of them."""
-        self.model, self.used = first.model, used
-        self._gathering = None if first.solo else first.gathering
-        self._batch_tokens = first.batch_tokens
+        self.model, self.used, self.adapter = first.model, used, first.adapter
+        self._gathering: Gathering | None = None if first.solo else first.adapter.gathering
+        self._batch_tokens: int | None = first.adapter.batch_tokens
         self.lanes = {"interactive": Lane(), "bulk": Lane()}
 
     @property
@@ -219,6 +212,8 @@ class Batcher:
         self._asked_ns: dict[Hashable, int] = {}
         self._bulk_ran = False
         self._last: tuple[Hashable, float] = (None, 0.0)
+        self._suspended: dict[int, Batch] = {}
+        """Batches that made way for other work, by the identity of their adapter."""
         self.items = self.tokens = 0
         """What waits."""
 
@@ -231,19 +226,19 @@ class Batcher:
         if key not in self._groups:
             used = max(self._clock, self._ahead.pop(key, 0.0))
             self._groups[key] = _Group(job, used)
-        lane = self._groups[key].lanes[job.lane]
+        lane = self._groups[key].lanes[job.work.lane]
         before = lane.tokens
         lane.add(job, ready)
         self.items += len(ready)
         self.tokens += lane.tokens - before
-        if job.lane == "interactive":
+        if job.work.lane == "interactive":
             self._asked_ns[key] = job.queued_ns
 
     def remove(self, job: Job) -> int:
         """Drop what is still waiting of a job; returns the number of items."""
         removed = 0
         for key, group in list(self._groups.items()):
-            lane = group.lanes[job.lane]
+            lane = group.lanes[job.work.lane]
             before = lane.tokens
             removed += lane.remove(job)
             self.tokens -= before - lane.tokens
@@ -264,7 +259,7 @@ class Batcher:
 
         `room` is what a batch of a model may hold instead.
         """
-        due = [key for key, group in self._groups.items() if group.due_ns() <= now_ns]
+        due = self._due(now_ns)
         if not due:
             return []
         key = min(due, key=lambda k: self._urgency(self._groups[k], now_ns))
@@ -275,34 +270,7 @@ class Batcher:
             max_tokens = room(group.model)
         most, most_with_bulk = self._limits(key, group.most(max_tokens, now_ns), tokens_per_s, now_ns)
         pieces = self._pieces(group, most, most_with_bulk, max_items, now_ns)
-        self._bulk_ran = any(piece.job.lane == "bulk" for piece in pieces)
-        self._taken(key, pieces, tokens_per_s)
-        return pieces
-
-    def take_beside(
-        self, adapter: object, most_s: float, max_items: int, now_ns: int, pace: Pace, room: Room
-    ) -> list[Piece]:
-        """Queries that may run between two steps of a long batch on `adapter`: of other weights, in `most_s` at most.
-
-        Only models count whose pace is known; empty when there is nothing of the kind.
-        """
-        found = [
-            (group.used, number, key)
-            for number, (key, group) in enumerate(self._groups.items())
-            if (head := group.lanes["interactive"].head()) is not None
-            and head.job.adapter is not adapter
-            and 0 < head.prepared.cost <= most_s * pace(group.model)
-            and group.due_ns() <= now_ns
-        ]
-        if not found:
-            return []
-        _, _, key = min(found)
-        group = self._groups[key]
-        tokens_per_s = pace(group.model)
-        pieces: list[Piece] = []
-        most = group.most(min(room(group.model), int(most_s * tokens_per_s)), now_ns)
-        self._fill(pieces, group.lanes["interactive"], most, max_items)
-        self._clock = max(self._clock, group.used)
+        self._bulk_ran = any(piece.job.work.lane == "bulk" for piece in pieces)
         self._taken(key, pieces, tokens_per_s)
         return pieces
 
@@ -317,11 +285,62 @@ class Batcher:
 
     def due_ns(self) -> int | None:
         """When the next batch may be taken (0 is now); None when nothing waits."""
+        if self._suspended:
+            return 0
         return min([group.due_ns() for group in self._groups.values()], default=None)
 
     def due_tokens(self, now_ns: int) -> int:
         """Tokens of all groups of which a batch may be taken now."""
-        return sum(group.tokens for group in self._groups.values() if group.due_ns() <= now_ns)
+        return sum(self._groups[key].tokens for key in self._due(now_ns))
+
+    def _due(self, now_ns: int) -> list[Hashable]:
+        """Groups of which a batch may be taken now."""
+        held = self._suspended
+        return [
+            key
+            for key, group in self._groups.items()
+            if group.due_ns() <= now_ns and not (held and id(group.adapter) in held)
+        ]
+
+    @property
+    def suspended(self) -> bool:
+        """Whether a batch is suspended."""
+        return bool(self._suspended)
+
+    def holds(self, adapter: object) -> bool:
+        """Whether a batch of this adapter is suspended."""
+        return id(adapter) in self._suspended
+
+    def suspend(self, batch: Batch) -> None:
+        """A batch made way for other work: nothing else of its adapter runs before it has gone on."""
+        self._suspended[id(batch.first.adapter)] = batch
+
+    def resume(self, now_ns: int, ahead: Batch | None) -> Batch | None:
+        """The suspended batch that has used the least time, unless waiting work or the batch `ahead` comes first."""
+        if not self._suspended:
+            return None
+        used, _, batch = min((self._used(b), at, b) for at, b in enumerate(self._suspended.values()))
+        bulk = batch.first.work.lane == "bulk"
+        if ahead is not None and id(ahead.first.adapter) not in self._suspended:
+            first = min([(piece.job.work.lane == "bulk", self._last[1]) for piece in ahead.pieces])
+            if first <= (bulk, used):
+                return None
+        elif any(self._urgency(self._groups[key], now_ns) <= (bulk, used) for key in self._due(now_ns)):
+            return None
+        self._clock = max(self._clock, used)
+        return self._suspended.pop(id(batch.first.adapter))
+
+    def others_wait(self, adapter: object, now_ns: int) -> bool:
+        """Whether work of another adapter is due, or suspended."""
+        return bool(self._suspended) or any(
+            self._groups[key].adapter is not adapter for key in self._due(now_ns)
+        )
+
+    def _used(self, batch: Batch) -> float:
+        """Device time of the group of a batch."""
+        key = _group_key(batch.first)
+        group = self._groups.get(key)
+        return self._ahead.get(key, self._clock) if group is None else group.used
 
     def settle(self, job: Job, seconds: float) -> None:
         """A batch with this job took `seconds` more (or less) of the device than was predicted."""
@@ -363,7 +382,7 @@ class Batcher:
     def overtakes(self, pieces: Sequence[Piece]) -> bool:
         """Whether interactive work that waits should run before `pieces`, the batch that was taken last."""
         waiting = {key: group for key, group in self._groups.items() if group.lanes["interactive"].items}
-        if all(piece.job.lane == "bulk" for piece in pieces):
+        if all(piece.job.work.lane == "bulk" for piece in pieces):
             return bool(waiting)
         taken, used = self._last
         return any(group.used <= used for key, group in waiting.items() if key != taken)

@@ -1,22 +1,17 @@
-"""One request inside a worker: its items, where its results go, and what has become of it so far."""
+"""One request inside a worker: what it asks for, where its results go, and what has become of it so far."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ipc.memory.leases import Block
-from ipc.wire.messages import Call, ItemError, TensorInfo, TensorRef
-from workers.adapters.base import Gathering, Prepared
+from ipc.wire.messages import BatchTimes, ItemError, TensorInfo, TensorRef, Trace, Work
+from workers.adapters.base import Prepared
 from workers.memory.payload import NOTHING, Payload
-
-if TYPE_CHECKING:
-    from workers.reporting.tracing import JobTrace
-    from workers.strategies.sequences import Turn
-    from workers.strategies.streamed import Streamed
 
 
 @dataclass(slots=True, eq=False)
@@ -31,40 +26,63 @@ class Output:
     arrays: dict[str, np.ndarray]
 
 
+class JobTrace:
+    """The instants of one traced request, in CLOCK_MONOTONIC nanoseconds.
+
+    They are kept in memory and sent back with the result; the frontend makes spans of them.
+    """
+
+    __slots__ = ("_batches", "_began_ns", "_ended_ns")
+
+    def __init__(self) -> None:
+        self._began_ns = self._ended_ns = 0
+        self._batches: list[BatchTimes] = []
+
+    def prepared(self, began_ns: int, ended_ns: int) -> None:
+        """Some items of the request were prepared."""
+        self._began_ns = self._began_ns or began_ns
+        self._ended_ns = ended_ns
+
+    def ran(self, batch: BatchTimes) -> None:
+        """The request took part in a batch."""
+        self._batches.append(batch)
+
+    def record(self, queued_ns: int) -> Trace:
+        """All of it, for the result."""
+        return Trace(self._began_ns, self._ended_ns, queued_ns, self._batches)
+
+
 @dataclass(slots=True, eq=False)
 class Job:
-    """A submitted request. Times are CLOCK_MONOTONIC nanoseconds; cost is in tokens.
+    """A submitted request: `work` is what a frontend planned. Times are CLOCK_MONOTONIC nanoseconds.
 
-    `starts` is the first row of each item (and the end) in tensors with many rows per item; `loose` keeps values whose
-    size the model decides, by name and item. `claims` counts who may still read its input or write to its output: a
-    preparing thread, the device. `infos` are the outputs of an infer call. `gathering` says whether it waits for others
-    to share a batch with, `batch_tokens` is the limit of its adapter for such a batch, `turn` is its place in a
-    sequence, `ordered` jobs are answered in the order of their arrival, `stream` is of one that is answered in parts.
-    `start_by_ns` is as in `Submit`.
+    strategy   its `workers.strategies.base.Strategy`, which keeps what it knows of the job in `kept`
+    cost       tokens that the queue counts: the estimate of `work` at first, the real number once all is prepared
+    resting    whether the queue does not count it, since it waits for its own client
+    group      jobs of equal groups may share a batch
+    starts     first row of each item (and the end) in tensors with many rows per item
+    loose      values whose size the model decides, by name and item
+    claims     how many threads may still read its input or write to its output
+    infos      the outputs of an infer call
+    ordered    whether its answer must not pass those of earlier jobs of its model
     """
 
     session: bytes
     tag: int
     id: int
-    model: str
-    call: Call
-    deadline_ns: int
-    request_id: str
-    solo: bool
-    cost: int
+    work: Work
+    adapter: Any
+    strategy: Any = None
+    solo: bool = False
     payload: Payload = NOTHING
-    prepared: list[Prepared] = field(default_factory=list)
     group: Hashable = None
-    lane: str = "interactive"
-    caller: str = ""
-    share: float = 1.0
-    adapter: Any = None
-    gathering: Gathering | None = None
-    batch_tokens: int | None = None
-    turn: Turn | None = None
+    kept: Any = None
+    cost: int = field(init=False)
+    open_items: int = field(init=False)
+    prepared: list[Prepared] = field(init=False)
+    trace: JobTrace | None = field(init=False)
     ordered: bool = False
-    stream: Streamed | None = None
-    start_by_ns: int = 0
+    resting: bool = False
     refs: list[TensorRef] = field(default_factory=list)
     result_nbytes: int = 0
     starts: dict[str, list[int]] = field(default_factory=dict)
@@ -72,24 +90,34 @@ class Job:
     output: Output | None = None
     infos: list[TensorInfo] = field(default_factory=list)
     errors: dict[int, ItemError] = field(default_factory=dict)
-    open_items: int = 0
     prepared_items: int = 0
     claims: int = 0
     queued_ns: int = 0
+    first_queued_ns: int = 0
     first_run_ns: int = 0
     prepare_ns: int = 0
     device_ns: int = 0
     copy_ns: int = 0
     batches: int = 0
-    trace: JobTrace | None = None
     state: str = "open"
 
+    def __post_init__(self) -> None:
+        """Begin with what the frontend estimated."""
+        self.cost, self.open_items = self.work.cost, len(self.work.call.items)
+        self.prepared = [None] * self.open_items  # type: ignore[list-item]
+        self.trace = JobTrace() if self.work.traceparent else None
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        return self.work.model
+
     def is_late(self, now_ns: int) -> bool:
-        """Whether it has waited for too long; what has begun on the device goes on, but for streams."""
-        if self.first_run_ns and self.stream is None:
-            return False
-        waits = not self.first_run_ns and 0 < self.start_by_ns <= now_ns
-        return waits or now_ns >= self.deadline_ns
+        """Whether it has waited for too long; the strategy says whether a job that has begun may go on."""
+        work = self.work
+        if self.first_run_ns:
+            return bool(self.strategy.ends_late) and now_ns >= work.deadline_ns
+        return now_ns >= work.waits_until_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +127,34 @@ class Piece:
     job: Job
     index: int
     prepared: Prepared
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Pieces of one group, collated for the adapter (None: collating failed and is tried again piecewise).
+
+    `predicted_s` is the device time for which the queue has charged the group and that has not been settled. `turn` is
+    the computation once it has begun, `limit_s` what the watchdog allows it, `seconds` its time on the device, and
+    `paused_ns` its time without, in which it was suspended, last at `suspended_ns`.
+    """
+
+    pieces: list[Piece]
+    collated: Any
+    tokens: int
+    predicted_s: float
+    overtaken: bool = False
+    turn: Any = None
+    limit_s: float = 0.0
+    seconds: float = 0.0
+    paused_ns: int = 0
+    suspended_ns: int = 0
+
+    @property
+    def first(self) -> Job:
+        """Any job of the batch: model, adapter, strategy and options are the same for all."""
+        return self.pieces[0].job
+
+
+def collate(pieces: list[Piece]) -> Any:
+    """What the adapter makes of these pieces."""
+    return pieces[0].job.adapter.collate([piece.prepared for piece in pieces])

@@ -3,28 +3,43 @@
 Tokenizing is Rust outside the interpreter lock. A large request is prepared in chunks, so that its first items run
 while its last ones are still text; one whose result takes a size that only prepared items tell waits for the last.
 A single text may be longer than any chunk: of several threads one leaves such texts to the others.
+
+1. `PreparingLine` gives queries before bulk work, which gets a turn now and then however many queries come.
+2. Jobs whose next text is long stand apart: they get every second turn of bulk work, and none on the thread that is
+   kept for short ones. When their turn comes to that thread, the next other thread makes up for it.
+3. `chunk_end` says how much of a request is prepared in one go: items, pictures, characters to tokenize.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from ipc.errors import InferenceFailed, InputTooLong, InvalidInput, PenstockError
 from ipc.memory.arena import Arena
-from ipc.wire.messages import ItemError
+from ipc.wire.messages import Call, ExtractCall, InputItem, ItemError, ScoreCall
 from workers.adapters.base import Excess, ItemFailure, ItemRefused, Prepared
-from workers.device.threads import vital_thread
+from workers.device.watchdog import vital_thread
 from workers.operations import operation_of
-from workers.scheduling.chunks import chunk_end, is_long
 from workers.scheduling.job import Job
-from workers.scheduling.jobs import JobBook
-from workers.scheduling.preparing_line import PreparingLine
 from workers.scheduling.queue import WorkQueue
+from workers.scheduling.table import JobTable
 
 log = logging.getLogger(__name__)
+
+BULK_EVERY = 8
+"""One turn in so many is bulk work's while both wait."""
+CHUNK_ITEMS = 32
+CHUNK_IMAGES = 4
+"""A large picture takes seconds, and a request that has ended goes on until the end of its chunk."""
+CHUNK_CHARACTERS = 1 << 16
+"""Some 50 ms; a longer text is tokenized whole, by a thread for which no short one waits."""
+LONE_CHARACTERS = 4096
 
 
 class Preparer:
@@ -33,7 +48,7 @@ class Preparer:
     def __init__(
         self,
         work: WorkQueue,
-        book: JobBook,
+        table: JobTable,
         arena: Arena,
         threads: int,
         most_chunked: int,
@@ -44,7 +59,7 @@ class Preparer:
         `unplaced` is told, in a preparing thread, of a job that is ready but has no output space yet.
         """
         self._most_chunked = most_chunked
-        self._work, self._book, self._arena, self._unplaced = work, book, arena, unplaced
+        self._work, self._table, self._arena, self._unplaced = work, table, arena, unplaced
         self._line = PreparingLine()
         self._lone_place = threads
         self._quick_place = 0 if threads > 1 else None
@@ -54,7 +69,7 @@ class Preparer:
 
     def put(self, job: Job) -> None:
         """Prepare this job soon."""
-        self._line.put(job, is_long(job.call, job.prepared_items))
+        self._line.put(job, is_long(job.work.call, job.prepared_items))
 
     def close(self) -> None:
         """Stop the threads after what they are doing now."""
@@ -75,30 +90,30 @@ class Preparer:
 
     def _prepare(self, job: Job, place: int) -> bool:
         """Prepare the next chunk; a failure ends the job. Returns whether there is more to do."""
-        if not self._book.claim(job):
+        if not self._table.claim(job):
             return False
         self._arena.record_preparing(place, job.tag, job.id)
         try:
             return self._chunk(job)
         except PenstockError as error:
-            self._book.fail(job, error)
+            self._table.fail(job, error)
         except ItemRefused as refusal:
-            self._book.fail(job, _named(job, refusal))
+            self._table.fail(job, _named(job, refusal))
         except Exception:
-            log.exception("preparing failed for request %s", job.request_id)
-            self._book.fail(job, InferenceFailed("the input could not be prepared for this model"))
+            log.exception("preparing failed for request %s", job.work.request_id)
+            self._table.fail(job, InferenceFailed("the input could not be prepared for this model"))
         finally:
             self._arena.record_preparing(place, 0, 0)
-            self._book.unclaim(job)
+            self._table.unclaim(job)
         return False
 
     def _chunk(self, job: Job) -> bool:
         began = time.monotonic_ns()
         start, total = job.prepared_items, len(job.prepared)
-        stop = chunk_end(job.call, start)
-        operation = operation_of(job.call)
-        failures = _store(job, start, operation.prepare(job.adapter, job.call, start, stop, job.payload))
-        if job.call.overflow == "chunk":
+        stop = chunk_end(job.work.call, start)
+        operation = operation_of(job.work.call)
+        failures = _store(job, start, operation.prepare(job.adapter, job.work.call, start, stop, job.payload))
+        if job.work.call.overflow == "chunk":
             self._bound(job, start, stop)
         job.prepared_items = stop
         ended = time.monotonic_ns()
@@ -106,9 +121,9 @@ class Preparer:
         if job.trace is not None:
             job.trace.prepared(began, ended)
         if stop == total and (cost := sum([item.cost for item in job.prepared])) != job.cost:
-            self._book.correct(job, cost)
+            self._table.correct(job, cost)
         if failures:
-            self._book.complete(job, len(failures), failures)
+            self._table.complete(job, len(failures), failures)
         if job.output is not None:
             self._work.put(job, start, stop)
         elif stop == total:
@@ -126,8 +141,8 @@ class Preparer:
 
 def _field(job: Job, index: int) -> str:
     """The item, or its text, in the words of the route."""
-    names = job.call.names
-    return (names.item if job.call.items[index].text is None else names.text).format(index)
+    names = job.work.call.names
+    return (names.item if job.work.call.items[index].text is None else names.text).format(index)
 
 
 def _store(job: Job, start: int, found: Sequence[Prepared | ItemFailure]) -> list[ItemError]:
@@ -137,10 +152,10 @@ def _store(job: Job, start: int, found: Sequence[Prepared | ItemFailure]) -> lis
     """
     failures = []
     for index, item in enumerate(found, start):
-        if isinstance(item, Prepared) and item.truncated and job.call.overflow == "error":
+        if isinstance(item, Prepared) and item.truncated and job.work.call.overflow == "error":
             raise _too_long(job, index, item.excess)
         if isinstance(item, ItemFailure):
-            place = job.call.names.item.format(index)
+            place = job.work.call.names.item.format(index)
             failures.append(ItemError(index, item.code, f"{place}: {item.message}"))
             item = Prepared(None, 0, rows=0)
         job.prepared[index] = item
@@ -149,8 +164,8 @@ def _store(job: Job, start: int, found: Sequence[Prepared | ItemFailure]) -> lis
 
 def _named(job: Job, refusal: ItemRefused) -> InvalidInput:
     """The error of an item, or of the query beside the items, that cannot be used."""
-    names = job.call.names
-    place = next((index for index, item in enumerate(job.call.items) if item is refusal.item), None)
+    names = job.work.call.names
+    place = next((index for index, item in enumerate(job.work.call.items) if item is refusal.item), None)
     return InvalidInput(f"{names.query if place is None else names.item.format(place)}: {refusal}")
 
 
@@ -161,9 +176,115 @@ def _too_long(job: Job, index: int, excess: Excess | None) -> InputTooLong:
         longest = job.adapter.max_sequence_length
         return InputTooLong(f"{field}: longer than the {longest} tokens of {job.model}", model=job.model)
     if excess.in_query:
-        field = job.call.names.query
+        field = job.work.call.names.query
     beside = f" {excess.beside}" if excess.beside else ""
     return InputTooLong(
         f"{field}: {excess.tokens} tokens{beside}, the limit of {job.model} is {excess.limit}",
         model=job.model,
     )
+
+
+class PreparingLine:
+    """A queue with three lanes for several threads."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[str, deque[Job]] = {"interactive": deque(), "bulk": deque(), "long": deque()}
+        self._changed = threading.Condition()
+        self._turns = 0
+        self._long_next = False
+        self._owed = False
+        """Whether the turn of a long job came to a thread that takes none."""
+        self._closed = False
+
+    def put(self, job: Job, is_long: bool = False) -> None:
+        """At the end of the job's lane; `is_long` is said of what is prepared of it next."""
+        with self._changed:
+            self._lanes["long" if is_long else job.work.lane].append(job)
+            # NOTE: a single thread that is woken might be the one that takes no long jobs.
+            self._changed.notify_all() if is_long else self._changed.notify()
+
+    def get(self, quick: bool = False) -> Job | None:
+        """The next job, waited for, no long one if `quick`; None when the line is closed and there is none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._waiting(quick))
+            interactive, others = self._lanes["interactive"], self._others(quick)
+            # NOTE: the turns of all threads count, and what this one may not take waits all the same.
+            bulk, long = self._lanes["bulk"], self._lanes["long"]
+            self._turns = self._turns + 1 if interactive and (bulk or long) else 0
+            if others and (not interactive or self._turns >= BULK_EVERY or (self._owed and others is long)):
+                self._turns = 0
+                self._owed = bool(interactive and long and self._long_next) and others is bulk
+                self._long_next = others is bulk
+                return others.popleft()
+            return interactive.popleft() if interactive else None
+
+    def close(self) -> None:
+        """`get` gives out what is there and then None."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _waiting(self, quick: bool) -> bool:
+        return bool(self._lanes["interactive"] or self._others(quick))
+
+    def _others(self, quick: bool) -> deque[Job]:
+        """Whose turn it is beside the queries."""
+        bulk, long = self._lanes["bulk"], self._lanes["long"]
+        return long if long and not quick and (self._long_next or not bulk) else bulk
+
+
+def chunk_end(call: Call, start: int) -> int:
+    """Where the chunk of the items of `call` that begins at `start` ends; it has at least one item."""
+    beside = _characters_beside(call)
+    stop, images, characters = start, 0, 0
+    for item in call.items[start : start + CHUNK_ITEMS]:
+        images += bool(item.images)
+        characters += _characters(item) + beside
+        if stop > start and (images > CHUNK_IMAGES or characters > CHUNK_CHARACTERS):
+            break
+        stop += 1
+    return stop
+
+
+def is_long(call: Call, start: int) -> bool:
+    """Whether the chunk that begins at `start` is more text than chunks usually are."""
+    characters = _characters_beside(call) + _characters(call.items[start])
+    if isinstance(call, ScoreCall):
+        characters += _characters(call.query)
+    return characters > CHUNK_CHARACTERS
+
+
+def is_short(call: Call) -> bool:
+    """Whether preparing all of it takes well under a millisecond."""
+    if any(item.images for item in call.items) or (isinstance(call, ScoreCall) and call.query.images):
+        return False
+    beside = _characters_beside(call)
+    if isinstance(call, ScoreCall):
+        beside += _characters(call.query)
+    return sum(map(_characters, call.items)) + beside * len(call.items) <= LONE_CHARACTERS
+
+
+def _characters_beside(call: Call) -> int:
+    """Characters that families tokenize with every single item: instruction, labels, fields, templates in options."""
+    count = len(call.instruction or "") + _within(call.options)
+    if isinstance(call, ExtractCall):
+        count += sum(map(len, call.labels)) + len(call.labels) + _within(call.output_schema)
+    return count
+
+
+def _characters(item: InputItem) -> int:
+    return len(item.text or "") + 4 * len(item.ids or ())
+
+
+def _within(value: Any) -> int:
+    """Characters of all texts in what options or a schema hold, however deep."""
+    count, rest = 0, [value]
+    while rest:
+        held = rest.pop()
+        if isinstance(held, str):
+            count += len(held)
+        elif isinstance(held, dict):
+            rest += [*held, *held.values()]
+        elif isinstance(held, list | tuple):
+            rest += held
+    return count

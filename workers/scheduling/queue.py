@@ -11,15 +11,15 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from ipc.errors import QueueFull
 from ipc.settings import Settings
 from ipc.shares import Shares
-from ipc.wire.messages import LANES
-from workers.scheduling.batcher import Batcher, Pace, Room
-from workers.scheduling.job import Job, Piece
-from workers.strategies.sequencer import Sequencer
+from ipc.wire.messages import LANES, Work
+from workers.scheduling.batcher import Batcher, Room
+from workers.scheduling.job import Batch, Job, Piece
 
 
 class DrainRate:
@@ -42,6 +42,27 @@ class DrainRate:
         return tokens / self.tokens_per_s if self.tokens_per_s else 0.0
 
 
+class Paces:
+    """The drain rate of each model, by its name."""
+
+    def __init__(self) -> None:
+        self._rates: defaultdict[str, DrainRate] = defaultdict(DrainRate)
+
+    def record(self, model: str, tokens: int, seconds: float) -> None:
+        """A batch of `tokens` took `seconds` of device time."""
+        self._rates[model].record(tokens, seconds)
+
+    def tokens_per_s(self, model: str) -> float:
+        """0 for a model that has not run yet."""
+        rate = self._rates.get(model)
+        return rate.tokens_per_s if rate else 0.0
+
+    def seconds_for(self, model: str, tokens: int) -> float:
+        """Predicted device time; 0 for a model that has not run yet."""
+        rate = self._rates.get(model)
+        return rate.seconds_for(tokens) if rate else 0.0
+
+
 class WorkQueue:
     """Waiting jobs, shared by the endpoint, the preparing threads and the device thread."""
 
@@ -54,8 +75,8 @@ class WorkQueue:
         self._backlog_tokens = 0
         self._admitted = {lane: Shares() for lane in LANES}
         self._closed = False
-        self.sequencer = Sequencer(settings.queue.max_waiting_sequences)
         self.rate = DrainRate()
+        self.paces = Paces()
 
     @property
     def limit(self) -> int:
@@ -67,8 +88,9 @@ class WorkQueue:
         """Tokens admitted and not finished."""
         return sum(lane.cost for lane in self._admitted.values())
 
-    def admit(self, cost: int, lane: str = "interactive", caller: str = "", share: float = 1.0) -> None:
+    def admit(self, work: Work) -> None:
         """Count a request in. Raises `QueueFull` with the time until the queue has drained."""
+        lane, caller, share = work.lane, work.caller, work.share
         with self._lock:
             admitted = self._admitted[lane]
             if not admitted.allows(self.limit, caller, share):
@@ -77,17 +99,17 @@ class WorkQueue:
                     f"the {lane} lane of the queue holds {admitted.cost} tokens, its bound is {self.limit}",
                     retry_after_s=max(1, wait_s),
                 )
-            admitted.add(cost, caller, share)
+            admitted.add(work.cost, caller, share)
 
     def settle(self, cost: int, lane: str = "interactive", caller: str = "") -> None:
         """Count a request out."""
         with self._lock:
             self._admitted[lane].remove(cost, caller)
 
-    def resume(self, cost: int, lane: str, caller: str, share: float) -> None:
+    def count_in(self, cost: int, work: Work) -> None:
         """A request that was admitted, and counted out while it rested, goes on."""
         with self._lock:
-            self._admitted[lane].add(cost, caller, share)
+            self._admitted[work.lane].add(cost, work.caller, work.share)
 
     def correct(self, change: int, lane: str = "interactive", caller: str = "") -> None:
         """The cost of an admitted request turned out to differ by `change`."""
@@ -97,7 +119,8 @@ class WorkQueue:
     def put(self, job: Job, start: int, stop: int) -> None:
         """Prepared items `start` to `stop` of an open job wait for the device from now on, or first for their turn."""
         job.queued_ns = job.queued_ns or time.monotonic_ns()
-        if not self.sequencer.arrive(job):
+        job.first_queued_ns = job.first_queued_ns or job.queued_ns
+        if not job.strategy.arrive(job):
             return
         with self._lock:
             if job.state != "open":
@@ -112,21 +135,42 @@ class WorkQueue:
         self,
         max_tokens: int,
         max_items: int,
-        pace: Pace = lambda model: 0.0,
         room: Room | None = None,
     ) -> list[Piece]:
         """The next batch now; empty when nothing is due. See `Batcher.take`."""
         with self._lock:
+            pace = self.paces.tokens_per_s
             return self._batcher.take(max_tokens, max_items, time.monotonic_ns(), pace, room)
 
-    def take_beside(
-        self, adapter: object, most_s: float, max_items: int, pace: Pace, room: Room
-    ) -> list[Piece]:
-        """Queries that may run between two steps of a long batch. See `Batcher.take_beside`."""
-        if not self._batcher.items:
-            return []
+    def put_again(self, job: Job) -> None:
+        """An open job waits for another turn on the device, behind the others."""
+        job.queued_ns = time.monotonic_ns()
+        self.put(job, 0, len(job.prepared))
+
+    def suspend(self, batch: Batch) -> None:
+        """A batch that made way for other work waits to go on; meanwhile nothing else of its adapter may run."""
         with self._lock:
-            return self._batcher.take_beside(adapter, most_s, max_items, time.monotonic_ns(), pace, room)
+            self._batcher.suspend(batch)
+            self._work.notify()
+
+    def resume_batch(self, ahead: Batch | None = None) -> Batch | None:
+        """The suspended batch that goes on now, unless waiting work, or the batch formed `ahead`, comes first."""
+        with self._lock:
+            return self._batcher.resume(time.monotonic_ns(), ahead)
+
+    def others_wait(self, adapter: object) -> bool:
+        """Whether work of another adapter is due."""
+        with self._lock:
+            return self._batcher.others_wait(adapter, time.monotonic_ns())
+
+    def holds(self, adapter: object) -> bool:
+        """Whether nothing of this adapter may run, since a batch of it is suspended."""
+        return self._batcher.holds(adapter)
+
+    @property
+    def suspended(self) -> bool:
+        """Whether a batch is suspended."""
+        return self._batcher.suspended
 
     def settle_time(self, job: Job, seconds: float) -> None:
         """A batch with this job took `seconds` more (or less) of the device than its model's pace said."""

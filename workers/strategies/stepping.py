@@ -1,18 +1,21 @@
 """Steps of a long computation on the device thread: a text written token by token, a long text read part by part.
 
 Each step tells the watchdog that the thread lives, so that its limit holds for a step and not for the whole, asks which
-items nobody waits for any more, and lets queries of other models pass. Outside of a batch (the proof at load) steps do
+items nobody waits for any more, and may make way for other work. Outside of a batch (the proof at load) steps do
 nothing.
+
+A batch runs in a greenlet (`Turn`): in the middle of a computation it gives the device thread back, and goes on from
+there later. So a running batch is never entered by another one, and model code need not know of it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+import greenlet
 import torch
 
 from ipc.errors import DeadlineExceeded
@@ -29,13 +32,13 @@ class Steps:
         self,
         activity: Activity | None = None,
         pieces: Sequence[Piece] = (),
-        between: Callable[[], None] = lambda: None,
+        make_way: Callable[[], None] = lambda: None,
     ) -> None:
-        self._activity, self._pieces, self._between = activity, pieces, between
+        self._activity, self._pieces, self._make_way = activity, pieces, make_way
 
     def step(self, share: float = 1.0) -> None:
         """One more step is done, and the next, `share` of the batch, has not begun: the device is free for a moment."""
-        self._between()
+        self._make_way()
         self.begin(share)
 
     def begin(self, share: float) -> None:
@@ -53,29 +56,36 @@ class Steps:
         if place >= len(self._pieces):
             return False
         job = self._pieces[place].job
-        return job.state != "open" or time.monotonic_ns() >= job.deadline_ns
+        return job.state != "open" or time.monotonic_ns() >= job.work.deadline_ns
 
 
-_running = threading.local()
+class Turn(greenlet.greenlet):  # type: ignore[misc]
+    """A computation that can leave the device thread between two of its steps."""
+
+    steps: Steps | None = None
+
+
 _OUTSIDE = Steps()
 
 
 def current() -> Steps:
-    """The steps of the batch that this thread runs."""
-    found: Steps = getattr(_running, "steps", _OUTSIDE)
-    return found
+    """The steps of the batch that runs now."""
+    turn = greenlet.getcurrent()
+    return getattr(turn, "steps", None) or _OUTSIDE
 
 
 @contextlib.contextmanager
 def running(
-    activity: Activity, pieces: Sequence[Piece], between: Callable[[], None] = lambda: None
+    activity: Activity, pieces: Sequence[Piece], make_way: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """This thread runs a batch of `pieces`, in this order; `between` is called between two of its steps."""
-    before, _running.steps = current(), Steps(activity, pieces, between)
+    """This greenlet runs a batch of `pieces`, in this order; `make_way` is called between two of its steps."""
+    turn = greenlet.getcurrent()
+    before = getattr(turn, "steps", None)
+    turn.steps = Steps(activity, pieces, make_way)
     try:
         yield
     finally:
-        _running.steps = before
+        turn.steps = before
 
 
 def each(parts: Sequence[T], tokens: Sequence[int]) -> Iterator[T]:
@@ -90,7 +100,7 @@ def each(parts: Sequence[T], tokens: Sequence[int]) -> Iterator[T]:
         if number:
             # NOTE: to ask for the stream would make a context on a device that this process does not use.
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-                # NOTE: until then the part before is only enqueued, and what passes it now would wait for it.
+                # NOTE: until then the part before is only enqueued, and work that passes it now would wait for it.
                 torch.cuda.current_stream().synchronize()
             steps.step(count / whole)
             if steps.deserted:

@@ -1,8 +1,9 @@
-"""Runs requests that are answered in parts: a few steps at a time, so that other batches run in between.
+"""Requests that are answered in parts: a few steps at a time, so that other batches run in between.
 
-1. The first stint of a request begins its steps (`Adapter.stream`); each step gives one part, until there are no more.
-2. A stint ends after `STINT_S`, when the frontend has enough parts that its client has not taken, and when the model
-   yields a `Pause`. Then the request waits for the device again, like any other, or rests (`JobBook.go_on`).
+1. The first turn of a request begins its steps (`Adapter.stream`); each step gives one part, until there are no more.
+2. A turn ends after `TURN_S`, when the frontend has enough parts that its client has not taken, and when the model
+   yields a `Pause`. Then the request waits for the device again, like any other, or rests: the queue does not count it
+   until its client takes parts, or until what it lacks is there (`WaitingLine`).
 3. A part that finds no room in the arena is kept, and tried again before the next step.
 4. Whatever ends the request, its steps are closed here, in the thread that ran them; until then its inputs are in use.
 """
@@ -11,61 +12,128 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from ipc.errors import ShmExhausted
+from ipc.errors import QueueFull, ShmExhausted, Unsupported
+from ipc.wire.messages import Work
+from ipc.wire.streams import PartFlow
 from workers.adapters.base import Pause
+from workers.device import oom
 from workers.device.watchdog import Activity
 from workers.memory.named_outputs import Placer
 from workers.operations import streaming_of
-from workers.reporting import tracing
-from workers.reporting.executions import Executions
-from workers.scheduling.job import Job, Piece
-from workers.scheduling.jobs import JobBook
-from workers.scheduling.queue import DrainRate
-from workers.strategies.interlude import Flight
-from workers.strategies.streamed import Streamed
+from workers.operations.named import NamedOutput
+from workers.reporting.batches import BatchCounts
+from workers.scheduling.job import Batch, Job, Piece, collate
+from workers.scheduling.queue import WorkQueue
+from workers.scheduling.table import JobTable
+from workers.scheduling.waiting import Reason, WaitingLine
+from workers.strategies.base import Strategy, end_if_lost, item_error
+from workers.strategies.one_shot import note_batch
 
 log = logging.getLogger(__name__)
 
-STINT_S = 0.005
+TURN_S = 0.005
 """Steps go on for so long while nothing ends them; a step is never interrupted."""
 
 
-class Generations:
-    """All streams of one worker. Device thread only."""
+@dataclass(slots=True, eq=False)
+class StreamState:
+    """What a job keeps besides when its answer comes in parts.
+
+    `flow` belongs to the lock of the table: how many parts may be sent ahead. The rest is the device thread's: `batch`
+    since the stream has begun, `steps` of the adapter, `unsent` a part that found no room, `pause_until_ns` as the
+    model asked.
+    """
+
+    flow: PartFlow
+    pause_until_ns: int = 0
+    batch: Any = None
+    steps: Iterator[Any] | None = None
+    unsent: Mapping[str, NamedOutput] | None = None
+    lacks_room: bool = False
+
+
+class Streams(Strategy):
+    """All streams of one worker."""
+
+    ends_late = in_turns = True
 
     def __init__(
         self,
-        book: JobBook,
-        placer: Placer,
-        executions: Executions,
+        table: JobTable,
+        queue: WorkQueue,
+        line: WaitingLine,
         activity: Activity,
-        rate: DrainRate,
-        record_flight: Callable[[Flight], None],
+        placer: Placer,
+        counts: BatchCounts,
+        step_limit_s: float,
+        most_resting: int,
+        record_flight: Callable[[list[tuple[int, int]]], None] = lambda flight: None,
     ) -> None:
-        """`record_flight` names the requests that are on the device."""
-        self._book, self._placer, self._executions = book, placer, executions
-        self._activity, self._rate, self._record_flight = activity, rate, record_flight
+        """Each step may take `step_limit_s`. `record_flight` names the requests that are on the device."""
+        self._table, self._queue, self._line = table, queue, line
+        self._activity, self._placer, self._counts = activity, placer, counts
+        self._step_limit_s, self._most_resting, self._record_flight = (
+            step_limit_s,
+            most_resting,
+            record_flight,
+        )
+        self._over: deque[Job] = deque()
 
-    def stint(self, piece: Piece, stream: Streamed, batch: object, limit_s: float) -> None:
-        """Some steps of one request, each of which may take `limit_s`. Raises what the model raised."""
+    def check(self, work: Work) -> None:
+        """Refuse a request that wants one answer, and any when too many streams rest."""
+        if not work.parts:
+            raise Unsupported(f"Model '{work.model}' gives any number of responses to a request")
+        if self._table.resting >= self._most_resting:
+            raise QueueFull(
+                f"{self._table.resting} streams wait for clients that do not read "
+                f"(queue.max_resting_streams {self._most_resting})",
+                retry_after_s=1,
+            )
+
+    def admit(self, job: Job) -> None:
+        """A stream begins."""
+        job.kept = StreamState(PartFlow(job.work.parts))
+
+    def group(self, job: Job) -> Hashable:
+        """All streams of an instance; each has a batch of its own."""
+        return None
+
+    def run(self, batch: Batch) -> int:
+        """Some steps of one request."""
+        piece = batch.pieces[0]
+        self._queue.device_busy()
+        try:
+            self._steps(piece, piece.job.kept, batch)
+        except Exception as error:
+            end_if_lost(error)
+            oom.forget_frames(error)
+            self._table.complete(piece.job, 1, [item_error(piece, error)])
+            return 0
+        return piece.prepared.cost
+
+    def _steps(self, piece: Piece, stream: StreamState, batch: Batch) -> None:
         job = piece.job
         if stream.batch is None:
-            if not self._book.claim(job):
+            self._activity.begin(self._step_limit_s)
+            collated = collate(batch.pieces) if batch.collated is None else batch.collated
+            if not self._table.claim(job):
                 return
-            stream.batch, stream.queued_ns = batch, job.queued_ns
-            self._activity.begin(limit_s)
-            stream.steps = streaming_of(job.call).stream(job.adapter, batch)
-        until = time.monotonic() + STINT_S
+            stream.batch = collated
+            stream.steps = streaming_of(job.work.call).stream(job.adapter, collated)
+        until = time.monotonic() + TURN_S
         while job.state == "open" and stream.flow.open:
-            self._activity.begin(limit_s)
+            self._activity.begin(self._step_limit_s)
             if not self._step(piece, stream) or time.monotonic() >= until:
                 return
 
-    def _step(self, piece: Piece, stream: Streamed) -> bool:
+    def _step(self, piece: Piece, stream: StreamState) -> bool:
         """One part more; False when there are no more, or there is no room for it now."""
         job, began = piece.job, time.monotonic_ns()
         if stream.unsent is None:
@@ -76,58 +144,119 @@ class Generations:
                     found = next(stream.steps)
             except StopIteration:
                 job.device_ns += time.monotonic_ns() - began
-                self._finish(piece, stream)
+                self._finish(piece)
                 return False
             if isinstance(found, Pause):
                 job.device_ns += time.monotonic_ns() - began
                 stream.pause_until_ns = time.monotonic_ns() + int(max(0.0, found.seconds) * 1e9)
                 return False
-            stream.unsent = streaming_of(job.call).part(job.adapter, stream.batch, found)
+            stream.unsent = streaming_of(job.work.call).part(job.adapter, stream.batch, found)
         computed = time.monotonic_ns()
         job.device_ns += computed - began
         try:
             part = self._placer.part(piece, stream.unsent)
         except ShmExhausted:
-            stream.roomless = True
+            stream.lacks_room = True
             return False
         stream.unsent = None
         job.copy_ns += time.monotonic_ns() - computed
-        self._executions.responded(job.model)
-        self._book.send_part(job, stream, part)
+        self._counts.responded(job.model)
+        with self._table.lock:
+            stream.flow.sent(part.output.block is not None)
+        self._table.send_part(job, part)
         return True
 
-    def _finish(self, piece: Piece, stream: Streamed) -> None:
+    def _finish(self, piece: Piece) -> None:
         """All parts were sent: the request is done, and counts as one run of its model."""
         job, now = piece.job, time.monotonic_ns()
-        tracing.note_batch([piece], job.first_run_ns, now - job.copy_ns, now)
-        self._rate.record(job.cost, job.device_ns / 1e9)
-        self._executions.note(job.model, piece.prepared.payload.rows, 0, job.device_ns, job.copy_ns)
-        self._book.complete(job, 1, [])
+        note_batch([piece], job.first_run_ns, now - job.copy_ns, now)
+        self._queue.rate.record(job.cost, job.device_ns / 1e9)
+        self._counts.note_run(job.model, piece.prepared.payload.rows, 0, job.device_ns, job.copy_ns)
+        self._table.complete(job, 1, [])
 
-    def go_on(self, job: Job, stream: Streamed) -> None:
-        """After a stint: the request waits for its next one, or rests, unless it has ended."""
-        if job.state == "open":
-            self._book.go_on(job, stream)
+    def after(self, batch: Batch) -> None:
+        """After a turn: an open job waits for its next turn, or rests."""
+        job = batch.first
+        stream: StreamState = job.kept
+        with self._table.lock:
+            if job.state != "open":
+                return
+            paused = stream.pause_until_ns > time.monotonic_ns()
+            rests = stream.lacks_room or paused or not stream.flow.open
+            if stream.lacks_room:
+                self._line.add(job, Reason.PART)
+            elif paused:
+                self._line.add(job, Reason.PAUSE, stream.pause_until_ns)
+            if rests:
+                self._table.rest(job)
+        if not rests:
+            self._queue.put_again(job)
 
-    def close_ended(self, limit_s: float) -> None:
-        """Close the steps of requests that have ended, which may take `limit_s` each."""
-        while self._book.over:
-            job = self._book.over.popleft()
-            if job.stream is not None and job.stream.batch is not None:
-                self._activity.begin(limit_s)
+    def taken(self, job: Job, count: int) -> None:
+        """The frontend has taken parts of a stream."""
+        stream: StreamState = job.kept
+        with self._table.lock:
+            stream.flow.taken(count)
+            wakes = not self._line.holds(job) and stream.flow.open and self._table.resume(job)
+        if wakes:
+            self._queue.put_again(job)
+
+    def wake_roomless(self) -> None:
+        """Streams that found no room in the arena try again."""
+        for job in self._line.take(Reason.PART):
+            job.kept.lacks_room = False
+            with self._table.lock:
+                wakes = self._table.resume(job)
+            if wakes:
+                self._queue.put_again(job)
+
+    def wake_paused(self) -> None:
+        """Streams whose models have waited long enough go on. Device thread only."""
+        for job in self._line.take_paused(time.monotonic_ns()):
+            with self._table.lock:
+                wakes = job.kept.flow.open and self._table.resume(job)
+            if wakes:
+                self._queue.put_again(job)
+
+    def next_ns(self) -> int | None:
+        """When the first of the streams whose models wait goes on; None without any."""
+        return self._line.next_ns()
+
+    def ended(self, job: Job) -> None:
+        """The device thread is to close the steps of the job."""
+        self._over.append(job)
+        self._queue.nudge()
+
+    @property
+    def to_close(self) -> bool:
+        """Whether streams have ended whose steps are not closed yet."""
+        return bool(self._over)
+
+    def close_ended(self) -> None:
+        """Close the steps of requests that have ended. Device thread only."""
+        while self._over:
+            job = self._over.popleft()
+            if job.kept.batch is not None:
+                self._activity.begin(self._step_limit_s)
                 self._record_flight([(job.tag, job.id)])
-                self._close(job, job.stream)
+                self._close(job, job.kept)
                 self._record_flight([])
                 self._activity.end()
 
-    def _close(self, job: Job, stream: Streamed) -> None:
+    def _close(self, job: Job, stream: StreamState) -> None:
         close = getattr(stream.steps, "close", None)
         try:
             if close is not None:
                 with torch.inference_mode():
                     close()
         except Exception:
-            log.exception("request %s: the model failed when its stream was closed", job.request_id)
+            log.exception("request %s: the model failed when its stream was closed", job.work.request_id)
         finally:
             stream.steps = stream.batch = stream.unsent = None
-            self._book.unclaim(job)
+            self._table.unclaim(job)
+
+    def cancel_all(self) -> None:
+        """The worker ends: what its models have begun is closed even if a drain was too short for it."""
+        for job in self._table.jobs():
+            if job.strategy is self:
+                self._table.cancel(job)

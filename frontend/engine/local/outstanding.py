@@ -1,7 +1,7 @@
 """What one frontend has outstanding at one worker: the cost of its requests, by lane.
 
 A stream whose client has enough parts rests at the worker, in no queue: meanwhile it costs nothing here either, so that
-clients who do not read use up nobody's credits. What the worker does with its own bound is `JobBook.go_on`.
+clients who do not read use up nobody's credits. What the worker does with its own bound is `JobTable.rest`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Streams inside a worker: stints, rests, and the end by whoever ends them; nothing of them is left, in any order."""
+"""Streams inside a worker: turns, rests, and the end by whoever ends them; nothing of them is left, in any order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from ipc.memory.arena import BLOCKS_OFFSET, Arena
 from ipc.memory.leases import Block, LeaseTable
 from ipc.settings import Settings
 from ipc.wire.messages import InferCall, TensorInput, TensorOutput
-from ipc.wire.streams import Part, PartFlow
+from ipc.wire.streams import Part
+from tests.fakes.jobs import make_job, replan
 from tests.fakes.program import FakeProgram
 from workers.adapters.shared.named_tensors import NamedBatch
 from workers.device.watchdog import Activity
@@ -28,13 +29,12 @@ from workers.endpoint.endpoint import Endpoint
 from workers.memory.named_outputs import Placer
 from workers.memory.payload import Payload
 from workers.operations.infer import Infer
-from workers.reporting.executions import Executions
-from workers.scheduling.forming import collate
-from workers.scheduling.job import Job
-from workers.scheduling.jobs import JobBook
+from workers.reporting.batches import BatchCounts
+from workers.scheduling.job import Batch, Job, collate
 from workers.scheduling.queue import WorkQueue
-from workers.strategies.stream import Generations
-from workers.strategies.streamed import Streamed
+from workers.scheduling.table import JobTable
+from workers.scheduling.waiting import WaitingLine
+from workers.strategies.stream import Streams
 
 CONFIG = ModelConfig(
     name="parts",
@@ -104,7 +104,7 @@ class StreamMachine(RuleBasedStateMachine):
         self.leases = LeaseTable(self.arena)
         self.sent = Sent(self.leases)
         self.queue = WorkQueue(Settings())
-        self.book = JobBook(self.queue, lambda: cast("Endpoint", self.sent))
+        self.table = JobTable(self.queue, lambda: cast("Endpoint", self.sent))
         self.adapter = Counting()
         metrics: Any = SimpleNamespace(
             device="cpu",
@@ -113,12 +113,16 @@ class StreamMachine(RuleBasedStateMachine):
                 for name in ("runs", "runs_input", "runs_compute", "runs_output", "parts")
             },
         )
-        self.generations = Generations(
-            self.book,
-            Placer(self.book, 1024),
-            Executions(metrics),
-            Activity(),
-            self.queue.rate,
+        self.activity = Activity()
+        self.streams = Streams(
+            self.table,
+            self.queue,
+            WaitingLine(),
+            self.activity,
+            Placer(self.table, 1024),
+            BatchCounts(metrics),
+            LIMIT_S,
+            1000,
             self.note_flight,
         )
         self.flights: list[list[tuple[int, int]]] = []
@@ -143,32 +147,39 @@ class StreamMachine(RuleBasedStateMachine):
             parameters={"width": width, **({"pause_s": 1e6} if pauses else {})},
         )
         payload = Payload(memoryview(np.int32(count).tobytes()))
-        deadline_ns = time.monotonic_ns() + 10**12
-        job = Job(b"s", 1, number, "parts", call, deadline_ns, "req", False, 16, payload)
-        job.adapter, job.group, job.batch_tokens = self.adapter, "parts", self.adapter.batch_tokens
-        job.stream = Streamed(PartFlow(window))
-        job.prepared, job.open_items = Infer().prepare(self.adapter, call, 0, 1, payload), 1
+        job = make_job(
+            call,
+            number=number,
+            model="parts",
+            deadline_ns=time.monotonic_ns() + 10**12,
+            of=self.adapter,
+            strategy=self.streams,
+            parts=window,
+        )
+        job.payload, job.group = payload, "parts"
+        self.streams.check(job.work)
+        self.streams.admit(job)
+        job.prepared = Infer().prepare(self.adapter, call, 0, 1, payload)
         job.output = cast("Any", SimpleNamespace(block=None, buffer=b"", arrays={}))
-        self.queue.admit(16)
-        self.book.open(job)
+        self.queue.admit(job.work)
+        self.table.enter(job)
         self.queue.put(job, 0, 1)
         self.jobs.append(job)
         self.taken[number] = 0
 
     @rule()
-    def run_a_stint(self) -> None:
+    def run_a_turn(self) -> None:
         """What the device thread does with one batch."""
-        self.generations.close_ended(LIMIT_S)
-        pieces = self.book.board(self.queue.take(1 << 20, 64, lambda model: 0.0, lambda model: 1 << 20))
+        self.streams.close_ended()
+        pieces = self.table.claim_pieces(self.queue.take(1 << 20, 64, lambda model: 1 << 20))
         if not pieces:
             return
         [piece] = pieces
-        stream = piece.job.stream
-        assert stream is not None
+        batch = Batch(pieces, collate(pieces), piece.prepared.cost, 0.0)
         piece.job.first_run_ns = piece.job.first_run_ns or time.monotonic_ns()
-        self.generations.stint(piece, stream, collate(pieces), LIMIT_S)
-        self.book.land(pieces)
-        self.generations.go_on(piece.job, stream)
+        self.streams.run(batch)
+        self.table.unclaim_pieces(pieces)
+        self.streams.after(batch)
 
     @rule(which=st.integers(0, 50), count=st.integers(1, 9))
     def take(self, which: int, count: int) -> None:
@@ -183,20 +194,21 @@ class StreamMachine(RuleBasedStateMachine):
                 self.leases.release(b"s", block.offset, block.generation)
         self.taken[job.id] += len(took)
         if took and job.state == "open":
-            self.book.taken(job, len(took))
+            self.streams.taken(job, len(took))
 
     @rule()
     def let_pauses_end(self) -> None:
+        line = self.streams._line
+        line._jobs = {job: (why, min(until, 1)) for job, (why, until) in line._jobs.items()}
         for job in self.jobs:
-            if job.stream is not None:
-                job.stream.pause_until_ns = min(job.stream.pause_until_ns, 1)
-        self.book.wake_paused()
-        assert self.book.paused_until_ns() is None
+            job.kept.pause_until_ns = min(job.kept.pause_until_ns, 1)
+        self.streams.wake_paused()
+        assert self.streams.next_ns() is None
 
     @rule()
     def tick(self) -> None:
-        self.book.expire()
-        self.book.wake_roomless()
+        self.table.expire()
+        self.streams.wake_roomless()
 
     @rule(which=st.integers(0, 50), how=st.sampled_from(["cancel", "fail", "expire"]))
     def end(self, which: int, how: str) -> None:
@@ -204,12 +216,12 @@ class StreamMachine(RuleBasedStateMachine):
             return
         job = self.jobs[which % len(self.jobs)]
         if how == "cancel":
-            self.book.cancel(job)
+            self.table.cancel(job)
         elif how == "fail":
-            self.book.fail(job, InferenceFailed("no"))
+            self.table.fail(job, InferenceFailed("no"))
         else:
-            job.deadline_ns = 0
-            self.book.expire()
+            replan(job, deadline_ns=0)
+            self.table.expire()
             assert job.state != "open", "a late stream goes on"
 
     @invariant()
@@ -217,15 +229,15 @@ class StreamMachine(RuleBasedStateMachine):
         for job in getattr(self, "jobs", []):
             parts = self.sent.parts.get(job.id, [])
             assert [number for number, _ in parts] == list(range(len(parts)))
-            if job.state == "open" and job.stream is not None:
-                assert len(job.stream.flow._untaken) == len(parts) - self.taken[job.id]
+            if job.state == "open":
+                assert len(job.kept.flow._untaken) == len(parts) - self.taken[job.id]
 
     @invariant()
     def a_stream_that_rests_fills_no_lane(self) -> None:
         if hasattr(self, "jobs"):
             going = [job for job in self.jobs if job.state == "open"]
-            resting = [job for job in going if job.stream is not None and job.stream.resting]
-            assert self.book.resting == len(resting)
+            resting = [job for job in going if job.resting]
+            assert self.table.resting == len(resting)
             assert self.queue.admitted == 16 * (len(going) - len(resting))
 
     @invariant()
@@ -240,18 +252,18 @@ class StreamMachine(RuleBasedStateMachine):
         for _ in range(4000):
             if all(job.state != "open" for job in self.jobs):
                 break
-            self.run_a_stint()
+            self.run_a_turn()
             for which in range(len(self.jobs)):
                 self.take(which, 50)
             self.tick()
             self.let_pauses_end()
         assert all(job.state != "open" for job in self.jobs), "a stream rests for ever"
-        self.generations.close_ended(LIMIT_S)
+        self.streams.close_ended()
         for which in range(len(self.jobs)):
             self.take(which, 50)
         assert all(len(named) == 1 for named in self.flights[::2]) and not any(self.flights[1::2])
-        assert self.adapter.open == 0 and not self.book.over and not len(self.book)
-        assert self.queue.admitted == 0 and self.book.resting == 0
+        assert self.adapter.open == 0 and not self.streams.to_close and not len(self.table)
+        assert self.queue.admitted == 0 and self.table.resting == 0
         assert all(job.claims == 0 for job in self.jobs)
         assert self.leases.used_nbytes == 0
         for job in self.jobs:
@@ -274,16 +286,16 @@ def test_others_go_on_while_a_stream_pauses() -> None:
     machine.arrive(3, 1, 8)
     waiting, other = machine.jobs
     for _ in range(20):
-        machine.run_a_stint()
+        machine.run_a_turn()
     assert other.state == "done" and len(machine.sent.parts[other.id]) == 3
     assert waiting.state == "open" and waiting.id not in machine.sent.parts
-    until = machine.book.paused_until_ns()
+    until = machine.streams.next_ns()
     assert until is not None and until - time.monotonic_ns() > 9e14
-    machine.book.wake_paused()
-    assert machine.queue.admitted == 0 and machine.book.resting == 1, "its time has not come"
+    machine.streams.wake_paused()
+    assert machine.queue.admitted == 0 and machine.table.resting == 1, "its time has not come"
     for _ in range(6):
         machine.let_pauses_end()
-        machine.run_a_stint()
+        machine.run_a_turn()
     assert waiting.state == "done" and len(machine.sent.parts[waiting.id]) == 2
     machine.teardown()
 
@@ -303,10 +315,10 @@ class Watched(Activity):
 def test_the_watchdog_s_limit_is_that_of_one_step() -> None:
     machine = StreamMachine()
     machine.begin()
-    machine.generations._activity = watched = Watched()
+    machine.streams._activity = watched = Watched()
     machine.arrive(count=3, width=1, window=9)
     while machine.jobs[0].state == "open":
-        machine.run_a_stint()
+        machine.run_a_turn()
     # One beginning for what makes the steps, one for each part, and one for the step that finds no more.
     assert watched.limits == [LIMIT_S] * 5
     machine.teardown()

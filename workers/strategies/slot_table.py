@@ -96,12 +96,12 @@ class SlotTable:
             SequenceUnknown: it goes on with a sequence that is not open.
             QueueFull: it begins one, and too many wait for a slot already.
         """
-        key = (job.caller, step.id)
+        key = (job.work.caller, step.id)
         sequence = self._by_id.get(key)
         if not step.start and (sequence is None or not sequence.open):
             raise self._unknown(step.id, self._lost.get(key, _NEVER))
         if sequence is None:
-            sequence = self._begin(step.id, job.caller)
+            sequence = self._begin(step.id, job.work.caller)
         turn = Turn(job, sequence, step.start, step.end, restarts=step.start and sequence.open)
         sequence.open = not step.end
         sequence.turns.append(turn)

@@ -14,26 +14,26 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock.of(oom, monkeypatch)
 
 
-def relief(asked: list[str], answer: bool = True) -> oom.Relief:
+def eviction(asked: list[str], answer: bool = True) -> oom.Eviction:
     """A relief that notes for whom it asked."""
 
     def unload_idle(model: str, wait_s: float) -> bool:
         asked.append(model)
         return answer
 
-    return oom.Relief(unload_idle)
+    return oom.Eviction(unload_idle)
 
 
 def test_every_item_that_is_helped_may_be_helped_again(clock: Clock) -> None:
     asked: list[str] = []
-    found = relief(asked)
+    found = eviction(asked)
     assert found.make_room("a") and found.make_room("a")
     assert asked == ["a", "a"]
 
 
 def test_after_an_eviction_in_vain_the_model_waits_and_others_do_not(clock: Clock) -> None:
     asked: list[str] = []
-    found = relief(asked)
+    found = eviction(asked)
     assert found.make_room("a")
     found.in_vain("a")
     assert not found.make_room("a") and not found.make_room("a")
@@ -44,4 +44,4 @@ def test_after_an_eviction_in_vain_the_model_waits_and_others_do_not(clock: Cloc
 
 
 def test_nothing_to_unload_is_no_room(clock: Clock) -> None:
-    assert not relief([], answer=False).make_room("a")
+    assert not eviction([], answer=False).make_room("a")

@@ -1,0 +1,130 @@
+"""What is counted of each batch: for metrics, for the statistics of the tensor protocols, for those who watch.
+
+The device thread calls this once or twice for each batch, so every series is looked up once only.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections import deque
+from typing import Any
+
+from ipc.metrics.infer_families import size_label
+from ipc.metrics.registry import WorkerMetrics
+from ipc.wire.stats import BatchRecord
+from workers.operations import operation_of
+from workers.scheduling.job import Batch
+
+log = logging.getLogger(__name__)
+
+SHOWN_BATCHES = 48
+_FAMILIES = ("runs", "runs_input", "runs_compute", "runs_output")
+
+
+class BatchLog:
+    """The last batches, and the time spent in all of them. The device thread writes, the endpoint's thread reads."""
+
+    def __init__(self) -> None:
+        self._records: deque[BatchRecord] = deque(maxlen=SHOWN_BATCHES)
+        self.busy_s = 0.0
+
+    def note(self, model: str, items: int, tokens: int, budget: int, seconds: float) -> None:
+        """A batch has ended."""
+        self._records.append(BatchRecord(time.monotonic_ns(), seconds, model, items, tokens, budget))
+        self.busy_s += seconds
+
+    def models(self) -> set[str]:
+        """Whose batches are among the last ones."""
+        return {record.model for record in self.records()}
+
+    def pace_of(self, model: str) -> tuple[float, float]:
+        """(median milliseconds, mean fill of the budget from 0 to 1) of a model's recent batches; 0 for none."""
+        recent = [record for record in self.records() if record.model == model]
+        if not recent:
+            return 0.0, 0.0
+        fills = [min(1.0, record.tokens / record.budget) for record in recent if record.budget]
+        return statistics.median(record.seconds for record in recent) * 1e3, statistics.fmean(fills or [0.0])
+
+    def records(self) -> list[BatchRecord]:
+        """Oldest first."""
+        return list(self._records)
+
+
+class _Series:
+    """The series of one model. Programs have fewer: the contract of SIE does not know them, and nothing is padded."""
+
+    def __init__(self, metrics: WorkerMetrics, model: str, contract: bool) -> None:
+        worker = metrics.worker
+        self.sizes: list[Any] = [metrics.batch_size.labels(model, worker)]
+        self.tokens: list[Any] = [metrics.batch_tokens.labels(model, worker)]
+        self.token_counts: list[Any] = [metrics.tokens.labels(model, "in")]
+        self.padding = self.efficiency = None
+        self.truncated = metrics.truncated.labels(model, "truncate")
+        if contract:
+            self.sizes += [metrics.sie_batch_size.labels(model), metrics.sie_gpu_items.labels(model)]
+            self.tokens.append(metrics.sie_gpu_tokens.labels(model))
+            self.token_counts.append(metrics.sie_tokens.labels(model))
+            self.padding = metrics.padding.labels(model, worker)
+            self.efficiency = metrics.sie_adaptive_efficiency.labels(model)
+
+
+class BatchCounts:
+    """Sizes, tokens, padding and cut inputs of batches; runs of models by batch size; parts of answers."""
+
+    def __init__(self, metrics: WorkerMetrics) -> None:
+        self._metrics = metrics
+        self._series: dict[str, _Series] = {}
+        self._unpadded = set[str]()
+        self._rows: dict[tuple[str, int], list[Any]] = {}
+        self._parts: dict[str, Any] = {}
+
+    def note_batch(self, model: str, batch: Batch, budget: int) -> None:
+        """A batch has run; `budget` is how many tokens would have fitted."""
+        series = self._series.get(model)
+        if series is None:
+            contract = operation_of(batch.first.work.call).itemized
+            series = self._series[model] = _Series(self._metrics, model, contract)
+        for histogram in series.sizes:
+            histogram.observe(len(batch.pieces))
+        for histogram in series.tokens:
+            histogram.observe(batch.tokens)
+        for counter in series.token_counts:
+            counter.inc(batch.tokens)
+        if series.padding is not None and batch.collated is not None:
+            self._note_padding(model, series.padding, batch)
+        if series.efficiency is not None:
+            series.efficiency.observe(batch.tokens / budget)
+        truncated = sum([piece.prepared.truncated for piece in batch.pieces])
+        if truncated:
+            series.truncated.inc(truncated)
+
+    def _note_padding(self, model: str, histogram: Any, batch: Batch) -> None:
+        """No figure may end the worker: an operator's own adapter may lay out what its base does not know."""
+        try:
+            histogram.observe(batch.first.adapter.padding_ratio(batch.collated))
+        except Exception as error:
+            if model not in self._unpadded:
+                log.warning(
+                    "the padding of model %s cannot be told: %s: %s", model, type(error).__name__, error
+                )
+                self._unpadded.add(model)
+
+    def note_run(self, model: str, rows: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        """A batch of `rows` of the entry `model` ran: joining and placing inputs, the model, writing outputs."""
+        key = model, size_label(rows)
+        counters = self._rows.get(key)
+        if counters is None:
+            labels = model, str(key[1]), self._metrics.device
+            counters = self._rows[key] = [getattr(self._metrics, name).labels(*labels) for name in _FAMILIES]
+        counters[0].inc()
+        for counter, nanoseconds in zip(counters[1:], (input_ns, infer_ns, output_ns), strict=True):
+            counter.inc(nanoseconds * 1e-9)
+
+    def responded(self, model: str) -> None:
+        """A part of a streamed answer of the entry `model` was sent."""
+        counter = self._parts.get(model)
+        if counter is None:
+            counter = self._parts[model] = self._metrics.parts.labels(model)
+        counter.inc()

@@ -1,0 +1,193 @@
+"""Takes requests in: makes jobs of them, reserves what they need, and passes them on to be prepared.
+
+1. `submit` finds the model and its kind of job, refuses what cannot run, and counts the cost.
+2. Room for copies of the client's memory and for the result is reserved before anything is computed. A job that lacks
+   something waits in the one `WaitingLine`, and fails shortly before its deadline with what it lacks.
+3. Jobs whose result has a size that only prepared items tell are prepared first.
+
+Endpoint thread only, but for `prepared`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ipc import deadline
+from ipc.errors import ModelNotLoaded, PenstockError
+from ipc.memory.leases import LeaseTable
+from ipc.settings import Settings
+from ipc.wire.messages import InferCall, Submit
+from workers import operations
+from workers.endpoint.sessions import Session
+from workers.memory import outputs
+from workers.memory.client_regions import ClientMemory
+from workers.memory.payload import NOTHING, Payload
+from workers.operations import operation_of
+from workers.scheduling.job import Job
+from workers.scheduling.preparing import Preparer, is_short
+from workers.scheduling.queue import WorkQueue
+from workers.scheduling.table import JobTable
+from workers.scheduling.waiting import Reason, WaitingLine
+
+FAIL_EARLY_NS = 250_000_000
+_PLACES = (Reason.ROOM, Reason.COPY, Reason.SLOT)
+"""In the order in which they are looked at: a job that has its copies goes before one that lacks them."""
+
+
+class Served(Protocol):
+    """A model that is served."""
+
+    adapter: Any
+    instance: Any
+
+
+class Models(Protocol):
+    """What intake asks of the table of models."""
+
+    def find(self, name: str) -> Served | None:
+        """The model of that name."""
+
+    def touch(self, name: str) -> None:
+        """The model is used now."""
+
+    def require_lora(self, instance: Any, call: Any) -> None:
+        """Raise while the LoRA adapter of a call is not loaded."""
+
+
+class Intake:
+    """From the endpoint to the queue."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        queue: WorkQueue,
+        table: JobTable,
+        line: WaitingLine,
+        leases: LeaseTable,
+        models: Callable[[], Any],
+        memory: ClientMemory | None,
+        strategy_of: Callable[[Any], Any],
+        is_idle: Callable[[], bool],
+        post: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """`models` gives `Models`; `post` runs a function in the endpoint's thread."""
+        self._queue, self._table, self._line, self._leases = queue, table, line, leases
+        self._models, self._memory, self._strategy_of = models, memory, strategy_of
+        self._is_idle, self._post = is_idle, post
+        self._inline_nbytes = settings.arena.inline_bytes
+        self.preparer: Preparer
+
+    def submit(self, session: Session, message: Submit, payload: memoryview) -> None:
+        """Take a request in. Raises a `PenstockError` when it cannot be taken."""
+        work = message.work
+        models: Models = self._models()
+        served = models.find(work.model)
+        adapter = None if served is None else served.adapter
+        if served is None or adapter is None:
+            raise ModelNotLoaded(f"Model '{work.model}' is not loaded", retry_after_s=5)
+        deadline.check(work.waits_until_ns, "on the way to the worker")
+        strategy = self._strategy_of(adapter)
+        strategy.check(work)
+        operations.check(adapter, work.call)
+        if work.call.lora:
+            models.require_lora(served.instance, work.call)
+        models.touch(work.model)
+        raw = Payload(payload, self._memory) if isinstance(work.call, InferCall) else NOTHING
+        job = Job(session.key, session.tag, message.id, work, adapter, strategy, message.solo, raw)
+        # NOTE: two instances of a model may serve at the same time while a changed entry takes effect.
+        job.group = (work.model, served.instance.serial, strategy.group(job))
+        self.take_in(job)
+
+    def take_in(self, job: Job) -> None:
+        """Count a job, and send it on its way. Raises as `WorkQueue.admit`, `Strategy.admit` and `operations` do."""
+        work = job.work
+        self._queue.admit(work)
+        try:
+            job.strategy.admit(job)
+        except PenstockError:
+            self._queue.settle(job.cost, work.lane, work.caller)
+            raise
+        self._table.enter(job)
+        try:
+            self._send_on(job, planned=not operation_of(work.call).needs_prepared(work.call))
+        except Exception:
+            self._table.cancel(job)
+            raise
+
+    def _send_on(self, job: Job, planned: bool) -> None:
+        """`planned`: the size of the result is known before anything is prepared."""
+        if planned:
+            self._plan(job)
+            if not job.strategy.has_place(job) and self._needs_room(job):
+                self._line.add(job, Reason.SLOT)
+                return
+            if not self._reserve(job):
+                return
+        if operation_of(job.work.call).instant(job.work.call) or self._is_lone(job):
+            # PERF: a lone short request gains a thread switch; nobody waits behind it in this thread.
+            self.preparer.prepare_now(job)
+        else:
+            self.preparer.put(job)
+
+    def _needs_room(self, job: Job) -> bool:
+        return job.result_nbytes > self._inline_nbytes or job.payload.lacks_room
+
+    def _is_lone(self, job: Job) -> bool:
+        return len(self._table) == 1 and self._is_idle() and is_short(job.work.call)
+
+    def _plan(self, job: Job) -> None:
+        job.payload.plan(job.work.call)
+        layout = operation_of(job.work.call).layout(job.adapter, job.work.call, job.prepared)
+        outputs.plan(job, layout, self._leases)
+
+    def prepared(self, job: Job) -> None:
+        """All items are ready and the size of the result is known; called from a preparing thread."""
+        self._post(lambda: self._place_prepared(job))
+
+    def _place_prepared(self, job: Job) -> None:
+        if job.state != "open":
+            return
+        try:
+            self._plan(job)
+        except PenstockError as error:
+            self._table.fail(job, error)
+            return
+        if self._reserve(job):
+            self._queue.put(job, 0, len(job.prepared))
+
+    def _reserve(self, job: Job) -> bool:
+        """Room for what a job copies, then for what it writes; without, it waits behind others that lack the same."""
+        waiting = len(self._line)
+        if job.payload.lacks_room and (
+            (waiting and self._line.has(Reason.COPY)) or not job.payload.reserve()
+        ):
+            self._line.add(job, Reason.COPY)
+            return False
+        queued = waiting and self._needs_room(job) and self._line.has(Reason.ROOM)
+        output = None if queued else outputs.reserve(job, self._leases, self._inline_nbytes)
+        if output is None:
+            self._line.add(job, Reason.ROOM)
+            return False
+        self._table.attach(job, output)
+        return True
+
+    def fail_late(self) -> None:
+        """Fail the waiting jobs that are nearly out of time, with what they lack."""
+        soon = time.monotonic_ns() + FAIL_EARLY_NS
+        for job in self._line.jobs(Reason.ROOM, Reason.COPY) if len(self._line) else ():
+            if soon >= job.work.deadline_ns:
+                lacks_room = job.payload.lacks_room
+                self._table.fail(job, job.payload.exhausted() if lacks_room else outputs.exhausted(1.0))
+
+    def retry(self) -> None:
+        """Send waiting jobs on in their order, as far as there is what they lack."""
+        for job in [job for reason in _PLACES for job in self._line.take(reason)]:
+            if not job.strategy.has_place(job) and self._needs_room(job):
+                self._line.add(job, Reason.SLOT)
+            elif self._reserve(job):
+                if job.prepared_items == len(job.prepared):
+                    self._queue.put(job, 0, len(job.prepared))
+                else:
+                    self.preparer.put(job)

@@ -1,0 +1,306 @@
+"""The table of open jobs: entered once, ended exactly once, whoever ends them.
+
+A job ends by completion of all its items, by a failure, or by cancellation. Ending it posts the answer to the
+endpoint's thread and counts its cost out of the queue. Its memory is given back when nothing works with it any more.
+
+Answers of models with `preserve_ordering` leave in the order in which their requests came: an answer that is ready
+before an earlier one waits for it. A request without an answer (a cancelled one) holds nobody up.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from ipc.errors import DeadlineExceeded, PenstockError, of_items
+from ipc.wire.messages import InferCall, ItemError, Result, TensorInfo, TensorRef, Timing
+from ipc.wire.streams import Part
+from workers.adapters.base import Adapter
+from workers.endpoint.endpoint import Endpoint, block_ref
+from workers.memory import outputs
+from workers.scheduling.job import Job, Output, Piece
+from workers.scheduling.queue import WorkQueue
+
+Send = Callable[[], None]
+
+
+@dataclass(slots=True, eq=False)
+class PlacedPart:
+    """The outputs of one part of an answer, written to their place."""
+
+    infos: list[TensorInfo]
+    refs: list[TensorRef]
+    output: Output
+
+
+class JobTable:
+    """Open jobs by (session, id). Any thread may call; `lock` guards the states of jobs."""
+
+    def __init__(self, queue: WorkQueue, endpoint: Callable[[], Endpoint]) -> None:
+        self._queue, self._endpoint = queue, endpoint
+        self._open: dict[tuple[bytes, int], Job] = {}
+        self.lock = threading.Lock()
+        self._order_lock = threading.Lock()
+        self._ordered: WeakKeyDictionary[Adapter, dict[Job, Send | None]] = WeakKeyDictionary()
+        """Jobs whose answers keep their order, by instance, with the answers that are ready."""
+        self.resting = 0
+        """Open jobs that rest."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def jobs(self) -> list[Job]:
+        """All open jobs."""
+        with self.lock:
+            return list(self._open.values())
+
+    def adapters(self) -> set[int]:
+        """Identities of the adapters that open jobs use."""
+        return {id(job.adapter) for job in self.jobs()}
+
+    def fail_all(self, adapter: object, error: PenstockError) -> None:
+        """Fail every open job of an adapter."""
+        for job in self.jobs():
+            if job.adapter is adapter:
+                self.fail(job, error)
+
+    def enter(self, job: Job) -> None:
+        """A job begins; its cost has been admitted."""
+        config = None if job.adapter is None else job.adapter.config
+        if config is not None and config.dynamic_batching and config.dynamic_batching.preserve_ordering:
+            with self._order_lock:
+                self._ordered.setdefault(job.adapter, {})[job] = None
+                job.ordered = True
+        with self.lock:
+            self._open[job.session, job.id] = job
+
+    def find(self, session: bytes, request: int) -> Job | None:
+        """The open job of that request."""
+        return self._open.get((session, request))
+
+    def complete(self, job: Job, items: int, errors: list[ItemError]) -> None:
+        """`items` more items are done, of which `errors` failed; the last one sends the result."""
+        with self.lock:
+            job.open_items -= items
+            for error in errors:
+                job.errors[error.index] = error
+            failed = len(job.errors) == len(job.prepared)
+            if job.open_items > 0 or not self._end(job, "failed" if failed else "done"):
+                return
+        job.strategy.ended(job)
+        if failed:
+            self._post_failure(job, of_items(list(job.errors.values())))
+        else:
+            self._post_result(job)
+            job.strategy.left(job)
+
+    def fail(self, job: Job, error: PenstockError) -> None:
+        """The whole request fails."""
+        with self.lock:
+            if not self._end(job, "failed"):
+                return
+        job.strategy.ended(job)
+        self._queue.remove(job)
+        self._post_failure(job, error)
+
+    def cancel(self, job: Job) -> int:
+        """Nobody waits any more. Returns how many of its items were still waiting for the device."""
+        with self.lock:
+            if not self._end(job, "cancelled"):
+                return 0
+        job.strategy.ended(job)
+        waiting = self._queue.remove(job)
+        self._free(job)
+        self._answer(job, _nothing)
+        return waiting
+
+    def expire(self) -> list[Job]:
+        """Fail every job that is late (`Job.is_late`); returns them."""
+        now = time.monotonic_ns()
+        late = [job for job in self.jobs() if job.is_late(now)]
+        for job in late:
+            self._fail_late(job)
+        return late
+
+    def _fail_late(self, job: Job) -> None:
+        where = "in the middle of the answer" if job.first_run_ns else "in the queue"
+        self.fail(job, DeadlineExceeded(f"the deadline passed {where}", retry_after_s=1))
+
+    def _end(self, job: Job, state: str) -> bool:
+        if self._open.pop((job.session, job.id), None) is None:
+            return False
+        job.state = state
+        if job.resting:
+            self.resting -= 1
+        else:
+            self._queue.settle(job.cost, job.work.lane, job.work.caller)
+        return True
+
+    def rest(self, job: Job) -> None:
+        """An open job waits for its own client or for room: the queue does not count it. With `lock` held."""
+        job.resting = True
+        self.resting += 1
+        self._queue.settle(job.cost, job.work.lane, job.work.caller)
+
+    def resume(self, job: Job) -> bool:
+        """Count an open job in again that rested; whether it did. With `lock` held."""
+        if job.state != "open" or not job.resting:
+            return False
+        job.resting = False
+        self.resting -= 1
+        self._queue.count_in(job.cost, job.work)
+        return True
+
+    def attach(self, job: Job, output: Output) -> None:
+        """Give an open job its output space; an ended one gives it back at once."""
+        with self.lock:
+            if job.state == "open":
+                job.output = output
+                return
+        self.give_back(output)
+
+    def reserve(self, nbytes: int) -> Output:
+        """Output space of a size that was not known before; `replace` gives it to its job.
+
+        Raises `ShmExhausted` when there is no room now, and `InvalidInput` when there never is.
+        """
+        leases = self._endpoint().leases
+        outputs.check_size(nbytes, leases)
+        block = leases.reserve(nbytes)
+        if block is None:
+            raise outputs.exhausted(1.0)
+        return Output(block, leases.data(block), {})
+
+    def give_back(self, output: Output) -> None:
+        """End an output that `reserve` gave and that no job has got."""
+        if output.block is not None:
+            self._endpoint().leases.discard(output.block)
+
+    def replace(self, job: Job, refs: list[TensorRef], output: Output) -> None:
+        """Give an open job the output that was made for it, in place of any it had; an ended one gives it back."""
+        unused: Output | None = output
+        with self.lock:
+            if job.state == "open":
+                unused, job.output, job.refs = job.output, output, refs
+        if unused is not None and unused.block is not None:
+            self.give_back(unused)
+
+    def correct(self, job: Job, cost: int) -> None:
+        """Replace the estimated cost of an open job by the real one."""
+        with self.lock:
+            if job.state == "open":
+                self._queue.correct(cost - job.cost, job.work.lane, job.work.caller)
+                job.cost = cost
+
+    def claim(self, job: Job) -> bool:
+        """A preparing thread or a stream begins to read a job's input, unless it has ended; `unclaim` follows."""
+        with self.lock:
+            if job.state == "open":
+                job.claims += 1
+                return True
+        return False
+
+    def unclaim(self, job: Job) -> None:
+        """A thread that claimed the job is done with its input."""
+        with self.lock:
+            job.claims -= 1
+        if job.state in ("cancelled", "failed"):
+            self._free(job)
+
+    def claim_pieces(self, pieces: list[Piece]) -> list[Piece]:
+        """Those pieces whose job is open and not late; from now on the device may write to their output."""
+        now = time.monotonic_ns()
+        for job in {id(piece.job): piece.job for piece in pieces if piece.job.is_late(now)}.values():
+            self._fail_late(job)
+        with self.lock:
+            claimed = [piece for piece in pieces if piece.job.state == "open"]
+            for piece in claimed:
+                piece.job.claims += 1
+        return claimed
+
+    def unclaim_pieces(self, pieces: list[Piece]) -> None:
+        """The device is done with these pieces; blocks of jobs that ended meanwhile are given back."""
+        with self.lock:
+            for piece in pieces:
+                piece.job.claims -= 1
+        for piece in pieces:
+            if piece.job.state in ("cancelled", "failed"):
+                self._free(piece.job)
+
+    def _free(self, job: Job) -> None:
+        """Give the blocks of an ended job back. While somebody works with them, the last `unclaim` does that."""
+        if job.claims:
+            return
+        endpoint = self._endpoint()
+        if job.output is not None and job.output.block is not None:
+            endpoint.leases.discard(job.output.block)
+        if isinstance(job.work.call, InferCall):
+            endpoint.post(lambda: endpoint.unread(job.session, job.id))
+        job.strategy.left(job)
+
+    def send_part(self, job: Job, part: PlacedPart) -> None:
+        """One part of the answer; the endpoint gives its block back when the job has ended meanwhile."""
+        endpoint, output = self._endpoint(), part.output
+        inline = bytes(output.buffer) if output.block is None else None
+        message = Part(
+            Result(job.id, block_ref(output.block), part.refs, [], [], [], Timing(), infos=part.infos)
+        )
+        endpoint.post(lambda: endpoint.part(job.session, message, output.block, inline))
+
+    def _post_failure(self, job: Job, error: PenstockError) -> None:
+        self._free(job)
+        endpoint = self._endpoint()
+        self._answer(job, lambda: endpoint.post(lambda: endpoint.fail(job.session, job.id, error)))
+
+    def _post_result(self, job: Job) -> None:
+        output, endpoint = job.output, self._endpoint()
+        if output is None:
+            self._answer(job, _nothing)
+            return
+        timing = Timing(
+            job.prepare_ns,
+            max(0, job.first_run_ns - job.first_queued_ns),
+            job.device_ns,
+            job.copy_ns,
+            job.batches,
+        )
+        loose, inline = outputs.loose_frame(job)
+        result = Result(
+            job.id,
+            block_ref(output.block),
+            job.refs,
+            [item.cost for item in job.prepared],
+            [index for index, item in enumerate(job.prepared) if item.truncated],
+            [job.errors[index] for index in sorted(job.errors)],
+            timing,
+            loose,
+            outputs.rows_of(job),
+            None if job.trace is None else job.trace.record(job.first_queued_ns),
+            job.infos,
+        )
+        self._answer(
+            job, lambda: endpoint.post(lambda: endpoint.reply(job.session, result, output.block, inline))
+        )
+
+    def _answer(self, job: Job, send: Send) -> None:
+        """Send the answer of a job now or, if earlier ones in its order have none yet, after theirs."""
+        if not job.ordered:
+            send()
+            return
+        with self._order_lock:
+            line = self._ordered[job.adapter]
+            line[job] = send
+            while line:
+                first = next(iter(line))
+                ready = line[first]
+                if ready is None:
+                    return
+                del line[first]
+                ready()
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,68 @@
+"""The kinds of jobs of one worker, and which of them a model has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ipc.memory.arena import Arena
+from ipc.metrics.registry import WorkerMetrics
+from ipc.settings import Settings
+from workers.adapters.base import Adapter
+from workers.device.oom import ModelBudgets
+from workers.device.watchdog import Activity, batch_limit_s
+from workers.memory.named_outputs import Placer
+from workers.reporting.batches import BatchCounts
+from workers.scheduling.job import Batch
+from workers.scheduling.queue import WorkQueue
+from workers.scheduling.table import JobTable
+from workers.scheduling.waiting import WaitingLine
+from workers.strategies.base import Strategy
+from workers.strategies.one_shot import OneShot
+from workers.strategies.sequence import Sequences
+from workers.strategies.stream import Streams
+
+
+class Kinds:
+    """One strategy for each kind of job."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        queue: WorkQueue,
+        table: JobTable,
+        line: WaitingLine,
+        arena: Arena,
+        activity: Activity,
+        budgets: ModelBudgets,
+        counts: BatchCounts,
+        metrics: WorkerMetrics,
+        unload_idle: Callable[[str, float], bool],
+        make_way: Callable[[Batch], None],
+    ) -> None:
+        """`unload_idle` is that of `oom.Eviction`, `make_way` that of `OneShot`."""
+        placer, hang_timeout_s = Placer(table, settings.arena.inline_bytes), settings.worker.hang_timeout_s
+        shared = (table, queue, budgets, activity, placer, counts, metrics, hang_timeout_s)
+        self.one_shot = OneShot(*shared, unload_idle, make_way)
+        self.sequences = Sequences(
+            settings.queue.max_waiting_sequences, *shared, unload_idle=unload_idle, make_way=make_way
+        )
+        self.streams = Streams(
+            table,
+            queue,
+            line,
+            activity,
+            placer,
+            counts,
+            # NOTE: steps of one model take milliseconds or seconds; nothing that is known of it tells which comes next.
+            batch_limit_s(hang_timeout_s, 0.0),
+            settings.queue.max_resting_streams,
+            arena.record_flight,
+        )
+
+    def of(self, adapter: Adapter) -> Strategy:
+        """The strategy of all jobs of a model."""
+        if adapter.streams:
+            return self.streams
+        if adapter.config is not None and adapter.config.sequence_batching is not None:
+            return self.sequences
+        return self.one_shot

@@ -1,0 +1,232 @@
+"""Jobs that are done once each of their items has run in some batch: encode, score, extract, infer.
+
+1. A batch runs in one pass, and its results are written and told.
+2. A batch that fails is split in halves until the guilty item stands alone; memory trouble also shrinks the budget.
+3. A single item that does not fit is tried again after the caches were given back, then after an idle model was
+   unloaded.
+4. A long pass has steps (`stepping`). Between two of them the device may be given to other work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ipc.errors import DeadlineExceeded
+from ipc.metrics.registry import WorkerMetrics
+from ipc.wire.messages import BatchTimes, ItemError
+from workers.adapters.base import ItemFailure
+from workers.device import oom
+from workers.device.watchdog import Activity, batch_limit_s
+from workers.memory import outputs
+from workers.memory.named_outputs import Placer
+from workers.operations import operation_of
+from workers.reporting.batches import BatchCounts
+from workers.scheduling.job import Batch, Job, Piece, collate
+from workers.scheduling.queue import WorkQueue
+from workers.scheduling.table import JobTable
+from workers.strategies import stepping
+from workers.strategies.base import Strategy, end_if_lost, item_error
+
+log = logging.getLogger(__name__)
+
+
+class OneShot(Strategy):
+    """Runs batches, and what is left of those that fail."""
+
+    def __init__(
+        self,
+        table: JobTable,
+        queue: WorkQueue,
+        budgets: oom.ModelBudgets,
+        activity: Activity,
+        placer: Placer,
+        counts: BatchCounts,
+        metrics: WorkerMetrics,
+        hang_timeout_s: float,
+        unload_idle: Callable[[str, float], bool] = lambda model, wait_s: False,
+        make_way: Callable[[Batch], None] = lambda batch: None,
+    ) -> None:
+        """`unload_idle` is that of `oom.Eviction`; `make_way` may run other work, between two steps of a batch."""
+        self.table, self.queue, self.budgets, self.activity = table, queue, budgets, activity
+        self.placer, self.counts, self.metrics = placer, counts, metrics
+        self.hang_timeout_s, self.make_way = hang_timeout_s, make_way
+        self.eviction = oom.Eviction(unload_idle)
+
+    def run(self, batch: Batch) -> int:
+        """Run a batch, and what is left of it after failures."""
+        attempts = Attempts(self, batch)
+        attempts.run(batch.pieces, batch.collated)
+        attempts.recoveries.ended(batch.first.model)
+        return attempts.ran
+
+    def recover(self, attempts: Attempts, pieces: list[Piece], error: Exception) -> None:
+        """Some pieces failed together."""
+        left: Exception | None = error
+        if oom.is_out_of_memory(error):
+            left = attempts.make_room(pieces, error)
+        if left is None:
+            return
+        if len(pieces) > 1:
+            log.warning(
+                "a batch of %d items failed (%s); trying its halves", len(pieces), type(left).__name__
+            )
+            middle = len(pieces) // 2
+            attempts.run(pieces[:middle])
+            attempts.run(pieces[middle:])
+            return
+        self.table.complete(pieces[0].job, 1, [item_error(pieces[0], left)])
+
+
+class Attempts:
+    """The passes of one batch: the first with all pieces, more after failures.
+
+    `ran` counts the tokens of passes that came to their end.
+    """
+
+    def __init__(self, strategy: OneShot, batch: Batch) -> None:
+        self._strategy, self._batch = strategy, batch
+        self.recoveries = oom.RecoveryCounts(strategy.metrics)
+        self.ran = 0
+
+    def run(self, pieces: list[Piece], collated: Any = None) -> None:
+        """Run some pieces, and recover from a failure."""
+        error = self._try(pieces, collated)
+        if error is None:
+            return
+        end_if_lost(error)
+        # PERF: the frames of a failed pass would hold its tensors while the halves need the memory.
+        oom.forget_frames(error)
+        self._strategy.recover(self, pieces, error)
+
+    def _try(self, pieces: list[Piece], collated: Any = None) -> Exception | None:
+        """One pass whose results are written and told; returns the exception that it raised."""
+        strategy, batch, job = self._strategy, self._batch, pieces[0].job
+        tokens = sum([piece.prepared.cost for piece in pieces])
+        predicted_s = strategy.queue.paces.seconds_for(job.model, tokens)
+        awaited_s = max([piece.job.work.deadline_ns for piece in pieces]) / 1e9 - time.monotonic()
+        strategy.activity.begin(batch_limit_s(strategy.hang_timeout_s, predicted_s, tokens, awaited_s))
+        strategy.queue.device_busy()
+        try:
+            began, paused_ns = time.monotonic_ns(), batch.paused_ns
+            if collated is None:
+                collated = collate(pieces)
+            collated_ns = time.monotonic_ns()
+            call = job.work.call
+            make_way = partial(strategy.make_way, batch)
+            with stepping.running(strategy.activity, pieces, make_way), job.adapter.using(call.lora):
+                results = operation_of(call).run(job.adapter, collated, call)
+            finite = results.finite([piece.prepared.rows for piece in pieces])
+            computed = time.monotonic_ns()
+            outputs.write(pieces, results)
+            if results.named:
+                results.failures |= strategy.placer.write(pieces, results.named)
+            failures = _failures(pieces, finite, results.failures)
+            copied = time.monotonic_ns()
+            note_batch(pieces, began, computed, copied)
+            paused_ns = batch.paused_ns - paused_ns
+            # NOTE: counted before anybody is answered: a client that asks for the statistics then must find the run.
+            rows = sum([getattr(piece.job.work.call, "rows", 1) for piece in pieces])
+            strategy.counts.note_run(
+                job.model, rows, collated_ns - began, computed - collated_ns - paused_ns, copied - computed
+            )
+            self._finish(pieces, failures, computed - began - paused_ns, copied - computed)
+            strategy.budgets.grow(job.model)
+            self.ran += tokens - _left(pieces, failures)
+        except Exception as error:
+            return error
+        return None
+
+    def _finish(
+        self, pieces: list[Piece], failures: dict[int, ItemError], device_ns: int, copy_ns: int
+    ) -> None:
+        by_job: dict[int, list[int]] = {}
+        for at, piece in enumerate(pieces):
+            by_job.setdefault(id(piece.job), []).append(at)
+        for places in by_job.values():
+            job = pieces[places[0]].job
+            job.device_ns += device_ns
+            job.copy_ns += copy_ns
+            errors = [failures[at] for at in places if at in failures] if failures else []
+            self._strategy.table.complete(job, len(places), errors)
+
+    def make_room(self, pieces: list[Piece], error: Exception) -> Exception | None:
+        """Memory ran out: give the cache back; several items get a smaller budget, a single one is tried again.
+
+        Returns what the last try raised.
+        """
+        model, budgets = pieces[0].job.model, self._strategy.budgets
+        if len(pieces) > 1:
+            tried = sum(piece.prepared.cost for piece in pieces)
+            budgets.shrink(model, tried, pieces[0].job.adapter.batch_tokens)
+        with contextlib.suppress(Exception):
+            oom.release_cached()
+        if len(pieces) > 1:
+            self.recoveries.exhausted(model, len(pieces))
+            return error
+        again = self._try(pieces)
+        if again is not None and oom.is_out_of_memory(again):
+            again = self._without_another(pieces, again)
+        self.recoveries.exhausted(model, 1, lost=again is not None)
+        return again
+
+    def _without_another(self, pieces: list[Piece], error: Exception) -> Exception | None:
+        """Have an idle model unloaded and run a single item for the last time; returns what that raised."""
+        model, eviction = pieces[0].job.model, self._strategy.eviction
+        oom.forget_frames(error)
+        self._strategy.activity.begin(2 * oom.EVICTION_WAIT_S)
+        if not eviction.make_room(model):
+            return error
+        self.recoveries.evicted(model)
+        last = self._try(pieces)
+        if last is not None:
+            eviction.in_vain(model)
+        return last
+
+
+def note_batch(pieces: list[Piece], began_ns: int, computed_ns: int, copied_ns: int) -> None:
+    """A batch has run: tell the traced requests in it when, and with whom."""
+    if not any(piece.job.trace for piece in pieces):
+        return
+    jobs: dict[int, Job] = {id(piece.job): piece.job for piece in pieces}
+    traced = [job for job in jobs.values() if job.trace is not None]
+    batch = BatchTimes(
+        began_ns,
+        computed_ns,
+        copied_ns,
+        len(pieces),
+        sum(piece.prepared.cost for piece in pieces),
+        len(jobs),
+        [job.work.traceparent for job in traced[: BatchTimes.MAX_MEMBERS]],
+    )
+    for job in traced:
+        assert job.trace is not None
+        job.trace.ran(batch)
+
+
+def _left(pieces: list[Piece], failures: dict[int, ItemError]) -> int:
+    """Tokens of the items that the adapter left because nobody waited for them."""
+    ended = [at for at, failure in failures.items() if failure.code == DeadlineExceeded.code]
+    return sum([pieces[at].prepared.cost for at in ended])
+
+
+def _failures(
+    pieces: list[Piece], finite: list[bool], failed: dict[int, ItemFailure]
+) -> dict[int, ItemError]:
+    """Errors by place in the batch: what the adapter said of single items, and values that are not finite."""
+    errors: dict[int, ItemError] = {}
+    if not failed and all(finite):
+        return errors
+    for at, piece in enumerate(pieces):
+        if at in failed:
+            call = piece.job.work.call
+            where = f"{call.names.item.format(piece.index)}: " if operation_of(call).itemized else ""
+            errors[at] = ItemError(piece.index, failed[at].code, where + failed[at].message)
+        elif not finite[at]:
+            text = f"item {piece.index}: the model gave a value that is not finite"
+            errors[at] = ItemError(piece.index, "INFERENCE_ERROR", text)
+    return errors
