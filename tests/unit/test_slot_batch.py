@@ -141,7 +141,6 @@ def run(adapter: ProgramAdapter, rows: dict[int, tuple[Step, int]]) -> list[int]
 def test_programs_of_every_backend_keep_totals_by_slot(tmp_path: Path, name: str) -> None:
     programs.write_model(tmp_path, name)
     adapter = load(tmp_path, name)
-    assert not adapter.repeatable
     run(adapter, {0: (Step(1, start=True), 10), 2: (Step(2, start=True), 20)})
     with torch.inference_mode():
         prove(adapter, name)

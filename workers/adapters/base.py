@@ -167,8 +167,6 @@ class Adapter(ABC):
     """Most tokens of a batch of several requests, whatever the device may hold; None where the device alone decides."""
     streams: bool = False
     """Whether requests are answered with any number of parts, by `stream` in place of the operation's own method."""
-    repeatable: bool = True
-    """Whether a batch that failed may run again in parts; a model that keeps state between batches must not."""
 
     @classmethod
     @abstractmethod

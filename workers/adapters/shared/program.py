@@ -77,11 +77,6 @@ class ProgramAdapter(Adapter):
         return ROW_COST * max(1, self.config.max_batch_size)
 
     @property
-    def repeatable(self) -> bool:  # type: ignore[override]
-        """Programs of sequences keep state, and what a decoupled one has answered cannot be taken back."""
-        return self.config.sequence_batching is None and not self.config.decoupled
-
-    @property
     def streams(self) -> bool:  # type: ignore[override]
         """Decoupled programs answer in parts."""
         return self.config.decoupled

@@ -1,0 +1,111 @@
+"""The kinds of jobs: which one a model has, and what becomes of a batch that failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ipc.catalog.model_config import ModelConfig, SequenceBatching
+from ipc.errors import PenstockError
+from ipc.settings import Settings
+from ipc.wire.messages import EncodeCall, InputItem
+from tests.fakes.adapter import FakeAdapter
+from tests.fakes.jobs import adapter, make_job
+from tests.fakes.pipeline import Placed, placing
+from workers.adapters.base import Prepared
+from workers.scheduling.job import Batch, Job, Piece
+from workers.scheduling.waiting import Reason, WaitingLine
+
+STATEFUL = ModelConfig("m", sequence_batching=SequenceBatching())
+
+
+def test_the_model_decides_on_the_kind_of_its_jobs(tmp_path: Path) -> None:
+    with placing(tmp_path, Settings(), 1 << 20) as pipeline:
+        kinds = pipeline.kinds
+        assert kinds.of(adapter(streams=True)) is kinds.streams
+        assert kinds.of(adapter(streams=False, config=STATEFUL)) is kinds.sequences
+        assert kinds.of(adapter(streams=False, config=ModelConfig("m"))) is kinds.one_shot
+        assert kinds.of(adapter(streams=False)) is kinds.one_shot
+
+
+class Failing(FakeAdapter):
+    """Fails every batch with a bad text in it; `runs` are the texts of all batches."""
+
+    def __init__(self) -> None:
+        super().__init__({}, 512)
+        self.runs: list[list[str]] = []
+
+    def collate(self, prepared: Any) -> Any:
+        return [item.payload for item in prepared]
+
+    def encode(self, batch: Any, outputs: frozenset[str]) -> Any:
+        self.runs.append(list(batch))
+        if "bad" in batch:
+            raise RuntimeError("bad")
+        return {"dense": torch.zeros(len(batch), 4)}
+
+
+def batch_of(pipeline: Placed, strategy: Any, model: Failing, *texts: str) -> tuple[Batch, list[Job]]:
+    """A batch of one job for each text."""
+    jobs = []
+    for number, text in enumerate(texts):
+        call = EncodeCall([InputItem(text)], ["dense"])
+        job = make_job(call, number=number, of=model, strategy=strategy)
+        job.prepared = [Prepared(text, 16)]
+        pipeline.queue.admit(job.work)
+        pipeline.jobs.enter(job)
+        jobs.append(job)
+    pieces = pipeline.jobs.claim_pieces([Piece(job, 0, job.prepared[0]) for job in jobs])
+    return Batch(pieces, None, 16 * len(texts), 0.0), jobs
+
+
+@pytest.mark.parametrize(
+    ("kind", "states", "runs"),
+    [
+        ("one_shot", ["done", "failed", "done"], [["a", "bad", "b"], ["a"], ["bad", "b"], ["bad"], ["b"]]),
+        ("sequences", ["failed", "failed", "failed"], [["a", "bad", "b"]]),
+    ],
+)
+def test_a_failed_batch_runs_again_in_halves_unless_its_model_keeps_state(
+    kind: str, states: list[str], runs: list[list[str]], tmp_path: Path
+) -> None:
+    told: list[tuple[int, PenstockError]] = []
+    calls = {"post": lambda work: work(), "fail": lambda key, number, error: told.append((number, error))}
+    with placing(tmp_path, Settings(), 1 << 20, **calls) as pipeline:
+        strategy, model = getattr(pipeline.kinds, kind), Failing()
+        batch, jobs = batch_of(pipeline, strategy, model, "a", "bad", "b")
+        ran = strategy.run(batch)
+        pipeline.jobs.unclaim_pieces(batch.pieces)
+        assert [job.state for job in jobs] == states and model.runs == runs
+        assert ran == 16 * states.count("done") and pipeline.queue.admitted == 0
+        assert [number for number, _ in told] == [at for at, state in enumerate(states) if state == "failed"]
+        assert {error.code for _, error in told} == {"INFERENCE_ERROR"}
+
+
+def test_the_line_keeps_the_order_of_each_reason_and_drops_what_has_ended() -> None:
+    line, jobs = WaitingLine(), [make_job(number=number) for number in range(5)]
+    for job, reason in zip(
+        jobs, (Reason.ROOM, Reason.COPY, Reason.ROOM, Reason.SLOT, Reason.ROOM), strict=True
+    ):
+        line.add(job, reason)
+    jobs[2].state = "cancelled"
+    assert line.has(Reason.COPY) and not line.has(Reason.PART) and line.holds(jobs[3])
+    assert line.jobs(Reason.ROOM, Reason.COPY) == [jobs[0], jobs[1], jobs[4]]
+    assert line.take(Reason.ROOM) == [jobs[0], jobs[4]] and len(line) == 2
+    line.add(jobs[0], Reason.COPY)
+    assert line.take(Reason.SLOT, Reason.COPY) == [jobs[1], jobs[3], jobs[0]] and not len(line)
+
+
+def test_pauses_end_in_their_time() -> None:
+    line, first, second = WaitingLine(), make_job(number=1), make_job(number=2)
+    assert line.next_ns() is None
+    line.add(first, Reason.PAUSE, 200)
+    line.add(second, Reason.PAUSE, 100)
+    line.add(make_job(number=3), Reason.ROOM)
+    assert line.next_ns() == 100
+    assert line.take_paused(99) == [] and line.take_paused(100) == [second] and line.next_ns() == 200
+    first.state = "failed"
+    assert line.next_ns() is None and line.take_paused(300) == []
