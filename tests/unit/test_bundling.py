@@ -113,11 +113,39 @@ def test_requests_that_the_socket_does_not_take_fail_as_lost_at_the_end_of_the_t
             channel.submit(WORK)
         channel._connect()
         futures = [channel.submit(WORK)[1] for _ in range(3)]
-        assert channel.cost == 27
+        assert channel.cost == 18, "the first left at once"
         for future in futures:
             with pytest.raises(WorkerLost, match="takes no requests"):
                 await future
         assert channel.cost == 0 and not channel._pending
+        channel.close()
+        context.term()
+
+    asyncio.run(run())
+
+
+def test_a_lone_request_leaves_at_once_and_others_at_the_end_of_the_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundles: list[int] = []
+    monkeypatch.setattr(
+        dealer,
+        "send",
+        lambda socket, frames: bundles.append(len(codec.unpack(cast("list[bytes]", frames)))),
+    )
+
+    async def run() -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        channel = Channel(context, RunPaths(tmp_path, "test", tmp_path), 0, "f0", lambda: None)
+        channel._connect()
+        channel.submit(WORK)
+        assert bundles == [1]
+        for _ in range(3):
+            channel.submit(WORK)
+        assert bundles == [1]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert bundles == [1, 3]
         channel.close()
         context.term()
 

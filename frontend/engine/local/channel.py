@@ -8,8 +8,8 @@
 4. When the pidfd fires, every pending future fails with `WorkerLost`; requests named in the arena's flight record are
    suspects, the others bystanders. The channel starts again from the beginning.
 
-Requests, releases and cancels of one turn of the event loop leave together. A request that the socket does not take at
-the end of the turn fails with `WorkerLost`.
+Requests, releases and cancels of one turn of the event loop leave together. A request that the socket does not take
+fails with `WorkerLost`.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class Channel:
     def submit(
         self, work: Work, payload: Payload = None, *, solo: bool = False
     ) -> tuple[int, asyncio.Future[Delivery]]:
-        """Send a request with its payload at the end of this turn of the loop.
+        """Send a request with its payload at the end of this turn of the loop, or at once if no other is on its way.
 
         Raises `WorkerLost` when there is no socket; the future fails with it when the socket takes nothing.
         """
@@ -226,8 +226,12 @@ class Channel:
             self._dealer.put(message, payload)
         self._unsent.append(request)
         future: asyncio.Future[Delivery] = self._loop.create_future()
+        # PERF: a request that finds no other on its way has nothing to wait for.
+        alone = not self._pending
         self._pending[request] = (future, message)
         self._outstanding.begin(message)
+        if alone:
+            self._dealer.flush()
         return request, future
 
     def _after_sending(self, taken: bool) -> None:
