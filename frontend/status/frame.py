@@ -1,21 +1,206 @@
-"""One frame of the status stream: the fields of the SIE contract in both spellings, and what the page needs besides."""
+"""One frame of the status stream: the fields of the SIE contract in both spellings, and what the page needs besides.
+
+1. `build` collects the parts, in any thread.
+2. Devices: every worker, with the memory and the batches that it told of.
+3. Models: every entry of the catalog, with the states that the workers told of.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from frontend.engine.interface import WorkerView
+from frontend.engine.interface import STATE_ORDER, WorkerView
 from frontend.services import Services
 from frontend.status import traffic
-from frontend.status.devices import device_fields, gpu_fields
-from frontend.status.gpu_types import CPU
-from frontend.status.models import model_fields
+from frontend.status.gpu_types import CPU, gpu_type
+from frontend.status.traffic import Traffic
+from ipc.catalog.entries import Catalog, HubSource, ModelEntry
 from ipc.processes.liveness import start_ticks
 from ipc.version import VERSION
+from ipc.wire.messages import ModelStatus
+from ipc.wire.stats import BatchRecord, QueueState, Stats
+
+DEFAULT_THRESHOLD_PCT = 85.0
+FILL_S = 10.0
+
+
+def device_of(worker: WorkerView) -> str:
+    """`cuda:<slot>` or `cpu`; the supervisor gives every worker the GPU with the number of its slot."""
+    return CPU if worker.name == CPU else f"cuda:{worker.slot}"
+
+
+def fill(batches: Iterable[BatchRecord], now_ns: int, model: str | None = None) -> float | None:
+    """Share of the token budget that the batches of the last `FILL_S` seconds used; None without a batch."""
+    recent = [
+        batch
+        for batch in batches
+        if now_ns - batch.at_ns < FILL_S * 1e9 and (model is None or batch.model == model)
+    ]
+    budget = sum(batch.budget for batch in recent)
+    return round(min(1.0, sum(batch.tokens for batch in recent) / budget), 4) if budget else None
+
+
+def threshold_pct(budget_bytes: int, total_bytes: int) -> float:
+    """Share of a device's memory up to which models are loaded, by `worker.memory_budget_bytes`."""
+    if not budget_bytes or not total_bytes:
+        return DEFAULT_THRESHOLD_PCT
+    return round(min(100.0, budget_bytes / total_bytes * 100), 1)
+
+
+def gpu_fields(worker: WorkerView, budget_bytes: int) -> dict[str, Any]:
+    """One entry of `gpus`, with both spellings of the utilization."""
+    stats = worker.stats
+    total = stats.memory_total if stats else 0
+    utilization = round((stats.utilization or 0.0) * 100, 1) if stats else 0.0
+    return {
+        "index": worker.slot,
+        "device": device_of(worker),
+        "name": worker.name,
+        "gpu_type": gpu_type(worker.name, total),
+        "utilization_percent": utilization,
+        "utilization_pct": utilization,
+        "memory_used_bytes": stats.memory_used if stats else 0,
+        "memory_total_bytes": total,
+        "memory_threshold_pct": threshold_pct(budget_bytes, total),
+        "temperature_c": int(stats.temperature_c or 0) if stats else 0,
+    }
+
+
+def device_fields(worker: WorkerView, restarts: dict[str, float], budget_bytes: int) -> dict[str, Any]:
+    """One entry of `devices`: every worker, those on CPU and those that are down included."""
+    fields: dict[str, Any] = {
+        "worker": worker.slot,
+        "state": "unresponsive" if worker.state == "ready" and not worker.responsive else worker.state,
+        "device": device_of(worker),
+        "name": worker.name,
+        "threads": worker.threads,
+        "restarts": int(restarts.get(f"worker-{worker.slot}", 0)),
+        "models_loaded": sum(status.state == "loaded" for status in worker.models.values()),
+    }
+    stats = worker.stats
+    if stats is None:
+        return fields
+    return {
+        **fields,
+        "memory_used_bytes": stats.memory_used,
+        "memory_total_bytes": stats.memory_total,
+        "memory_threshold_pct": threshold_pct(budget_bytes, stats.memory_total),
+        "resident_bytes": stats.resident,
+        "utilization_pct": _utilization_pct(worker, stats),
+        "cpu_pct": round(stats.cpu * 100, 1),
+        "busy_pct": round(stats.busy * 100, 1),
+        "temperature_c": stats.temperature_c,
+        "queue": {"tokens": stats.admitted, "bound_tokens": stats.bound},
+        "tokens_per_s": round(worker.credits.rate),
+        "shared_memory": {
+            "used_bytes": stats.arena_used,
+            "total_bytes": stats.arena_total,
+            "leases": stats.leases,
+        },
+        "batch": {
+            "budget_tokens": stats.budget,
+            "fill_ratio": fill(stats.batches, time.monotonic_ns()),
+            "last": [_batch_fields(batch) for batch in stats.batches],
+        },
+    }
+
+
+def _utilization_pct(worker: WorkerView, stats: Stats) -> float:
+    """What the device says; on CPU the share of the worker's threads that is in use."""
+    if device_of(worker) != CPU:
+        return round((stats.utilization or 0.0) * 100, 1)
+    return round(min(100.0, stats.cpu * 100 / max(1, worker.threads)), 1)
+
+
+def _batch_fields(batch: BatchRecord) -> list[Any]:
+    """[items, tokens, budget in tokens, milliseconds] of a batch; a list, because there are many."""
+    return [batch.items, batch.tokens, batch.budget, round(batch.seconds * 1e3, 2)]
+
+
+def model_fields(catalog: Catalog, workers: Sequence[WorkerView], seen: Traffic) -> list[dict[str, Any]]:
+    """Every model, by memory in descending order, then as in the catalog."""
+    now_ns = time.monotonic_ns()
+    found = [_model(entry, workers, seen, now_ns) for entry in catalog.entries]
+    return sorted(found, key=lambda fields: -fields["memory_bytes"])
+
+
+def _model(entry: ModelEntry, workers: Sequence[WorkerView], seen: Traffic, now_ns: int) -> dict[str, Any]:
+    on = [(worker, worker.models[entry.id]) for worker in workers if entry.id in worker.models]
+    best = min((status for _, status in on), key=_rank, default=ModelStatus(entry.id, "available"))
+    held = [worker for worker, status in on if status.state == best.state != "available"]
+    queues = [q for worker in workers if worker.stats for q in worker.stats.queues if q.model == entry.id]
+    waiting = sum(queue.items for queue in queues)
+    timing = seen.latencies.get(entry.id, {})
+    return {
+        "name": entry.id,
+        "state": best.state,
+        "device": device_of(held[0]) if held else None,
+        "memory_bytes": sum(status.memory_bytes for _, status in on),
+        "queue_depth": waiting,
+        "queue_pending_items": waiting,
+        "config": _config(entry, best),
+        "adaptive_batching": _batching(entry.id, workers, timing, now_ns),
+        "devices": [device_of(worker) for worker in held],
+        "queue_tokens": sum(queue.tokens for queue in queues),
+        "queue_oldest_seconds": _oldest_s(queues),
+        "progress": round(best.progress, 3),
+        "load_seconds": round(best.load_s, 2),
+        "in_flight": int(_sum_of(seen, "penstock_requests_in_flight", entry.id)),
+        "p50_ms": timing.get("p50_ms"),
+        "p99_ms": timing.get("p99_ms"),
+        "last_error": _error(best),
+    }
+
+
+def _rank(status: ModelStatus) -> int:
+    return STATE_ORDER.index(status.state)
+
+
+def _oldest_s(queues: Sequence[QueueState]) -> float:
+    return round(max((queue.oldest_s for queue in queues), default=0.0), 3)
+
+
+def _sum_of(seen: Traffic, family: str, model: str) -> float:
+    return seen.totals.by_model.get(family, {}).get(model, 0.0)
+
+
+def _error(status: ModelStatus) -> dict[str, Any] | None:
+    if status.state != "failed":
+        return None
+    return {"code": status.error_class, "message": status.error_message, "attempts": status.attempts}
+
+
+def _config(entry: ModelEntry, status: ModelStatus) -> dict[str, Any]:
+    dims = {name: spec.dims or status.dims.get(name) for name, spec in entry.outputs.items()}
+    return {
+        "hf_id": entry.source.repo if isinstance(entry.source, HubSource) else None,
+        "adapter": entry.adapter,
+        "inputs": list(entry.inputs),
+        "outputs": list(entry.outputs),
+        "dims": {name: width for name, width in dims.items() if width},
+        "max_sequence_length": entry.max_sequence_length or status.max_sequence_length or None,
+    }
+
+
+def _batching(
+    model: str, workers: Sequence[WorkerView], timing: dict[str, Any], now_ns: int
+) -> dict[str, Any]:
+    """Penstock never waits to fill a batch and calibrates nothing: no target, no headroom, a wait of 0."""
+    stats = [worker.stats for worker in workers if worker.stats and model in worker.models]
+    return {
+        "calibrated": False,
+        "target_p50_ms": None,
+        "wait_ms": 0.0,
+        "batch_cost": max((each.budget for each in stats), default=0),
+        "p50_ms": timing.get("p50_ms"),
+        "headroom_ms": None,
+        "fill_ratio": fill([batch for each in stats for batch in each.batches], now_ns, model),
+    }
+
 
 BUNDLE = "default"
 
@@ -29,7 +214,7 @@ class View:
     why: str
 
 
-def build(services: Services, view: View, seen: traffic.Traffic) -> dict[str, Any]:
+def build(services: Services, view: View, seen: Traffic) -> dict[str, Any]:
     """The frame. Reads nothing that the event loop changes, so any thread may build it."""
     budget = services.settings.worker.memory_budget_bytes
     gpus = [gpu_fields(worker, budget) for worker in view.workers if worker.name not in ("", CPU)]

@@ -118,6 +118,8 @@ def server_environment(model: str, file: str, flags: Mapping[str, str], choice: 
         "catalog.preload": model,
         "catalog.watch": "false",
         "grpc.enabled": "false",
+        "limits.request_timeout_s": 3600,
+        "queue.min_tokens": 1 << 24,
         "log.level": "warning",
         "repository.dirs": "",
         "server.keys_file": "",

@@ -14,8 +14,7 @@ from frontend.engine.interface import WorkerView
 from frontend.server.drain import Drain
 from frontend.server.websocket import is_handshake
 from frontend.services import Services
-from frontend.status.feed import Feed
-from frontend.status.stream import origin_allowed
+from frontend.status.stream import Feed, origin_allowed
 from ipc.catalog.entries import Catalog
 from ipc.errors import QueueFull
 from ipc.settings import load
@@ -97,7 +96,7 @@ class WatchedDirectory:
 
 
 def feed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> tuple[CountingFeed, Services]:
-    monkeypatch.setattr("frontend.status.feed.EVERY_S", 0.004)
+    monkeypatch.setattr("frontend.status.stream.EVERY_S", 0.004)
     flags = {"run.dir": str(tmp_path), **{f"limits.{name}": str(value) for name, value in limits.items()}}
     services = Services(load(None, flags), Catalog([]), Gate(), drain=Drain())
     services.directory = WatchedDirectory()  # type: ignore[assignment]
@@ -153,10 +152,10 @@ def test_the_workers_are_watched_only_while_somebody_looks(
 def test_one_viewer_more_than_allowed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         made, _ = feed(tmp_path, monkeypatch, max_status_streams=1)
-        made.check()
+        made.require_place()
         with made.viewer(), pytest.raises(QueueFull, match="max_status_streams"):
-            made.check()
-        made.check()
+            made.require_place()
+        made.require_place()
 
     asyncio.run(scenario())
 

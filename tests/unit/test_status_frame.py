@@ -11,8 +11,7 @@ import pytest
 from frontend.access.gate import Gate
 from frontend.engine.interface import WorkerView
 from frontend.services import Services
-from frontend.status.devices import fill, threshold_pct
-from frontend.status.frame import View, build
+from frontend.status.frame import View, build, fill, threshold_pct
 from frontend.status.recent import Recent, RecentWriter, ring_path
 from frontend.status.traffic import Traffic, TrafficReader, latencies
 from ipc.catalog.entries import load_catalog
