@@ -15,12 +15,29 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from frontend.engine.answer import CopyBudget
+from falcon.asgi import Response
+
+from frontend.engine.answer import Answer, CopyBudget
+from frontend.services import Services
 from ipc.settings import Arena
 
 log = logging.getLogger(__name__)
 
-Part = bytes | memoryview
+Buffer = bytes | memoryview
+
+
+def send_parts(resp: Response, parts: Sequence[Buffer], answer: Answer, services: Services) -> None:
+    """Send `parts` of an answer whose context is open. A body up to one slice is joined here.
+
+    A larger body reads the answer's memory while it leaves, so the answer is handed over to it.
+    """
+    arena = services.settings.arena
+    if sum(len(part) for part in parts) <= arena.slice_bytes:
+        resp.data = b"".join(parts)
+        return
+    body = LeasedBody(parts, answer.hand_over(), arena, services.copies)
+    resp.content_length = body.nbytes
+    resp.stream = body  # type: ignore[assignment]
 
 
 class Lease(Protocol):
@@ -40,8 +57,8 @@ class Lease(Protocol):
 class LeasedBody:
     """Response body over leased memory, as an async iterator of private slices."""
 
-    def __init__(self, parts: Sequence[Part], lease: Lease, settings: Arena, budget: CopyBudget) -> None:
-        self._parts: list[Part] = [part if isinstance(part, bytes) else part.cast("B") for part in parts]
+    def __init__(self, parts: Sequence[Buffer], lease: Lease, settings: Arena, budget: CopyBudget) -> None:
+        self._parts: list[Buffer] = [part if isinstance(part, bytes) else part.cast("B") for part in parts]
         self.nbytes = sum(len(part) for part in self._parts)
         self._lease, self._settings, self._budget = lease, settings, budget
         self._at = self._offset = 0

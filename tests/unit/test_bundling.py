@@ -138,15 +138,15 @@ def test_a_lone_request_leaves_at_once_and_others_at_the_end_of_the_turn(
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         channel = Channel(context, RunPaths(tmp_path, "test", tmp_path), 0, "f0", lambda: None)
         channel._connect()
-        channel.submit(WORK)
+        futures = [channel.submit(WORK)[1]]
         assert bundles == [1]
-        for _ in range(3):
-            channel.submit(WORK)
+        futures += [channel.submit(WORK)[1] for _ in range(3)]
         assert bundles == [1]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert bundles == [1, 3]
         channel.close()
+        assert all(isinstance(future.exception(), WorkerLost) for future in futures)
         context.term()
 
     asyncio.run(run())

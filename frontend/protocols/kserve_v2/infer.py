@@ -18,7 +18,7 @@ from frontend.access.restricted import Restrictions
 from frontend.engine.scope import RequestScope
 from frontend.http.inference import InferenceRoute
 from frontend.http.rendering import at_once, in_steps, off_loop
-from frontend.http.responding import send_parts
+from frontend.http.sending import send_parts
 from frontend.protocols.kserve_v2 import images, infer_bodies, reading, rendering
 from frontend.protocols.kserve_v2.infer_bodies import Arrived, Arriving
 from frontend.protocols.kserve_v2.parameters import Forwarding

@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from frontend.http.sending import Part
+from frontend.http.sending import Buffer
 
 _packer = msgpack.Packer()
 
@@ -68,7 +68,7 @@ def _name(text: str) -> bytes:
 
 
 def append_map(
-    parts: list[Part], open_bytes: bytearray, values: Mapping[str, Any], copied_nbytes: int
+    parts: list[Buffer], open_bytes: bytearray, values: Mapping[str, Any], copied_nbytes: int
 ) -> bytearray:
     """Write a map whose values may be arrays and maps.
 
@@ -82,7 +82,7 @@ def append_map(
 
 
 def append_pair(
-    parts: list[Part], open_bytes: bytearray, name: str, value: Any, copied_nbytes: int
+    parts: list[Buffer], open_bytes: bytearray, name: str, value: Any, copied_nbytes: int
 ) -> bytearray:
     """Write one entry of such a map; arguments and result are those of `append_map`."""
     open_bytes += _name(name)
@@ -95,7 +95,7 @@ def append_pair(
 
 
 def _append_array(
-    parts: list[Part], open_bytes: bytearray, values: np.ndarray, copied_nbytes: int
+    parts: list[Buffer], open_bytes: bytearray, values: np.ndarray, copied_nbytes: int
 ) -> bytearray:
     open_bytes += array_prefix(values.dtype.str, values.shape)
     if values.nbytes <= copied_nbytes:

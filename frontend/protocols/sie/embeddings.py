@@ -12,7 +12,7 @@ import orjson
 from frontend.engine.answer import Answer
 from frontend.engine.options import check_options, resolve
 from frontend.engine.scope import RequestScope
-from frontend.http.sending import Part
+from frontend.http.sending import Buffer
 from frontend.http.texts import check_count, check_texts
 from frontend.protocols.sie import render
 from frontend.protocols.sie.convert import check_dimensions
@@ -118,7 +118,7 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
         context: RequestScope,
         beside: dict[str, Any],
         json: bool,
-    ) -> Sequence[Part]:
+    ) -> Sequence[Buffer]:
         """The body, which holds no view on the result."""
         usage = usage_of(_tokens(plan.call.items, reply.tokens), reply.truncated)
         with reply:
@@ -138,7 +138,7 @@ def _tokens(inputs: list[InputItem], tokens: list[int]) -> int:
     )
 
 
-async def _body(reply: Answer, request: EmbeddingsRequest, usage: dict[str, Any]) -> list[Part]:
+async def _body(reply: Answer, request: EmbeddingsRequest, usage: dict[str, Any]) -> list[Buffer]:
     rows = (await dense_of(reply, "float32", request.dimensions)).quantized.values
 
     def entry_at(index: int) -> dict[str, Any]:

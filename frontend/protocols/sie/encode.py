@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from frontend.engine.answer import Answer
 from frontend.engine.options import check_options, resolve
 from frontend.engine.scope import RequestScope
-from frontend.http.sending import Part
+from frontend.http.sending import Buffer
 from frontend.protocols.sie.convert import EncodePlan, plan_encode
 from frontend.protocols.sie.flow import InferenceResource, timing_of
 from frontend.protocols.sie.items import check_items, images_in, inputs_of
@@ -61,7 +61,7 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
         context: RequestScope,
         beside: dict[str, Any],
         json: bool,
-    ) -> Sequence[Part]:
+    ) -> Sequence[Buffer]:
         """The body. A JSON body holds no view on the result, so the lease ends with it."""
         began = time.perf_counter()
 

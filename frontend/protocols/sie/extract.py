@@ -20,7 +20,7 @@ from frontend.engine.options import check_options, resolve
 from frontend.engine.scope import RequestScope
 from frontend.http.labels import check_labels, check_schema, distinct
 from frontend.http.rendering import off_loop_if
-from frontend.http.sending import Part
+from frontend.http.sending import Buffer
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.items import check_items, images_in, inputs_of
 from frontend.protocols.sie.schemas import ExtractParams, ExtractRequest
@@ -108,7 +108,7 @@ class ExtractResource(InferenceResource[ExtractRequest, ExtractPlan]):
         context: RequestScope,
         beside: dict[str, Any],
         json: bool,
-    ) -> Sequence[Part]:
+    ) -> Sequence[Buffer]:
         """The body in one piece. It holds no view on the result, so the lease ends here."""
         write = _json if json else _msgpack
         with reply:

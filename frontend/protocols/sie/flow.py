@@ -26,8 +26,7 @@ from frontend.engine.scope import RequestScope
 from frontend.http.inference import InferenceRoute
 from frontend.http.media import check_all
 from frontend.http.rendering import off_loop_if
-from frontend.http.responding import send_parts
-from frontend.http.sending import Part
+from frontend.http.sending import Buffer, send_parts
 from frontend.http.values import UNCHECKED_NBYTES
 from frontend.protocols.sie.items import warnings_of
 from frontend.protocols.sie.machine_profile import check_machine_profile
@@ -213,7 +212,7 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
         context: RequestScope,
         beside: dict[str, Any],
         json: bool,
-    ) -> Sequence[Part]:
+    ) -> Sequence[Buffer]:
         """The body of the answer; `beside` is what follows the results in the contract's own forms.
 
         May close the answer early (`with reply:`), once it holds no views.

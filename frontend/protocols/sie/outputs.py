@@ -16,7 +16,7 @@ import numpy as np
 from frontend.engine.answer import Answer
 from frontend.engine.quantize import Quantized, quantize, shorten, to_half
 from frontend.http.rendering import Steps, at_once, in_steps, off_loop
-from frontend.http.sending import Part
+from frontend.http.sending import Buffer
 from frontend.protocols.sie import muvera
 from frontend.protocols.sie.arrays import append_map, append_pair, array_prefix, map_header, packed
 from frontend.protocols.sie.convert import EncodePlan
@@ -34,7 +34,7 @@ class Output(Protocol):
     def entry(self, index: int) -> dict[str, Any]:
         """The fields of one item, in the contract's order; arrays as numpy arrays."""
 
-    def write(self, parts: list[Part], written: bytearray, index: int, copied_nbytes: int) -> bytearray:
+    def write(self, parts: list[Buffer], written: bytearray, index: int, copied_nbytes: int) -> bytearray:
         """The same as msgpack; see `arrays.append_map`."""
 
 
@@ -46,7 +46,7 @@ class _Rows:
         self._row_nbytes = values[:1].nbytes
 
     def write(
-        self, parts: list[Part], written: bytearray, start: int, stop: int, copied_nbytes: int
+        self, parts: list[Buffer], written: bytearray, start: int, stop: int, copied_nbytes: int
     ) -> bytearray:
         """Rows `start` to `stop` into the open bytes, or as a view behind them; returns the open bytes."""
         rows = self._flat[start * self._row_nbytes : stop * self._row_nbytes]
@@ -77,7 +77,7 @@ class Dense:
     def _rows(self) -> _Rows:
         return _Rows(self.quantized.values)
 
-    def write(self, parts: list[Part], written: bytearray, index: int, copied_nbytes: int) -> bytearray:
+    def write(self, parts: list[Buffer], written: bytearray, index: int, copied_nbytes: int) -> bytearray:
         """The fields of one item as msgpack."""
         # PERF: all rows have the same bytes before their values, and many items have little else.
         written += self._prefix
@@ -109,7 +109,7 @@ class Multivector:
     def _rows(self) -> _Rows:
         return _Rows(self.quantized.values)
 
-    def write(self, parts: list[Part], written: bytearray, index: int, copied_nbytes: int) -> bytearray:
+    def write(self, parts: list[Buffer], written: bytearray, index: int, copied_nbytes: int) -> bytearray:
         """The fields of one item as msgpack."""
         start, stop = self._starts[index], self._starts[index + 1]
         prefix = self._prefixes.get(stop - start)
@@ -148,7 +148,7 @@ class Sparse:
         self._starts, self.nbytes = [0, *accumulate(rows)], indices.nbytes + values.nbytes
         self._head = {"dims": dims, "dtype": values.dtype.name}
 
-    def write(self, parts: list[Part], written: bytearray, index: int, copied_nbytes: int) -> bytearray:
+    def write(self, parts: list[Buffer], written: bytearray, index: int, copied_nbytes: int) -> bytearray:
         """The fields of one item as msgpack."""
         return append_map(parts, written, self.entry(index), copied_nbytes)
 

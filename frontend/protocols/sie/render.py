@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 
 from frontend.http.rendering import Steps, in_steps
-from frontend.http.sending import Part
+from frontend.http.sending import Buffer
 from frontend.protocols.sie.arrays import array_header, map_header, packed
 from frontend.protocols.sie.outputs import INLINE_NBYTES, Output
 
@@ -60,9 +60,9 @@ class EncodedItems:
         return sum(output.nbytes for output in self.outputs)
 
 
-async def msgpack_parts(answer: EncodedItems, timing: Callable[[], dict[str, Any]]) -> list[Part]:
+async def msgpack_parts(answer: EncodedItems, timing: Callable[[], dict[str, Any]]) -> list[Buffer]:
     """The body as a list of bytes and views on the arrays; `timing` is called at the end."""
-    parts: list[Part] = []
+    parts: list[Buffer] = []
     copied_nbytes = INLINE_NBYTES if answer.nbytes <= INLINE_NBYTES else SMALL_ARRAY_NBYTES
     keyed = [(packed(output.name), output) for output in answer.outputs]
     head = (map_header(3 + len(answer.beside)), packed("model"), packed(answer.model), packed("items"))
@@ -88,7 +88,7 @@ async def msgpack_parts(answer: EncodedItems, timing: Callable[[], dict[str, Any
     return parts
 
 
-async def json_parts(answer: EncodedItems, timing: Callable[[], dict[str, Any]]) -> list[Part]:
+async def json_parts(answer: EncodedItems, timing: Callable[[], dict[str, Any]]) -> list[Buffer]:
     """The body as a list of bytes; `timing` is called at the end."""
     if answer.nbytes > INLINE_NBYTES:
         items = await in_steps(_gathered(_json_items(answer)))

@@ -13,7 +13,7 @@ from frontend.engine.answer import Answer
 from frontend.engine.options import Resolved, check_options, resolve
 from frontend.engine.scope import RequestScope
 from frontend.http.rendering import off_loop_if
-from frontend.http.sending import Part
+from frontend.http.sending import Buffer
 from frontend.http.texts import check_shared
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.items import check_items, images_in, input_of, inputs_of
@@ -81,7 +81,7 @@ class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
         context: RequestScope,
         beside: dict[str, Any],
         json: bool,
-    ) -> Sequence[Part]:
+    ) -> Sequence[Buffer]:
         """The answer."""
         with reply:
             scores = np.array(reply.tensors()["score"])

@@ -8,7 +8,7 @@ from falcon.asgi import Request, Response
 from frontend.engine.scope import RequestScope
 from frontend.http.inference import InferenceRoute
 from frontend.http.rendering import off_loop_if
-from frontend.http.responding import send_parts
+from frontend.http.sending import send_parts
 from frontend.protocols.trtis_v1 import requests, responses
 from frontend.protocols.trtis_v1.http_messages import set_failure, set_status, wants_binary
 from frontend.protocols.trtis_v1.statuses import Statuses
