@@ -16,7 +16,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from ipc.memory import copies
 from ipc.memory.datatypes import DATATYPES
 from ipc.memory.input_arena import InputBlock
 
+T = TypeVar("T")
 ALIGNMENT = 8
 """Inputs of a payload start at multiples of this many bytes."""
 SLICE_NBYTES = 1 << 20
@@ -41,7 +43,7 @@ class Upload:
         self.starts: list[int] = []
         self.payload: Payload = None
         self._memory, self._request, self._deadline_ns = memory, request, deadline_ns
-        self._made = ExitStack()
+        self._made: ExitStack | None = None
 
     def __enter__(self) -> Upload:
         return self
@@ -51,7 +53,14 @@ class Upload:
 
     def release(self) -> None:
         """The payload is read no more. Safe to call twice."""
-        self._made.close()
+        if self._made is not None:
+            self._made.close()
+
+    def _keep(self, made: AbstractContextManager[T]) -> T:
+        """Give `made` back with the payload."""
+        # PERF: most payloads are bytes, with nothing to give back.
+        self._made = self._made or ExitStack()
+        return self._made.enter_context(made)
 
     async def place(self) -> None:
         """Put all of them into a payload.
@@ -60,6 +69,9 @@ class Upload:
         private memory or too many pixels are being decoded, and what recipes raise.
         """
         inputs = self._request.inputs
+        if all(tensor.recipe is None for tensor in inputs):
+            await self._place()
+            return
         with ExitStack() as making:
             for tensor in inputs:
                 if tensor.recipe is not None:
@@ -72,20 +84,21 @@ class Upload:
 
     async def _place(self) -> None:
         inputs = self._request.inputs
-        if await self._place_beside():
-            return
-        await self.leave_block()
+        if self._request.block is not None:
+            if await self._place_beside():
+                return
+            await self.leave_block()
         self.starts, nbytes = laid_out(inputs)
         if nbytes > self._memory.inline_nbytes:
             reserved = await self._memory.room.reserve(nbytes, self._deadline_ns)
             if reserved is not None:
-                self.payload = self._made.enter_context(reserved)
+                self.payload = self._keep(reserved)
                 await self._fill(range(len(inputs)), reserved.buffer)
                 return
         if all(tensor.recipe is None for tensor in inputs):
             self.payload = joined(inputs)
             return
-        self._made.enter_context(self._memory.bodies.holding(nbytes))
+        self._keep(self._memory.bodies.holding(nbytes))
         self.payload = np.empty(nbytes, np.uint8).data
         await self._fill(range(len(inputs)), self.payload)
 
