@@ -141,6 +141,13 @@ class Answer:
         if lease is not None:
             lease.release()
 
+    def close(self) -> None:
+        """Check that the memory was not taken back, and end the lease; safe to call twice. Raises `LeaseRevoked`."""
+        try:
+            self.check()
+        finally:
+            self.release()
+
     def hand_over(self) -> Self:
         """The answer outlives its context: whoever writes the body checks and releases from now on."""
         self._handed_over = True
@@ -152,10 +159,9 @@ class Answer:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None and self._handed_over:
             return
-        try:
-            if kind is None:
-                self.check()
-        finally:
+        if kind is None:
+            self.close()
+        else:
             self.release()
 
 

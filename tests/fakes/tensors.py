@@ -122,9 +122,15 @@ class InferReply:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None and self._handed_over:
             return
+        if kind is None:
+            self.close()
+        else:
+            self.release()
+
+    def close(self) -> None:
+        """Check and release."""
         try:
-            if kind is None:
-                self.check()
+            self.check()
         finally:
             self.release()
 

@@ -178,8 +178,7 @@ async def dense_of(reply: Answer, dtype: str, dimensions: int | None) -> Dense:
     else:
         dense = _dense(values, dtype, dimensions)
     if dense.quantized.values is not values:
-        reply.check()
-        reply.release()
+        reply.close()
     return dense
 
 
@@ -199,8 +198,7 @@ async def outputs_of(reply: Answer, plan: EncodePlan) -> list[Output]:
     if not any(
         isinstance(one, Dense | Multivector) and id(one.quantized.values) in originals for one in found
     ):
-        reply.check()
-        reply.release()
+        reply.close()
     return found
 
 
