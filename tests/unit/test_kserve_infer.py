@@ -225,12 +225,12 @@ class Regions:
     def __init__(self) -> None:
         self.gone: list[str] = []
 
-    def unregister(self, kind: Kind | None, name: str) -> bool:
+    async def unregister(self, kind: Kind | None, name: str) -> bool:
         """One."""
         self.gone.append(name)
         return True
 
-    def unregister_all(self, kind: Kind | None) -> int:
+    async def unregister_all(self, kind: Kind | None) -> int:
         """All of them."""
         self.gone.append("*")
         return 1
