@@ -13,7 +13,8 @@ from falcon.asgi import Response
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 from frontend.protocols.trtis_v1 import server_status as server_status_module
-from frontend.protocols.trtis_v1.routes import StatusResource, set_server_status
+from frontend.protocols.trtis_v1.http_forms import set_message
+from frontend.protocols.trtis_v1.routes import status_resource
 from frontend.protocols.trtis_v1.server_status import is_ready, server_status
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.services import Services
@@ -77,7 +78,7 @@ def release_1_4(without: str = "") -> Any:
 def text_of(status: pb.ServerStatus) -> str:
     """The body of a status in text."""
     response = Response()
-    set_server_status(request(b""), response, status)
+    set_message(request(b""), response, status)
     assert response.data is not None
     return response.data.decode("ascii")
 
@@ -229,7 +230,7 @@ def test_json_has_the_names_of_the_original(tmp_path: Path, asked: dict[str, str
     made = counted(services_of(tmp_path, [entry("org/dense")], [loaded("org/dense", dims={"dense": 4})]))
     prepare_run_dir(made.settings.paths)
     made.extensions.recorder.called = lambda kind, ns: None  # type: ignore[method-assign]
-    resource, response = StatusResource(made, Statuses(made.settings)), Response()
+    resource, response = status_resource(made, Statuses(made.settings)), Response()
     asyncio.run(resource.on_get(request(b"", **asked), response))
     found = json.loads(response.data or b"")
     assert response.content_type == "application/json"

@@ -1,4 +1,7 @@
-"""The SIE dialect: encode, score, extract, models, and embeddings and rerank in the forms of others."""
+"""The SIE dialect: encode, score, extract, models, and embeddings and rerank in the forms of other APIs.
+
+May be imported by `frontend.protocols.registry` and `frontend.openapi`. Imports no other protocol.
+"""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def read_settings(value: Any, token_width: int, where: str) -> Muvera | None:
     for name, given in value.items():
         if name not in known:
             raise InvalidInput(f"{where}: {str(name)[:64]!r} is not one of {', '.join(sorted(known))}")
-        _check(name, given, f"{where}.{name}")
+        _refuse_wrong(name, given, f"{where}.{name}")
     settings = Muvera(**value)
     if settings.inner_width(token_width) > _MOST_VALUES:
         raise InvalidInput(
@@ -88,7 +88,7 @@ def check_size(settings: Muvera, items: int, token_width: int, max_nbytes: int, 
         )
 
 
-def _check(name: str, given: Any, where: str) -> None:
+def _refuse_wrong(name: str, given: Any, where: str) -> None:
     if name == "normalize":
         if not isinstance(given, bool):
             raise InvalidInput(f"{where}: expected bool, got {type(given).__name__}")

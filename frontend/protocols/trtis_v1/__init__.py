@@ -12,7 +12,7 @@ import falcon
 import falcon.asgi
 
 from frontend.protocols.trtis_v1 import routes
-from frontend.protocols.trtis_v1.http_messages import STATUS_HEADER
+from frontend.protocols.trtis_v1.http_forms import STATUS_HEADER
 from frontend.protocols.trtis_v1.infer import OCTETS, RESPONSE_HEADER
 from frontend.protocols.trtis_v1.statuses import Statuses, http_status_of, retry_after
 from frontend.protocols.trtis_v1.text import one_line

@@ -10,7 +10,7 @@ from frontend.http.inference import InferenceRoute
 from frontend.http.rendering import off_loop_if
 from frontend.http.sending import send_parts
 from frontend.protocols.trtis_v1 import requests, responses
-from frontend.protocols.trtis_v1.http_messages import set_failure, set_status, wants_binary
+from frontend.protocols.trtis_v1.http_forms import set_failure, set_status, target_of, wants_binary
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.protocols.trtis_v1.text import CACHED_CHARACTERS, many_lines, one_line, read_request_header
 from frontend.services import Services
@@ -37,7 +37,7 @@ class InferResource(InferenceRoute):
     async def respond(self, req: Request, resp: Response, scope: RequestScope, target: str) -> None:
         """200 with raw outputs and the response header behind them, or 400 with the reason in NV-Status."""
         services, inference = self.services, self.services.inference
-        scope.model, number = requests.target_of(services, target)
+        scope.model, number = target_of(services, target)
         name, version, scheduled, header = (
             scope.model,
             requests.version_of(number),

@@ -1,6 +1,7 @@
 """The routes over HTTP, and the management calls in the form of HTTP.
 
-1. A resource sets the body. Errors of the tree become 400 (or the status of a refused key) with an empty body.
+1. A handler takes the request and returns a message, None for an empty body. Errors of the tree become 400 (or the
+   status of a refused key) with an empty body.
 2. `NV-Status` says how the request went. Every call is counted by its kind, for the status of the server.
 3. A path that does not fit is unknown: 400 without body and `NV-Status`.
 """
@@ -8,193 +9,145 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Coroutine
-from typing import Any, ClassVar
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
 
 import falcon
 import falcon.asgi
 from falcon.asgi import Request, Response
+from google.protobuf.message import Message
 
 from frontend.http.rendering import off_loop_if
 from frontend.protocols.trtis_v1 import management
-from frontend.protocols.trtis_v1.http_messages import (
-    set_failure,
-    set_message,
-    set_status,
-    wants_binary,
-    wants_json,
-)
+from frontend.protocols.trtis_v1.http_forms import number_of, set_failure, set_message, set_status
 from frontend.protocols.trtis_v1.infer import InferResource
-from frontend.protocols.trtis_v1.requests import number_of
 from frontend.protocols.trtis_v1.server_status import server_status
 from frontend.protocols.trtis_v1.statuses import Statuses
-from frontend.protocols.trtis_v1.text import as_of_1_4
 from frontend.services import Services
 from ipc.errors import Cancelled, PenstockError
 from ipc.protos import trtis_v1_pb2 as pb
 
 INLINE_MODELS = 32
 """Statuses of more models are rendered in a thread."""
+Handler = Callable[..., Awaitable[Message | None]]
+"""Takes the services, the request, the response, and the fields of the path."""
+
+
+class Resource:
+    """Answers GET by `show` or POST by `change`; `kind` names the calls in the status of the server."""
+
+    def __init__(
+        self,
+        services: Services,
+        statuses: Statuses,
+        kind: str,
+        *,
+        show: Handler | None = None,
+        change: Handler | None = None,
+    ) -> None:
+        self._services, self._statuses, self._kind = services, statuses, kind
+        if show is not None:
+            self.on_get = self._responder(show)
+        if change is not None:
+            self.on_post = self._responder(change)
+
+    def _responder(self, handler: Handler) -> Callable[..., Awaitable[None]]:
+        async def respond(req: Request, resp: Response, **path: str) -> None:
+            began, context = time.perf_counter_ns(), req.context.penstock
+            context.operation = self._kind
+            resp.status, resp.data = falcon.HTTP_200, b""
+            try:
+                message = await handler(self._services, req, resp, **path)
+                if message is not None:
+                    await off_loop_if(_is_long(message), set_message, req, resp, message)
+                set_status(resp, self._statuses.success())
+            except Cancelled:
+                raise
+            except PenstockError as error:
+                context.error, context.counted_status = error.code, error.status
+                set_failure(resp, error, self._statuses.failure(error))
+            self._services.extensions.recorder.called(self._kind, time.perf_counter_ns() - began)
+
+        return respond
+
+
+def _is_long(message: Message) -> bool:
+    return isinstance(message, pb.ServerStatus) and len(message.model_status) > INLINE_MODELS
 
 
 def mount(app: falcon.asgi.App[Any, Any], services: Services, statuses: Statuses) -> None:
     """Add all routes of this contract."""
-    health, status = HealthResource(services, statuses), StatusResource(services, statuses)
+    resource = partial(Resource, services, statuses)
+    health, status = resource("health", show=_health), status_resource(services, statuses)
     app.add_route("/api/health", health)
     app.add_route("/api/health/{mode}", health)
     app.add_route("/api/status", status)
     app.add_route("/api/status/{model:path}", status)
     app.add_route("/api/infer/{target:path}", InferResource(services, statuses))
-    app.add_route("/api/profile", ProfileResource(services, statuses))
+    app.add_route("/api/profile", resource("profile", show=_profile))
     for action in ("load", "unload"):
-        control = ControlResource(services, statuses, action)
+        control = resource("control", change=partial(_control, action))
         app.add_route(f"/api/modelcontrol/{action}/{{model:path}}", control)
-    app.add_route("/api/repository/index", RepositoryResource(services, statuses))
-    app.add_route("/api/sharedmemorycontrol/status", RegionStatusResource(services, statuses))
-    app.add_route("/api/sharedmemorycontrol/{rest:path}", RegionResource(services, statuses))
+    app.add_route("/api/repository/index", resource("index", show=_repository_index))
+    app.add_route("/api/sharedmemorycontrol/status", resource("regions", show=_regions))
+    app.add_route("/api/sharedmemorycontrol/{rest:path}", resource("regions", change=_change_regions))
 
 
-class Resource:
-    """Base of the routes about the server and its models."""
+def status_resource(services: Services, statuses: Statuses) -> Resource:
+    """The status of the server and all its models, or of one model."""
 
-    kind: ClassVar[str]
-
-    def __init__(self, services: Services, statuses: Statuses) -> None:
-        self.services, self.statuses = services, statuses
-
-    async def answer(self, req: Request, resp: Response, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work`, which sets the body, and say how it went."""
-        began, context = time.perf_counter_ns(), req.context.penstock
-        context.operation = self.kind
-        resp.status, resp.data = falcon.HTTP_200, b""
-        try:
-            await work
-            set_status(resp, self.statuses.success())
-        except Cancelled:
-            raise
-        except PenstockError as error:
-            context.error, context.counted_status = error.code, error.status
-            set_failure(resp, error, self.statuses.failure(error))
-        self.services.extensions.recorder.called(self.kind, time.perf_counter_ns() - began)
-
-
-class HealthResource(Resource):
-    """GET /api/health/{live,ready}: the HTTP status is the answer. Any other mode is answered with code UNKNOWN."""
-
-    kind = "health"
-
-    async def on_get(self, req: Request, resp: Response, mode: str = "") -> None:
-        """200 or 400, without a body."""
-        await self.answer(req, resp, self._ask(resp, mode))
-
-    async def _ask(self, resp: Response, mode: str) -> None:
-        if not management.is_healthy(self.services, mode):
-            resp.status = 400
-
-
-class StatusResource(Resource):
-    """GET /api/status and /api/status/<model>: text by default, wire format or JSON where asked for."""
-
-    kind = "status"
-
-    async def on_get(self, req: Request, resp: Response, model: str = "") -> None:
-        """A ServerStatus; the answer to a failure is empty."""
+    async def show(services: Services, req: Request, resp: Response, model: str = "") -> pb.ServerStatus:
         req.context.penstock.model = model
-        await self.answer(req, resp, self._show(req, resp, model))
+        return await server_status(services, statuses.server_id, model)
 
-    async def _show(self, req: Request, resp: Response, model: str) -> None:
-        status = await server_status(self.services, self.statuses.server_id, model)
-        await off_loop_if(len(status.model_status) > INLINE_MODELS, set_server_status, req, resp, status)
+    return Resource(services, statuses, "status", show=show)
 
 
-def set_server_status(req: Request, resp: Response, status: pb.ServerStatus) -> None:
-    """The whole status in JSON and in the wire format; in text what release 1.4 knows."""
-    whole = wants_json(req) or wants_binary(req)
-    set_message(req, resp, status if whole else as_of_1_4(status))
+async def _health(services: Services, req: Request, resp: Response, mode: str = "") -> None:
+    """The HTTP status is the answer; any mode but live and ready is answered with code UNKNOWN."""
+    if not management.is_healthy(services, mode):
+        resp.status = 400
 
 
-class ProfileResource(Resource):
-    """GET /api/profile: not offered, and says so."""
-
-    kind = "profile"
-
-    async def on_get(self, req: Request, resp: Response) -> None:
-        """400 with code UNSUPPORTED."""
-        await self.answer(req, resp, management.profile())
+async def _profile(services: Services, req: Request, resp: Response) -> None:
+    await management.profile()
 
 
-class ControlResource(Resource):
-    """POST /api/modelcontrol/{load,unload}/<model>."""
-
-    kind = "control"
-
-    def __init__(self, services: Services, statuses: Statuses, action: str) -> None:
-        super().__init__(services, statuses)
-        self._action = action
-
-    async def on_post(self, req: Request, resp: Response, model: str) -> None:
-        """200 or 400, without a body."""
-        deadline_ns = req.context.penstock.deadline_ns
-        await self.answer(req, resp, management.control(self.services, self._action, model, deadline_ns))
+async def _control(action: str, services: Services, req: Request, resp: Response, model: str) -> None:
+    await management.control(services, action, model, req.context.penstock.deadline_ns)
 
 
-class RepositoryResource(Resource):
-    """GET /api/repository/index."""
-
-    kind = "index"
-
-    async def on_get(self, req: Request, resp: Response) -> None:
-        """A ModelRepositoryIndex, as text or in the wire format."""
-        await self.answer(req, resp, self._show(req, resp))
-
-    async def _show(self, req: Request, resp: Response) -> None:
-        set_message(req, resp, management.repository_index(self.services))
+async def _repository_index(services: Services, req: Request, resp: Response) -> pb.ModelRepositoryIndex:
+    return management.repository_index(services)
 
 
-class RegionStatusResource(Resource):
-    """GET /api/sharedmemorycontrol/status."""
-
-    kind = "regions"
-
-    async def on_get(self, req: Request, resp: Response) -> None:
-        """A SharedMemoryStatus, as text or in the wire format."""
-        await self.answer(req, resp, self._show(req, resp))
-
-    async def _show(self, req: Request, resp: Response) -> None:
-        status = pb.SharedMemoryStatus(shared_memory_region=management.regions(self.services))
-        set_message(req, resp, status)
+async def _regions(services: Services, req: Request, resp: Response) -> pb.SharedMemoryStatus:
+    return pb.SharedMemoryStatus(shared_memory_region=management.regions(services))
 
 
-class RegionResource(Resource):
-    """The POST routes below /api/sharedmemorycontrol.
+async def _change_regions(services: Services, req: Request, resp: Response, rest: str) -> None:
+    """Register or unregister, by the path.
 
     register/<name>/<key with its slash>/<offset>/<byte_size>
     cudaregister/<name>/<byte_size>/<device>       the body is the raw handle
     unregister/<name>, unregister/all, unregisterall
     """
-
-    kind = "regions"
-
-    async def on_post(self, req: Request, resp: Response, rest: str) -> None:
-        """200 or 400, without a body."""
-        await self.answer(req, resp, self._change(req, rest))
-
-    async def _change(self, req: Request, rest: str) -> None:
-        regions, (action, _, path) = self.services.extensions.regions, rest.partition("/")
-        name, _, more = path.partition("/")
-        if rest in ("unregister/all", "unregisterall"):
-            await regions.unregister_all(None)
-        elif action == "unregister" and name and not more:
-            await regions.unregister(None, name)
-        elif action == "register" and name and more.count("/") >= 2:
-            key, offset, nbytes = more.rsplit("/", 2)
-            await regions.register_system(name, key, _number(offset), _number(nbytes))
-        elif action == "cudaregister" and name and more.count("/") == 1:
-            size, device = map(_number, more.split("/"))
-            async with self.services.bodies.hold(req, req.context.penstock.deadline_ns) as handle:
-                await regions.register_cuda(name, bytes(handle), device, size)
-        else:
-            raise falcon.HTTPRouteNotFound
+    regions, (action, _, path) = services.extensions.regions, rest.partition("/")
+    name, _, more = path.partition("/")
+    if rest in ("unregister/all", "unregisterall"):
+        await regions.unregister_all(None)
+    elif action == "unregister" and name and not more:
+        await regions.unregister(None, name)
+    elif action == "register" and name and more.count("/") >= 2:
+        key, offset, nbytes = more.rsplit("/", 2)
+        await regions.register_system(name, key, _number(offset), _number(nbytes))
+    elif action == "cudaregister" and name and more.count("/") == 1:
+        size, device = map(_number, more.split("/"))
+        async with services.bodies.hold(req, req.context.penstock.deadline_ns) as handle:
+            await regions.register_cuda(name, bytes(handle), device, size)
+    else:
+        raise falcon.HTTPRouteNotFound
 
 
 def _number(text: str) -> int:

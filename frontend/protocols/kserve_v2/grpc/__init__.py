@@ -1,4 +1,4 @@
-"""KServe v2 over gRPC: `GRPCInferenceService`, one module for each group of its rpcs.
+"""KServe v2 over gRPC: the methods of `GRPCInferenceService`, which take a `Call` and a message.
 
-`service` is the table of methods; each takes a `frontend.grpc.call.Call` and a message, and gives the response.
+May be imported by `frontend.protocols.registry`, in frontends only, since it imports gRPC.
 """

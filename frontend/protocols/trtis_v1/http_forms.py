@@ -1,18 +1,22 @@
-"""Messages and statuses in HTTP responses: `NV-Status`, and bodies as text, JSON or in the wire format."""
+"""The forms of HTTP: targets in paths, `NV-Status`, and bodies as text, JSON or in the wire format."""
 
 from __future__ import annotations
 
+import falcon
 from falcon.asgi import Request, Response
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from frontend.http import tracebacks
 from frontend.protocols.trtis_v1.statuses import http_status_of, retry_after
-from frontend.protocols.trtis_v1.text import many_lines, one_line
+from frontend.protocols.trtis_v1.text import as_of_1_4, many_lines, one_line
+from frontend.services import Services
 from ipc.errors import PenstockError
 from ipc.protos import trtis_v1_pb2 as pb
 
 STATUS_HEADER = "NV-Status"
+_MOST_DIGITS = 20
+"""One more than the largest int64 has: what is cut there is a version, or a size, that nothing has."""
 
 
 def wants_binary(req: Request) -> bool:
@@ -43,10 +47,35 @@ def wants_json(req: Request) -> bool:
 
 
 def set_message(req: Request, resp: Response, message: Message) -> None:
-    """A message as the body: text, which has no type in this contract, or the form that is asked for."""
+    """A message as the body: text, which has no type in this contract, or the form that is asked for.
+
+    JSON and the wire format have the whole message; of a ServerStatus in text, clients get what release 1.4 knows.
+    """
     if wants_json(req):
         resp.content_type, resp.data = "application/json", json_format.MessageToJson(message).encode()
     elif wants_binary(req):
         resp.content_type, resp.data = "application/octet-stream", message.SerializeToString()
     else:
-        resp.data = many_lines(message)
+        known = as_of_1_4(message) if isinstance(message, pb.ServerStatus) else message
+        resp.data = many_lines(known)
+
+
+def number_of(text: str) -> int | None:
+    """Digits as a number, None for anything else."""
+    if not (text.isascii() and text.isdigit()):
+        return None
+    return int(text.lstrip("0")[:_MOST_DIGITS] or "0")
+
+
+def target_of(services: Services, path: str) -> tuple[str, int]:
+    """Model and version (-1: none) of `<model>[/<version>]`; only models of the catalog have names with slashes.
+
+    Raises `HTTPRouteNotFound` for any other path.
+    """
+    name, slash, last = path.rpartition("/")
+    if path and (not slash or services.models.known(path) is not None):
+        return path, -1
+    version = number_of(last)
+    if version is not None and name and ("/" not in name or services.models.known(name) is not None):
+        return name, version
+    raise falcon.HTTPRouteNotFound
