@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.protocols.sie.models import model_info
+from frontend.protocols.sie.models import ProfileInfo, model_info
 from ipc.catalog.entries import (
     AdapterSource,
     Catalog,
@@ -134,21 +134,17 @@ def test_an_own_similarity_and_muvera_are_shown(tmp_path: Path) -> None:
     assert base.source == DirectorySource(str(tmp_path / "weights"))
     assert "muvera" not in base.runtime
     assert muvera.runtime["muvera"] == {"num_repetitions": 4, "final_projection_dim": None, "seed": 7}
-    shown = model_info(base, ModelStatus("org/late", "available"))["profiles"]
-    assert shown["default"]["output_similarity"] == {"multivector": "maxsim"}
-    assert shown["muvera"] == {
-        "is_default": False,
-        "output_types": ["dense"],
-        "output_similarity": {"dense": "cosine"},
-    }
-    variant = model_info(muvera, ModelStatus("org/late:muvera", "available"))["profiles"]
-    assert variant["default"]["output_similarity"] == {"dense": "cosine"}
+    shown = model_info(base, ModelStatus("org/late", "available")).profiles
+    assert shown["default"].output_similarity == {"multivector": "maxsim"}
+    assert shown["muvera"] == ProfileInfo(False, ["dense"], {"dense": "cosine"})
+    variant = model_info(muvera, ModelStatus("org/late:muvera", "available")).profiles
+    assert variant["default"].output_similarity == {"dense": "cosine"}
 
 
 def test_muvera_without_a_stated_similarity_is_compared_by_dot(tmp_path: Path) -> None:
     catalog = catalog_of(tmp_path, LATE.replace(", output_similarity: {dense: cosine}", ""))
-    shown = model_info(catalog["org/late"], ModelStatus("org/late", "available"))["profiles"]
-    assert shown["muvera"]["output_similarity"] == {"dense": "dot"}
+    shown = model_info(catalog["org/late"], ModelStatus("org/late", "available")).profiles
+    assert shown["muvera"].output_similarity == {"dense": "dot"}
 
 
 def test_an_adapter_in_a_file_is_found_beside_the_entry(tmp_path: Path) -> None:

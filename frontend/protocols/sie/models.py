@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Literal
 
 import falcon
+import msgspec
 import orjson
 from falcon.asgi import Request, Response
 
@@ -17,47 +18,104 @@ from ipc.errors import DeadlineExceeded
 from ipc.wire.messages import ModelStatus
 
 INPUT_ORDER = ("text", "image", "audio", "video", "document")
+OWNER = "penstock"
 OUTPUT_ORDER = (*ENCODE_OUTPUTS, "score", "json")
 
 
-def model_info(entry: ModelEntry, status: ModelStatus) -> dict[str, Any]:
+class LoadFault(msgspec.Struct):
+    """Why the last load failed."""
+
+    code: str
+    message: str
+    attempts: int
+    permanent: bool
+
+
+class ProfileInfo(msgspec.Struct):
+    """A named variation of a model."""
+
+    is_default: bool
+    output_types: list[str]
+    output_similarity: dict[str, str]
+
+
+_STATES = ["available", "loading", "loaded", "unloading", "failed"]
+State = Annotated[str, msgspec.Meta(extra_json_schema={"enum": _STATES})]
+
+
+class ModelInfo(msgspec.Struct):
+    """What a model takes and gives, and its state."""
+
+    name: str
+    inputs: list[str]
+    outputs: list[str]
+    dims: dict[str, int]
+    loaded: bool
+    state: State
+    last_error: LoadFault | None
+    max_sequence_length: int | None
+    profiles: dict[str, ProfileInfo]
+
+
+class OpenAIModel(msgspec.Struct):
+    """A model in the OpenAI form."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelDetails(ModelInfo):
+    """One model in both forms."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelsResponse(msgspec.Struct):
+    """All models in both forms."""
+
+    object: Literal["list"]
+    data: list[OpenAIModel]
+    models: list[ModelInfo]
+
+
+class ModelState(msgspec.Struct):
+    """State of a model after a load or unload was asked for."""
+
+    name: str
+    state: State
+
+
+def model_info(entry: ModelEntry, status: ModelStatus) -> ModelInfo:
     """ModelInfo of the contract."""
     dims = {name: spec.dims or status.dims.get(name) for name, spec in entry.outputs.items()}
-    failed = status.state == "failed"
-    return {
-        "name": entry.id,
-        "inputs": [name for name in INPUT_ORDER if name in entry.inputs],
-        "outputs": [name for name in OUTPUT_ORDER if name in entry.outputs],
-        "dims": {name: width for name, width in dims.items() if width},
-        "loaded": status.state == "loaded",
-        "state": status.state,
-        "last_error": _last_error(status) if failed else None,
-        "max_sequence_length": entry.max_sequence_length or status.max_sequence_length or None,
-        "profiles": _profiles(entry),
-    }
+    return ModelInfo(
+        entry.id,
+        [name for name in INPUT_ORDER if name in entry.inputs],
+        [name for name in OUTPUT_ORDER if name in entry.outputs],
+        {name: width for name, width in dims.items() if width},
+        status.state == "loaded",
+        status.state,
+        _last_error(status) if status.state == "failed" else None,
+        entry.max_sequence_length or status.max_sequence_length or None,
+        {name: _profile(entry, name) for name in dict.fromkeys(("default", *entry.profiles))},
+    )
 
 
-def _last_error(status: ModelStatus) -> dict[str, Any]:
-    return {
-        "code": status.error_class,
-        "message": status.error_message,
-        "attempts": status.attempts,
-        "permanent": status.permanent,
-    }
+def _last_error(status: ModelStatus) -> LoadFault:
+    return LoadFault(status.error_class, status.error_message, status.attempts, status.permanent)
 
 
-def _profiles(entry: ModelEntry) -> dict[str, Any]:
-    profiles: dict[str, Any] = {}
-    for name in dict.fromkeys(("default", *entry.profiles)):
-        profile = entry.profiles.get(name, Profile())
-        outputs = list(profile.output_types or entry.encode_outputs)
-        similarity = {output: _similarity(entry, profile, output) for output in outputs}
-        profiles[name] = {
-            "is_default": name == "default",
-            "output_types": outputs,
-            "output_similarity": similarity,
-        }
-    return profiles
+def _profile(entry: ModelEntry, name: str) -> ProfileInfo:
+    profile = entry.profiles.get(name, Profile())
+    outputs = list(profile.output_types or entry.encode_outputs)
+    return ProfileInfo(
+        name == "default", outputs, {output: _similarity(entry, profile, output) for output in outputs}
+    )
 
 
 def _similarity(entry: ModelEntry, profile: Profile, output: str) -> str:
@@ -66,8 +124,9 @@ def _similarity(entry: ModelEntry, profile: Profile, output: str) -> str:
     return profile.similarity.get(output) or stated or DEFAULT_SIMILARITY[output]
 
 
-def _openai_fields(name: str, created: int) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": created, "owned_by": "penstock"}
+def _send(resp: Response, answer: msgspec.Struct) -> None:
+    resp.content_type = falcon.MEDIA_JSON
+    resp.data = orjson.dumps(answer, default=msgspec.to_builtins)
 
 
 class ModelsResource:
@@ -81,10 +140,8 @@ class ModelsResource:
         directory, created = self._services.directory, int(self._services.started_at)
         entries = [each for each in self._services.catalog.values() if not isinstance(each, RepositoryEntry)]
         infos = [model_info(entry, directory.status(entry.id)) for entry in entries]
-        resp.content_type = falcon.MEDIA_JSON
-        resp.data = orjson.dumps(
-            {"object": "list", "data": [_openai_fields(i["name"], created) for i in infos], "models": infos}
-        )
+        listed = [OpenAIModel(info.name, "model", created, OWNER) for info in infos]
+        _send(resp, ModelsResponse("list", listed, infos))
 
 
 class ModelResource:
@@ -97,8 +154,8 @@ class ModelResource:
         """The bare ModelInfo with the OpenAI fields."""
         entry = self._services.directory.find(model)
         info = model_info(entry, self._services.directory.status(entry.id))
-        resp.content_type = falcon.MEDIA_JSON
-        resp.data = orjson.dumps({**info, **_openai_fields(entry.id, int(self._services.started_at))})
+        openai = OpenAIModel(entry.id, "model", int(self._services.started_at), OWNER)
+        _send(resp, msgspec.convert(msgspec.to_builtins(info) | msgspec.to_builtins(openai), ModelDetails))
 
 
 class AdminResource:
@@ -117,8 +174,7 @@ class AdminResource:
         state = await until_disconnect(self._run(entry.id, wait is not False, context.deadline_ns), req.scope)
         final = state == ("loaded" if self._load else "available")
         resp.status = falcon.HTTP_200 if final else falcon.HTTP_202
-        resp.content_type = falcon.MEDIA_JSON
-        resp.data = orjson.dumps({"name": entry.id, "state": state})
+        _send(resp, ModelState(entry.id, state))
 
     async def _run(self, model: str, wait: bool, deadline_ns: int) -> str:
         directory = self._services.directory

@@ -1,6 +1,7 @@
 """The routes of this contract for the API's description, one row each, and the bodies of their answers as types.
 
-Answers are written by hand where they are rendered, since they are large. Arrays are lists in JSON; in msgpack every
+Answers about models are rendered from their types in `models`. Answers of inference are written by hand where they
+are rendered, since they are large. Arrays are lists in JSON; in msgpack every
 `values`, `indices`, `scale` and `offset` array is a msgpack-numpy map.
 """
 
@@ -12,7 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from frontend.openapi.operation import JSON, MSGPACK, Operation, Parameter
-from frontend.protocols.sie import schemas
+from frontend.protocols.sie import models, schemas
 from ipc.wire.extraction import Classification, DetectedObject, Entity, Relation
 
 Dtype = Literal["float32", "float16", "int8", "uint8", "binary"]
@@ -176,73 +177,6 @@ class RerankResponse(msgspec.Struct):
     meta: dict[str, Any]
 
 
-class LoadFault(msgspec.Struct):
-    """Why the last load failed."""
-
-    code: str
-    message: str
-    attempts: int
-    permanent: bool
-
-
-class ProfileInfo(msgspec.Struct):
-    """A named variation of a model."""
-
-    is_default: bool
-    output_types: list[str]
-    output_similarity: dict[str, str]
-
-
-State = Literal["available", "loading", "loaded", "unloading", "failed"]
-
-
-class ModelInfo(msgspec.Struct):
-    """What a model takes and gives, and its state."""
-
-    name: str
-    inputs: list[str]
-    outputs: list[str]
-    dims: dict[str, int]
-    loaded: bool
-    state: State
-    last_error: LoadFault | None
-    max_sequence_length: int | None
-    profiles: dict[str, ProfileInfo]
-
-
-class OpenAIModel(msgspec.Struct):
-    """A model in the OpenAI form."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-
-
-class ModelDetails(ModelInfo):
-    """One model in both forms."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-
-
-class ModelsResponse(msgspec.Struct):
-    """All models in both forms."""
-
-    object: Literal["list"]
-    data: list[OpenAIModel]
-    models: list[ModelInfo]
-
-
-class ModelState(msgspec.Struct):
-    """State of a model after a load or unload was asked for."""
-
-    name: str
-    state: State
-
-
 class ErrorDetail(msgspec.Struct):
     """Stable code and text of an error; some codes add fields."""
 
@@ -335,7 +269,7 @@ def _admin(action: str, summary: str) -> Operation:
         "admin",
         body=schemas.AdminRequest,
         body_required=False,
-        answer=ModelState,
+        answer=models.ModelState,
         errors=faults(*CLIENT_FAULTS, *SERVER_FAULTS),
         also={202: "Accepted."},
         parameters=HEADERS,
@@ -385,7 +319,7 @@ OPERATIONS = (
         "/v1/models",
         "All models.",
         "models",
-        answer=ModelsResponse,
+        answer=models.ModelsResponse,
         errors=faults(401, 403, 429),
     ),
     Operation(
@@ -393,7 +327,7 @@ OPERATIONS = (
         "/v1/models/{model}",
         "One model.",
         "models",
-        answer=ModelDetails,
+        answer=models.ModelDetails,
         errors=faults(401, 403, 404, 429),
     ),
     _admin("load", "Load a model; a recorded failure is forgotten."),
