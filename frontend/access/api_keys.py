@@ -27,7 +27,7 @@ MAX_FILE_NBYTES = 1 << 20
 
 
 def read_private_file(path: Path, setting: str) -> bytes:
-    """The content, of the very file whose mode was checked. Raises `ConfigError` that names `setting` and the path."""
+    """The content of a file that other users may not read. Raises `ConfigError` that names `setting` and the path."""
     try:
         # NOTE: non-blocking, since a pipe in the place of the file would hold up the start for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -68,18 +68,18 @@ def fresh() -> str:
 
 
 def id_of(key: str) -> str | None:
-    """The public id of a key, or None when the text has not the form of one."""
+    """The public id of a key, or None for a text without the form of a key."""
     found = KEY_PATTERN.fullmatch(key)
     return found[1] if found else None
 
 
 def digest(key: str) -> str:
-    """SHA-256 of the whole key in hex: what `printf %s KEY | sha256sum` prints."""
+    """SHA-256 of the whole key in hex, as `printf %s KEY | sha256sum` prints."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def hashed(key: str) -> str:
-    """`sha256:<id>:<hex>`, the form that a file keeps. `key` is one of `fresh`."""
+    """`sha256:<id>:<hex>`, the form in a file. `key` comes from `fresh`."""
     return f"sha256:{id_of(key)}:{digest(key)}"
 
 
@@ -95,7 +95,7 @@ Scope = Literal["infer", "admin"]
 
 
 class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One key. `requests_per_s` 0 = no limit, `burst` 0 = what one second gives; `share` is a weight."""
+    """A key. `requests_per_s` 0 = no limit, `burst` 0 = the requests of one second; `share` is a weight."""
 
     name: Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
     hash: Annotated[str, msgspec.Meta(pattern=HASH_PATTERN)]

@@ -36,7 +36,7 @@ _OFFER = b"sec-websocket-protocol"
 
 
 def presented_key(scope: dict[str, Any]) -> str:
-    """The one key that was sent, empty when there is none. Raises `Unauthenticated` for what cannot be a key."""
+    """The key in the head, "" without a key. Raises `Unauthenticated` for two keys, or an impossible key."""
     found = set(_sent_keys(scope["headers"], scope["type"] == "websocket"))
     if not found:
         return ""
@@ -71,7 +71,7 @@ def _offers(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
 
 
 ROWS = 64
-"""Frontends with a row of their own, counting those of a reload; more share rows, which costs accuracy only."""
+"""Frontends with a row of their own, in a reload old and new. More frontends share rows, which costs accuracy only."""
 
 
 class RateMeter:
@@ -87,7 +87,7 @@ class RateMeter:
         self._row = slot % ROWS
 
     def spend(self, key: int, requests_per_s: float, burst: int) -> None:
-        """One request of key number `key`. Raises `RateLimited` with the time until the next one is let in."""
+        """Pay for a request of key number `key`. Raises `RateLimited` with the time until the next is let in."""
         now, step_ns = self._clock(), math.ceil(1e9 / requests_per_s)
         clocks = self._paid_until[key]
         start_ns = max(int(clocks.max()), now)
@@ -106,7 +106,7 @@ _NOBODY_DIGEST = api_keys.digest("")
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Who was let in. Without a key all fields are as here; `caller` is the public id of the key."""
+    """A caller that was let in; `caller` is the public id of the key. Without a key all fields have their defaults."""
 
     name: str = ""
     caller: str = ""
@@ -119,14 +119,14 @@ ANONYMOUS = Grant()
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Who calls, as far as that is known, and why he is refused, if he is."""
+    """The caller, as far as known, and the reason of a refusal."""
 
     grant: Grant = ANONYMOUS
     refusal: AccessRefused | None = None
 
 
 _LET_IN = Outcome()
-"""What the gate says of most requests of a server without keys, and of open paths."""
+"""The outcome of open paths, and of most requests to a server without keys."""
 
 
 class Gate:
@@ -154,14 +154,14 @@ class Gate:
         return bool(self.entries)
 
     def grant_for(self, scope: dict[str, Any], need: scopes.Need, spend: bool = True) -> Grant:
-        """Who calls, for an ASGI scope. Raises an `AccessRefused`. With `spend` the call counts against the rate."""
+        """The caller of an ASGI scope. Raises an `AccessRefused`. With `spend` the call counts against the rate."""
         outcome = self._decide(scope, need, spend)
         if outcome.refusal is not None:
             raise outcome.refusal
         return outcome.grant
 
     def caller(self, scope: dict[str, Any]) -> Grant:
-        """Whose key the head carries, whatever its scopes and rate. Raises `Unauthenticated` where keys are needed."""
+        """The owner of the key in the head, of any scope and rate. Raises `Unauthenticated` where keys are needed."""
         if not self.closed:
             return ANONYMOUS
         entry = self._find(presented_key(scope))[1]
@@ -209,5 +209,5 @@ class Gate:
 
 
 def outcome_of(scope: dict[str, Any]) -> Outcome:
-    """What `Gate.admit` found; a scope that it never saw is refused."""
+    """The outcome that `Gate.admit` kept in the scope; a scope without an outcome is refused."""
     return scope.get(SCOPE_KEY) or Outcome(refusal=Unauthenticated("the request was not checked"))

@@ -1,4 +1,4 @@
-"""What a server without keys lets in: it knows a caller by the connection, the head and two settings only.
+"""Access to a server without keys: a caller is known by the connection, the head and two settings only.
 
 | | refused |
 |---|---|
@@ -25,7 +25,7 @@ from ipc.settings import Server
 _DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _ANY = "*"
 _MOST_NBYTES = 512
-"""What is looked at of one field, more than any name of a host has."""
+"""Bytes of a field that are looked at, more than any name of a host has."""
 _FORWARDING = frozenset(
     (
         b"via",
@@ -66,14 +66,14 @@ _FORWARDING_PREFIXES = (
     b"x-vercel-",
     b"x-nf-",
 )
-"""Fields that proxies and content networks add. One of them shows a proxy; none of them shows nothing."""
+"""Fields that proxies and content networks add. Any of them shows a proxy; their absence shows nothing."""
 _FORM_TYPES = (b"", b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data")
-"""What a page may send to any site without asking; "" stands for a body without a type."""
+"""Media types that a page may send to any site without asking; "" stands for a body without a type."""
 _READING = ("GET", "HEAD", "OPTIONS")
 
 
 class Keyless:
-    """The rules of one server; `hosts` are the names it answers to beside `localhost`, in lower case."""
+    """The rules of a server; `hosts` are the names that it answers to beside `localhost`, in lower case."""
 
     def __init__(self, hosts: Collection[str] = (), behind_proxy: bool = False) -> None:
         self._hosts, self._behind_proxy = frozenset(hosts), behind_proxy
@@ -173,7 +173,7 @@ def _name(host: str) -> str:
 
 @lru_cache(maxsize=256)
 def _kind(host: str) -> Literal["loopback", "address", "name"]:
-    """What the host of a `Host` field is; `localhost` counts as a loopback address."""
+    """The kind of host in a `Host` field; `localhost` counts as a loopback address."""
     name = _name(host)
     if name == "localhost" or _is_loopback(name):
         return "loopback"

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class AccessMiddleware:
-    """Applies what `Gate.admit` found for the scope; comes after the middleware that makes the request's context."""
+    """Applies the outcome that `Gate.admit` kept in the scope. Runs after the middleware that makes the context."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -32,7 +32,7 @@ class AccessMiddleware:
     async def process_response(
         self, req: Request, resp: Response, resource: object, req_succeeded: bool
     ) -> None:
-        """Count the request for its key; what changes the server is logged with the name of the key."""
+        """Count the request for its key; a change of the server is logged with the name of the key."""
         outcome = outcome_of(req.scope)
         self._count(outcome, str(resp.status_code))
         name = outcome.grant.name

@@ -35,7 +35,7 @@ SETTING = "kserve.restricted_file"
 
 
 class Restriction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One secret and what it opens."""
+    """A secret, and the groups that it opens."""
 
     apis: Annotated[tuple[Api, ...], msgspec.Meta(min_length=1)]
     header: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9-]{1,64}\Z")]
@@ -43,18 +43,18 @@ class Restriction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Restrictions:
-    """What is restricted; nothing without a file."""
+    """The restricted groups; none without a file."""
 
     def __init__(self, restrictions: tuple[Restriction, ...] = ()) -> None:
         self._by_api = {api: one for one in restrictions for api in one.apis}
 
     @classmethod
     def of(cls, file: str) -> Restrictions:
-        """Those of a file, or none for "". Raises `ConfigError` for a file that others may read, or with mistakes."""
+        """The restrictions of a file; none for "". Raises `ConfigError` for mistakes, or a file that others may read."""
         return cls(_read(Path(file))) if file else cls()
 
     def require_secret(self, api: Api, header: Callable[[str], str | None]) -> None:
-        """Raise `Forbidden` unless `header` gives the secret of that group, where it has one."""
+        """Raise `Forbidden` if the group has a secret and `header` does not give it."""
         found = self._by_api.get(api)
         if found is None:
             return
@@ -69,7 +69,7 @@ def _read(path: Path) -> tuple[Restriction, ...]:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{SETTING} {path}: {error}") from None
     except (msgspec.DecodeError, ValueError, RecursionError):
-        # NOTE: what the parser says would show the secrets of the line.
+        # NOTE: the message of the parser would show the secrets of the line.
         raise ConfigError(f"{SETTING} {path}: neither YAML nor JSON") from None
     apis = [api for one in found for api in one.apis]
     twice = next((api for api in apis if apis.count(api) > 1), None)

@@ -1,4 +1,4 @@
-"""Which scope a path needs. What is not named here needs `infer`: a new route is closed until somebody opens it."""
+"""The scope that a path needs. A path that is not named here needs `infer`: new routes are closed by default."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ADMIN_V2 = re.compile(
     r"|logging|(models/.+/)?trace/setting)/?|/v1/config/reload",
     re.DOTALL,
 )
-"""What changes the server, or the settings of its log and traces, in KServe v2."""
+"""Paths of KServe v2 that change the server, or the settings of its log and traces."""
 
 
 def need_of(path: str, open_metrics: bool) -> Need:

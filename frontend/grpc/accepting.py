@@ -7,8 +7,8 @@ it the server. Here every method is registered with gRPC's core, which compares 
    a task that accepts these calls one after another, and ends only with the server.
 2. A call of a registered method is handled under the name that it was registered by. Any other is answered
    UNIMPLEMENTED, whatever its path is.
-3. The door decides on a call by its head. The handler of a refused one reads nothing and says why.
-4. The message of a call that has one must come in time, and a refusal must be taken in time.
+3. The door decides on a call by its head. The handler of a refused call reads nothing and answers the reason.
+4. The message of a unary call must come in time, and a refusal must be taken in time.
 5. Each call is served by two tasks of grpc.aio: one runs its handler and sends what that answers, the other waits for
    the end of the call. gRPC's core ends a call, and drops what it has not sent, when neither refers to it (`cut_off`).
 """
@@ -65,7 +65,7 @@ class Served:
         self._timer = asyncio.get_running_loop().call_later(seconds, self.end)
 
     def arrived(self) -> None:
-        """What was waited for has come, or will not."""
+        """Stop the timer: the message has come, or will not come."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -82,17 +82,17 @@ _serving: ContextVar[Served] = ContextVar("serving")
 
 
 def cut_off() -> Callable[[], None]:
-    """What ends the call whose handler this task is, at once, and frees what its client has not taken."""
+    """A function that ends the current task's call at once, and frees the answers that the client has not taken."""
     return _serving.get().end
 
 
 def caller() -> str:
-    """Whose places the call of this task takes: the id of a key, or an address."""
+    """The account of the current call's place at the door: the id of a key, or an address."""
     return _serving.get().caller
 
 
 def _noting(handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
-    """The same handler, which notes that its one message has come."""
+    """The same handler; the arrival of its message stops the timer of the call."""
     if handler.request_streaming:
         return handler
     receive: Callable[[bytes], Any] = handler.request_deserializer or bytes
@@ -117,14 +117,14 @@ class _Core(cygrpc.AioServer):  # type: ignore[misc]
         refusals: Mapping[str, Refuse],
         door: Door,
     ) -> None:
-        """Serve these methods, by their paths, to whom the door lets in."""
+        """Serve these methods, by their paths, to callers that the door lets in."""
         self._door, self._refusals, self._running = door, refusals, set[asyncio.Task[None]]()
         self._unary = {path for path, handler in handlers.items() if not handler.request_streaming}
         self._resolver = cygrpc._MethodResolver([], dict(handlers))
         self.add_registered_method_handlers(dict(handlers))
 
     def _make_request_call_future(self, method: bytes | None) -> asyncio.Task[None]:
-        """What the main loop waits for: all calls of a method, of every other for None."""
+        """The task that the main loop waits for: accepts all calls of a method, for None those of unknown methods."""
         return asyncio.get_running_loop().create_task(self._accept(method))
 
     async def _accept(self, method: bytes | None) -> None:
@@ -149,7 +149,7 @@ class _Core(cygrpc.AioServer):  # type: ignore[misc]
             cygrpc._schedule_rpc_coro(served.run(handling), call, loop, name), context=context
         )
         served.served_by(task)
-        # NOTE: the task has not run yet, so that of the handler, which it makes, gets this too.
+        # NOTE: the task has not run yet, so the task of the handler, made by this task, inherits the variable too.
         context.run(_serving.set, served)
         if limit_s:
             served.end_after(limit_s)
@@ -189,7 +189,7 @@ class Server(aio.Server):
             self._handlers[f"/{service_name}/{name}"] = _noting(handler)
 
     def read_by(self, path: str, deserialize: Callable[[bytes], Any]) -> None:
-        """Read the messages of a stream, whose handler was generated, in another way than that handler says."""
+        """Replace the deserializer of a generated handler of a stream."""
         self._handlers[path] = self._handlers[path]._replace(request_deserializer=deserialize)  # type: ignore[attr-defined]
 
     def refuse_by(self, refusals: Mapping[str, Refuse]) -> None:
@@ -197,7 +197,7 @@ class Server(aio.Server):
         self._refusals |= refusals
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Any) -> None:
-        """Nothing: what generated code adds so it registers as well."""
+        """Nothing: generated code registers its methods one by one as well."""
 
     def add_insecure_port(self, address: str) -> int:
         """Listen on HOST:PORT; the port. Raises `RuntimeError` when it cannot be had."""
@@ -216,7 +216,7 @@ class Server(aio.Server):
         await self._core.start()
 
     async def stop(self, grace: float | None) -> None:
-        """Accept no more, and cut off what is in work after `grace` seconds."""
+        """Accept no more calls, and cut off the calls in work after `grace` seconds."""
         await self._core.shutdown(grace)
 
     async def wait_for_termination(self, timeout: float | None = None) -> bool:

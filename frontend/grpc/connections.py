@@ -38,7 +38,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 _V6_NETWORK_BITS = 64
-"""What one host of IPv6 has to itself: its addresses count as one caller."""
+"""The network of one IPv6 host: its addresses count as one caller."""
 
 
 class Peer(NamedTuple):
@@ -49,7 +49,7 @@ class Peer(NamedTuple):
 
     @classmethod
     def of(cls, address: str, port: int) -> Peer:
-        """By what a socket tells; IPv4 within IPv6 becomes IPv4."""
+        """From the address of a socket; IPv4 within IPv6 becomes IPv4."""
         try:
             found = ipaddress.ip_address(address.partition("%")[0])
         except ValueError:
@@ -75,14 +75,14 @@ def _named(name: str) -> Peer:
 
 @lru_cache(maxsize=4096)
 def host_of(peer: Peer) -> str:
-    """Whom a connection counts for: its address, of IPv6 the network of one host."""
+    """The caller that a connection counts for: its address, for IPv6 the network of one host."""
     if ":" not in peer.address:
         return peer.address
     return str(ipaddress.ip_network((peer.address, _V6_NETWORK_BITS), strict=False))
 
 
 def of_port(port: int) -> Iterator[tuple[socket.socket, Peer]]:
-    """Connections of this process that were made to its `port`, and who made them."""
+    """Connections of this process that were made to its `port`, with their peers."""
     for link in Path("/proc/self/fd").iterdir():
         # Suppressed: a descriptor that was closed meanwhile, is no connection, or has lost its peer.
         with contextlib.suppress(OSError):
@@ -108,7 +108,7 @@ _BYTES_ACKED = 120
 
 
 async def ask_all_to_leave(port: int, timeout_s: float) -> None:
-    """Ask all clients that are connected to `port` of this process, and those that come meanwhile, at most so long."""
+    """Ask all clients of `port` of this process to leave, for at most `timeout_s`; clients that come meanwhile too."""
     asked: set[Peer] = set()
     settled = 0
     for _ in range(round(timeout_s / ASK_EVERY_S)):
@@ -120,7 +120,7 @@ async def ask_all_to_leave(port: int, timeout_s: float) -> None:
 
 
 def _ask_new_peers(port: int, asked: set[Peer]) -> bool:
-    """Ask every client that was not asked yet; whether there was one."""
+    """Ask every client that was not asked yet; True if there was any."""
     fresh = False
     for connection, peer in of_port(port):
         if peer not in asked:
@@ -131,7 +131,7 @@ def _ask_new_peers(port: int, asked: set[Peer]) -> bool:
 
 
 def ask_to_leave(connection: socket.socket) -> bool:
-    """Ask the client of one connection to leave; False when it is too busy to be asked now."""
+    """Ask the client of a connection to leave; False if the connection is too busy now."""
     if not _is_between_frames(connection):
         return False
     with contextlib.suppress(OSError):
@@ -158,7 +158,7 @@ log = logging.getLogger(__name__)
 
 
 class CallsByConnection:
-    """How many calls each connection holds, and when its last one ended, in seconds of the clock."""
+    """How many calls each connection holds, and when its last call ended, in seconds of the clock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -177,7 +177,7 @@ class CallsByConnection:
             del self.running[peer]
 
     def forget(self, kept: Collection[Peer]) -> None:
-        """Keep only what is known of these connections."""
+        """Forget all connections but these."""
         self.ended = {peer: at for peer, at in self.ended.items() if peer in kept}
 
 
@@ -202,7 +202,7 @@ class ConnectionLimiter:
             await asyncio.sleep(LOOK_AGAIN_S if ended else max(pause_s, _REST * (time.monotonic() - began)))
 
     def look(self, running: Collection[Peer], ended: Mapping[Peer, float]) -> int:
-        """End what is too much or idle; how many connections were shut down."""
+        """End idle and surplus connections; returns how many were shut down."""
         now = self._calls.clock()
         self._since = {
             peer: max(self._since.get(peer, now), ended.get(peer, 0.0)) for _, peer in of_port(self._port)
@@ -225,9 +225,9 @@ class ConnectionLimiter:
 
 
 def surplus(since: Mapping[Peer, float], running: Collection[Peer], limit: int) -> set[Peer]:
-    """Idle connections, the oldest first, of the address that has most, when those are more than are free.
+    """Idle connections to end, the oldest first: of the address with most connections, if those are more than are free.
 
-    It keeps half of what it could have beside the others, so that there is room again for some time.
+    The address keeps half of its possible share beside the others, so that there is room again for some time.
     """
     by_host: defaultdict[str, list[Peer]] = defaultdict(list)
     for peer in sorted(since, key=since.__getitem__):

@@ -1,4 +1,4 @@
-"""Lets calls in by their heads, before any byte of a request is read, and bounds how many of them one caller may hold.
+"""Lets calls in by their heads, before any byte of a request is read, and bounds the calls of each caller.
 
 1. With keys set, a call without a valid key of the method's scope ends on its head and holds no place.
 2. A call that is let in holds a place of `grpc.max_rpcs` until its end: on account of its key, and without keys on
@@ -30,7 +30,7 @@ OPEN_RPCS = 256
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One call at the door: `refusal` says why it may not come in, else `leave` is to be called at its end."""
+    """A call at the door. If it is let in (`refusal` is None), its end must call `leave`."""
 
     caller: str
     leave: Callable[[], None]
@@ -38,17 +38,17 @@ class Entry:
 
 
 class Door:
-    """That of one frontend. A method that `needs` does not name needs a valid key of any scope."""
+    """The door of a frontend. A method that `needs` does not name needs a valid key of any scope."""
 
     def __init__(self, access: Gate, settings: Settings) -> None:
         self.needs: dict[str, Need | None] = {}
         self.calls = CallsByConnection()
-        """Those that were let in, by connection."""
+        """Calls that were let in, by connection."""
         self._access, self._settings = access, settings
         self._places, self._open_places = Places(settings.grpc.max_rpcs), Places(OPEN_RPCS)
 
     def message_within_s(self, path: str) -> float:
-        """How long the one message of a call may take: of strangers as long as a head, else as long as a request."""
+        """Seconds for the message of a call: of methods open to all those of a head, else those of a request."""
         settings = self._settings
         is_open = self.needs.get(path) == ""
         return settings.server.header_deadline_s if is_open else settings.limits.request_timeout_s
@@ -74,7 +74,7 @@ class Door:
         return Entry(caller, leave)
 
     def _caller(self, path: str, need: Need | None, rpc: Rpc, peer: str) -> str:
-        """Whose places a call takes: those of a key by its id, or those of an address. Raises an `AccessRefused`."""
+        """The account of a call's place: the id of its key, or its address. Raises an `AccessRefused`."""
         if need != "":
             head = head_of(path, dict(rpc.invocation_metadata() or ()), peer)
             access = self._access

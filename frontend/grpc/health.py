@@ -41,7 +41,7 @@ class Health:
     OPEN = f"/{SERVICE.full_name}/Check"
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        """What gRPC calls, by method."""
+        """The handlers by method."""
         answer = health_pb2.HealthCheckResponse.SerializeToString
         return {
             "Check": grpc.unary_unary_rpc_method_handler(self._check, None, answer),
@@ -49,7 +49,7 @@ class Health:
         }
 
     def drain(self) -> None:
-        """Tell all who watch that this process serves no more, and let them go."""
+        """Tell all watchers that this process serves no more, and end their calls."""
         self._draining.set()
 
     def _status(self, name: str) -> Any:

@@ -50,7 +50,7 @@ def reserve(grpc: Grpc) -> socket.socket:
 
 
 ROWS = 64
-"""Frontends with a place of their own; more share places, of which the last one written counts."""
+"""Frontends with a place of their own. More frontends share places; the last instant written to a place counts."""
 LOOK_EVERY_S = 0.05
 
 
@@ -88,4 +88,4 @@ class Succession:
 
 
 SUCCESSION = Succession()
-"""That of this server. The arbiter imports this module before it forks, so that all its processes share the memory."""
+"""The instants of this server. The arbiter imports this module before it forks, so its processes share the memory."""

@@ -22,14 +22,14 @@ _BYTES = 2
 
 @dataclass(slots=True)
 class Outline:
-    """What of a message is looked into: by their tags, the messages in it, and the fields that may be packed."""
+    """The fields of a message to look into, by their tags: inner messages, and fields that may be packed."""
 
     messages: dict[int, Outline] = field(default_factory=dict)
     packed: set[int] = field(default_factory=set)
 
     @classmethod
     def of(cls, described: Any, known: dict[str, Outline] | None = None) -> Outline:
-        """That of a descriptor's message and of all below it; those in `known` are made already, by name."""
+        """The outline of a descriptor's message and of all below; `known` holds finished outlines by name."""
         known = {} if known is None else known
         if described.full_name in known:
             return known[described.full_name]
@@ -46,7 +46,7 @@ class Outline:
         return made
 
     def refuse_too_many_fields(self, data: bytes) -> None:
-        """Raise `InvalidInput` for more than `wire.MAX_FIELDS` fields, `ValueError` for what is no such message."""
+        """Raise `InvalidInput` for more than `wire.MAX_FIELDS` fields, `ValueError` for other bytes."""
         count, left = 0, [(self, 0, len(data))]
         while left:
             outline, at, end = left.pop()
@@ -65,7 +65,7 @@ SPLIT_NBYTES = 2 * wire.MAX_FIELDS
 class Form:
     """How the requests of one method are read; `raw_field` is the number of their large bytes field (0: none).
 
-    `check` is given what is left of a large message without that field, before anything is made of it; without one all
+    `check` gets a large message without that field, before the message is parsed; without `check` all
     its fields are counted, at any depth.
     """
 
@@ -86,7 +86,7 @@ class Form:
 
 
 class Received:
-    """One message; `raw` are the values of the form's large field, once it was parsed."""
+    """A message; `raw` are the values of the form's large field, after the parse."""
 
     __slots__ = ("_data", "_form", "_message", "_wrong", "nbytes", "raw")
 
@@ -97,7 +97,7 @@ class Received:
         self.raw: Sequence[Any] = ()
 
     def message(self) -> Message:
-        """The message. Raises `InvalidInput` for what is none of this method, or has too many fields."""
+        """The message. Raises `InvalidInput` for bytes that are no message of this method, or have too many fields."""
         if not self._wrong and self._message is None:
             try:
                 self._message = self._parsed()

@@ -1,8 +1,8 @@
 """The grpc.aio server of one frontend: all services on one port, which the frontends of a server share.
 
 1. At the drain health says NOT_SERVING. In a reload all else goes on until a new frontend listens (`port.Succession`).
-2. Streams are read no further, and clients are asked to connect to the new one (`connections`).
-3. What is in work is finished within the grace time, the rest is cut off.
+2. Streams are read no further, and clients are asked to connect to the new frontend (`connections`).
+3. Calls in work may finish within the grace time, then they are cut off.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SUCCESSION_SHARE = 0.5
 FAREWELL_S = 2.0
 """How long clients of a replaced frontend are asked to leave it."""
 GRACE_S = 2.0
-"""What is left of the graceful timeout for the rest of this process's shutdown."""
+"""Part of the graceful timeout that is left to the rest of this process's shutdown."""
 
 
 class GrpcServer:
@@ -115,7 +115,7 @@ class GrpcServer:
 
 
 def _reflection_request(data: bytes) -> reflection_pb2.ServerReflectionRequest:
-    """The request, or an empty one for what is none: the library answers that with an error, this with a stack."""
+    """The request; an empty request for other bytes, which the library answers with an error and not with a stack."""
     try:
         return reflection_pb2.ServerReflectionRequest.FromString(data)
     except DecodeError:
@@ -123,7 +123,7 @@ def _reflection_request(data: bytes) -> reflection_pb2.ServerReflectionRequest:
 
 
 def _without_clients_faults(record: logging.LogRecord) -> bool:
-    """What gRPC logs as errors with a stack though a client did it, told in one line or not at all.
+    """Shorten to one line, or drop, the records that gRPC logs with a stack for faults of clients.
 
     Metadata that is no UTF-8 is read as Latin-1. A batch of operations fails when the client has gone meanwhile.
     """

@@ -1,4 +1,4 @@
-"""Errors of `ipc.errors` as gRPC statuses, with what a client may need to know in the trailing metadata."""
+"""Errors of `ipc.errors` as gRPC statuses; code, retryable and retry-after travel in the trailing metadata."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _MAX_MESSAGE_CHARACTERS = 1024
 
 
 def status_of(error: PenstockError) -> StatusCode:
-    """The gRPC status of an error; what is not a client's business is INTERNAL."""
+    """The gRPC status of an error; INTERNAL for faults of the server."""
     status = _STATUS.get(error.code, StatusCode.INTERNAL)
     if status is StatusCode.DEADLINE_EXCEEDED and error.status == HTTPStatus.SERVICE_UNAVAILABLE:
         # A timeout that the request itself states, unlike the deadline of the rpc.

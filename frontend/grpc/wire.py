@@ -23,7 +23,7 @@ TOO_MANY = f"the request has more than {MAX_FIELDS} fields, which is the limit o
 
 
 def split(data: bytes, field: int, messages: Collection[int] = ()) -> tuple[bytes, list[memoryview]]:
-    """`data` without its bytes fields numbered `field`, and those as views.
+    """`data` without its bytes fields numbered `field`, and these fields as views.
 
     `messages` are the numbers of the fields that are messages, whose own fields are counted too.
 
@@ -77,7 +77,7 @@ def _encoded(number: int) -> bytes:
 
 
 def _counted(count: int) -> int:
-    """One field more. Raises `InvalidInput` for one too many."""
+    """The count after another field. Raises `InvalidInput` above the limit."""
     if count == MAX_FIELDS:
         raise InvalidInput(TOO_MANY)
     return count + 1
