@@ -50,7 +50,7 @@ class Restrictions:
 
     @classmethod
     def of(cls, file: str) -> Restrictions:
-        """The restrictions of a file; none for "". Raises `ConfigError` for mistakes, or a file that others may read."""
+        """The restrictions of a file; none for "". Raises `ConfigError` for mistakes, or a file open to others."""
         return cls(_read(Path(file))) if file else cls()
 
     def require_secret(self, api: Api, header: Callable[[str], str | None]) -> None:

@@ -43,7 +43,7 @@ def quantize(rows: np.ndarray, dtype: str) -> Quantized:
 
 
 def to_half(values: np.ndarray) -> np.ndarray:
-    """float16 of float32 values. Raises `InferenceFailed` for one beyond the range of float16."""
+    """float16 of float32 values. Raises `InferenceFailed` for a value beyond the range of float16."""
     with np.errstate(over="ignore"):
         halved = values.astype(np.float16)
     if not np.isfinite(halved).all():

@@ -1,4 +1,4 @@
-"""One row of the table of operations, from which the document is made."""
+"""A row of the table of operations, from which the document is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model configurations as JSON, with the names of `inference.ModelConfig`; what does not apply is left out."""
+"""Model configurations as JSON, with the names of `inference.ModelConfig`; fields that do not apply are left out."""
 
 from __future__ import annotations
 

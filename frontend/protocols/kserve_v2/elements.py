@@ -32,7 +32,7 @@ _as_integers = msgspec.json.Decoder(list[int])
 
 
 def parse(text: bytes, datatype: str) -> np.ndarray | None:
-    """The elements as an array of `datatype`; None when one is no such element, or out of its range."""
+    """The elements as an array of `datatype`; None if an element has another type, or is out of range."""
     read, characters = _READERS.get(datatype, (_read_integers, b"0123456789-,"))
     pieces = []
     for piece in _pieces(text):
@@ -83,7 +83,7 @@ def _read_integers(piece: bytes, datatype: str) -> np.ndarray | None:
             if piece.replace(b"-0", b"").count(b"-")
             else _read_integers(piece.replace(b"-", b""), datatype)
         )
-    # PERF: two to three times as fast as making Python integers. What does not fit 64 bits becomes the largest or
+    # PERF: two to three times as fast as making Python integers. A number above 64 bits becomes the largest or
     # smallest of them, so those are looked at again.
     wide = np.iinfo(np.int64 if signed else np.uint64)
     values = np.fromstring(piece, wide.dtype, sep=",")
@@ -106,11 +106,11 @@ _READERS: dict[str, tuple[Callable[[bytes, str], np.ndarray | None], bytes]] = {
     **dict.fromkeys(FLOATS, (_read_floats, b"")),
     "BOOL": (_read_truths, b"truefals,"),
 }
-"""What reads a piece, and the characters that it may hold (empty: the reader finds out by itself)."""
+"""The reader of a piece, and the characters that a piece may hold (empty: the reader finds out by itself)."""
 
 
 def rounded(values: np.ndarray, datatype: str) -> np.ndarray | None:
-    """float64 `values` rounded to a floating datatype; None when one would become infinite."""
+    """float64 `values` rounded to a floating datatype; None if a value would become infinite."""
     if datatype == "FP64":
         return values
     with np.errstate(over="ignore"):
@@ -124,7 +124,7 @@ def rounded(values: np.ndarray, datatype: str) -> np.ndarray | None:
 
 
 def wrong(value: Any, datatype: str) -> str:
-    """Why a number is none of `datatype`; "" when it is one."""
+    """Why a number does not fit `datatype`; "" if it fits."""
     if datatype in FLOATS:
         fits = abs(value) <= 1.8e308 and rounded(np.array([value], np.float64), datatype) is not None
         return "" if fits else f"{value!r:.40} is out of range for {datatype}"
@@ -137,7 +137,7 @@ def wrong(value: Any, datatype: str) -> str:
 
 
 MOST_OBJECTS = 1 << 20
-"""Elements that become Python objects one by one: strings, and what generate counts."""
+"""Elements that become Python objects one by one: strings, and the elements that generate counts."""
 LONGEST_EXPLAINED_NBYTES = 1 << 20
 _BUT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]")
 

@@ -4,7 +4,7 @@
    first: size and pixels of each image and of all of them are bounded before anything is decoded
    (`frontend.http.media`).
 2. Images are decoded as OpenCV does when it leaves them unchanged (`pictures`), cast to the model's datatype,
-   and brought to its height and width. Values stay what they are: no scaling, no mean.
+   and brought to its height and width. Values are not scaled, and no mean is subtracted.
 3. A model input of UINT8 with one or two dimensions that is sent as BYTES holds one string per element (`strings`).
 
 `defer` only says what inputs will be. They are made when the request was checked and there is room for them, where the
@@ -45,9 +45,9 @@ def to_convert(config: ModelConfig, inputs: list[InputTensor]) -> list[tuple[Inp
 
 
 def defer(config: ModelConfig, inputs: list[InputTensor], limits: Limits) -> None:
-    """Give each of them datatype and shape of what it becomes, as far as they are known, and the recipe for it.
+    """Give each such input the datatype and shape of its array, as far as known, and the recipe that makes the array.
 
-    Raises `InvalidInput` for what can be no image or string for the model, whatever its elements are.
+    Raises `InvalidInput` for an input that can be no image or string for the model, whatever its elements are.
     """
     found = to_convert(config, inputs)
     bytes_elements.check_counts((_where(tensor), math.prod(tensor.shape)) for tensor, _ in found)
@@ -99,9 +99,9 @@ class Images:
     limits: Limits
 
     def plan(self, data: bytes | memoryview) -> Steps[Plan]:
-        """By the headers of all images; what the model leaves open is as the first has it.
+        """The shape by the headers of all images; dimensions that the model leaves open are those of the first image.
 
-        Raises `InvalidInput` for what is no image, and `BodyTooLarge`.
+        Raises `InvalidInput` for an element that is no image, and `BodyTooLarge`.
         """
         self._check_nbytes([self.count, *(max(dim, 1) for dim in self.dims)])
         elements = bytes_elements.split(data, self.count, self.where)
@@ -109,7 +109,7 @@ class Images:
         channels, fixed_height, fixed_width = self._parted(self.dims)
         height = height if fixed_height < 0 else fixed_height
         width = width if fixed_width < 0 else fixed_width
-        # NOTE: a file must be opened to know its channels, which is not worth it for one that is too large anyway.
+        # NOTE: a file must be opened to know its channels, which is not worth it for a file that is too large anyway.
         if channels < 0:
             self._check_nbytes([self.count, height, width])
             channels = pictures.channels_of(bytes(elements[0]), f"{self.where}: image 0")
@@ -118,7 +118,7 @@ class Images:
         return Plan([self.count, *each], pixels)
 
     def write(self, data: bytes | memoryview, shape: list[int], place: memoryview) -> Steps[None]:
-        """Decode one image after another into the place. Raises `InvalidInput` for one that does not fit the model."""
+        """Decode one image after another into the place. Raises `InvalidInput` for a misfit."""
         dtype = np.dtype(DATATYPES[self.datatype].array)
         made = np.frombuffer(place, dtype).reshape(shape)
         channels, height, width = self._parted(tuple(shape[1:]))

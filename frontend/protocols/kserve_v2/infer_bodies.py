@@ -60,7 +60,7 @@ def unpack(body: bytes, encoding: str, most_nbytes: int, most_ratio: int) -> Ste
     try:
         while not stream.eof:
             if not rest:
-                # PERF: in slices, since what a step leaves of its input is copied.
+                # PERF: in slices, since a step copies the rest of its input.
                 rest = memoryview(body)[given : given + _SLICE_NBYTES]
                 given += len(rest)
             part = stream.decompress(rest, min(_STEP_NBYTES, limit - total + 1))
@@ -163,7 +163,7 @@ class Arriving:
         Raises as `receive` does, and:
             InvalidInput: the length header is wrong, or the packed body broken.
             UnsupportedEncoding: by `Content-Encoding`.
-            BodyTooLarge: the body, what it unpacks to, or its JSON is over a limit.
+            BodyTooLarge: the body, packed or unpacked, or its JSON is over a limit.
         """
         services, req, settings = self._services, self._req, self._services.settings
         encoding = encoding_of(req.get_header("Content-Encoding"))

@@ -29,7 +29,7 @@ def send(resp: Response, value: Any) -> None:
 
 
 def send_empty(resp: Response) -> None:
-    """Answer 200 with nothing; the type is that of the contract's examples."""
+    """Answer 200 with an empty body; the media type is that of the contract's examples."""
     resp.content_type = falcon.MEDIA_JSON
     resp.data = b""
 
@@ -40,7 +40,7 @@ async def read(services: Services, req: Request, decoder: Decoder, most_nbytes: 
 
 
 async def parsed(services: Services, req: Request, parse: Callable[[bytes], T], most_nbytes: int) -> T:
-    """What `parse` makes of the body of a request; of a long one, in a rendering thread.
+    """The body of a request, read by `parse`; a long body in a rendering thread.
 
     Raises `InvalidInput`, `BodyTooLarge`, and as `BodyReader.hold` does.
     """

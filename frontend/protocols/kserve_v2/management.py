@@ -1,4 +1,4 @@
-"""The management calls: what the server and its models are, and what changes them. REST and gRPC only render.
+"""The management calls: they describe and change the server and its models. REST and gRPC only render.
 
 1. A handler takes the services and plain arguments, calls the engine or the services of `frontend.tensors`, and returns
    a struct or a plain value.

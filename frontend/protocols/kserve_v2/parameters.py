@@ -109,7 +109,7 @@ _SECRETS = frozenset(("authorization", "cookie", "proxy-authorization", "x-api-k
 
 
 class Forwarding:
-    """Which fields are forwarded: those whose lower-case name matches the whole pattern; none for ""."""
+    """The forwarded fields: all whose lower-case name matches the whole pattern; none for ""."""
 
     def __init__(self, pattern: str) -> None:
         try:
@@ -123,7 +123,7 @@ class Forwarding:
         return self._pattern is not None
 
     def apply(self, headers: Mapping[str, str | bytes], request: TensorRequest) -> None:
-        """Add them to the parameters of a request; what the request itself says wins, and credentials stay here.
+        """Add the fields to the parameters of a request. Its own parameters win; credentials stay here.
 
         `headers` are by lower-case name; binary ones, which only gRPC has, are not forwarded.
         """

@@ -16,7 +16,7 @@ _CACHED_CHARACTERS = 512
 
 
 class Target(NamedTuple):
-    """What a path names; `version` None is the latest, `action` "" the model itself."""
+    """The target of a path; `version` None is the latest, `action` "" the model itself."""
 
     name: str
     version: int | None
@@ -24,7 +24,7 @@ class Target(NamedTuple):
 
 
 def parse(tail: str) -> Target | None:
-    """The target of what follows `/v2/models/`, read from its end; None for a path that cannot be one.
+    """The target of the rest of a path after `/v2/models/`, read from its end; None for an impossible path.
 
     A version that is no number makes the path unknown.
     """

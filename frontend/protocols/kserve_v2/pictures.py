@@ -29,14 +29,14 @@ _DEEP = {2: ("RGB", "RGB;16B", "RGB;16L"), 6: ("RGBA", "RGBA;16B", "RGBA;16L")}
 """Mode, and how Pillow unpacks high and low bytes, by the colour type of a PNG file (PNG specification, 11.2.1)."""
 _GREY_ALPHA = 4
 _DEEP_CHANNELS = {2: 3, _GREY_ALPHA: 4, 6: 4}
-"""Of PNG files of 16 bits by their colour type; grey has one."""
+"""Channels of PNG files of 16 bits by their colour type; grey has one channel."""
 _ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error, MemoryError)
 
 
 def decode(data: bytes, where: str) -> np.ndarray:
     """Pixels [height, width, channels] of uint8 or uint16, channels 1 (grey), 3 (BGR) or 4 (BGRA).
 
-    Limits of size are the caller's. Raises `InvalidInput` for what cannot be decoded to its end, `Unsupported` without
+    The caller limits sizes. Raises `InvalidInput` for a file that cannot be decoded to its end, `Unsupported` without
     Pillow.
     """
     with _telling(where):
@@ -52,7 +52,7 @@ def decode(data: bytes, where: str) -> np.ndarray:
 
 
 def channels_of(data: bytes, where: str) -> int:
-    """Channels of what `decode` gives, by the header of the file. Raises as `decode`."""
+    """Channels of the array of `decode`, by the header of the file. Raises as `decode`."""
     with _telling(where), _opened(data) as image:
         if _is_deep(data):
             return _DEEP_CHANNELS.get(data[25], 1)
@@ -61,7 +61,7 @@ def channels_of(data: bytes, where: str) -> int:
 
 @contextmanager
 def _telling(where: str) -> Iterator[None]:
-    """Tell what goes wrong in a file in our errors."""
+    """Turn the errors of decoders into `InvalidInput`."""
     try:
         from PIL import Image
     except ImportError:

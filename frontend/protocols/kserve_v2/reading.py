@@ -3,7 +3,7 @@
 1. The JSON says of each input where its elements are: in the JSON itself, in the bytes behind it, or in a region.
 2. Bytes follow each other in the order of the inputs. A size that is not given follows from shape and datatype; only a
    single BYTES input may go without, and takes them all.
-3. What does not add up is refused with the tensor's name, what was expected and what came.
+3. Sizes that do not add up are refused with the tensor's name, the expected and the given size.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class InferRequest:
 
 
 def parse(name: str, version: int | None, head: bytes | memoryview, data: memoryview | None) -> InferRequest:
-    """The request whose JSON is `head`; `data` are the bytes after it, None when the request is not a binary one.
+    """The request whose JSON is `head`; `data` are the bytes after the JSON, None if the request is not binary.
 
     Raises `InvalidInput` whose message begins with the client's id of the request.
     """
@@ -75,7 +75,7 @@ def _check_strings(head: bytes) -> None:
 
 
 def identified(error: PenstockError, request_id: str) -> PenstockError:
-    """The error, when it is one of validation with the client's id of its request in front, once."""
+    """The error; a validation error gets the client's id of the request in front, once."""
     if error.code == "INVALID_INPUT" and not error.message.startswith(_PREFIX):
         error.message = f"{_PREFIX}{request_id[:128] or UNKNOWN_ID}] {error.message}"
     return error
@@ -94,7 +94,7 @@ def identifying(request_id: str) -> Iterator[None]:
 def header_length(header: str | None, nbytes: int | None) -> int | None:
     """Bytes of JSON that `Inference-Header-Content-Length` announces, of a body of `nbytes` (None: not known yet).
 
-    None without the header. Raises `InvalidInput` for what is no number, negative, or more than the body.
+    None without the header. Raises `InvalidInput` unless it is a number from 0 to the length of the body.
     """
     if header is None:
         return None
@@ -180,7 +180,7 @@ def _count(given: Input, where: str) -> int:
 
 
 def _size(given: Input, announced: object, count: int, rest: int | None, where: str) -> int:
-    """Bytes of an input that is carried in binary; `rest` are those that are left for the only input, else None."""
+    """Bytes of a binary input; `rest` is the number of bytes left if the input is the only one, else None."""
     nbytes = DATATYPES[given.datatype].nbytes
     if isinstance(announced, int) and announced < 0:
         raise InvalidInput(f"{where}: binary_data_size is {announced}, expected 0 or more")
@@ -276,7 +276,7 @@ def _raw_string_dims(expected: TensorConfig, where: str) -> list[int]:
 
 
 def _raw_dims(expected: TensorConfig, nbytes: int, where: str) -> list[int]:
-    """The dims of the model's input, the variable one from the size of the body."""
+    """The dims of the model's input; the variable dim follows from the size of the body."""
     dims = list(expected.dims)
     unit = math.prod(dim for dim in dims if dim >= 0) * DATATYPES[expected.datatype].nbytes
     unknown = dims.count(-1)

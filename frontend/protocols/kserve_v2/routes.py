@@ -37,7 +37,7 @@ _CONTROL = re.compile(
 _REGION = re.compile(r"(?:region/(?P<name>.*)/)?(?P<action>status|register|unregister)/?", re.DOTALL)
 
 Handler = Callable[[Services, Request, Any], Awaitable[Any]]
-"""Takes what the path names (a `Target`, the rest of a path, or None) and returns a JSON value; None: an empty body."""
+"""Takes a `Target`, the rest of a path, or None; returns a JSON value, or None for an empty body."""
 
 
 class Resource:
@@ -219,7 +219,7 @@ async def _model_server_states(services: Services, req: Request, tail: None) -> 
 
 
 async def _control(services: Services, req: Request, tail: str) -> list[management.IndexEntry] | None:
-    """The index, a load or an unload, by what the path ends with."""
+    """The index, a load or an unload, by the end of the path."""
     if _INDEX.fullmatch(tail):
         wanted = await json_bodies.read(services, req, schemas.INDEX)
         return management.repository_index(services, wanted.ready)
@@ -284,7 +284,7 @@ async def _log_settings(services: Services, req: Request, tail: None) -> dict[st
 
 
 async def _change_log_settings(services: Services, req: Request, tail: None) -> dict[str, Any]:
-    """Change what the body names; the answer is the complete new state."""
+    """Change the settings that the body names; the answer is the complete new state."""
     changes = await json_bodies.read(services, req, schemas.LOGGING)
     return dict(await services.extensions.log_settings.update(changes, req.context.penstock.deadline_ns))
 
@@ -295,7 +295,7 @@ async def _trace_settings(services: Services, req: Request, target: Target | Non
 
 
 async def _change_trace_settings(services: Services, req: Request, target: Target | None) -> dict[str, Any]:
-    """Change what the body names; null resets. The answer is the complete new state."""
+    """Change the settings that the body names; null resets. The answer is the complete new state."""
     model = management.traced_model(services, target.name) if target is not None else ""
     changes = await json_bodies.read(services, req, schemas.TRACE)
     settings, deadline_ns = services.extensions.trace_settings, req.context.penstock.deadline_ns

@@ -24,7 +24,7 @@ class InputParameters(msgspec.Struct, gc=False):
 
 
 class Input(msgspec.Struct, gc=False):
-    """One input; `data` stays as it was written."""
+    """An input; `data` stays as written."""
 
     name: str
     shape: list[int]
@@ -34,7 +34,7 @@ class Input(msgspec.Struct, gc=False):
 
 
 class OutputParameters(msgspec.Struct, gc=False):
-    """How one output is wanted."""
+    """The wanted form of an output."""
 
     binary_data: bool | UnsetType = UNSET
     classification: int = 0
@@ -44,7 +44,7 @@ class OutputParameters(msgspec.Struct, gc=False):
 
 
 class Output(msgspec.Struct, gc=False):
-    """One output that is wanted."""
+    """A wanted output."""
 
     name: str
     parameters: OutputParameters | None = None

@@ -25,7 +25,7 @@ MARKER = "_string"
 """End of the name of an output that is text."""
 MOST_NBYTES = 1 << 30
 MOST_GROWTH = 8
-"""How many times what was sent rows may take, above `FREE_NBYTES`: one long string makes all rows long."""
+"""How many times the sent bytes the rows may take, above `FREE_NBYTES`: one long string makes all rows long."""
 FREE_NBYTES = 16 << 20
 LONG_NBYTES = 64 << 10
 """Rows to be made strings above this size are work for a thread."""
@@ -33,7 +33,7 @@ _TYPE = "UINT8"
 
 
 def takes_packed(config: ModelConfig, expected: TensorConfig) -> bool:
-    """Whether an input has the one form that packed strings have."""
+    """Whether an input has the form of packed strings."""
     return not config.batches and expected.datatype == _TYPE and expected.dims == (-1,)
 
 

@@ -19,9 +19,9 @@ BEFORE = IN_PARAMS.options
 
 @dataclass(frozen=True, slots=True)
 class EncodePlan:
-    """What to run, on which entry, and how to render it.
+    """The call, the entry to run it on, and how to render the result.
 
-    `outputs` are those to show, which differ from the call's where `muvera` makes dense vectors of token vectors;
+    `outputs` are the outputs to show, which differ from the call's where `muvera` makes dense vectors of token vectors;
     `sparse_dims` is the size of the vocabulary, None when nobody knows it.
     """
 
@@ -82,7 +82,7 @@ def plan_encode(
 ) -> EncodePlan:
     """The call and its rendering; `dims` are the widths of the loaded model's outputs.
 
-    `max_nbytes` is what vectors that are made in this process may take.
+    `max_nbytes` limits the vectors that are made in this process.
     """
     options, entry = resolved.options, resolved.entry
     muvera = _muvera(options.get("muvera"), entry, dims)

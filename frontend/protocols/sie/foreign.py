@@ -1,4 +1,4 @@
-"""What the routes in the forms of other APIs share: embeddings (OpenAI) and rerank (Cohere, Jina)."""
+"""The shared part of the routes in the forms of other APIs: embeddings (OpenAI) and rerank (Cohere, Jina)."""
 
 from __future__ import annotations
 

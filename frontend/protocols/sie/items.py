@@ -1,10 +1,11 @@
-"""Items of a request to what workers take: texts and images; and what of a request its model does not read.
+"""Items of a request to inputs of workers, texts and images; and warnings of fields that the model does not read.
 
-1. `check_items` refuses what no model could take.
-2. `inputs_of` refuses what this model does not take.
+1. `check_items` refuses items that no model could take.
+2. `inputs_of` refuses items that this model does not take.
 3. The headers of images (`images_in`) are looked at by `frontend.http.media`, where that takes long in a thread.
-4. `warnings_of` names what changes nothing. Requests of this contract are written for many models at once, so such
-   fields are accepted; a client asks for the warnings with `warnings: true` or the header `X-Penstock-Warnings: 1`.
+4. `warnings_of` names fields that change nothing. Requests of this contract are written for many models at once, so
+   such fields are accepted; a client asks for the warnings with `warnings: true` or the header
+   `X-Penstock-Warnings: 1`.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ def check_items(items: Sequence[Item], limits: Limits) -> None:
 
 
 def inputs_of(items: Sequence[Item], entry: ModelEntry, limits: Limits) -> list[InputItem]:
-    """What workers take for each item. Raises `InvalidInput` for what this model cannot take."""
+    """The input of each item. Raises `InvalidInput` for an item that this model cannot take."""
     return [input_of(item, f"items[{index}]", entry, limits) for index, item in enumerate(items)]
 
 
 def input_of(item: Item, where: str, entry: ModelEntry, limits: Limits) -> InputItem:
-    """One item, whose text is checked, as workers take it; `where` is its JSON path.
+    """The input of an item whose text is checked; `where` is the JSON path of the item.
 
     Media that this model does not take are left out. Raises `InvalidInput` for an item without any input that it does.
     """
@@ -95,7 +96,7 @@ _RESOLVED = {
     ScoreRequest: _SHARED | {"instruction"},
     ExtractParams: _SHARED,
 }
-"""Options that the server itself reads, by what holds them."""
+"""Options that the server itself reads, by the type that holds them."""
 _SHOWN = 64
 
 

@@ -1,6 +1,6 @@
 """The header by which clients ask for a kind of machine.
 
-1. `server.machine_profile` says what this machine is: another one is refused. Empty: the header is ignored, unless
+1. `server.machine_profile` names this machine; requests for others are refused. Empty: the header is ignored, unless
 2. `server.machine_profile_strict` asks for more: then `server.gpu_type` counts, else the type of the workers' GPUs, and
    where neither is known no machine fits.
 """
@@ -42,7 +42,7 @@ def check_machine_profile(req: Request, services: Services) -> None:
 
 
 def profiles_of(server: Server, devices: Sequence[str]) -> list[str]:
-    """What this server is, by its settings or by the names of its workers' devices ("": not told yet)."""
+    """The profiles of this server, by its settings or by the names of its workers' devices ("": not told yet)."""
     named = server.machine_profile or server.gpu_type
     if named:
         return [named]

@@ -44,7 +44,7 @@ State = Annotated[str, msgspec.Meta(extra_json_schema={"enum": _STATES})]
 
 
 class ModelInfo(msgspec.Struct):
-    """What a model takes and gives, and its state."""
+    """Inputs, outputs and state of a model."""
 
     name: str
     inputs: list[str]
@@ -159,7 +159,7 @@ class ModelResource:
 
 
 class AdminResource:
-    """Both routes; `load` says which one."""
+    """Both routes; `load` tells them apart."""
 
     def __init__(self, services: Services, *, load: bool) -> None:
         self._services, self._load = services, load

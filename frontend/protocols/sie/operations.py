@@ -58,7 +58,7 @@ class MultiVector(msgspec.Struct):
 
 
 class EncodeResult(msgspec.Struct):
-    """What was asked for of one item, in the order of the request."""
+    """The wanted outputs of an item, in the order of the request."""
 
     id: str | UnsetType = UNSET
     dense: DenseVector | UnsetType = UNSET
@@ -113,7 +113,7 @@ class ScoreResponse(msgspec.Struct):
 
 
 class ExtractResult(msgspec.Struct):
-    """What was found in one item; what a model does not give is empty."""
+    """The findings in an item; kinds that a model does not give are empty."""
 
     id: str
     entities: list[Entity]

@@ -32,9 +32,9 @@ _ID, _ERROR = packed("id"), packed("error")
 
 @dataclass(slots=True)
 class EncodedItems:
-    """What an encode answer says: items in order, by their outputs or their error, and what belongs to all of them.
+    """An encode answer: items in order, by their outputs or their error, and fields of the whole answer.
 
-    `beside` holds the `usage` (tokens of each item, indices of those that were cut) and warnings that were asked for.
+    `beside` holds the `usage` (tokens of each item, indices of cut items) and the warnings, if wanted.
     """
 
     model: str

@@ -47,7 +47,7 @@ class Item(msgspec.Struct):
 
 
 class EncodeParams(msgspec.Struct):
-    """Parameters of an encode request; `item_errors` and `warnings` are what `asks` reads."""
+    """Parameters of an encode request; `asks` reads `item_errors` and `warnings`."""
 
     output_types: list[str] | None = None
     output_dtype: Text = None

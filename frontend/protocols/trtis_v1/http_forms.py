@@ -16,7 +16,7 @@ from ipc.protos import trtis_v1_pb2 as pb
 
 STATUS_HEADER = "NV-Status"
 _MOST_DIGITS = 20
-"""One more than the largest int64 has: what is cut there is a version, or a size, that nothing has."""
+"""A digit more than the largest int64 has: a number that is cut there is a version, or a size, that nothing has."""
 
 
 def wants_binary(req: Request) -> bool:

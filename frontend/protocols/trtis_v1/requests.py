@@ -16,17 +16,17 @@ _END = pb.InferRequestHeader.Flag.FLAG_SEQUENCE_END
 
 
 def version_of(number: int) -> int | None:
-    """-1 is the latest version, every other number that very one."""
+    """-1 is the latest version, every other number itself."""
     return None if number == -1 else number
 
 
 def rows_of(served: TensorModel, header: pb.InferRequestHeader) -> int:
-    """The batch size that a request is booked under: its own, 0 for one that the model does not take."""
+    """The batch size in the books: that of the request, 0 if the model does not take it."""
     return header.batch_size if 1 <= header.batch_size <= max(1, served.config.max_batch_size) else 0
 
 
 def request_of(served: TensorModel, header: pb.InferRequestHeader) -> TensorRequest:
-    """The neutral request, its inputs still without their bytes. Raises `InvalidInput` for one of far too many dims."""
+    """The neutral request, its inputs still without their bytes. Raises `InvalidInput` for far too many dims."""
     return TensorRequest(
         served.name,
         served.version,
@@ -43,7 +43,7 @@ def request_of(served: TensorModel, header: pb.InferRequestHeader) -> TensorRequ
 
 
 def _input(served: TensorModel, sent: pb.InferRequestHeader.Input, rows: int) -> InputTensor:
-    """An input whose shape has the batch dimension; an unknown name is left for the check of all of them.
+    """An input whose shape has the batch dimension; an unknown name is left to the check of all inputs.
 
     Missing dims are those of the model. Where they vary 0 stands for them until the shapes were checked: that they are
     missing is said by `sizes_of`.
@@ -52,7 +52,7 @@ def _input(served: TensorModel, sent: pb.InferRequestHeader.Input, rows: int) ->
     check_dimensions(len(sent.dims), f"input '{sent.name[:200]}' for model '{served.name}'")
     dims = list(sent.dims)
     if tensor is not None and (not dims or (dims == [1] and not tensor.dims)):
-        # A tensor without dims is shown to clients as one element (`model_config.config_of`).
+        # A tensor without dims is shown to clients as one element (`server_status`).
         dims = [max(dim, 0) for dim in tensor.dims]
     shape = [rows, *dims] if served.config.batches else dims
     datatype = tensor.datatype if tensor is not None else ""

@@ -1,4 +1,4 @@
-"""What /api/status says: the server, its models with their configuration, and what their requests took."""
+"""The answer of /api/status: the server, its models with their configuration, and the times of their requests."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def server_status(services: Services, server_id: str, model: str = "") -> 
 
 
 def _former(services: Services, statistics: ServerStatistics) -> dict[str, set[int]]:
-    """By full name the versions that have answered, and those that were taken away while this frontend ran."""
+    """Versions by full name that have answered, or were removed while this frontend ran."""
     answered = {key for key, counted in statistics.models.items() if counted.requests.success.count}
     found: dict[str, set[int]] = {}
     for name, number in answered | services.follower.removed:
@@ -149,7 +149,7 @@ def _add_model(
 
 
 def _refuse_unknown(services: Services, name: str) -> None:
-    """Raise `InvalidInput` for a name that no model has, with what the name may be meant for."""
+    """Raise `InvalidInput` for a name that no model has, with the names that may be meant."""
     try:
         services.models.versions(name)
     except UnavailableModel as error:
@@ -158,7 +158,7 @@ def _refuse_unknown(services: Services, name: str) -> None:
 
 
 def _states(services: Services, name: str) -> list[VersionState]:
-    """The versions that are there; not the number that stands for those of a model that has none."""
+    """The versions of a model; without the number that stands for a model without versions."""
     with contextlib.suppress(UnavailableModel):
         found = services.models.states(name)
         return [state for state in found if state.state != "UNAVAILABLE" or not _is_absent(services, state)]
@@ -171,7 +171,7 @@ def _is_absent(services: Services, state: VersionState) -> bool:
 
 
 def _config_of(services: Services, name: str) -> ModelConfig | None:
-    """The configuration of the version that answers now; while none does, what the file of the newest one says."""
+    """The configuration of the version that answers now; if none answers, that of the newest version's file."""
     with contextlib.suppress(PenstockError):
         return services.models.find(name).config
     with contextlib.suppress(UnavailableModel):

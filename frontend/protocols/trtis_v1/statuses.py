@@ -60,23 +60,23 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 class UnknownMode(InvalidInput):
-    """A health check other than live and ready; the one failure whose code is UNKNOWN."""
+    """A health check other than live and ready; the only failure whose code is UNKNOWN."""
 
 
 def code_of(error: PenstockError) -> pb.RequestStatusCode:
-    """The code of an error; what passes with time or by loading is UNAVAILABLE."""
+    """The code of an error; UNAVAILABLE for errors that pass with time or by loading."""
     if isinstance(error, UnknownMode):
         return pb.RequestStatusCode.UNKNOWN
     return _CODES.get(error.code, _UNAVAILABLE)
 
 
 def http_status_of(error: PenstockError) -> int:
-    """400, or what a refused key and a fault below routing are answered with."""
+    """400, or the status of a refused key, or of a fault below routing."""
     return _STATUSES.get(error.code, 400)
 
 
 def message_of(error: PenstockError, model: str = "") -> str:
-    """Text of an error; that of a model which cannot be asked begins as clients know it."""
+    """Text of an error; for a model that cannot be asked it begins as clients know it."""
     if isinstance(error, UnavailableModel):
         why = _WHY[error.reason] + (f": {error.why}" if error.why else "")
         return f"Inference request for unknown model '{error.model[:200]}': {why}"
@@ -98,7 +98,7 @@ def message_of(error: PenstockError, model: str = "") -> str:
 
 
 def retry_after(error: PenstockError) -> dict[str, str]:
-    """The header that says when to come again, for what passes with time."""
+    """The Retry-After header, for errors that pass with time."""
     if not error.retryable:
         return {}
     return {"Retry-After": str(max(1, math.ceil(error.retry_after_s or 1.0)))}
@@ -113,7 +113,7 @@ class Statuses:
 
     @property
     def server_id(self) -> str:
-        """What clients know this server by."""
+        """The name by which clients know this server."""
         return self._server_id
 
     def success(self) -> pb.RequestStatus:
@@ -121,7 +121,7 @@ class Statuses:
         return pb.RequestStatus(code=SUCCESS, server_id=self._server_id, request_id=self.numbers.next())
 
     def failure(self, error: PenstockError, model: str = "", *, numbered: bool = True) -> pb.RequestStatus:
-        """What went wrong; `numbered` is false for a request that failed before it was scheduled: its number is 0.
+        """The status of an error; `numbered` is false for failures before the scheduling: their number is 0.
 
         It goes into the log too: over HTTP every failure is a 400.
         """

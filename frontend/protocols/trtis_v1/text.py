@@ -14,7 +14,7 @@ from ipc.protos import trtis_v1_pb2 as pb
 CACHED_CHARACTERS = 2048
 """Headers up to this length are remembered: clients send the same one again and again."""
 MOST_MARKS = 8192
-"""`MARKS` in a long header: what the parser takes most of its time for has at least one of them."""
+"""`MARKS` in a long header: everything that costs the parser time has at least one of these marks."""
 MARKS = ":{}<>[],;\"'"
 _PACKAGE = f"{pb.DESCRIPTOR.package}."
 LATER_FIELDS = {
@@ -28,7 +28,7 @@ LATER_FIELDS = {
     "ModelSequenceBatching": ("direct", "oldest"),
     "ModelSequenceBatching.Control": ("data_type",),
 }
-"""What the specification marks as younger than release 1.4, by message."""
+"""Fields that the specification marks as younger than release 1.4, by message."""
 LATER_KINDS = (
     pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_END,
     pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID,
@@ -49,7 +49,7 @@ def many_lines(message: Message) -> bytes:
 def read_request_header(text: str | None) -> pb.InferRequestHeader:
     """The header of a request; treat it as read-only. Raises `InvalidInput` with the place of the mistake.
 
-    One of more than `CACHED_CHARACTERS` takes up to 50 ms: too long for the event loop.
+    A header above `CACHED_CHARACTERS` takes up to 50 ms: too long for the event loop.
     """
     if text is None:
         raise InvalidInput("header NV-InferRequest is missing")
@@ -62,7 +62,7 @@ def read_request_header(text: str | None) -> pb.InferRequestHeader:
 
 def _parse(text: str) -> pb.InferRequestHeader:
     try:
-        # NOTE: field values reach us as Latin-1; what was meant is UTF-8.
+        # NOTE: field values reach us as Latin-1; clients send UTF-8.
         return text_format.Parse(text.encode("latin-1").decode("utf-8"), pb.InferRequestHeader())
     except UnicodeError as error:
         raise InvalidInput(f"header NV-InferRequest is no UTF-8: {error}") from error

@@ -1,7 +1,7 @@
 """How many values the typed contents of a request have, counted before the protobuf library makes anything of them.
 
 A number takes one byte on the wire and eight in memory; a string takes two and becomes an object. So their counts are
-bounded, and what they take is counted among the bytes that requests hold. Raw contents have no such bounds.
+bounded, and their memory is counted among the bytes that requests hold. Raw contents have no such bounds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_NUMBERS = 1 << 24
 MOST_SINGLE = 1 << 16
 """Strings in the typed contents of one request, and numbers that are not packed."""
 NUMBER_NBYTES, STRING_NBYTES = 16, 96
-"""What one takes, once as it was parsed and once as raw bytes."""
+"""Bytes of a value: parsed, and once more as raw bytes."""
 _BYTES = 2
 _INPUTS = pb.ModelInferRequest.INPUTS_FIELD_NUMBER << 3 | _BYTES
 _CONTENTS = pb.ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER << 3 | _BYTES
@@ -32,7 +32,7 @@ _typed = pb.InferTensorContents
 def refuse_too_many_values(data: bytes) -> None:
     """Raise `InvalidInput` when a ModelInferRequest, of which the raw contents are left out, has too many values.
 
-    Raises `ValueError` for what is no such message. Its fields, and those one level below, must have been counted.
+    Raises `ValueError` for other bytes. The fields of the message, and those a level below, must have been counted.
     """
     numbers = single = 0
     for tag, _, began, end in wire.fields(data, 0, len(data)):
@@ -97,4 +97,4 @@ _PACKED: dict[int, Callable[[bytes, int, int], int]] = {
         (_typed.FP64_CONTENTS_FIELD_NUMBER, _fixed(8)),
     )
 }
-"""What counts the values of a packed field, by its tag."""
+"""Functions that count the values of a packed field, by its tag."""

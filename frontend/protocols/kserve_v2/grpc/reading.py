@@ -45,7 +45,7 @@ _WIDE = {"int_contents": np.int32, "uint_contents": np.uint32}
 
 
 def version_of(text: str) -> int | None:
-    """The version that a request names, None for the latest. Raises `InvalidInput` for what is no number."""
+    """The version that a request names, None for the latest. Raises `InvalidInput` for any other text."""
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_VERSION_DIGITS):
@@ -120,7 +120,7 @@ def _wanted(output: Any) -> WantedOutput:
 
 
 def values_of(parameters: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Parameters by name. Raises `InvalidInput` for one without a value; `where` says whose they are."""
+    """Parameters by name. Raises `InvalidInput` for a parameter without a value; `where` names the owner."""
     return {name: _value_of(name, parameter, where) for name, parameter in parameters.items()}
 
 
@@ -151,7 +151,7 @@ def _whole(value: Parameter, name: str, where: str) -> int:
 
 
 def raw_of(tensor: pb.ModelInferRequest.InferInputTensor) -> bytes:
-    """The elements of an input as raw bytes. Raises `InvalidInput`: the input, what was expected, what came."""
+    """The elements of an input as raw bytes. Raises `InvalidInput` with the expected and the given elements."""
     where, datatype = f"input {tensor.name[:200]!a}", tensor.datatype
     if datatype not in DATATYPES:
         raise InvalidInput(f"{where}: datatype {datatype[:64]!a} is not one of {', '.join(DATATYPES)}")

@@ -1,4 +1,4 @@
-"""The methods of `inference.GRPCInferenceService`: what answers each, what it needs, what it is called in metrics."""
+"""The methods of `inference.GRPCInferenceService`: function, needed scope, and name in metrics of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ipc.settings import Kserve
 
 
 class KserveService:
-    """What the gRPC server is given of this protocol."""
+    """The service that this protocol brings to the gRPC server."""
 
     protocol = "kserve"
     descriptor = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
