@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from frontend.protocols.sie.convert import require_texts
 from frontend.protocols.sie.embeddings import check_input, inputs_of
-from frontend.protocols.sie.foreign import check_takes_texts
 from frontend.protocols.sie.schemas import EmbeddingsRequest
 from ipc.catalog.entries import HubSource, ModelEntry
 from ipc.errors import InvalidInput
@@ -42,5 +42,5 @@ def test_what_is_refused_names_its_limit(given: Any, said: str) -> None:
 def test_a_model_that_takes_no_texts_is_refused_as_encode_does() -> None:
     images = ModelEntry("org/clip", HubSource("org/clip"), inputs=("image",))
     with pytest.raises(InvalidInput, match=r"org/clip.*takes no text, only image"):
-        check_takes_texts(images)
-    check_takes_texts(ModelEntry("org/clip", HubSource("org/clip"), inputs=("text", "image")))
+        require_texts(images)
+    require_texts(ModelEntry("org/clip", HubSource("org/clip"), inputs=("text", "image")))

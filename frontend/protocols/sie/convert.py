@@ -1,4 +1,7 @@
-"""SIE encode requests to calls: outputs, dtype and dimensions, by the contract's precedence."""
+"""SIE requests to calls: outputs, dtype and dimensions of encode, by the contract's precedence.
+
+At the end lies the shared part of the routes in the forms of other APIs: embeddings (OpenAI) and rerank (Cohere, Jina).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 from frontend.engine.options import Resolved, typed
 from frontend.engine.quantize import OUTPUT_DTYPES
 from frontend.protocols.sie.muvera import Muvera, check_size, read_settings
-from frontend.protocols.sie.schemas import EncodeParams
+from frontend.protocols.sie.schemas import EmbeddingsRequest, EncodeParams, RerankRequest
 from ipc.catalog.entries import ENCODE_OUTPUTS, ModelEntry
 from ipc.errors import InvalidInput
 from ipc.wire.field_names import IN_PARAMS
@@ -123,3 +126,20 @@ def _muvera(value: Any, entry: ModelEntry, dims: dict[str, int]) -> Muvera | Non
     if settings is not None and not ("multivector" in entry.outputs and "multivector" in dims):
         raise InvalidInput(f"{where}: model '{entry.id}' has no multivector output to make dense vectors of")
     return settings
+
+
+def require_texts(entry: ModelEntry) -> None:
+    """Raise `InvalidInput` for a model that takes no texts, the only inputs that these forms have."""
+    if "text" not in entry.inputs:
+        raise InvalidInput(f"model: '{entry.id}' takes no text, only {', '.join(entry.inputs)}")
+
+
+def options_of(request: EmbeddingsRequest | RerankRequest) -> dict[str, Any]:
+    """The options of a model that these forms offer."""
+    return {"overflow_policy": request.overflow_policy}
+
+
+def usage_of(tokens: int, truncated: list[int]) -> dict[str, Any]:
+    """Tokens of a request, and the places of the inputs that were cut; only where some were, as other APIs lack it."""
+    usage: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {**usage, "truncated": truncated} if truncated else usage

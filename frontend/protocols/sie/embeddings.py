@@ -15,9 +15,8 @@ from frontend.engine.scope import RequestScope
 from frontend.http.sending import Buffer
 from frontend.http.texts import check_count, check_texts
 from frontend.protocols.sie import render
-from frontend.protocols.sie.convert import check_dimensions
+from frontend.protocols.sie.convert import check_dimensions, options_of, require_texts, usage_of
 from frontend.protocols.sie.flow import InferenceResource
-from frontend.protocols.sie.foreign import check_takes_texts, options_of, usage_of
 from frontend.protocols.sie.outputs import dense_of
 from frontend.protocols.sie.schemas import EmbeddingsRequest
 from ipc.catalog.entries import ModelEntry
@@ -88,7 +87,7 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
 
     def check(self, request: EmbeddingsRequest, entry: ModelEntry) -> list[InputItem]:
         """The texts and token ids as workers take them."""
-        check_takes_texts(entry)
+        require_texts(entry)
         return inputs_of(request)
 
     def plan(

@@ -12,7 +12,7 @@ from frontend.engine.answer import Answer
 from frontend.engine.options import Resolved, check_options, resolve
 from frontend.engine.scope import RequestScope
 from frontend.http.texts import check_count, check_shared, check_texts
-from frontend.protocols.sie.foreign import check_takes_texts, options_of, usage_of
+from frontend.protocols.sie.convert import options_of, require_texts, usage_of
 from frontend.protocols.sie.schemas import RerankRequest
 from frontend.protocols.sie.score import INLINE_NBYTES, Pairs, ScoringResource, ranking
 from ipc.catalog.entries import ModelEntry
@@ -65,7 +65,7 @@ class RerankResource(ScoringResource[RerankRequest]):
 
     def check(self, request: RerankRequest, entry: ModelEntry) -> Pairs:
         """Query and documents."""
-        check_takes_texts(entry)
+        require_texts(entry)
         return Pairs(InputItem(request.query), [InputItem(text) for text in texts_of(request)])
 
     def resolve(self, request: RerankRequest, entry: ModelEntry, items: int) -> Resolved:
