@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from frontend.arbiter import announce
 from frontend.engine.answer import CopyBudget
-from frontend.engine.local.catalog_following import CatalogFollower
+from frontend.engine.catalog_following import CatalogFollower
 from frontend.engine.local.client import Client
 from frontend.engine.local.engine import LocalEngine
 from frontend.engine.recording import Recorder

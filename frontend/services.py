@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from frontend.access.gate import Gate
 from frontend.access.restricted import Restrictions
 from frontend.engine.answer import CopyBudget
+from frontend.engine.catalog_following import CatalogFollower
 from frontend.engine.interface import Directory, Engine
-from frontend.engine.local.catalog_following import CatalogFollower
 from frontend.engine.recording import Recorder
 from frontend.http.bodies import BodyReader
 from frontend.server.drain import DRAIN, Drain

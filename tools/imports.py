@@ -3,7 +3,8 @@
 1. `ipc` imports the standard library and a few packages. `frontend` and `workers` import `ipc` and never each
    other; `penstock` may import all three and is imported by none of them.
 2. Frontends load no model library, workers load no web server.
-3. Protocol packages never import each other, and neither do model families.
+3. Protocol packages never import each other, and neither do model families. The engine over ZeroMQ is known to the
+   start of a frontend alone; all others see `frontend.engine`.
 4. Nobody imports a module that turns bytes into arbitrary objects, nor `multiprocessing.shared_memory` (on
    Python 3.11 a reader's exit unlinks the owner's segment), nor calls a loader in its unsafe form.
 
@@ -54,6 +55,9 @@ BANNED_CALLS = {
     "yaml.unsafe_load": "use yaml.safe_load",
 }
 BANNED_METHODS = {"recv_pyobj", "send_pyobj"}
+
+LOCAL_ENGINE = "frontend.engine.local"
+MAY_IMPORT_LOCAL_ENGINE = ("frontend/lifespan.py", "frontend/engine/local/")
 
 _SEPARATE_DIRECTORIES = {
     "frontend/protocols": {"base", "registry"},
@@ -110,6 +114,9 @@ def import_problems(path: Path, name: str) -> Iterator[str]:
         yield f"ipc imports {name}; allowed: {allowed}"
     if top in MUST_NOT_IMPORT.get(package, ()):
         yield f"{package} must not import {top}"
+    is_local = package == "frontend" and f"{name}.".startswith(f"{LOCAL_ENGINE}.")
+    if is_local and not path.as_posix().startswith(MAY_IMPORT_LOCAL_ENGINE):
+        yield f"{LOCAL_ENGINE} is for frontend/lifespan.py alone; the interface is frontend.engine.interface"
     for directory, open_to_all in _SEPARATE_DIRECTORIES.items():
         mine, other = (
             _member(path.with_suffix("").as_posix(), directory),

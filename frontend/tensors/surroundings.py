@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from frontend.engine.catalog_following import CatalogFollower
 from frontend.engine.interface import Directory
-from frontend.engine.local.catalog_following import CatalogFollower
 from frontend.http.bodies import BodyReader
 from frontend.tensors.models import TensorModels
 from frontend.tracing.tracer import Tracer

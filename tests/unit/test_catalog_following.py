@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from frontend.engine.local import catalog_following
-from frontend.engine.local.catalog_following import CatalogFollower
+from frontend.engine import catalog_following
+from frontend.engine.catalog_following import CatalogFollower
 from ipc import settings
 from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry, load_catalog
 from ipc.errors import ConfigError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.engine.local.catalog_following import CatalogFollower
+from frontend.engine.catalog_following import CatalogFollower
 from ipc import deadline
 from ipc.catalog.entries import Catalog
 from ipc.catalog.repository import entries

@@ -43,6 +43,16 @@ def problems(root: Path) -> str:
         ),
         ("workers/main.py", "import frontend.engine.local.engine", "workers must not import frontend"),
         (
+            "frontend/tensors/models.py",
+            "from frontend.engine.local import routing",
+            "frontend.engine.local is for frontend/lifespan.py alone",
+        ),
+        (
+            "frontend/protocols/sie/flow.py",
+            "from frontend.engine.local.client import Client",
+            "frontend.engine.local is for frontend/lifespan.py alone",
+        ),
+        (
             "workers/adapters/dense.py",
             "from workers.adapters import sparse",
             "dense must not import workers/adapters/sparse",
@@ -95,10 +105,11 @@ def test_import_rule_refuses(tmp_path: Path, name: str, code: str, expected: str
             "ipc/wire/codec.py",
             "import msgspec, zmq, numpy, mmap\nfrom ipc import errors\nfrom prometheus_client import Counter",
         ),
-        ("frontend/app.py", "import falcon.asgi\nfrom frontend.engine.local.client import Client"),
+        ("frontend/lifespan.py", "import falcon.asgi\nfrom frontend.engine.local.client import Client"),
+        ("frontend/engine/local/engine.py", "from frontend.engine.local import routing"),
         (
             "frontend/protocols/sie/routes.py",
-            "from frontend.protocols.sie import schemas\nimport frontend.engine.local.engine",
+            "from frontend.protocols.sie import schemas\nimport frontend.engine.interface",
         ),
         ("frontend/protocols/registry.py", "from frontend.protocols import chat, sie"),
         ("workers/main.py", "import torch\nfrom workers.endpoint.endpoint import Endpoint"),

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, TypeVar
@@ -23,8 +22,7 @@ from frontend.engine.local.demand import Demand
 from frontend.engine.local.part_stream import PartStream
 from frontend.engine.local.poison import PoisonList
 from frontend.engine.local.retry import Attempts, Retries
-from frontend.engine.local.workers import PASSING, TICK_S, Workers
-from ipc import deadline
+from frontend.engine.local.workers import TICK_S, Workers
 from ipc.errors import InvalidInput, PenstockError
 from ipc.memory.input_arena import InputArena
 from ipc.processes.paths import RunPaths
@@ -145,12 +143,16 @@ class Client:
     async def _route(self, attempts: Attempts) -> Channel:
         """A channel, now or after a wait for a restart, a load, or (for a retry) a free credit."""
         work = attempts.work
-        deadline.check(work.waits_until_ns, "before a worker could be found")
-        # PERF: most requests find their worker at once, without anything made for a wait.
-        with contextlib.suppress(*PASSING):
+
+        def choose() -> Channel:
             return self._choose(attempts)
+
+        # PERF: most requests find their worker at once, without a wait being made ready.
+        chosen = self.workers.at_once(choose, work.waits_until_ns)
+        if chosen is not None:
+            return chosen
         return await self.workers.until(
-            lambda: self._choose(attempts),
+            choose,
             work.waits_until_ns,
             want=lambda: self.demand.want(work.model, self._slot_of(work)),
             patient=bool(attempts.losses),
