@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from frontend.tensors.control import RepositoryControl
 from frontend.tensors.log_settings import LogSettings
-from frontend.tensors.recorder import Recorder
 from frontend.tensors.regions import ClientRegions
-from frontend.tensors.statistics import Reader
+from frontend.tensors.statistics import Reader, RequestCounters
 from frontend.tensors.surroundings import Surroundings
 from frontend.tensors.trace_settings import TraceSettings
 from ipc.metrics.registry import FrontendMetrics
@@ -18,7 +17,7 @@ from ipc.metrics.registry import FrontendMetrics
 class Extensions:
     """Statistics, client memory, repository control, log and trace settings."""
 
-    recorder: Recorder
+    recorder: RequestCounters
     statistics: Reader
     regions: ClientRegions
     control: RepositoryControl
@@ -36,7 +35,7 @@ def make(services: Surroundings, metrics: FrontendMetrics) -> Extensions:
     """Those of a frontend, whose tracer is there already."""
     settings = services.settings
     return Extensions(
-        Recorder(metrics, services.catalog, lambda name: services.models.known(name)),
+        RequestCounters(metrics, services.catalog, lambda name: services.models.known(name)),
         Reader(settings.paths),
         ClientRegions(settings, services.store),
         RepositoryControl(services),

@@ -24,9 +24,9 @@ from frontend.services import Services
 from frontend.tensors.inference import TensorInference
 from frontend.tensors.models import TensorModels
 from frontend.tensors.placing import nbytes_of
-from frontend.tensors.recorder import Recorder as TensorRecorder
 from frontend.tensors.request import InputTensor, RegionUse, TensorRequest
 from frontend.tensors.result import TensorResult
+from frontend.tensors.statistics import RequestCounters
 from frontend.tensors.uploading import InputMemory
 from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry
 from ipc.catalog.model_config import ModelConfig, TensorConfig
@@ -191,7 +191,7 @@ class FakeClient:
         return call
 
 
-class FakeStatistics(TensorRecorder):
+class FakeStatistics(RequestCounters):
     """Remembers what was booked."""
 
     def __init__(self, known: Callable[[str], Any] = lambda name: None) -> None:

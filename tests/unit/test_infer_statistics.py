@@ -24,7 +24,7 @@ FRONTEND = """
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from frontend.tensors.recorder import Recorder, Times
+from frontend.tensors.statistics import RequestCounters, Times
 from ipc import errors
 from ipc.metrics import registry as metrics
 from ipc.processes.paths import RunPaths
@@ -36,7 +36,7 @@ paths = RunPaths(Path(sys.argv[1]), "t")
 metrics.configure(paths, sys.argv[2])
 families = metrics.FrontendMetrics()
 families.touch(["add@1", "add@3", "org/name"], 1, "0")
-recorder = Recorder(families, Catalog({"org/name": 1}))
+recorder = RequestCounters(families, Catalog({"org/name": 1}))
 """
 WORKER = """
 import sys
