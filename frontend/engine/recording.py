@@ -6,6 +6,7 @@ from collections.abc import Container
 from functools import lru_cache
 from typing import Any
 
+from ipc.errors import InputRefused, WorkerCrashed
 from ipc.metrics.registry import UNKNOWN, FrontendMetrics
 from ipc.metrics.tally import Amount, Observations
 
@@ -25,20 +26,22 @@ _SIE_PHASES = {"total": "total", "queue": "queue", "tokenize": "tokenize", "devi
 
 
 class _InFlight:
-    """Counts one request as being served for as long as it is entered."""
+    """Counts one request as being served for as long as it is entered, and its input if that crashes workers."""
 
-    __slots__ = ("_gauges",)
+    __slots__ = ("_gauges", "_recorder")
 
-    def __init__(self, gauges: tuple[Amount, ...]) -> None:
-        self._gauges = gauges
+    def __init__(self, recorder: Recorder, gauges: tuple[Amount, ...]) -> None:
+        self._recorder, self._gauges = recorder, gauges
 
     def __enter__(self) -> None:
         for gauge in self._gauges:
             gauge.inc()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for gauge in self._gauges:
             gauge.inc(-1)
+        if kind is not None and issubclass(kind, WorkerCrashed):
+            self._recorder.poisoned("refused" if issubclass(kind, InputRefused) else "crashed")
 
 
 class Recorder:
@@ -113,7 +116,7 @@ class Recorder:
 
     def in_flight(self, model: str, lane: str) -> _InFlight:
         """One more request is being served meanwhile; its label stays though the model may leave the catalog."""
-        return _InFlight(self._gauges(self.model_label(model), lane))
+        return _InFlight(self, self._gauges(self.model_label(model), lane))
 
     def flush(self) -> None:
         """Write what was counted now, for somebody who is about to read the metric files."""

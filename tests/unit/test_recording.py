@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, cast
 
+import pytest
 from prometheus_client import CollectorRegistry, Histogram
 
 from frontend.engine.recording import Recorder
+from ipc.errors import InputRefused, PenstockError, WorkerCrashed, WorkerLost
 from ipc.metrics.registry import UNKNOWN, FrontendMetrics
 from ipc.metrics.tally import Tally
 
@@ -47,6 +49,7 @@ class _Families:
 
     def __init__(self) -> None:
         self.in_flight, self.sie_active, self.tally = _Family(), _Family(), Tally()
+        self.poison = _Family()
 
 
 def test_a_request_ends_under_the_label_it_began_with_though_its_model_has_left_the_catalog() -> None:
@@ -58,6 +61,25 @@ def test_a_request_ends_under_the_label_it_began_with_though_its_model_has_left_
         with recorder.in_flight("org/m", "interactive"):
             assert families.in_flight.values[UNKNOWN, "interactive"] == 1
     assert families.in_flight.values == {("org/m", "interactive"): 0, (UNKNOWN, "interactive"): 0}
+    assert not families.poison.values
+
+
+@pytest.mark.parametrize(
+    ("error", "counted"),
+    [
+        (WorkerCrashed("died twice"), {("crashed",): 1}),
+        (InputRefused("it did before"), {("refused",): 1}),
+        (WorkerLost("died"), {}),
+    ],
+)
+def test_inputs_that_crash_workers_are_counted_where_their_request_ends(
+    error: PenstockError, counted: dict[tuple[str], int]
+) -> None:
+    families = _Families()
+    recorder = Recorder(cast("FrontendMetrics", families), {"m"})
+    with pytest.raises(type(error)), recorder.in_flight("m", "bulk"):
+        raise error
+    assert families.in_flight.values["m", "bulk"] == 0 and families.poison.values == counted
     assert families.sie_active.values == {("org/m",): 0, (UNKNOWN,): 0}
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from frontend.engine import repeats
 from frontend.engine.answer import Answer, AnswerStream
@@ -14,7 +14,6 @@ from frontend.engine.recording import Recorder
 from frontend.engine.scope import RequestScope
 from frontend.server.drain import Drain
 from ipc.catalog.entries import Catalog, preloaded_names
-from ipc.errors import InputRefused, WorkerCrashed
 from ipc.settings import Settings
 from ipc.wire.messages import Work
 
@@ -30,7 +29,7 @@ class LocalEngine(Engine):
 
     async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
         """Run planned work; see `Engine.run`. Equal items of one request get equal results."""
-        with self._serving(work):
+        with self._recorder.in_flight(work.model, work.lane):
             answer = await self.client.call(work, payload)
         scope.ran(answer.worker, answer.timing, answer.trace)
         items = work.call.items
@@ -43,22 +42,12 @@ class LocalEngine(Engine):
         self, scope: RequestScope, work: Work, payload: Payload = None
     ) -> AsyncIterator[AnswerStream]:
         """Run planned work that is answered in parts; see `Engine.stream`."""
-        with self._serving(work):
+        with self._recorder.in_flight(work.model, work.lane):
             parts = await self.client.stream(work, payload)
             with parts:
                 yield parts
                 if (end := parts.result) is not None:
                     scope.ran(end.worker, end.timing, end.trace)
-
-    @contextmanager
-    def _serving(self, work: Work) -> Iterator[None]:
-        """Count a request that is being served, and an input that crashes workers."""
-        with self._recorder.in_flight(work.model, work.lane):
-            try:
-                yield
-            except WorkerCrashed as error:
-                self._recorder.poisoned("refused" if isinstance(error, InputRefused) else "crashed")
-                raise
 
     def ready(self) -> tuple[bool, str]:
         """Whether traffic is accepted, and the reason: a worker is up that has tried all models of the start.
