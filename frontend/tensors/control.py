@@ -67,7 +67,11 @@ class RepositoryControl:
         self._marks = Marks(services.store)
         self._overriding = Overriding(services, self._marks)
         self._agreement = Agreement(
-            services.settings.paths, f"frontend-{services.slot}", services.catalog, self._loads
+            services.settings.paths,
+            services.store,
+            f"frontend-{services.slot}",
+            services.catalog,
+            self._loads,
         )
 
     async def load(self, model: str, parameters: dict[str, Any], deadline_ns: int) -> None:
@@ -87,9 +91,8 @@ class RepositoryControl:
             async with self._overriding.change(model, brought, deadline_ns) as change:
                 await self._load(model, change, deadline_ns)
         finally:
-            # The next load waits for frontends that know otherwise, be it what has been undone.
-            with contextlib.suppress(OSError):
-                self._agreement.tell()
+            # Tell the other frontends even if the load failed: the next load waits for them.
+            self._agreement.tell()
 
     async def _brought(self, parameters: dict[str, Any]) -> Brought | None:
         nbytes = load_parameters.nbytes_of(parameters)

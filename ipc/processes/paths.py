@@ -49,7 +49,7 @@ class RunPaths:
         return self.root / "store"
 
     def control(self) -> Path:
-        """Directory of what requests count and frontends tell each other."""
+        """Directory of the file that numbers requests (`frontend.protocols.trtis_v1.numbers`)."""
         return self.root / "control"
 
     def overrides(self) -> Path:

@@ -32,6 +32,7 @@ from urllib.parse import quote
 import msgspec
 
 from ipc import deadline
+from ipc.errors import DeadlineExceeded, PenstockError
 from ipc.processes.paths import RunPaths
 
 log = logging.getLogger(__name__)
@@ -197,6 +198,29 @@ class Table(Generic[T]):
                 return self._attempt(how)
             except Locked:
                 deadline.check(until_ns, _WAITING)
+
+    def change_soon(
+        self, how: Callable[[dict[str, T]], None], done: Callable[[OSError | PenstockError | None], None]
+    ) -> None:
+        """`change` in a thread, for callers that cannot wait; `done` is told in that thread how the change ended.
+
+        Without a running event loop, the change is made before this returns.
+        """
+
+        def work() -> None:
+            try:
+                self.change_now(how)
+            except (OSError, DeadlineExceeded) as error:
+                done(error)
+            else:
+                done(None)
+
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            work()
+        else:
+            loop.run_in_executor(None, work)
 
     def _attempt(self, how: Callable[[dict[str, T]], R]) -> R:
         def write(connection: sqlite3.Connection) -> R:

@@ -83,16 +83,20 @@ def test_frontends_agree_when_those_that_live_serve_the_same_files(tmp_path: Pat
     paths = load(None, {"run.dir": str(tmp_path)}, {}).paths
     prepare_run_dir(paths)
     old, new = (Catalog((), frozenset({(f"/models/{name}", 1, 2, 3)})) for name in ("a", "b"))
-    first, second = Agreement(paths, "frontend-0", old), Agreement(paths, "frontend-1", old)
+    store = Store(paths)
+    first, second = (
+        Agreement(paths, store, "frontend-0", old),
+        Agreement(paths, store, "frontend-1", old),
+    )
     with SlotLock(paths.lock("frontend-1")):
         assert first.reached() and second.reached()
         old_files = old.files
-        second = Agreement(paths, "frontend-1", new)
+        second = Agreement(paths, store, "frontend-1", new)
         second.tell()
         assert not first.reached()
         old.replace(new)
         assert old.files != old_files and first.reached()
-        Agreement(paths, "frontend-1", Catalog(())).tell()
+        Agreement(paths, store, "frontend-1", Catalog(())).tell()
         assert not first.reached()
     assert first.reached()
 
@@ -103,16 +107,20 @@ def test_frontends_agree_entirely_when_none_serves_what_another_does_not(tmp_pat
     files = frozenset({("/models/m", 1, 2, 3)})
     new = Catalog([ModelEntry("m@2", DirectorySource("/m/2"))], files)
     retaining = Catalog([*new.sources, ModelEntry("m@1", DirectorySource("/m/1"))], files)
-    first, second = Agreement(paths, "frontend-0", new), Agreement(paths, "frontend-1", retaining)
+    store = Store(paths)
+    first, second = (
+        Agreement(paths, store, "frontend-0", new),
+        Agreement(paths, store, "frontend-1", retaining),
+    )
     with SlotLock(paths.lock("frontend-1")):
         second.tell()
         assert first.reached() and not first.reached(entirely=True)
         retaining.replace(new)
         second.tell()
         assert first.reached(entirely=True)
-        first = Agreement(paths, "frontend-0", new, lambda: {("m@2", "new files")})
+        first = Agreement(paths, store, "frontend-0", new, lambda: {("m@2", "new files")})
         assert first.reached() and not first.reached(entirely=True), "the second has not heard of them"
-        Agreement(paths, "frontend-1", new, lambda: {("m@2", "new files")}).tell()
+        Agreement(paths, store, "frontend-1", new, lambda: {("m@2", "new files")}).tell()
         assert first.reached(entirely=True)
 
 

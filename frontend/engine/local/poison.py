@@ -13,7 +13,6 @@ are for requests of sequences and streams, which are not run again, and for pois
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 import time
@@ -21,7 +20,6 @@ from typing import Literal
 
 import msgspec
 
-from ipc.errors import DeadlineExceeded
 from ipc.store.store import Store, Table
 from ipc.wire.field_names import IN_PARAMS
 from ipc.wire.messages import Call, InferCall
@@ -93,30 +91,24 @@ class PoisonList:
         return bool(self._known) and self._known.get(fingerprint(model, call, payload)) == "poison"
 
     def _judge(self, name: str, verdict: Verdict) -> None:
+        """The request need not wait for the row: this frontend knows already."""
         self._known[name] = verdict
         judged = _Judged(verdict, time.time())
         self._own = dict(list(self._own.items())[1 - MOST :]) | {name: judged}
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            self._note(name, judged)
-        else:
-            # The request need not wait for the row: this frontend knows already.
-            loop.run_in_executor(None, self._note, name, judged)
 
-    def _note(self, name: str, judged: _Judged) -> None:
-        def how(rows: dict[str, _Judged]) -> None:
+        def note(rows: dict[str, _Judged]) -> None:
             fresh = [each for each in rows if rows[each].at >= judged.at - self._ttl_s]
             kept = set(sorted(fresh, key=lambda each: rows[each].at)[1 - MOST :])
             for each in rows.keys() - kept:
                 del rows[each]
-            if judged.verdict == "poison" or name not in rows:
+            if verdict == "poison" or name not in rows:
                 rows[name] = judged
 
-        try:
-            self._table.change_now(how)
-        except (OSError, DeadlineExceeded) as error:
-            log.error("the other frontends do not know of an input on which a worker died: %s", error)
-        else:
-            # From now on the row counts, which an operator may delete.
-            self._own.pop(name, None)
+        def noted(error: Exception | None) -> None:
+            if error is None:
+                # From now on the row counts, which an operator may delete.
+                self._own.pop(name, None)
+            else:
+                log.error("the other frontends do not know of an input on which a worker died: %s", error)
+
+        self._table.change_soon(note, noted)
