@@ -1,12 +1,12 @@
-"""Models in and out of memory by name, and the index of all of them, as both tensor protocols offer it.
+"""Loads and unloads of models by name, and the index of all models, as both tensor protocols offer them.
 
-1. `load` reads the repository anew, and waits until every version that the policy chooses is loaded as its files are
-   now, and known to all frontends (`agreement`); `unload` returns once the workers were told. A load may bring a
-   configuration and files (`overriding`), which hold until an unload or until another load brings something.
-2. What was loaded or unloaded by name is marked in the run directory (`ipc.store.marks`), so that no frontend
-loads again for
-   a request what somebody unloaded. The mark goes with the next `load`, and with the next start of the server.
-3. Only with `repository.control: explicit`.
+1. `load` reads the repository anew. It waits until every version that the policy chooses is loaded from its present
+   files, and until all frontends know these versions (`agreement`). A load may bring a configuration and files
+   (`overriding`), which hold until an unload or until another load brings some.
+2. `unload` returns once the workers were told.
+3. Both mark the model in the store (`ipc.store.marks`), so that no frontend loads a model for a request which somebody
+   unloaded. The mark ends with the next `load`, and with the next start of the server.
+4. All of this needs `repository.control: explicit`.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class RepositoryControl:
                 parameters.clear()
 
     async def _read_anew(self, model: str) -> None:
-        """What was copied into the repository just now is served by the load."""
+        """Read the repository if its files changed: a load serves files that were copied there just now."""
         if not self._services.settings.catalog.watch:
             return
         try:
@@ -208,9 +208,9 @@ class RepositoryControl:
         return entries
 
     async def _agree(self, until_ns: int, loaded: str = "") -> None:
-        """Wait until all frontends know the models that this one knows: the next request may come to any of them.
+        """Wait until all frontends know the models of this one: the next request may come to any of them.
 
-        Of a model that has been `loaded` nobody may serve what only stayed until then, nor take it for what it was.
+        After a load of the model `loaded`, no frontend may know versions or files of it that the load replaced.
         """
         if not self._services.settings.catalog.watch:
             return
@@ -228,9 +228,9 @@ class RepositoryControl:
             log.warning("another frontend does not serve the catalog of this one yet")
 
     def _loads(self) -> set[tuple[int, str, str, int]]:
-        """(slot, id, revision, attempts) of what workers have loaded from repositories, as this frontend knows it.
+        """(slot, id, revision, attempts) of the repository models that workers have loaded, as this frontend knows.
 
-        A load that another frontend has not heard of is told from the one before it by its number.
+        The number of attempts tells a load from the load before it.
         """
         up = [worker for worker in self._services.directory.workers() if worker.state == "ready"]
         return {
@@ -241,7 +241,7 @@ class RepositoryControl:
         }
 
     async def _end_override(self, model: str, deadline_ns: int) -> None:
-        """Nobody is to find again what a load had brought for a model that is unloaded now."""
+        """End the override of a model that is unloaded now, and wait for a while until all processes know."""
         if await self._overriding.end(model, deadline_ns):
             await self._agree(deadline.after(FOLLOW_S))
             await self._overriding.settled(model, deadline.after(FOLLOW_S))

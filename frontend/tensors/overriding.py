@@ -1,9 +1,10 @@
-"""Puts in force what a load by name brought (`ipc.catalog.repository.overrides`), and takes it back if the load fails.
+"""Puts the configuration and files of a load by name in force, and takes them back if the load fails.
 
-1. What is wrong with a configuration or with files is found before anything changes, as far as the files tell it.
-2. The pointer is replaced in one step; this frontend follows at once, other processes within about a second.
-3. A load that fails puts the former override back, or none. One that brings nothing keeps the model's override.
-4. One load or unload at a time changes overrides, of all models and frontends: the others wait up to their deadlines.
+1. Mistakes in a configuration or in files are found before anything changes, as far as the files show them.
+2. The override is one row (`ipc.catalog.repository.overrides`), replaced in one transaction. This frontend follows at
+   once, other processes within about a second.
+3. A load that fails puts the former override back, or none. A load that brings nothing keeps the model's override.
+4. One load or unload at a time changes overrides, of all models and frontends. Others wait up to their deadlines.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class Change(NamedTuple):
-    """What was in force for a model (None: the repository's own), and what is to be."""
+    """The override of a model before a load (None: the repository's own files), and the override of the load."""
 
     before: Override | None
     after: Override
@@ -45,7 +46,7 @@ class Overriding:
 
     @asynccontextmanager
     async def change(self, model: str, brought: Brought, until_ns: int) -> AsyncIterator[Change]:
-        """Let the model be as a load wants it. An error inside undoes it.
+        """Put the override of a load in force. An error inside the context puts the former one back.
 
         `brought` is emptied once its files are written.
 
@@ -71,7 +72,7 @@ class Overriding:
             self._overrides.discard(change.before)
 
     async def end(self, model: str, until_ns: int) -> bool:
-        """The model is unloaded: let the repository's own be in force again; whether another one was.
+        """The model is unloaded: remove its override. Returns whether there was one.
 
         Raises `DeadlineExceeded` when another load went on for too long.
         """
@@ -90,7 +91,7 @@ class Overriding:
         return True
 
     async def followed(self, model: str, change: Change, until_ns: int) -> None:
-        """Wait until all workers that answer know what a change made. Raises `ModelLoadFailed`."""
+        """Wait until all workers that answer know the override of a change. Raises `ModelLoadFailed`."""
 
         def done() -> bool:
             if self._overrides.get(model) != change.after:
@@ -105,16 +106,16 @@ class Overriding:
             ) from None
 
     async def settled(self, model: str, until_ns: int) -> None:
-        """Wait until the workers know what this frontend does, after what others or `end` changed; for a while only."""
+        """Wait until the workers know the files that this frontend knows, or until `until_ns`."""
         if not self._services.settings.catalog.watch:
             return
         with contextlib.suppress(DeadlineExceeded):
             await self._services.directory.wait(lambda: self.is_followed(model), until_ns)
 
     def is_followed(self, model: str) -> bool:
-        """Whether the workers that answer know the versions of this frontend's catalog as they are in it.
+        """Whether all workers that answer know the same versions and files of the model as this frontend.
 
-        A worker may know what it does not serve yet, or cannot load: the version of before serves meanwhile.
+        A worker may know files that it does not serve yet or cannot load; the former files are served meanwhile.
         """
         services, catalog = self._services, self._services.catalog
         up = [worker for worker in services.directory.workers() if worker.responsive]
@@ -155,7 +156,7 @@ class Overriding:
             ) from error
 
     async def _undo(self, model: str, change: Change, mark: bool | None) -> None:
-        """A load has failed: let everything be as before, or else as the repository has it."""
+        """A load has failed: restore the mark and the override of before, or remove the override."""
         log.info("model %a is served as before its load failed", model)
         try:
             await self._marks.restore(model, mark)
@@ -168,7 +169,7 @@ class Overriding:
         self._overrides.discard(change.after)
 
     async def _begin(self, model: str, brought: Brought) -> Change:
-        """What a load changes; its files are written in a thread, and away again if the client goes meanwhile."""
+        """Write the files of a load in a thread. If the client goes meanwhile, delete the files again."""
         drafting = asyncio.ensure_future(asyncio.to_thread(self._draft, model, brought))
         try:
             after = await asyncio.shield(drafting)
@@ -183,7 +184,7 @@ class Overriding:
         return Change(self._overrides.get(model), after)
 
     def _draft(self, model: str, brought: Brought) -> Override:
-        """What was brought, written and looked through. Blocks on files."""
+        """Write and check an override that is not in force yet. Blocks on files."""
         where, settings = f"failed to load {shown(model)}", self._services.settings.repository
         try:
             directory = self._check_name(model, where, bool(brought.files))
