@@ -27,7 +27,7 @@ class _Family:
         class Child:
             """One value."""
 
-            def inc(self, amount: float) -> None:
+            def inc(self, amount: float = 1) -> None:
                 """More, or less."""
                 values[labels] += int(amount)
 
@@ -61,6 +61,7 @@ def test_a_request_ends_under_the_label_it_began_with_though_its_model_has_left_
         with recorder.in_flight("org/m", "interactive"):
             assert families.in_flight.values[UNKNOWN, "interactive"] == 1
     assert families.in_flight.values == {("org/m", "interactive"): 0, (UNKNOWN, "interactive"): 0}
+    assert families.sie_active.values == {("org/m",): 0, (UNKNOWN,): 0}
     assert not families.poison.values
 
 
@@ -80,7 +81,6 @@ def test_inputs_that_crash_workers_are_counted_where_their_request_ends(
     with pytest.raises(type(error)), recorder.in_flight("m", "bulk"):
         raise error
     assert families.in_flight.values["m", "bulk"] == 0 and families.poison.values == counted
-    assert families.sie_active.values == {("org/m",): 0, (UNKNOWN,): 0}
 
 
 def test_phases_of_answers_and_of_refusals_are_apart() -> None:
