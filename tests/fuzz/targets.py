@@ -131,9 +131,9 @@ def _first_line(data: bytes) -> tuple[str, bytes]:
     return line.decode("latin-1"), rest
 
 
-def _check(served: TensorModel, request: TensorRequest) -> None:
+def _check(model: TensorModel, request: TensorRequest) -> None:
     """What follows reading: the model's checks, a look into strings, the message to a worker."""
-    checking.check(served, request)
+    checking.check(model, request)
     for given in request.inputs:
         if given.datatype == BYTES and given.data is not None:
             bytes_elements.objects(given.data, math.prod(given.shape), "input")
@@ -152,13 +152,13 @@ def trtis_request(data: bytes) -> None:
     line, body = _first_line(data)
     with _refusing(InvalidInput):
         header = read_request_header(line)
-        for served in SERVED:
+        for model in SERVED:
             with _refusing(InvalidInput):
-                request = requests.request_of(served, header)
-                checking.check_shapes(served, request)
-                requests.cut(served, request, requests.sizes_of(served, header, request), memoryview(body))
+                request = requests.request_of(model, header)
+                checking.check_shapes(model, request)
+                requests.cut(model, request, requests.sizes_of(model, header, request), memoryview(body))
                 assert sum(len(one.data or b"") for one in request.inputs) == len(body)
-                _check(served, request)
+                _check(model, request)
 
 
 def kserve_request(data: bytes) -> None:
@@ -168,25 +168,25 @@ def kserve_request(data: bytes) -> None:
         length = reading.header_length(None if line == "-" else line, len(body))
         view = memoryview(body)
         head, tail = (view, None) if length is None else (view[:length], view[length:])
-        for served in SERVED:
+        for model in SERVED:
             with _refusing(InvalidInput):
                 if length == 0 and tail is not None:
-                    found = reading.parse_raw(served.name, None, served.config, tail)
+                    found = reading.parse_raw(model.name, None, model.config, tail)
                 else:
-                    found = reading.parse(served.name, None, head, tail)
+                    found = reading.parse(model.name, None, head, tail)
                 orjson.dumps([found.id, found.request.parameters])
-                images.defer(served.config, found.request.inputs, LIMITS)
-                _check(served, found.request)
+                images.defer(model.config, found.request.inputs, LIMITS)
+                _check(model, found.request)
                 made = [finish(given) for given in found.request.inputs if given.recipe is not None]
-                assert not made or checking.check(served, found.request)
+                assert not made or checking.check(model, found.request)
 
 
 def kserve_generate(data: bytes) -> None:
     """The body of a request for generate."""
-    for served in SERVED:
-        target: Any = SimpleNamespace(name=served.name, version=None)
+    for model in SERVED:
+        target: Any = SimpleNamespace(name=model.name, version=None)
         with _refusing(InvalidInput):
-            _check(served, generate.parsed_body(target, served.config, data).request)
+            _check(model, generate.parsed_body(target, model.config, data).request)
 
 
 def kserve_packed(data: bytes) -> None:
@@ -225,8 +225,8 @@ def _must_refuse(body: bytes, count: int) -> None:
 def grpc_kserve(data: bytes) -> None:
     """A ModelInferRequest in the wire format."""
 
-    def understand(served: TensorModel, message: Any, contents: Any) -> None:
-        _check(served, grpc_reading.request_of(message, contents))
+    def understand(model: TensorModel, message: Any, contents: Any) -> None:
+        _check(model, grpc_reading.request_of(message, contents))
 
     _grpc(_KSERVE, data, understand)
 
@@ -234,11 +234,11 @@ def grpc_kserve(data: bytes) -> None:
 def grpc_trtis(data: bytes) -> None:
     """An InferRequest of TRTIS v1 in the wire format."""
 
-    def understand(served: TensorModel, message: Any, contents: Any) -> None:
-        request = requests.request_of(served, message.meta_data)
-        checking.check_shapes(served, request)
-        requests.attach(served, request, requests.sizes_of(served, message.meta_data, request), contents)
-        _check(served, request)
+    def understand(model: TensorModel, message: Any, contents: Any) -> None:
+        request = requests.request_of(model, message.meta_data)
+        checking.check_shapes(model, request)
+        requests.attach(model, request, requests.sizes_of(model, message.meta_data, request), contents)
+        _check(model, request)
 
     _grpc(_TRTIS, data, understand)
 
@@ -247,9 +247,9 @@ def _grpc(form: Form, data: bytes, understand: Callable[[TensorModel, Message, A
     with _refusing(InvalidInput):
         received = form.receive(data)
         message = received.message()
-        for served in SERVED:
+        for model in SERVED:
             with _refusing(InvalidInput):
-                understand(served, message, received.raw)
+                understand(model, message, received.raw)
     try:
         rest, contents = wire.split(data, form.raw_field, form.messages)
         form.check(rest)

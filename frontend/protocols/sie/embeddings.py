@@ -114,7 +114,7 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
         reply: Answer,
         plan: EmbeddingsPlan,
         request: EmbeddingsRequest,
-        context: RequestScope,
+        scope: RequestScope,
         beside: dict[str, Any],
         json: bool,
     ) -> Sequence[Buffer]:

@@ -58,7 +58,7 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
         reply: Answer,
         plan: EncodePlan,
         request: EncodeRequest,
-        context: RequestScope,
+        scope: RequestScope,
         beside: dict[str, Any],
         json: bool,
     ) -> Sequence[Buffer]:
@@ -66,11 +66,11 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
         began = time.perf_counter()
 
         def timing() -> dict[str, float | None]:
-            context.phases["encode"] = (time.perf_counter() - began) * 1e3
-            return timing_of(context)
+            scope.phases["encode"] = (time.perf_counter() - began) * 1e3
+            return timing_of(scope)
 
         answer = EncodedItems(
-            context.model,
+            scope.model,
             [item.id for item in request.items],
             await outputs_of(reply, plan),
             {error.index: {"code": error.code, "message": error.message} for error in reply.errors},

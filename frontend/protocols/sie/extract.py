@@ -105,7 +105,7 @@ class ExtractResource(InferenceResource[ExtractRequest, ExtractPlan]):
         reply: Answer,
         plan: ExtractPlan,
         request: ExtractRequest,
-        context: RequestScope,
+        scope: RequestScope,
         beside: dict[str, Any],
         json: bool,
     ) -> Sequence[Buffer]:
@@ -114,7 +114,7 @@ class ExtractResource(InferenceResource[ExtractRequest, ExtractPlan]):
         with reply:
             findings = reply.tensors()["extraction"]
             large = findings.nbytes > INLINE_NBYTES
-            return [await off_loop_if(large, write, context.model, request, reply, findings, beside)]
+            return [await off_loop_if(large, write, scope.model, request, reply, findings, beside)]
 
 
 def _found(

@@ -81,9 +81,9 @@ def postprocessing_ms(phases: dict[str, float]) -> float:
     return phases.get("copy", 0.0) + phases.get("encode", 0.0)
 
 
-def time_headers(resp: Response, context: RequestScope) -> None:
+def time_headers(resp: Response, scope: RequestScope) -> None:
     """The timing headers of a successful answer, in milliseconds."""
-    phases = context.phases
+    phases = scope.phases
     for header, phase in (
         ("X-Queue-Time", "queue"),
         ("X-Tokenization-Time", "tokenize"),
@@ -93,15 +93,15 @@ def time_headers(resp: Response, context: RequestScope) -> None:
     after = postprocessing_ms(phases)
     if after > 0:
         resp.set_header("X-Postprocessing-Time", f"{after:.2f}")
-    phases["total"] = (time.perf_counter() - context.started) * 1e3
+    phases["total"] = (time.perf_counter() - scope.started) * 1e3
     resp.set_header("X-Total-Time", f"{phases['total']:.2f}")
 
 
-def timing_of(context: RequestScope) -> dict[str, float | None]:
+def timing_of(scope: RequestScope) -> dict[str, float | None]:
     """The timing block of a body, in milliseconds."""
-    phases = context.phases
+    phases = scope.phases
     return {
-        "total_ms": (time.perf_counter() - context.started) * 1e3,
+        "total_ms": (time.perf_counter() - scope.started) * 1e3,
         "queue_ms": phases.get("queue", 0.0),
         "tokenization_ms": phases.get("tokenize", 0.0),
         "inference_ms": phases.get("device", 0.0),
@@ -122,17 +122,17 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
     always_json: ClassVar[bool] = False
     itemized: ClassVar[bool] = False
 
-    async def respond(self, req: Request, resp: Response, context: RequestScope, model: str) -> None:
+    async def respond(self, req: Request, resp: Response, scope: RequestScope, model: str) -> None:
         """One request; without `model` in the path the body names it."""
-        services, context.model = self.services, model
+        services, scope.model = self.services, model
         check_machine_profile(req, services)
         sent = "application/json" if self.always_json else req.content_type
-        async with services.bodies.hold(req, context.deadline_ns) as body:
+        async with services.bodies.hold(req, scope.deadline_ns) as body:
             request = await read_aside(body, sent, self.body, services.settings.limits)
             large = len(body) > UNCHECKED_NBYTES
             del body
-            context.started = time.perf_counter()
-            context.model = model or getattr(request, "model", "")
+            scope.started = time.perf_counter()
+            scope.model = model or getattr(request, "model", "")
             reply, plan, warnings = await self._run(req, request, large)
             with reply:
                 began = time.perf_counter()
@@ -142,19 +142,19 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
                 if warnings is not None:
                     beside["warnings"] = warnings
                 json = self.always_json or wants_json(req.get_header("Accept"))
-                parts = await self.render(reply, plan, request, context, beside, json)
-                context.phases.setdefault("encode", (time.perf_counter() - began) * 1e3)
+                parts = await self.render(reply, plan, request, scope, beside, json)
+                scope.phases.setdefault("encode", (time.perf_counter() - began) * 1e3)
                 resp.content_type = media_type(json)
-                time_headers(resp, context)
+                time_headers(resp, scope)
                 send_parts(resp, parts, reply, services)
 
     async def _run(self, req: Request, request: R, large: bool) -> tuple[Answer, P, list[str] | None]:
         """The result, how to render it, and warnings where the request asks for them; the body was `large`."""
-        services, context = self.services, req.context.penstock
+        services, scope = self.services, req.context.penstock
         directory, settings = services.directory, services.settings
         await off_loop_if(large, self.examine, request)
-        self._refuse_program(context.model)
-        entry = directory.find(context.model)
+        self._refuse_program(scope.model)
+        entry = directory.find(scope.model)
         if self.capability and self.capability not in entry.outputs:
             raise InvalidInput(f"model '{entry.id}' does not support {self.operation}")
         inputs = self.check(request, entry)
@@ -162,13 +162,13 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
             await check_all(self.images(request), settings.limits)
         options = getattr(self.params_of(request), "options", None)
         target = target_of(entry, options, services.catalog)
-        status = await directory.ensure_loaded(target.id, context.deadline_ns)
+        status = await directory.ensure_loaded(target.id, scope.deadline_ns)
         plan = self.plan(request, entry, inputs, status)
         cost = cost_of(plan.call, status, settings.limits)
         warned = asks(req, self.params_of(request), "warnings")
         warnings = await off_loop_if(large, warnings_of, request, entry, status) if warned else None
-        work = plan_work(context, settings, plan.model, plan.call, cost)
-        reply = await services.engine.run(context, work)
+        work = plan_work(scope, settings, plan.model, plan.call, cost)
+        reply = await services.engine.run(scope, work)
         return reply, plan, warnings
 
     def _refuse_program(self, name: str) -> None:
@@ -209,7 +209,7 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
         reply: Answer,
         plan: P,
         request: R,
-        context: RequestScope,
+        scope: RequestScope,
         beside: dict[str, Any],
         json: bool,
     ) -> Sequence[Buffer]:

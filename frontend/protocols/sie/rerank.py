@@ -84,7 +84,7 @@ class RerankResource(ScoringResource[RerankRequest]):
     def answer(
         self,
         request: RerankRequest,
-        context: RequestScope,
+        scope: RequestScope,
         scores: np.ndarray,
         reply: Answer,
         beside: dict[str, Any],

@@ -78,7 +78,7 @@ class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
         reply: Answer,
         plan: ScorePlan,
         request: R,
-        context: RequestScope,
+        scope: RequestScope,
         beside: dict[str, Any],
         json: bool,
     ) -> Sequence[Buffer]:
@@ -86,18 +86,18 @@ class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
         with reply:
             scores = np.array(reply.tensors()["score"])
         long = len(scores) > INLINE_ENTRIES or self.echoed_nbytes(request) > INLINE_NBYTES
-        return await off_loop_if(long, self._write, request, context, scores, reply, beside, json)
+        return await off_loop_if(long, self._write, request, scope, scores, reply, beside, json)
 
     def _write(
         self,
         request: R,
-        context: RequestScope,
+        scope: RequestScope,
         scores: np.ndarray,
         reply: Answer,
         beside: dict[str, Any],
         json: bool,
     ) -> list[bytes]:
-        return ranked_parts(self.answer(request, context, scores, reply, beside), self.entries, json)
+        return ranked_parts(self.answer(request, scope, scores, reply, beside), self.entries, json)
 
     @abstractmethod
     def echoed_nbytes(self, request: R) -> int:
@@ -105,7 +105,7 @@ class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
 
     @abstractmethod
     def answer(
-        self, request: R, context: RequestScope, scores: np.ndarray, reply: Answer, beside: dict[str, Any]
+        self, request: R, scope: RequestScope, scores: np.ndarray, reply: Answer, beside: dict[str, Any]
     ) -> dict[str, Any]:
         """The body; `scores` is float32 [items] in request order, the lease of `reply` has ended."""
 
@@ -159,7 +159,7 @@ class ScoreResource(ScoringResource[ScoreRequest]):
     def answer(
         self,
         request: ScoreRequest,
-        context: RequestScope,
+        scope: RequestScope,
         scores: np.ndarray,
         reply: Answer,
         beside: dict[str, Any],
@@ -171,7 +171,7 @@ class ScoreResource(ScoringResource[ScoreRequest]):
             for rank, (index, score) in enumerate(ranking(scores))
         ]
         return {
-            "model": context.model,
+            "model": scope.model,
             "query_id": request.query.id,
             "scores": entries,
             **beside,

@@ -20,17 +20,17 @@ def version_of(number: int) -> int | None:
     return None if number == -1 else number
 
 
-def rows_of(served: TensorModel, header: pb.InferRequestHeader) -> int:
+def rows_of(model: TensorModel, header: pb.InferRequestHeader) -> int:
     """The batch size in the books: that of the request, 0 if the model does not take it."""
-    return header.batch_size if 1 <= header.batch_size <= max(1, served.config.max_batch_size) else 0
+    return header.batch_size if 1 <= header.batch_size <= max(1, model.config.max_batch_size) else 0
 
 
-def request_of(served: TensorModel, header: pb.InferRequestHeader) -> TensorRequest:
+def request_of(model: TensorModel, header: pb.InferRequestHeader) -> TensorRequest:
     """The neutral request, its inputs still without their bytes. Raises `InvalidInput` for far too many dims."""
     return TensorRequest(
-        served.name,
-        served.version,
-        [_input(served, sent, header.batch_size) for sent in header.input],
+        model.name,
+        model.version,
+        [_input(model, sent, header.batch_size) for sent in header.input],
         [
             WantedOutput(out.name, out.cls.count if out.HasField("cls") else None, _region(out))
             for out in header.output
@@ -42,19 +42,19 @@ def request_of(served: TensorModel, header: pb.InferRequestHeader) -> TensorRequ
     )
 
 
-def _input(served: TensorModel, sent: pb.InferRequestHeader.Input, rows: int) -> InputTensor:
+def _input(model: TensorModel, sent: pb.InferRequestHeader.Input, rows: int) -> InputTensor:
     """An input whose shape has the batch dimension; an unknown name is left to the check of all inputs.
 
     Missing dims are those of the model. Where they vary 0 stands for them until the shapes were checked: that they are
     missing is said by `sizes_of`.
     """
-    tensor = served.config.input(sent.name)
-    check_dimensions(len(sent.dims), f"input '{sent.name[:200]}' for model '{served.name}'")
+    tensor = model.config.input(sent.name)
+    check_dimensions(len(sent.dims), f"input '{sent.name[:200]}' for model '{model.name}'")
     dims = list(sent.dims)
     if tensor is not None and (not dims or (dims == [1] and not tensor.dims)):
         # A tensor without dims is shown to clients as one element (`server_status`).
         dims = [max(dim, 0) for dim in tensor.dims]
-    shape = [rows, *dims] if served.config.batches else dims
+    shape = [rows, *dims] if model.config.batches else dims
     datatype = tensor.datatype if tensor is not None else ""
     return InputTensor(sent.name, datatype, shape, None, _region(sent))
 
@@ -65,7 +65,7 @@ def _region(sent: pb.InferRequestHeader.Input | pb.InferRequestHeader.Output) ->
     return RegionUse(sent.shared_memory.name, sent.shared_memory.offset, sent.shared_memory.byte_size)
 
 
-def sizes_of(served: TensorModel, header: pb.InferRequestHeader, request: TensorRequest) -> list[int]:
+def sizes_of(model: TensorModel, header: pb.InferRequestHeader, request: TensorRequest) -> list[int]:
     """Bytes of each input, in order; 0 for those in shared memory.
 
     Raises `InvalidInput` when a shape or size is missing that only the request can tell, or a size contradicts shape
@@ -73,13 +73,13 @@ def sizes_of(served: TensorModel, header: pb.InferRequestHeader, request: Tensor
     """
     sizes = []
     for sent, tensor in zip(header.input, request.inputs, strict=True):
-        expected = served.config.input(tensor.name)
+        expected = model.config.input(tensor.name)
         if expected is not None and not sent.dims:
-            default_dims(served.config, expected)
+            default_dims(model.config, expected)
         if tensor.region is not None:
             sizes.append(0)
             continue
-        where = f"input '{tensor.name}' for model '{served.name}'"
+        where = f"input '{tensor.name}' for model '{model.name}'"
         nbytes = expected_nbytes(tensor.datatype, tensor.shape, where)
         given = sent.batch_byte_size
         if nbytes is None:
@@ -96,26 +96,26 @@ def sizes_of(served: TensorModel, header: pb.InferRequestHeader, request: Tensor
     return sizes
 
 
-def cut(served: TensorModel, request: TensorRequest, sizes: Sequence[int], body: memoryview) -> None:
+def cut(model: TensorModel, request: TensorRequest, sizes: Sequence[int], body: memoryview) -> None:
     """Give each input its part of a body that holds all of them. Raises `InvalidInput` when it is too short or long."""
     at = 0
     for tensor, nbytes in zip(request.inputs, sizes, strict=True):
         if at + nbytes > len(body):
             missing = at + nbytes - len(body)
             raise InvalidInput(
-                f"unexpected size for input '{tensor.name}', expecting {missing} bytes more for model '{served.name}'"
+                f"unexpected size for input '{tensor.name}', expecting {missing} bytes more for model '{model.name}'"
             )
         if tensor.region is None:
             tensor.data = body[at : at + nbytes]
         at += nbytes
     if at != len(body):
         raise InvalidInput(
-            f"unexpected additional input data for model '{served.name}': {len(body) - at} bytes are left over"
+            f"unexpected additional input data for model '{model.name}': {len(body) - at} bytes are left over"
         )
 
 
 def attach(
-    served: TensorModel, request: TensorRequest, sizes: Sequence[int], raw: Sequence[bytes | memoryview]
+    model: TensorModel, request: TensorRequest, sizes: Sequence[int], raw: Sequence[bytes | memoryview]
 ) -> None:
     """Give each input its own raw bytes. Raises `InvalidInput` for another number of them, or another size."""
     carried = [
@@ -123,11 +123,11 @@ def attach(
     ]
     if len(raw) != len(carried):
         raise InvalidInput(
-            f"expected tensor data for {len(carried)} inputs but got {len(raw)} for model '{served.name}'"
+            f"expected tensor data for {len(carried)} inputs but got {len(raw)} for model '{model.name}'"
         )
     for (tensor, nbytes), data in zip(carried, raw, strict=True):
         if len(data) != nbytes:
             raise InvalidInput(
-                f"unexpected size {len(data)} for input '{tensor.name}', expecting {nbytes} for model '{served.name}'"
+                f"unexpected size {len(data)} for input '{tensor.name}', expecting {nbytes} for model '{model.name}'"
             )
         tensor.data = data
