@@ -1,1 +1,4 @@
-"""The HTTP side: Falcon (ASGI) under Gunicorn. Never imports torch or the workers."""
+"""The side of the clients: HTTP (Falcon under Gunicorn) and gRPC, without torch.
+
+Only the command line imports this package; the package never imports `workers`.
+"""

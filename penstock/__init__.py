@@ -1,1 +1,4 @@
-"""Penstock's front door: the command line."""
+"""The front door: the command line.
+
+Nothing imports this package; the package may import all others.
+"""

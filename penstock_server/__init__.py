@@ -1,7 +1,6 @@
-"""The one package that a wheel of Penstock installs, and its command. docs/adr/0026 says why.
+"""The one package that a wheel installs, with `frontend`, `ipc`, `penstock` and `workers` inside (docs/adr/0026).
 
-In an installation `frontend`, `ipc`, `penstock` and `workers` lie in here, out of the way of other people's modules of
-these names; importing this package lets Python find them. In the source tree they lie beside this folder.
+The command of the installation imports this package, which lets Python find the four packages.
 """
 
 from __future__ import annotations

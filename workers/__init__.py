@@ -1,1 +1,4 @@
-"""The worker: the process that owns one device, holds models on it and runs batches for the frontends."""
+"""The process that owns one device, holds models there, and runs batches for the frontends.
+
+Only the command line imports this package; the package never imports `frontend`.
+"""

@@ -1,1 +1,4 @@
-"""Spans of requests over OTLP. Nothing here but `otlp` imports OpenTelemetry, and that only when an endpoint is set."""
+"""Spans of requests over OTLP; only `otlp` imports OpenTelemetry, and only when an endpoint is set.
+
+The engine and the start of a frontend import this package.
+"""

@@ -1,1 +1,4 @@
-"""The protobuf messages of the tensor protocols; the modules are made from the .proto files by `make protos`."""
+"""The protobuf messages of the tensor protocols, made from the .proto files by `make protos`.
+
+Protocol packages, the repository and tests import this package.
+"""

@@ -1,1 +1,4 @@
-"""Compare what our adapters give with what the reference library of a family gives, on texts made for it."""
+"""`penstock verify`: compares our adapters with the reference library of each family.
+
+Only the command line imports this package.
+"""

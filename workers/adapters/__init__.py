@@ -1,5 +1,4 @@
-"""Model families: one module per family behind the `Adapter` interface of `workers.adapters.base`.
+"""Model families: one module per family behind the interface of `base`; `registry` imports a family when asked.
 
-`registry.resolve` turns a family name into its class and imports it only then, so importing this package
-imports no torch.
+Lifecycle and operations import this package; families never import each other.
 """

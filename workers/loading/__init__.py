@@ -1,1 +1,4 @@
-"""Getting a model onto this machine and saying clearly what went wrong when that fails."""
+"""Bringing the files of a model onto this machine, and the reasons of a failure.
+
+Lifecycle and adapters import this package.
+"""

@@ -1,7 +1,6 @@
-"""What can be asked of a model: one file per operation, found by the type of the call.
+"""What can be asked of a model: one module per operation, found by the type of the call.
 
-The executor knows no operation by name. It asks for the group of a call, the layout of its result, the prepared items,
-and runs a batch.
+Scheduling, strategies and the runtime import this package; none of them knows an operation by name.
 """
 
 from __future__ import annotations
