@@ -103,22 +103,33 @@ def test_a_bad_message_of_a_worker_is_dropped_and_its_neighbours_are_taken(
     assert "bad frames" in caplog.text and "bad message" in caplog.text
 
 
-def test_requests_that_the_socket_does_not_take_fail_as_lost_at_the_end_of_the_turn(
+def test_requests_that_the_socket_does_not_take_fail_as_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sent: list[list[codec.Payload]] = []
+
+    def send(socket: object, frames: list[codec.Payload]) -> None:
+        sent.append(frames)
+        if len(sent) > 1:
+            raise zmq.Again
+
+    monkeypatch.setattr(dealer, "send", send)
+
     async def run() -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         channel = Channel(context, RunPaths(tmp_path, "test", tmp_path), 0, "f0", lambda: None)
         with pytest.raises(WorkerLost):
             channel.submit(WORK)
         channel._connect()
-        futures = [channel.submit(WORK)[1] for _ in range(3)]
-        assert channel.cost == 18, "the first left at once"
-        for future in futures:
+        first, *others = [channel.submit(WORK)[1] for _ in range(3)]
+        assert channel.cost == 27
+        for future in others:
             with pytest.raises(WorkerLost, match="takes no requests"):
                 await future
-        assert channel.cost == 0 and not channel._pending
+        assert len(sent) == 2, "the others were one bundle"
+        assert channel.cost == 9 and not first.done()
         channel.close()
+        assert isinstance(first.exception(), WorkerLost) and channel.cost == 0
         context.term()
 
     asyncio.run(run())
