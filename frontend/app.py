@@ -8,7 +8,6 @@ from typing import Any
 import falcon
 import falcon.asgi
 
-from frontend.access.gate import Gate
 from frontend.access.middleware import AccessMiddleware
 from frontend.arbiter import configuration
 from frontend.http import health, paths
@@ -20,8 +19,7 @@ from frontend.lifespan import Lifespan
 from frontend.openapi import pages
 from frontend.protocols.registry import WireProtocol, as_bytes, protocol_of, protocols
 from frontend.services import Services
-from frontend.status.page import PageResource
-from frontend.status.stream import StreamResource
+from frontend.status import page
 from ipc.errors import PenstockError
 from ipc.settings import Settings
 
@@ -39,11 +37,11 @@ class Application:
         self,
         app: falcon.asgi.App[Any, Any],
         known: list[WireProtocol],
-        access: Gate,
-        settings: Settings,
+        services: Services,
         listeners: Listeners,
     ) -> None:
-        self._app, self._access, self._settings, self._listeners = app, access, settings, listeners
+        self._app, self._listeners = app, listeners
+        self._access, self._settings = services.access, services.settings
         self._known = known
 
     def render_refusal(self, error: PenstockError, path: str) -> tuple[int, bytes, dict[str, str]]:
@@ -107,11 +105,8 @@ def create(config: Settings | None = None) -> Application:
     app.add_route("/readyz", health.ReadinessResource(services))
     app.add_route("/metrics", health.MetricsResource(services))
     app.add_route("/health", health.HealthResource())
-    app.add_route("/", PageResource())
-    app.add_route("/ws/status", StreamResource(services))
-    # The stream reads by itself what clients send, so Falcon need not do so to notice that they go.
-    app.ws_options.max_receive_queue = 0
+    page.mount(app, services)
     pages.mount(app)
     for protocol in known:
         protocol.mount(app, services)
-    return Application(app, known, services.access, chosen.settings, Listeners(chosen.settings.server))
+    return Application(app, known, services, Listeners(chosen.settings.server))

@@ -57,7 +57,7 @@ BANNED_CALLS = {
 BANNED_METHODS = {"recv_pyobj", "send_pyobj"}
 
 LOCAL_ENGINE = "frontend.engine.local"
-MAY_IMPORT_LOCAL_ENGINE = ("frontend/lifespan.py", "frontend/engine/local/")
+MAY_IMPORT_LOCAL_ENGINE = ("frontend/assembly.py", "frontend/engine/local/")
 
 _SEPARATE_DIRECTORIES = {
     "frontend/protocols": {"base", "registry"},
@@ -116,7 +116,7 @@ def import_problems(path: Path, name: str) -> Iterator[str]:
         yield f"{package} must not import {top}"
     is_local = package == "frontend" and f"{name}.".startswith(f"{LOCAL_ENGINE}.")
     if is_local and not path.as_posix().startswith(MAY_IMPORT_LOCAL_ENGINE):
-        yield f"{LOCAL_ENGINE} is for frontend/lifespan.py alone; the interface is frontend.engine.interface"
+        yield f"{LOCAL_ENGINE} is for frontend/assembly.py alone; the interface is frontend.engine.interface"
     for directory, open_to_all in _SEPARATE_DIRECTORIES.items():
         mine, other = (
             _member(path.with_suffix("").as_posix(), directory),

@@ -19,7 +19,6 @@ import time
 from typing import TYPE_CHECKING
 
 from ipc import logs, settings
-from ipc.catalog.repository.overrides import Overrides
 from ipc.errors import ConfigError
 from ipc.memory.arena import Arena
 from ipc.metrics import registry as metrics
@@ -27,9 +26,8 @@ from ipc.processes import starting as processes
 from ipc.processes import sweep
 from ipc.processes.liveness import SlotLock, SlotTaken
 from ipc.processes.paths import prepare_run_dir
-from ipc.store.store import Store
 from workers import spare
-from workers.lifecycle.catalog_following import open_catalog
+from workers.lifecycle import catalog_following
 
 if TYPE_CHECKING:
     from workers.runtime import Runtime
@@ -97,8 +95,7 @@ def _take_slot(config: settings.Settings, slot: int) -> SlotLock:
 
 def _serve(config: settings.Settings, slot: int, life_fd: int) -> None:
     paths = config.paths
-    overrides = Overrides(paths, Store(paths))
-    catalog = open_catalog(paths.root, config.catalog, config.repository, overrides)
+    catalog = catalog_following.open_for(config)
     for name in sweep.sweep_slot(paths, slot):
         log.info("removed %s, left by an earlier life of this slot", name)
     metrics.configure(paths, f"worker-{slot}")

@@ -1,13 +1,20 @@
-"""`/`: the live page for browsers, `OK` for everyone else. The page is static and holds no data of the server."""
+"""`/`: the live page for browsers, `OK` for everyone else. The page is static and holds no data of the server.
+
+`mount` adds the page and the stream that it shows.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import falcon
+import falcon.asgi
 from falcon.asgi import Request, Response
 
 from frontend.http.inline_page import InlinePage
+from frontend.services import Services
+from frontend.status.stream import StreamResource
 
 _HTML = Path(__file__).parent / "assets" / "page.html"
 _STYLES = ("page.css",)
@@ -30,3 +37,11 @@ class PageResource:
         self._page.send(req, resp)
 
     on_head = on_get
+
+
+def mount(app: falcon.asgi.App[Any, Any], services: Services) -> None:
+    """Add `/` and `/ws/status`."""
+    app.add_route("/", PageResource())
+    app.add_route("/ws/status", StreamResource(services))
+    # The stream reads by itself what clients send, so Falcon need not do so to notice that they go.
+    app.ws_options.max_receive_queue = 0

@@ -100,6 +100,15 @@ class RecentWriter:
         self._map.close()
 
 
+def open_ring(paths: RunPaths, name: str) -> RecentWriter | None:
+    """The ring of recent requests; without room for it the server serves all the same."""
+    try:
+        return RecentWriter(ring_path(paths, name))
+    except OSError as error:
+        log.error("recent requests are not kept: %s", error)
+        return None
+
+
 class _Seen(NamedTuple):
     """Last sequence numbers read of one file, and those at which a torn slot was met."""
 

@@ -94,9 +94,15 @@ class InputMemory:
 
     def __init__(self, inputs: InputArena, bodies: BodyReader, settings: Settings) -> None:
         limits = settings.limits
+        self._arena = inputs
         self.room = InputRoom(inputs, settings.arena.lease_copy_after_s)
         self.bodies, self.inline_nbytes = bodies, settings.arena.input_inline_bytes
         self.pixels = Places(REQUESTS_OF_PIXELS * limits.max_image_pixels * limits.max_images)
+
+    @property
+    def used_nbytes(self) -> int:
+        """Bytes of blocks that are taken in this frontend's arena of inputs."""
+        return self._arena.used_nbytes
 
     @contextmanager
     def decoding(self, pixels: int) -> Iterator[None]:

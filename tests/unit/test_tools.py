@@ -45,12 +45,12 @@ def problems(root: Path) -> str:
         (
             "frontend/tensors/models.py",
             "from frontend.engine.local import routing",
-            "frontend.engine.local is for frontend/lifespan.py alone",
+            "frontend.engine.local is for frontend/assembly.py alone",
         ),
         (
             "frontend/protocols/sie/flow.py",
             "from frontend.engine.local.client import Client",
-            "frontend.engine.local is for frontend/lifespan.py alone",
+            "frontend.engine.local is for frontend/assembly.py alone",
         ),
         (
             "workers/adapters/dense.py",
@@ -105,7 +105,7 @@ def test_import_rule_refuses(tmp_path: Path, name: str, code: str, expected: str
             "ipc/wire/codec.py",
             "import msgspec, zmq, numpy, mmap\nfrom ipc import errors\nfrom prometheus_client import Counter",
         ),
-        ("frontend/lifespan.py", "import falcon.asgi\nfrom frontend.engine.local.client import Client"),
+        ("frontend/assembly.py", "import falcon.asgi\nfrom frontend.engine.local.client import Client"),
         ("frontend/engine/local/engine.py", "from frontend.engine.local import routing"),
         (
             "frontend/protocols/sie/routes.py",

@@ -44,6 +44,13 @@ class _Kept(msgspec.Struct):
     entries: list[ModelEntry]
 
 
+def open_for(settings: Settings) -> Catalog:
+    """The catalog of a worker that starts with these settings; raises as `open_catalog` does."""
+    paths = settings.paths
+    overrides = Overrides(paths, Store(paths))
+    return open_catalog(paths.root, settings.catalog, settings.repository, overrides)
+
+
 def open_catalog(
     root: Path,
     chosen: CatalogSettings,

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from frontend import lifespan
+from frontend import watch
 from frontend.access.gate import Gate
 from frontend.engine.local.engine import LocalEngine
-from frontend.lifespan import Lifespan
 from frontend.services import Services
+from frontend.watch import Watch
 from ipc.catalog.entries import load_catalog
 from ipc.settings import load
 from tests.harness.server import FAKE_CATALOG
@@ -23,22 +23,22 @@ TURNS = 3
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Lifespan:
-    """The lifespan of a supervised frontend that is ready, looking as often as it can."""
+def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Watch:
+    """The watch of a supervised frontend that is ready, looking as often as it can."""
     monkeypatch.delenv("PENSTOCK_SUPERVISE", raising=False)
-    monkeypatch.setattr(lifespan, "WATCH_EVERY_S", 0.001)
-    monkeypatch.setattr(lifespan.announce, "summary", lambda services: "ready")
-    monkeypatch.setattr(Lifespan, "_report", lambda self, ready: None)
+    monkeypatch.setattr(watch, "WATCH_EVERY_S", 0.001)
+    monkeypatch.setattr(watch.announce, "summary", lambda services: "ready")
+    monkeypatch.setattr(Watch, "_report", lambda self, ready: None)
     services = Services(load(None, {"run.dir": str(tmp_path)}), load_catalog([str(FAKE_CATALOG)]), Gate())
     monkeypatch.setattr(LocalEngine, "ready", lambda self: (True, "ok"))
     services.engine = LocalEngine(services.settings, services.catalog, None, None, services.drain)  # type: ignore[arg-type]
     services.extensions = SimpleNamespace(apply=lambda: None)  # type: ignore[assignment]
-    return Lifespan(services)
+    return Watch(services, None)  # type: ignore[arg-type]
 
 
-async def watch_until(watched: Lifespan, seen: asyncio.Event) -> None:
+async def watch_until(watched: Watch, seen: asyncio.Event) -> None:
     """Run the watch until `seen`; fails when it ends by itself."""
-    watcher = asyncio.create_task(watched._watch())
+    watcher = asyncio.create_task(watched.run())
     waiter = asyncio.create_task(seen.wait())
     try:
         done, _ = await asyncio.wait((watcher, waiter), timeout=10, return_when=asyncio.FIRST_COMPLETED)
@@ -49,7 +49,7 @@ async def watch_until(watched: Lifespan, seen: asyncio.Event) -> None:
 
 
 def test_a_lack_of_descriptors_does_not_end_the_watch_of_the_supervisor(
-    watched: Lifespan, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    watched: Watch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
         seen, loop, calls = asyncio.Event(), asyncio.get_running_loop(), 0
@@ -62,8 +62,8 @@ def test_a_lack_of_descriptors_does_not_end_the_watch_of_the_supervisor(
             loop.call_soon_threadsafe(seen.set)
             return True
 
-        monkeypatch.setattr(lifespan, "is_held", is_held)
-        monkeypatch.setattr(lifespan.announce, "started", lambda services: None)
+        monkeypatch.setattr(watch, "is_held", is_held)
+        monkeypatch.setattr(watch.announce, "started", lambda services: None)
         await watch_until(watched, seen)
 
     with caplog.at_level(logging.ERROR):
@@ -72,7 +72,7 @@ def test_a_lack_of_descriptors_does_not_end_the_watch_of_the_supervisor(
 
 
 def test_a_start_up_block_that_cannot_be_written_keeps_nothing_else_from_being_told(
-    watched: Lifespan, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    watched: Watch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
         seen, looks = asyncio.Event(), 0
@@ -84,8 +84,8 @@ def test_a_start_up_block_that_cannot_be_written_keeps_nothing_else_from_being_t
                 raise OSError(errno.ENOSPC, "No space left on device")
             seen.set()
 
-        monkeypatch.setattr(lifespan, "is_held", lambda path: True)
-        monkeypatch.setattr(lifespan.announce, "started", started)
+        monkeypatch.setattr(watch, "is_held", lambda path: True)
+        monkeypatch.setattr(watch.announce, "started", started)
         await watch_until(watched, seen)
         assert watched._told
 

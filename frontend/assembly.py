@@ -1,0 +1,60 @@
+"""Makes what the responders of one frontend share, in the order in which one needs the other.
+
+The client begins to look for workers here. Everything else waits for requests. No other module of the frontend knows
+the engine over ZeroMQ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from frontend.engine.answer import CopyBudget
+from frontend.engine.catalog_following import CatalogFollower
+from frontend.engine.local.client import Client
+from frontend.engine.local.engine import LocalEngine
+from frontend.engine.recording import Recorder
+from frontend.http.bodies import BodyReader
+from frontend.services import Services
+from frontend.status.recent import open_ring
+from frontend.tensors import extensions
+from frontend.tensors.inference import TensorInference
+from frontend.tensors.models import TensorModels
+from frontend.tensors.uploading import InputMemory
+from frontend.tracing import starting
+from ipc.metrics.registry import FrontendMetrics
+from ipc.store.store import Store
+
+
+def assemble(services: Services, families: FrontendMetrics) -> Callable[[], Awaitable[None]]:
+    """Fill in the services, on the event loop; returns what says goodbye to the workers."""
+    settings, name = services.settings, f"frontend-{services.slot}"
+    services.recorder = Recorder(families, services.catalog)
+    services.copies = CopyBudget(settings.arena.copy_out_bytes)
+    services.store = Store(settings.paths)
+    client = Client(
+        settings.paths,
+        settings,
+        name,
+        on_retry=services.recorder.retried,
+        copies=services.copies,
+        store=services.store,
+    )
+    engine = LocalEngine(settings, services.catalog, client, services.recorder, services.drain)
+    services.engine, services.directory = engine, engine.directory
+    services.recent = open_ring(settings.paths, name)
+    services.tracer = starting.start(settings, name, services.recorder.traced)
+    services.extensions = extensions.make(services, families)
+    services.models = TensorModels(engine.directory, settings, services.extensions.control.mark)
+    services.bodies = BodyReader(settings.limits)
+    services.inputs = InputMemory(client.inputs, services.bodies, settings)
+    services.inference = TensorInference(
+        engine, services.models, services.inputs, services.extensions.regions, settings
+    )
+    client.start()
+    services.started = True
+    client.demand.replicas = engine.directory.replicas
+    client.demand.known = services.models.version_states.may_be_loaded
+    services.follower = CatalogFollower(
+        settings, services.catalog, services.store, engine.directory.is_loaded
+    )
+    return client.close
