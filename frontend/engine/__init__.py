@@ -1,4 +1,4 @@
-"""What protocols call: the request scope, the engine and the directory of models, answers, accounting.
+"""What protocols call: the engine and the directory of models, planned work, answers, the scope of a request.
 
-Protocol packages import this package, and nothing below `local`.
+All of the frontend may import this package. `local` is the engine over ZeroMQ: only the start of a frontend imports it.
 """

@@ -1,4 +1,4 @@
-"""The frontend's end of the ZeroMQ socket: channels, routing, retries, loads on demand.
+"""The engine of this host, over ZeroMQ: channels to the workers, choice of a worker, retries, loads on demand.
 
-Only `frontend.engine` and the start of a frontend import this package.
+Only the start of a frontend imports this package; all others use `frontend.engine.interface`.
 """
