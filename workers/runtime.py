@@ -76,6 +76,7 @@ class Runtime:
         self.pipeline.executor.start()
         self.models.start()
         self._models_changed()
+        self.pipeline.queue.gather_from_here()
         self.endpoint.run()
         self.models.close()
         self.pipeline.close()
@@ -161,6 +162,10 @@ class Runtime:
         self._notify()
         if self._draining_until:
             self._finish_drain()
+
+    def turn_ended(self) -> None:
+        """Wake the device once for all requests of this turn."""
+        self.pipeline.queue.wake()
 
     def _notify(self) -> None:
         if self.draining and not self._stopping_sent:

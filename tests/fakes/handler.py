@@ -79,6 +79,9 @@ class AnsweringHandler:
     def released(self) -> None:
         """Nothing waits for room."""
 
+    def turn_ended(self) -> None:
+        """Nothing waits for the end of a turn."""
+
     def tick(self) -> None:
         """Credits, as a worker sends them."""
         if self.endpoint is not None:

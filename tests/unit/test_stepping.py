@@ -81,22 +81,30 @@ def test_between_two_parts_the_work_on_the_device_is_waited_for(monkeypatch: pyt
 def test_a_turn_leaves_the_thread_between_two_steps_and_another_one_leaves_its_steps_as_they_were() -> None:
     told: list[str] = []
 
-    def run(name: str, state: str) -> str:
-        turn = greenlet.getcurrent()
-        with stepping.running(Activity(), [piece(state)], lambda: turn.parent.switch()):
-            for _ in range(2):
-                told.append(f"{name} {stepping.current().abandoned(0)}")
-                stepping.current().step()
-        return name
+    def batch_of(name: str, state: str) -> Any:
+        def run(batch: Any) -> str:
+            turn = greenlet.getcurrent()
+            with stepping.running(Activity(), [piece(state)], lambda: turn.parent.switch()):
+                for _ in range(2):
+                    told.append(f"{name} {stepping.current().abandoned(0)}")
+                    stepping.current().step()
+            return name
 
-    turns = [stepping.Turn(run), stepping.Turn(run)]
-    turns[0].switch("first", "cancelled")
-    turns[1].switch("second", "open")
+        return SimpleNamespace(first=SimpleNamespace(strategy=SimpleNamespace(run=run)))
+
+    batches = [batch_of("first", "cancelled"), batch_of("second", "open")]
+    turns = [stepping.Turn(), stepping.Turn()]
+    for turn, batch in zip(turns, batches, strict=True):
+        turn.done = False
+        turn.switch(batch)
     assert not stepping.current().abandoned(0), "outside of the turns nothing is abandoned"
     for _ in range(2):
-        ends = [turn.switch() for turn in turns]
+        assert not any(turn.done for turn in turns)
+        ends = [turn.switch(batch) for turn, batch in zip(turns, batches, strict=True)]
     assert told == ["first True", "second False"] * 2
-    assert ends == ["first", "second"] and all(turn.dead for turn in turns)
+    assert ends == ["first", "second"] and all(turn.done for turn in turns)
+    turns[0].switch(batches[1])
+    assert told[-1] == "second False", "a turn that is done runs another batch"
 
 
 def test_an_item_is_abandoned_when_its_job_ended_or_its_deadline_passed() -> None:

@@ -57,6 +57,8 @@ class Executor:
         self.streams: Streams | None = None
         self.next = NextBatch(queue, table, budgets, settings.batch.max_items)
         self._turn: Turn | None = None
+        self._turns: list[Turn] = []
+        """Turns without a batch."""
         self._torch_threads = torch.get_num_threads()
         self._single_threaded = threading.Event()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -134,7 +136,8 @@ class Executor:
             for job in jobs:
                 job.first_run_ns = job.first_run_ns or began
                 job.batches += 1
-            batch.turn = Turn(batch.first.strategy.run)
+            batch.turn = self._turns.pop() if self._turns else Turn()
+            batch.turn.done = False
         else:
             batch.paused_ns += began - batch.suspended_ns
             self.activity.begin(batch.limit_s)
@@ -152,7 +155,8 @@ class Executor:
         batch.seconds += seconds
         self._queue.settle_time(batch.first, seconds - batch.predicted_s)
         batch.predicted_s = 0.0
-        if batch.turn.dead:
+        if batch.turn.done:
+            self._turns.append(batch.turn)
             self._done(batch, jobs, ran)
         else:
             batch.suspended_ns = ended

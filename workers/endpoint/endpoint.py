@@ -94,6 +94,9 @@ class Handler(Protocol):
     def tick(self) -> None:
         """Called about every `tick_s`."""
 
+    def turn_ended(self) -> None:
+        """Everything that had arrived was handed over; called before the endpoint waits again."""
+
 
 class Endpoint:
     """ROUTER socket of one worker slot with its sessions and leases."""
@@ -163,6 +166,7 @@ class Endpoint:
             if self._tick_is_due():
                 self._next_tick = time.monotonic() + self._tick_s
                 self._handler.tick()
+            self._handler.turn_ended()
             self._flush()
 
     def _tick_is_due(self) -> bool:

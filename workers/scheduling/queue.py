@@ -21,6 +21,9 @@ from ipc.wire.messages import LANES, Work
 from workers.scheduling.batcher import Batcher, Room
 from workers.scheduling.job import Batch, Job, Piece
 
+WAKE_AFTER = 16
+"""Jobs that a gathering thread puts before the device is woken all the same."""
+
 
 class DrainRate:
     """Tokens per second of device time, smoothed over recent batches."""
@@ -75,6 +78,9 @@ class WorkQueue:
         self._backlog_tokens = 0
         self._admitted = {lane: Shares() for lane in LANES}
         self._closed = False
+        self._gatherer: int | None = None
+        self._unseen = 0
+        """Jobs that the gathering thread has put without waking the device."""
         self.rate = DrainRate()
         self.paces = Paces()
 
@@ -126,10 +132,28 @@ class WorkQueue:
             if job.state != "open":
                 return
             self._batcher.add(job, start, stop)
-            self._work.notify()
-            # PERF: waking the thread that forms ahead for every request would cost more than the request.
-            if self._batcher.tokens >= self._backlog_tokens:
-                self._backlog.notify()
+            if threading.get_ident() == self._gatherer and self._unseen < WAKE_AFTER:
+                self._unseen += 1
+                return
+            self._notify()
+
+    def _notify(self) -> None:
+        self._unseen = 0
+        self._work.notify()
+        # PERF: waking the thread that forms ahead for every request would cost more than the request.
+        if self._batcher.tokens >= self._backlog_tokens:
+            self._backlog.notify()
+
+    def gather_from_here(self) -> None:
+        """What the calling thread puts from now on wakes the device at its next `wake`, or when several jobs wait."""
+        # PERF: a device thread that wakes at the first request of many only fights this thread for the interpreter.
+        self._gatherer = threading.get_ident()
+
+    def wake(self) -> None:
+        """Wake the device for what the gathering thread has put."""
+        if self._unseen:
+            with self._lock:
+                self._notify()
 
     def take(
         self,

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from ipc.errors import DeadlineExceeded, PenstockError, of_items
@@ -281,9 +282,11 @@ class JobTable:
             None if job.trace is None else job.trace.record(job.first_queued_ns),
             job.infos,
         )
-        self._answer(
-            job, lambda: endpoint.post(lambda: endpoint.reply(job.session, result, output.block, inline))
-        )
+        reply = partial(endpoint.reply, job.session, result, output.block, inline)
+        if job.ordered:
+            self._answer(job, partial(endpoint.post, reply))
+        else:
+            endpoint.post(reply)
 
     def _answer(self, job: Job, send: Send) -> None:
         """Send the answer of a job now or, if earlier ones in its order have none yet, after theirs."""

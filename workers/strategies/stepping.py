@@ -20,7 +20,7 @@ import torch
 
 from ipc.errors import DeadlineExceeded
 from workers.device.watchdog import Activity
-from workers.scheduling.job import Piece
+from workers.scheduling.job import Batch, Piece
 
 T = TypeVar("T")
 
@@ -60,9 +60,23 @@ class Steps:
 
 
 class Turn(greenlet.greenlet):  # type: ignore[misc]
-    """A computation that can leave the device thread between two of its steps."""
+    """Runs batches, each of which can leave the device thread between two of its steps.
+
+    `switch(batch)` begins a batch or goes on with it. Once `done` is true, `switch` has given what the strategy
+    returned, and the next batch may begin.
+    """
 
     steps: Steps | None = None
+    done = True
+
+    def run(self, batch: Batch) -> None:
+        """One batch after the other."""
+        # PERF: to make a greenlet takes 8 us, to switch to one that is there less than one.
+        while True:
+            ran = batch.first.strategy.run(batch)
+            del batch
+            self.done = True
+            batch = self.parent.switch(ran)
 
 
 _OUTSIDE = Steps()
