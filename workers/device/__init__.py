@@ -1,4 +1,4 @@
 """The device and its thread: what hardware there is, the loop over batches, the watchdog, memory trouble.
 
-`workers.runtime` imports this package.
+The pipeline and strategies import this package; the hardware is asked for everywhere in `workers`.
 """

@@ -1,4 +1,4 @@
-"""Jobs from arrival to the device: the book, the queue, batches, preparing threads.
+"""Jobs from arrival to the device: intake, the table of jobs, preparing threads, what waits, queue and batches.
 
-Strategies and the runtime import this package.
+The pipeline, strategies, the device and the life cycle of models import this package.
 """

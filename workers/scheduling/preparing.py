@@ -110,7 +110,7 @@ class Preparer:
     def _chunk(self, job: Job) -> bool:
         began = time.monotonic_ns()
         start, total = job.prepared_items, len(job.prepared)
-        stop = chunk_end(job.work.call, start)
+        stop = total if total - start == 1 else chunk_end(job.work.call, start)
         operation = operation_of(job.work.call)
         failures = _store(job, start, operation.prepare(job.adapter, job.work.call, start, stop, job.payload))
         if job.work.call.overflow == "chunk":
