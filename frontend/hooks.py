@@ -86,7 +86,11 @@ def on_starting(server: Any) -> None:
     for name in sweep.sweep(config.paths):
         log.info("removed %s, left by an earlier run", name)
     announce.forget(config.paths)
-    sweep.forget(config.paths)
+    try:
+        sweep.forget(config.paths)
+    except OSError as error:
+        log.critical("run.dir %s cannot be used: %s", config.paths.root, error.strerror)
+        raise SystemExit(EXIT_CONFIG) from error
     if os.environ.get("PENSTOCK_SUPERVISE", "1") == "0":
         return
     read, write = life_pipe()

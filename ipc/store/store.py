@@ -41,6 +41,8 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 CURRENT = "current"
+LOOK_S = 0.01
+"""How long a read waits where SQLite brings its own index in order after a death; it never waits for a writer."""
 TRY_S = 0.1
 """How long one attempt to write waits for another writer."""
 WRITE_S = 2.0
@@ -106,7 +108,7 @@ class Store:
         except FileNotFoundError:
             name = ""
         if name != self._name:
-            reader = _connect(self.directory / name, 0) if name else None
+            reader = _connect(self.directory / name, LOOK_S) if name else None
             self._forget()
             self._reader, self._name = reader, name
         if self._reader is None:
@@ -254,7 +256,8 @@ def begin(paths: RunPaths) -> None:
     directory = paths.store()
     with _translated():
         made = _make(directory)
-    link = made.with_suffix(".link")
+    # NOTE: a name that the next start deletes, should this one end here.
+    link = made.with_name(f"{made.name}.link")
     link.symlink_to(made.name)
     link.replace(directory / CURRENT)
     for path in directory.glob(f"*{_ENDING}*"):

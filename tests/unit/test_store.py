@@ -9,9 +9,11 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -138,6 +140,14 @@ def test_the_next_start_finds_nothing_and_processes_that_outlive_the_server_foll
     assert sum(path.suffix == ".db" for path in paths.store().iterdir()) == 1
 
 
+def test_what_a_start_that_was_killed_left_is_gone_after_the_next(paths: RunPaths) -> None:
+    (paths.store() / "0123.db").write_bytes(b"not finished")
+    (paths.store() / "0123.db.link").symlink_to("0123.db")
+    begin(paths)
+    found = (paths.store() / "current").resolve()
+    assert sorted(paths.store().iterdir()) == sorted([found, paths.store() / "current"])
+
+
 def test_a_worker_that_starts_before_the_server_finds_nothing_and_makes_nothing(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path, "t")
     prepare_run_dir(paths)
@@ -182,25 +192,33 @@ def test_a_writer_killed_at_any_moment_leaves_whole_changes_only(paths: RunPaths
 
 
 def test_a_writer_that_stands_still_keeps_readers_and_the_loop_going_and_other_writers_waiting(
-    paths: RunPaths,
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = table(paths)
     put(store, "a", "1")
+    threads, began, attempt = set[threading.Thread](), threading.Event(), Store.attempt
 
-    async def write_in_vain() -> int:
-        writing = asyncio.create_task(store.change(lambda rows: rows.update(b="2"), deadline.after(0.3)))
-        turns = 0
-        while not writing.done():
+    def seen(self: Store, how: Any) -> Any:
+        threads.add(threading.current_thread())
+        began.set()
+        return attempt(self, how)
+
+    async def write_in_vain() -> None:
+        writing = asyncio.create_task(store.change(lambda rows: rows.update(b="2"), deadline.after(600)))
+        assert await asyncio.to_thread(began.wait, 20)
+        for _ in range(20):
             assert store.rows() == table(paths).rows() == {"a": "1"}
-            turns += 1
             await asyncio.sleep(0)
+        assert not writing.done()
+        writing.cancel()
         with pytest.raises(DeadlineExceeded, match="before another process had ended its change"):
-            await writing
-        return turns
+            await store.change(lambda rows: rows.update(b="3"), deadline.after(0))
 
+    monkeypatch.setattr(Store, "attempt", seen)
     with process(paths, STAYS_IN_A_CHANGE) as standing:
         os.kill(standing.pid, signal.SIGSTOP)
-        assert asyncio.run(write_in_vain()) > 10
+        asyncio.run(write_in_vain())
+        assert threading.main_thread() not in threads
         begin(paths)
         assert store.rows() == {}, "the next start does not wait either"
         put(store, "a", "3")
