@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -61,3 +64,30 @@ def test_private_memory_is_counted_without_what_is_shared() -> None:
     block = bytearray(b"x" * (64 << 20))
     assert 48 << 20 < memory_budget.private_bytes() - before < 128 << 20
     del block
+
+
+_FAULTS = """
+import ctypes, resource
+from workers.lifecycle import memory_budget
+keeps = memory_budget.keep_freed_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.memset.argtypes, libc.free.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t], [ctypes.c_void_p]
+def batch():
+    block = libc.malloc(48 << 20)
+    libc.memset(block, 1, 48 << 20)
+    libc.free(block)
+batch()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(4):
+    batch()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, keeps)
+"""
+
+
+def test_memory_that_a_batch_has_freed_serves_the_next_one_without_new_pages() -> None:
+    found = subprocess.run([sys.executable, "-c", _FAULTS], check=True, capture_output=True, text=True)
+    faults, keeps = found.stdout.split()
+    if keeps == "False":
+        pytest.skip("this C library cannot be told")
+    assert int(faults) < 4 * (48 << 20) // 4096 // 10

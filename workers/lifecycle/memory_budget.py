@@ -27,6 +27,9 @@ from workers.loading.source import weight_files
 
 TRIM_AFTER_BYTES = 128 << 20
 TRIM_EVERY_S = 600.0
+KEPT_BYTES = 1 << 30
+"""Blocks up to this size come from the heap, and so much may be free at its top."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -110,6 +113,19 @@ class Meter:
         if self._device.torch.type != "cuda":
             return 0
         return int(self._run(lambda: torch.cuda.memory_allocated(self._device.torch)))
+
+
+def keep_freed_memory() -> bool:
+    """Let the C heap keep what a batch has freed for the next batch; whether the C library can be told so.
+
+    PERF: results of layers are tens of megabytes. By default glibc maps such blocks anew or gives the top of the heap
+    back, so that every batch pays for fresh pages: 100 thousand page faults and 5 % of the time of 96 texts of MiniLM.
+    `Heap` and `give_back` still return memory to the system.
+    """
+    tune = getattr(ctypes.CDLL(None), "mallopt", None)
+    if tune is None:
+        return False
+    return bool(tune(_M_MMAP_THRESHOLD, KEPT_BYTES) and tune(_M_TRIM_THRESHOLD, KEPT_BYTES))
 
 
 class Heap:

@@ -25,7 +25,7 @@ from workers.device.devices import Device
 from workers.lifecycle import grouping
 from workers.lifecycle.catalog_following import CatalogFollower
 from workers.lifecycle.maintenance import Maintenance
-from workers.lifecycle.memory_budget import budget_of
+from workers.lifecycle.memory_budget import budget_of, keep_freed_memory
 from workers.lifecycle.model_states import ModelStates
 from workers.scheduling.table import JobTable
 
@@ -61,6 +61,8 @@ class ModelTable:
 
     def start(self) -> None:
         """Begin to load what is loaded at the start."""
+        if self._device.torch.type == "cpu":
+            keep_freed_memory()
         with self._states.lock:
             for instance in self._states.instances():
                 if self._states.is_preloaded(instance) or instance.entry.error:
