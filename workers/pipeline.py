@@ -50,7 +50,7 @@ class Pipeline:
             self.queue,
             self.jobs,
             self._line,
-            arena,
+            arena.record_flight,
             self.executor.activity,
             budgets,
             self.executor.counts,

@@ -18,7 +18,6 @@ from ipc.processes.liveness import start_ticks
 from ipc.processes.notify import Notifier
 from ipc.settings import Settings
 from ipc.wire.messages import VERSION, Credits, Leaving, Load, Models, Submit, Welcome
-from ipc.wire.streams import PartsConsumed
 from workers.device import devices
 from workers.endpoint.endpoint import Endpoint
 from workers.endpoint.sessions import Session
@@ -135,9 +134,9 @@ class Runtime:
         session.outstanding.pop(request, None)
         self.pipeline.cancel(session.key, request)
 
-    def taken(self, session: Session, message: PartsConsumed) -> None:
+    def taken(self, session: Session, request: int, count: int) -> None:
         """A frontend has taken parts of a stream."""
-        self.pipeline.taken(session.key, message.id, message.count)
+        self.pipeline.taken(session.key, request, count)
 
     def released(self) -> None:
         """A lease ended, so there may be room in the arena."""

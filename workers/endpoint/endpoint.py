@@ -79,7 +79,7 @@ class Handler(Protocol):
     def cancel(self, session: Session, request: int) -> None:
         """The caller of a request has gone."""
 
-    def taken(self, session: Session, message: PartsConsumed) -> None:
+    def taken(self, session: Session, request: int, count: int) -> None:
         """A frontend has taken parts of a stream."""
 
     def load(self, message: Load) -> None:
@@ -123,7 +123,7 @@ class Endpoint:
             Submit: self._submit,
             Release: self._release,
             Cancel: lambda session, message, _: handler.cancel(session, message.id),
-            PartsConsumed: lambda session, message, _: handler.taken(session, message),
+            PartsConsumed: lambda session, message, _: handler.taken(session, message.id, message.count),
             Ping: lambda session, message, _: self._send(session, Pong(message.seq)),
             Load: lambda _, message, __: handler.load(message),
             Unload: lambda _, message, __: handler.unload(message.model),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ipc.memory.arena import Arena
 from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
 from workers.adapters.base import Adapter
@@ -31,7 +30,7 @@ class Kinds:
         queue: WorkQueue,
         table: JobTable,
         line: WaitingLine,
-        arena: Arena,
+        record_flight: Callable[[list[tuple[int, int]]], None],
         activity: Activity,
         budgets: ModelBudgets,
         counts: BatchCounts,
@@ -39,7 +38,7 @@ class Kinds:
         unload_idle: Callable[[str, float], bool],
         make_way: Callable[[Batch], None],
     ) -> None:
-        """`unload_idle` is that of `oom.Eviction`, `make_way` that of `OneShot`."""
+        """`record_flight` is that of the arena, `unload_idle` that of `oom.Eviction`, `make_way` that of `OneShot`."""
         placer, hang_timeout_s = Placer(table, settings.arena.inline_bytes), settings.worker.hang_timeout_s
         shared = (table, queue, budgets, activity, placer, counts, metrics, hang_timeout_s)
         self.one_shot = OneShot(*shared, unload_idle, make_way)
@@ -56,7 +55,7 @@ class Kinds:
             # NOTE: steps of one model take milliseconds or seconds; nothing that is known of it tells which comes next.
             batch_limit_s(hang_timeout_s, 0.0),
             settings.queue.max_resting_streams,
-            arena.record_flight,
+            record_flight,
         )
 
     def of(self, adapter: Adapter) -> Strategy:

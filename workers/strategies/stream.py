@@ -27,7 +27,6 @@ from workers.device import oom
 from workers.device.watchdog import Activity
 from workers.memory.named_outputs import Placer
 from workers.operations import streaming_of
-from workers.operations.named import NamedOutput
 from workers.reporting.batches import BatchCounts
 from workers.scheduling.job import Batch, Job, Piece, collate
 from workers.scheduling.queue import WorkQueue
@@ -55,7 +54,7 @@ class StreamState:
     pause_until_ns: int = 0
     batch: Any = None
     steps: Iterator[Any] | None = None
-    unsent: Mapping[str, NamedOutput] | None = None
+    unsent: Mapping[str, Any] | None = None
     lacks_room: bool = False
 
 
