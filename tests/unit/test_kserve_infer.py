@@ -21,10 +21,9 @@ from frontend.http.disconnect import noting
 from frontend.http.inference import InferenceRoute
 from frontend.protocols.kserve_v2 import json_bodies, routes
 from frontend.protocols.kserve_v2.generate import GenerateResource
-from frontend.protocols.kserve_v2.generate_bodies import request_of
+from frontend.protocols.kserve_v2.generate_bodies import GENERATE, request_of
 from frontend.protocols.kserve_v2.infer import LENGTH_HEADER, InferResource
-from frontend.protocols.kserve_v2.paths import Target
-from frontend.protocols.kserve_v2.schemas import GENERATE
+from frontend.protocols.kserve_v2.reading import Target
 from frontend.services import Services
 from ipc import deadline
 from ipc.catalog.model_config import ModelConfig

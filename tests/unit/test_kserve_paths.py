@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from frontend.access.scopes import need_of
-from frontend.protocols.kserve_v2 import paths
+from frontend.protocols.kserve_v2 import reading
 from frontend.protocols.kserve_v2.parameters import Forwarding
-from frontend.protocols.kserve_v2.paths import Target
+from frontend.protocols.kserve_v2.reading import Target
 from frontend.tensors.request import TensorRequest
 from ipc.errors import ConfigError
 
@@ -37,21 +37,21 @@ from ipc.errors import ConfigError
     ],
 )
 def test_a_path_is_read_from_its_end(tail: str, target: Target | None) -> None:
-    assert paths.parse(tail) == target
+    assert reading.target_at(tail) == target
 
 
 def test_long_paths_are_read_and_not_kept() -> None:
     known = "org/a-model-that-is-asked-for-again-and-again"
     for name in (known, "\U0001f600" + "x" * 60_000):
         tail, found = f"{name}/versions/3/infer", Target(name, 3, "infer")
-        assert paths.parse(tail) == found
-        again = paths.parse(tail)
-        assert again == found and (again is paths.parse(tail)) == (name is known)
+        assert reading.target_at(tail) == found
+        again = reading.target_at(tail)
+        assert again == found and (again is reading.target_at(tail)) == (name is known)
 
 
 @pytest.mark.parametrize("tail", ["a..b/infer", "..a/infer", "a/..."])
 def test_dots_inside_of_names_are_dots(tail: str) -> None:
-    assert paths.parse(tail) is not None
+    assert reading.target_at(tail) is not None
 
 
 @pytest.mark.parametrize(

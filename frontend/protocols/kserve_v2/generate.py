@@ -23,8 +23,7 @@ from frontend.protocols.kserve_v2 import json_bodies, rendering
 from frontend.protocols.kserve_v2.events import CONTENT_TYPE, EventStream, one_event
 from frontend.protocols.kserve_v2.generate_bodies import answer_of, parsed_body
 from frontend.protocols.kserve_v2.infer import InferResource
-from frontend.protocols.kserve_v2.paths import Target
-from frontend.protocols.kserve_v2.reading import InferRequest, identified
+from frontend.protocols.kserve_v2.reading import InferRequest, Target, identified
 from frontend.tensors.models import TensorModel
 from ipc.errors import InvalidInput, PenstockError
 

@@ -10,14 +10,14 @@ import orjson
 
 from frontend.http.rendering import at_once
 from frontend.protocols.kserve_v2 import elements, parameters, rendering
-from frontend.protocols.kserve_v2.paths import Target
-from frontend.protocols.kserve_v2.reading import InferRequest
-from frontend.protocols.kserve_v2.schemas import GENERATE
+from frontend.protocols.kserve_v2.json_bodies import Decoder
+from frontend.protocols.kserve_v2.reading import InferRequest, Target
 from frontend.tensors.request import InputTensor, TensorRequest
 from frontend.tensors.result import TensorResult
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput
 
+GENERATE = Decoder(dict[str, msgspec.Raw])
 _Parameters = dict[str, bool | int | float | str]
 
 

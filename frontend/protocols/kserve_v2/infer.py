@@ -22,8 +22,7 @@ from frontend.http.sending import send_parts
 from frontend.protocols.kserve_v2 import images, infer_bodies, reading, rendering
 from frontend.protocols.kserve_v2.infer_bodies import Arrived, Arriving
 from frontend.protocols.kserve_v2.parameters import Forwarding
-from frontend.protocols.kserve_v2.paths import Target
-from frontend.protocols.kserve_v2.reading import InferRequest
+from frontend.protocols.kserve_v2.reading import InferRequest, Target
 from frontend.services import Services
 from frontend.tensors.models import TensorModel
 from frontend.tensors.result import TensorResult

@@ -11,15 +11,41 @@ import orjson
 from falcon.asgi import Request, Response
 
 from frontend.http.rendering import off_loop
-from frontend.protocols.kserve_v2.schemas import Decoder
 from frontend.services import Services
-from ipc.errors import BodyTooLarge
+from ipc.errors import BodyTooLarge, InvalidInput
 
 T = TypeVar("T")
 LONG_NBYTES = 64 << 10
 """Bodies above this size are parsed by a thread."""
 SMALL_NBYTES = 1 << 20
 """Largest body of a request that only names things."""
+MOST_DEPTH = 100
+"""Levels of nested lists in `data`."""
+
+
+class Decoder:
+    """Reads one kind of body; `empty_ok` says whether an empty one stands for `{}`."""
+
+    def __init__(self, kind: type[Any], *, empty_ok: bool = False) -> None:
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
+        self._empty_ok = empty_ok
+
+    def decode(self, body: bytes | memoryview) -> Any:
+        """The body as its struct. Raises `InvalidInput` with the place of the mistake."""
+        if not body:
+            if not self._empty_ok:
+                raise InvalidInput("the request body is empty, expected JSON")
+            body = b"{}"
+        try:
+            return self._decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise InvalidInput(f"request JSON: {error}") from error
+        except msgspec.DecodeError as error:
+            raise InvalidInput(f"failed to parse the request JSON: {error}") from error
+        except RecursionError as error:
+            raise InvalidInput(f"request JSON: nested deeper than {MOST_DEPTH} levels") from error
+        except (ValueError, OverflowError, MemoryError) as error:
+            raise InvalidInput(f"failed to parse the request JSON: {str(error)[:200]}") from error
 
 
 def send(resp: Response, value: Any) -> None:

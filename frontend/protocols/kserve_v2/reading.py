@@ -1,17 +1,23 @@
-"""Infer requests as they arrive: JSON, and in binary requests the bytes of tensors after it.
+"""Infer requests as they arrive: the target in the path, JSON, and in binary requests the bytes of tensors after it.
 
 1. The JSON says of each input where its elements are: in the JSON itself, in the bytes behind it, or in a region.
 2. Bytes follow each other in the order of the inputs. A size that is not given follows from shape and datatype; only a
    single BYTES input may go without, and takes them all.
 3. Sizes that do not add up are refused with the tensor's name, the expected and the given size.
+
+Below `/v2/models/` a path has the name of a model, which may hold slashes, then perhaps a version, then perhaps an
+action (`target_at`).
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from msgspec import UNSET
 
@@ -290,3 +296,38 @@ def _raw_dims(expected: TensorConfig, nbytes: int, where: str) -> list[int]:
         raise InvalidInput(f"{where}: expected a multiple of {unit} bytes for shape {dims}, got {nbytes}")
     dims[dims.index(-1)] = nbytes // unit
     return dims
+
+
+ACTIONS = ("ready", "infer", "config", "stats", "generate", "generate_stream", "trace/setting")
+_TAIL = re.compile(
+    rf"(?P<name>.+?)(?:/versions/(?P<version>[0-9]{{1,18}}))?(?:/(?P<action>{'|'.join(ACTIONS)}))?/?",
+    re.DOTALL,
+)
+_VERSIONS = "/versions/"
+_CACHED_CHARACTERS = 512
+
+
+class Target(NamedTuple):
+    """The target of a path; `version` None is the latest, `action` "" the model itself."""
+
+    name: str
+    version: int | None
+    action: str
+
+
+def target_at(tail: str) -> Target | None:
+    """The target of the rest of a path after `/v2/models/`, read from its end; None for an impossible path.
+
+    A version that is no number makes the path unknown.
+    """
+    return _remembered_target(tail) if len(tail) <= _CACHED_CHARACTERS else _target_at(tail)
+
+
+def _target_at(tail: str) -> Target | None:
+    found = _TAIL.fullmatch(tail)
+    if found is None or _VERSIONS in found["name"]:
+        return None
+    return Target(found["name"], int(found["version"]) if found["version"] else None, found["action"] or "")
+
+
+_remembered_target = lru_cache(maxsize=4096)(_target_at)

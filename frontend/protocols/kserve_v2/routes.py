@@ -18,11 +18,11 @@ from falcon.asgi import Request, Response
 
 from frontend.access.restricted import Api
 from frontend.http.disconnect import until_disconnect
-from frontend.protocols.kserve_v2 import json_bodies, management, paths, schemas
+from frontend.protocols.kserve_v2 import json_bodies, management, reading, schemas
 from frontend.protocols.kserve_v2.configuration import configuration
 from frontend.protocols.kserve_v2.generate import GenerateResource
 from frontend.protocols.kserve_v2.infer import InferResource
-from frontend.protocols.kserve_v2.paths import Target
+from frontend.protocols.kserve_v2.reading import Target
 from frontend.services import Services
 from ipc.errors import InvalidInput, Unsupported
 from ipc.store.regions import Kind
@@ -129,7 +129,7 @@ class ModelsResource:
         await self._answer(req, resp, tail, "on_post")
 
     async def _answer(self, req: Request, resp: Response, tail: str, method: str) -> None:
-        target = paths.parse(tail)
+        target = reading.target_at(tail)
         if target is None or (target.action == "trace/setting" and target.version is not None):
             raise falcon.HTTPNotFound
         resource = self._actions[target.action]

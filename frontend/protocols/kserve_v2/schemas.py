@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ipc.errors import InvalidInput
-
-T = TypeVar("T")
-MOST_DEPTH = 100
-"""Levels of nested lists in `data`."""
+from frontend.protocols.kserve_v2.json_bodies import Decoder
 
 
 class InputParameters(msgspec.Struct, gc=False):
@@ -93,31 +89,6 @@ class RegisterCuda(msgspec.Struct):
     device_id: int = 0
 
 
-class Decoder:
-    """Reads one kind of body; `empty_ok` says whether an empty one stands for `{}`."""
-
-    def __init__(self, kind: type[Any], *, empty_ok: bool = False) -> None:
-        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
-        self._empty_ok = empty_ok
-
-    def decode(self, body: bytes | memoryview) -> Any:
-        """The body as its struct. Raises `InvalidInput` with the place of the mistake."""
-        if not body:
-            if not self._empty_ok:
-                raise InvalidInput("the request body is empty, expected JSON")
-            body = b"{}"
-        try:
-            return self._decoder.decode(body)
-        except msgspec.ValidationError as error:
-            raise InvalidInput(f"request JSON: {error}") from error
-        except msgspec.DecodeError as error:
-            raise InvalidInput(f"failed to parse the request JSON: {error}") from error
-        except RecursionError as error:
-            raise InvalidInput(f"request JSON: nested deeper than {MOST_DEPTH} levels") from error
-        except (ValueError, OverflowError, MemoryError) as error:
-            raise InvalidInput(f"failed to parse the request JSON: {str(error)[:200]}") from error
-
-
 INFER = Decoder(Infer)
 INDEX = Decoder(Index, empty_ok=True)
 CONTROL = Decoder(Control, empty_ok=True)
@@ -125,4 +96,3 @@ REGISTER_SYSTEM = Decoder(RegisterSystem)
 REGISTER_CUDA = Decoder(RegisterCuda)
 LOGGING = Decoder(dict[str, Any], empty_ok=True)
 TRACE = Decoder(dict[str, Any], empty_ok=True)
-GENERATE = Decoder(dict[str, msgspec.Raw])
