@@ -154,7 +154,7 @@ def test_a_mistake_in_the_keys_file_stops_the_start_and_is_named(
 def config(tmp_path: Path) -> Path:
     """A settings file that names a keys file, so that both can be changed under a running server."""
     path = tmp_path / "server.yaml"
-    path.write_text(f"server: {{keys_file: {tmp_path / 'keyfile.json'}}}\n")
+    path.write_text(f"server: {{keys_file: {tmp_path / 'keys.json'}}}\n")
     return path
 
 
