@@ -169,7 +169,9 @@ def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoi
     (tmp_path / "run").mkdir()
     paths = RunPaths(tmp_path / "run", "test", tmp_path)
     arena = Arena(tmp_path / "arena", BLOCKS_OFFSET + 4096, "e" * 16)
-    handler = SimpleNamespace(submitted=[], tick=lambda: None, cancel=lambda session, request: None)
+    handler = SimpleNamespace(
+        submitted=[], tick=lambda: None, turn_ended=lambda: None, cancel=lambda session, request: None
+    )
     handler.submit = lambda session, message, payload: handler.submitted.append(message.id)
     made = Endpoint(paths, 0, LeaseTable(arena), cast("Handler", handler))
     for key in (b"f0", b"f1"):

@@ -119,7 +119,8 @@ def endpoint(tmp_path: Path) -> Iterator[Endpoint]:
     (tmp_path / "run").mkdir()
     paths = RunPaths(tmp_path / "run", "many", tmp_path)
     arena = Arena(tmp_path / "arena", BLOCKS_OFFSET + 4096, "e" * 16)
-    made = Endpoint(paths, 0, LeaseTable(arena), cast("Handler", SimpleNamespace()))
+    handler = SimpleNamespace(turn_ended=lambda: None)
+    made = Endpoint(paths, 0, LeaseTable(arena), cast("Handler", handler))
     yield made
     made.close()
     arena.close()
