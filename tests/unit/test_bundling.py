@@ -103,15 +103,14 @@ def test_a_bad_message_of_a_worker_is_dropped_and_its_neighbours_are_taken(
     assert "bad frames" in caplog.text and "bad message" in caplog.text
 
 
-def test_requests_that_the_socket_does_not_take_fail_as_lost(
+def test_requests_of_a_turn_that_the_socket_does_not_take_fail_as_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent: list[list[codec.Payload]] = []
+    refused: list[int] = []
 
     def send(socket: object, frames: list[codec.Payload]) -> None:
-        sent.append(frames)
-        if len(sent) > 1:
-            raise zmq.Again
+        refused.append(len(codec.unpack([bytes(frames[0])])))
+        raise zmq.Again
 
     monkeypatch.setattr(dealer, "send", send)
 
@@ -121,43 +120,13 @@ def test_requests_that_the_socket_does_not_take_fail_as_lost(
         with pytest.raises(WorkerLost):
             channel.submit(WORK)
         channel._connect()
-        first, *others = [channel.submit(WORK)[1] for _ in range(3)]
-        assert channel.cost == 27
-        for future in others:
+        futures = [channel.submit(WORK)[1] for _ in range(3)]
+        assert channel.cost == 27 and not refused
+        for future in futures:
             with pytest.raises(WorkerLost, match="takes no requests"):
                 await future
-        assert len(sent) == 2, "the others were one bundle"
-        assert channel.cost == 9 and not first.done()
+        assert refused == [3] and channel.cost == 0
         channel.close()
-        assert isinstance(first.exception(), WorkerLost) and channel.cost == 0
-        context.term()
-
-    asyncio.run(run())
-
-
-def test_a_lone_request_leaves_at_once_and_others_at_the_end_of_the_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bundles: list[int] = []
-    monkeypatch.setattr(
-        dealer,
-        "send",
-        lambda socket, frames: bundles.append(len(codec.unpack(cast("list[bytes]", frames)))),
-    )
-
-    async def run() -> None:
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        channel = Channel(context, RunPaths(tmp_path, "test", tmp_path), 0, "f0", lambda: None)
-        channel._connect()
-        futures = [channel.submit(WORK)[1]]
-        assert bundles == [1]
-        futures += [channel.submit(WORK)[1] for _ in range(3)]
-        assert bundles == [1]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert bundles == [1, 3]
-        channel.close()
-        assert all(isinstance(future.exception(), WorkerLost) for future in futures)
         context.term()
 
     asyncio.run(run())

@@ -207,7 +207,7 @@ class Channel:
     def submit(
         self, work: Work, payload: Payload = None, *, solo: bool = False
     ) -> tuple[int, asyncio.Future[Delivery]]:
-        """Send a request with its payload at the end of this turn of the loop, or at once if no other is on its way.
+        """Send a request with its payload at the end of this turn of the loop.
 
         Raises `WorkerLost` when there is no socket; the future fails with it when the socket takes nothing.
         """
@@ -226,12 +226,8 @@ class Channel:
             self._dealer.put(message, payload)
         self._unsent.append(request)
         future: asyncio.Future[Delivery] = self._loop.create_future()
-        # PERF: a request that finds no other on its way has nothing to wait for.
-        alone = not self._pending
         self._pending[request] = (future, message)
         self._outstanding.begin(message)
-        if alone:
-            self._dealer.flush()
         return request, future
 
     def _after_sending(self, taken: bool) -> None:
