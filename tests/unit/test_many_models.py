@@ -137,7 +137,6 @@ def test_the_tick_comes_between_two_of_many_things_that_were_posted(
         order.append("work")
 
     endpoint._handler.tick = lambda: order.append("tick")  # type: ignore[method-assign]
-    endpoint._handler.turn_ended = lambda: None  # type: ignore[method-assign]
     for _ in range(20):
         endpoint.post(work)
     endpoint.stop()
