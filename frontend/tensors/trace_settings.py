@@ -141,8 +141,11 @@ class TraceSettings:
         return Chosen(own.trace_level or server.trace_level, own.trace_rate or server.trace_rate, frequency)
 
     def _ratio_of(self, chosen: Chosen) -> float | None:
-        if (chosen.trace_level or self._level) == "OFF":
+        if chosen.trace_level == "OFF":
             return None
+        if chosen.trace_level is None and self._level == "OFF":
+            # Nobody has changed the level: requests whose own `traceparent` is sampled are traced, as configured.
+            return self._ratio
         return 1 / chosen.trace_rate if chosen.trace_rate else self._ratio
 
     def _shown(self, state: TraceState, model: str) -> dict[str, TraceValue]:

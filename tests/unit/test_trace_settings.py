@@ -62,6 +62,16 @@ def tracer() -> Tracer:
     return Tracer(Nowhere(), 1.0)
 
 
+def test_a_request_whose_parent_is_sampled_is_traced_until_somebody_says_off(tmp_path: Path) -> None:
+    tracer = Tracer(Nowhere(), 0.0)
+    traces = trace_settings(settings_of(tmp_path, 0.0), tracer)
+    traces.apply()
+    assert tracer.sampling.begins(IDS[0], SAMPLED) and not tracer.sampling.begins(IDS[0], UNSAMPLED)
+    assert share(tracer) == 0
+    update(traces, {"trace_level": "OFF"})
+    assert not tracer.sampling.begins(IDS[0], SAMPLED)
+
+
 def test_all_values_are_texts_and_levels_a_list(tmp_path: Path, tracer: Tracer) -> None:
     assert trace_settings(settings_of(tmp_path, 0.25), tracer).get() == {
         "trace_level": ["TIMESTAMPS"],
