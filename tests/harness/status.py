@@ -52,12 +52,16 @@ def only_frontend(server: Server, pid: int) -> Iterator[None]:
 
 def wait_joined(server: Server) -> None:
     """Wait until every frontend is ready and knows every worker; the server itself is ready with the first one."""
-    count = int(server.environment["PENSTOCK_SERVER__FRONTENDS"])
+    count, workers = (
+        int(server.environment[f"PENSTOCK_{name}"]) for name in ("SERVER__FRONTENDS", "WORKER__COUNT")
+    )
+
+    def joined(frame: Frame) -> bool:
+        # NOTE: a frame lists the workers that its frontend has met; the second one may come before the first.
+        states = [device["state"] for device in frame["devices"]]
+        return frame["ready"] and states == ["ready"] * workers
+
     wait_until(lambda: len(server.frontend_pids()) == count, 60, "all frontends")
     for pid in server.frontend_pids():
         with only_frontend(server, pid), watching(server, open_timeout=60) as viewer:
-            frame_when(viewer, _joined, what="all workers at all frontends")
-
-
-def _joined(frame: Frame) -> bool:
-    return frame["ready"] and all(device["state"] == "ready" for device in frame["devices"])
+            frame_when(viewer, joined, what="all workers at all frontends")
