@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +15,23 @@ from ipc.errors import ModelLoadFailed, ModelNotFound, ModelNotLoaded
 from ipc.wire.messages import ModelStatus
 
 MODEL = "org/m"
+LATER = 1 << 62
+Until = Callable[[Callable[[], bool]], Awaitable[None]]
+
+
+async def never(done: Callable[[], bool]) -> None:
+    """Nothing waits here."""
+    raise AssertionError("it waits")
+
+
+def among(channels: Sequence[Asked], until: Until = never) -> Any:
+    """Workers with these channels, for whose changes `until` waits."""
+
+    async def wait(done: Callable[[], bool], deadline_ns: int) -> None:
+        assert deadline_ns == LATER
+        await until(done)
+
+    return SimpleNamespace(channels=channels, wait=wait)
 
 
 class Asked:
@@ -57,14 +74,14 @@ def explicit_load(channel: Asked, steps: list[tuple[str, int]]) -> str:
             channel.now(state, attempts)
         assert done(), "it waits for ever"
 
-    channels: Any = [channel]
-    return asyncio.run(Demand(lambda: channels, True).load(MODEL, True, until))
+    channels = [channel]
+    return asyncio.run(Demand(among(channels, until), True).load(MODEL, True, LATER))
 
 
 def test_a_request_asks_the_worker_that_unloads_the_model_to_load_it_again() -> None:
     channel = Asked("unloading")
-    channels: Any = [channel]
-    Demand(lambda: channels, True).want(MODEL)
+    channels = [channel]
+    Demand(among(channels), True).want(MODEL)
     assert channel.loads == [False]
 
 
@@ -108,8 +125,8 @@ def test_a_load_by_hand_of_a_model_that_some_worker_has_is_done() -> None:
         first.now("failed", 1, error_class="UNKNOWN", error_message="no such program")
         assert done()
 
-    channels: Any = [first, second]
-    assert asyncio.run(Demand(lambda: channels, True).load(MODEL, True, until)) == "loaded"
+    channels = [first, second]
+    assert asyncio.run(Demand(among(channels, until), True).load(MODEL, True, LATER)) == "loaded"
     assert (first.loads, second.loads) == ([], [True])
 
 
@@ -125,8 +142,8 @@ def test_an_unload_is_told_to_all_workers_and_waits_for_those_that_have_the_mode
         having.now("unloading", 1)
         waits.append(done())
 
-    channels: Any = [having, other]
-    asyncio.run(Demand(lambda: channels, True).unload(MODEL, False, until))
+    channels = [having, other]
+    asyncio.run(Demand(among(channels, until), True).unload(MODEL, False, LATER))
     assert having.unloads == other.unloads == [MODEL]
     assert waits == [False, True]
 
@@ -144,8 +161,7 @@ def renewal(channels: list[Asked], *steps: Callable[[], None]) -> None:
             step()
         assert done(), "it waits for ever"
 
-    made: Any = channels
-    asyncio.run(Demand(lambda: made, True).renew(MODEL, until))
+    asyncio.run(Demand(among(channels, until), True).renew(MODEL, LATER))
 
 
 def test_a_load_waits_until_all_workers_have_changed_files() -> None:
@@ -194,8 +210,8 @@ def test_a_load_does_not_wait_for_a_worker_that_is_gone() -> None:
 def test_what_requests_may_not_have_loaded_is_not_asked_for() -> None:
     having, other = Asked("loaded"), Asked("available")
     other.slot = 1
-    channels: Any = [having, other]
-    made = Demand(lambda: channels, True)
+    channels = [having, other]
+    made = Demand(among(channels), True)
     made.replicas, made.known = (lambda model: 2), lambda model: False
     made.tick()
     with pytest.raises(ModelNotFound):
@@ -209,8 +225,8 @@ def test_what_requests_may_not_have_loaded_is_not_asked_for() -> None:
 def test_a_load_that_was_asked_for_is_known_until_the_worker_had_time_to_say_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    channels: Any = [Asked("available")]
-    asking = Demand(lambda: channels, True)
+    channels = [Asked("available")]
+    asking = Demand(among(channels), True)
     assert not asking.has_asked(MODEL)
     asking.want(MODEL)
     assert asking.has_asked(MODEL) and not asking.has_asked("org/other")
@@ -220,8 +236,8 @@ def test_a_load_that_was_asked_for_is_known_until_the_worker_had_time_to_say_so(
 
 def test_what_the_worker_tells_after_it_was_asked_is_believed() -> None:
     channel = Asked("available")
-    channels: Any = [channel]
-    asking = Demand(lambda: channels, True)
+    channels = [channel]
+    asking = Demand(among(channels), True)
     asking.want(MODEL)
     assert asking.has_asked(MODEL)
     channel.now("available", attempts=1)

@@ -58,7 +58,7 @@ class Client:
         self._copy_after_s = settings.arena.lease_copy_after_s
         self._on_demand, self._worker_count = settings.catalog.on_demand, settings.worker_count
         self.workers = Workers(paths, settings, name)
-        self.demand = Demand(lambda: self.workers.channels, self._on_demand)
+        self.demand = Demand(self.workers, self._on_demand)
         self.poison = PoisonList(store or Store(paths), settings.limits.poison_ttl_s)
         self.inputs = InputArena(paths, int(name.rpartition("-")[2]), settings.arena.input_bytes)
         self._retries = Retries(self.workers, settings.limits, self.poison, on_retry)

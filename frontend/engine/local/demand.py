@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from frontend.engine.local import placement, routing
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.placement import View
+from frontend.engine.local.workers import Workers
 from ipc.errors import ModelNotFound, ModelNotLoaded, NoReplica
 from ipc.wire.messages import ModelStatus
 
@@ -39,8 +40,8 @@ _NEVER = Asked(-math.inf, None)
 class Demand:
     """Asks the workers of this frontend's channels."""
 
-    def __init__(self, channels: Callable[[], Sequence[Channel]], on_demand: bool) -> None:
-        self._channels, self._on_demand = channels, on_demand
+    def __init__(self, workers: Workers, on_demand: bool) -> None:
+        self._workers, self._on_demand = workers, on_demand
         self._asked: dict[tuple[int, str], Asked] = {}
         self._busy = placement.BusyWatch()
         self._next_tick = 0.0
@@ -82,31 +83,31 @@ class Demand:
             self._ask(self._busy.another(model, views, now) if slot is None else slot, model)
 
     def _up(self) -> list[Channel]:
-        return [channel for channel in self._channels() if channel.responsive]
+        return [channel for channel in self._workers.channels if channel.responsive]
 
     def _ask(self, slot: int | None, model: str) -> None:
         now = time.monotonic()
         if slot is None or now - self._asked.get((slot, model), _NEVER).at_s < ASK_EVERY_S:
             return
-        for channel in self._channels():
+        for channel in self._workers.channels:
             if channel.slot == slot and channel.load(model):
                 self._asked[slot, model] = Asked(now, channel.models.get(model))
 
     def has_asked(self, model: str) -> bool:
         """Whether a worker was asked for a model just now and has told nothing of the model since."""
         since = time.monotonic() - ASK_EVERY_S
-        asked = [(self._asked.get((c.slot, model), _NEVER), c.models.get(model)) for c in self._channels()]
+        asked = [
+            (self._asked.get((c.slot, model), _NEVER), c.models.get(model)) for c in self._workers.channels
+        ]
         return any(last.at_s > since and last.told is told for last, told in asked)
 
     def _views(self, model: str) -> list[View]:
         return [_view(channel, model) for channel in self._up() if model in channel.models]
 
-    async def load(
-        self, model: str, wait: bool, until: Callable[[Callable[[], bool]], Awaitable[None]]
-    ) -> str:
+    async def load(self, model: str, wait: bool, deadline_ns: int) -> str:
         """Load a model although its last load may have failed; returns its state, `loading` only unless `wait`.
 
-        `until(done)` waits for changes until `done()` is true. Raises what keeps the model from being loaded.
+        Raises what keeps the model from being loaded, and `DeadlineExceeded`.
         """
         up = self._up()
         views = self._views(model)
@@ -141,7 +142,7 @@ class Demand:
                 return not wait
             return found.state == "loaded" or (seen and found.state == "failed")
 
-        await until(done)
+        await self._workers.wait(done, deadline_ns)
         found = status()
         if found.state == "available":
             raise ModelNotLoaded("the load was given up: the model was unloaded meanwhile", retry_after_s=1)
@@ -149,11 +150,11 @@ class Demand:
             raise routing.explain([channel], model)
         return found.state
 
-    async def renew(self, model: str, until: Callable[[Callable[[], bool]], Awaitable[None]]) -> None:
-        """Wait until all workers that serve older files of a model serve the present ones; `until` as for `load`.
+    async def renew(self, model: str, deadline_ns: int) -> None:
+        """Wait until all workers that serve older files of a model serve the present ones.
 
-        What failed before is tried again, and who is still behind after a while is asked again. Raises why a worker
-        cannot load them; it goes on with the older ones.
+        A load that failed before is tried again, and a worker that is still behind after a while is asked again. Raises
+        why a worker cannot load the present files, and `DeadlineExceeded`; that worker goes on with the older ones.
         """
         behind = [channel for channel in self._up() if channel.models.get(model, _NOTHING).next]
         failed = {c.slot: c.models[model].attempts for c in behind if c.models[model].error_class}
@@ -181,21 +182,19 @@ class Demand:
                     channel.load(model, explicit=True)
             return not waiting
 
-        await until(done)
+        await self._workers.wait(done, deadline_ns)
         refusing = next((channel for channel in behind if refuses(channel)), None)
         if refusing is not None:
             raise routing.why_failed(refusing.models[model])
 
-    async def unload(
-        self, model: str, wait: bool, until: Callable[[Callable[[], bool]], Awaitable[None]]
-    ) -> str:
+    async def unload(self, model: str, wait: bool, deadline_ns: int) -> str:
         """Unload a model from every worker; returns `available`, or `unloading` unless `wait`.
 
-        Workers that do not have it are told as well: they may be about to load it.
+        Workers that do not have the model are told as well: they may be about to load it. Raises `DeadlineExceeded`.
         """
         having = [c for c in self._up() if c.models.get(model, _NOTHING).state in _HELD]
         attempts = {c.slot: c.models[model].attempts for c in having}
-        for channel in self._channels():
+        for channel in self._workers.channels:
             if model in channel.models:
                 channel.unload(model)
 
@@ -206,7 +205,7 @@ class Demand:
                 ended or found.attempts > attempts[channel.slot] or (not wait and found.state == "unloading")
             )
 
-        await until(lambda: all(gone(channel) for channel in having))
+        await self._workers.wait(lambda: all(gone(channel) for channel in having), deadline_ns)
         states = {c.models.get(model, _NOTHING).state for c in having}
         return "unloading" if "unloading" in states else "available"
 

@@ -90,15 +90,15 @@ class LocalDirectory(Directory):
 
     async def load(self, model: str, wait: bool, deadline_ns: int) -> str:
         """See `Demand.load`."""
-        return await self._client.demand.load(model, wait, lambda done: self.wait(done, deadline_ns))
+        return await self._client.demand.load(model, wait, deadline_ns)
 
     async def renew(self, model: str, deadline_ns: int) -> None:
         """See `Demand.renew`."""
-        await self._client.demand.renew(model, lambda done: self.wait(done, deadline_ns))
+        await self._client.demand.renew(model, deadline_ns)
 
     async def unload(self, model: str, wait: bool, deadline_ns: int) -> str:
         """See `Demand.unload`."""
-        return await self._client.demand.unload(model, wait, lambda done: self.wait(done, deadline_ns))
+        return await self._client.demand.unload(model, wait, deadline_ns)
 
 
 def _view(channel: Channel) -> WorkerView:
