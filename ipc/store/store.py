@@ -204,25 +204,28 @@ class Table(Generic[T]):
     def change_soon(
         self, how: Callable[[dict[str, T]], None], done: Callable[[OSError | PenstockError | None], None]
     ) -> None:
-        """`change` in a thread, for callers that cannot wait; `done` is told in that thread how the change ended.
+        """`change` in a thread, for callers that cannot wait; `done` is told on the event loop how the change ended.
 
         Without a running event loop, the change is made before this returns.
         """
 
-        def work() -> None:
+        def work() -> OSError | PenstockError | None:
             try:
                 self.change_now(how)
             except (OSError, DeadlineExceeded) as error:
-                done(error)
-            else:
-                done(None)
+                return error
+            return None
+
+        def tell(ended: asyncio.Future[OSError | PenstockError | None]) -> None:
+            if not ended.cancelled():
+                done(ended.result())
 
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            work()
+            done(work())
         else:
-            loop.run_in_executor(None, work)
+            loop.run_in_executor(None, work).add_done_callback(tell)
 
     def _attempt(self, how: Callable[[dict[str, T]], R]) -> R:
         def write(connection: sqlite3.Connection) -> R:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -72,6 +73,28 @@ def test_a_poison_is_refused_even_when_it_cannot_be_noted(
     alone.refresh()
     assert alone.holds("m", CALL)
     assert "the other frontends do not know" in caplog.text
+
+
+def test_the_event_loop_alone_changes_what_is_known(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that forgot a verdict would break the loop off in the middle of its look, or be overwritten by it."""
+    forgot_in: list[threading.Thread] = []
+
+    class Own(dict[str, object]):
+        def pop(self, *key: object) -> None:  # type: ignore[override]
+            forgot_in.append(threading.current_thread())
+            done.set()
+
+    async def suspected() -> None:
+        poison = PoisonList(Store(paths), 600)
+        name = poison_module.fingerprint("m", CALL)
+        poison.suspect("m", CALL)
+        poison._own = Own(poison._own)  # type: ignore[assignment]
+        await asyncio.wait_for(done.wait(), 20)
+        assert poison._known == {name: "suspect"}
+
+    done = asyncio.Event()
+    asyncio.run(suspected())
+    assert forgot_in == [threading.main_thread()]
 
 
 def test_the_newest_are_kept_where_there_are_too_many(
