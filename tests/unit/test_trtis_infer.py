@@ -116,6 +116,13 @@ def test_a_path_is_a_model_and_perhaps_a_version(
         assert target_of(made, path) == (model, version)
 
 
+def test_a_path_that_names_no_model_is_no_request_that_counts(tmp_path: Path) -> None:
+    made, asked = services(tmp_path), request(b"")
+    with pytest.raises(falcon.HTTPRouteNotFound):
+        ask(made, asked, "m/latest")
+    assert (asked.context.penstock.operation, asked.context.penstock.model) == ("", "")
+
+
 @pytest.mark.parametrize("dims", ["dims: 1", ""])
 def test_a_catalog_model_takes_texts_of_dims_1_under_its_full_name(dims: str, tmp_path: Path) -> None:
     made = services(tmp_path)

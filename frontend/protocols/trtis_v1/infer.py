@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import falcon
 from falcon.asgi import Request, Response
 
@@ -34,10 +36,16 @@ class InferResource(InferenceRoute):
         super().__init__(services)
         self._statuses = statuses
 
-    async def respond(self, req: Request, resp: Response, scope: RequestScope, target: str) -> None:
+    async def on_post(self, req: Request, resp: Response, target: Any = "", model: str = "") -> None:
+        """One request. Raises `HTTPRouteNotFound` for a path that names no model; nothing is counted then."""
+        await super().on_post(req, resp, target_of(self.services, target))
+
+    async def respond(
+        self, req: Request, resp: Response, scope: RequestScope, target: tuple[str, int]
+    ) -> None:
         """200 with raw outputs and the response header behind them, or 400 with the reason in NV-Status."""
         services, inference = self.services, self.services.inference
-        scope.model, number = target_of(services, target)
+        scope.model, number = target
         name, version, scheduled, header = (
             scope.model,
             requests.version_of(number),
