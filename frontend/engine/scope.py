@@ -1,4 +1,4 @@
-"""What is known about one request: ids, trace, start, deadline, caller, and whether its client is still there."""
+"""What is known about one request: ids, trace, start, deadline, caller, and how it went so far."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from frontend.access.gate import ANONYMOUS, Grant
 from ipc import deadline
@@ -60,9 +60,7 @@ class RequestScope:
     the answer does not tell how it ended; 0: that of the answer. `streams`: the answer is made while it is sent, and
     who makes it says when the request has ended. `start_by_ns` above 0 is when the request stops waiting for its turn
     on a device, before its deadline; what runs by then goes on. `host` is the address that the request came from.
-    `connection` is the ASGI scope of an HTTP request, which tells when the client goes away
-    (`frontend.http.disconnect`). An rpc has none: its task is cancelled. `inference` is filled by requests of tensors,
-    and counted where the request ends (`frontend.engine.finishing`).
+    `inference` is filled by requests of tensors, and counted where the request ends (`frontend.engine.finishing`).
     """
 
     request_id: str
@@ -80,7 +78,6 @@ class RequestScope:
     span: ServerSpan | None = None
     grant: Grant = ANONYMOUS
     host: str = ""
-    connection: dict[str, Any] | None = None
     inference: InferenceRecord | None = None
     phases: dict[str, float] = field(default_factory=dict)
 
@@ -121,7 +118,6 @@ def scope_of_request(req: Request, limits: Limits) -> RequestScope:
     made = scope_of_ids(req.get_header("X-Request-ID") or "", req.get_header("traceparent") or "", limits)
     client = req.scope.get("client")
     made.host = client[0] if client else ""
-    made.connection = req.scope
     current_scope.set(made)
     return made
 

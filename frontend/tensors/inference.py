@@ -1,6 +1,6 @@
 """The way of a request of named tensors to the engine, for both tensor protocols.
 
-1. `find` looks the model up, once, and waits for its load if need be; protocols parse with what it returns.
+1. `find` looks the model up and waits for its load if need be; protocols parse with what it returns.
 2. `run` checks the request against the model's configuration and runs the call of its kind: `program_calls` for
    programs of named tensors, `catalog_calls` for catalog models.
 3. The outputs are read, and ranked where classes are wanted. What the statistics count is noted in the scope.
@@ -97,21 +97,16 @@ class TensorInference:
         """The result; its answer is the caller's to close. The inputs are in no use any more when this ends.
 
         Raises:
-            UnavailableModel: the model was taken away since it was found, and no other version answers.
+            UnavailableModel: the model was taken away since it was found.
             InvalidInput: what `checking.check` refuses, and what the model refuses.
             TimeoutExpired: `timeout_us` passed before a device began it.
             DeadlineExceeded, QueueFull, ShmExhausted and every other error of the engine.
         """
         _limit_waiting(scope, request.timeout_us)
+        # NOTE: looked up once more: while the body arrived, the model may have got another configuration or version.
+        model = self.look(scope, request.model, request.version) or model
         try:
-            try:
-                return await self._run(scope, model, request)
-            except UnavailableModel:
-                # Another version may have taken the place of the model while the request was received.
-                other = self.look(scope, request.model, request.version)
-                if other is None or other.id == model.id:
-                    raise
-                return await self._run(scope, other, request)
+            return await self._run(scope, model, request)
         except DeadlineExceeded as error:
             raise _told(scope, error) from error
 

@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -24,13 +25,12 @@ from ipc.errors import (
     Cancelled,
     DeadlineExceeded,
     InvalidInput,
-    ModelNotFound,
     QueueFull,
     RegionNotFound,
     ShmExhausted,
 )
 from ipc.memory.input_arena import InputBlock
-from ipc.wire.messages import Region, Step, TensorInfo, TensorInput, TensorOutput, Work
+from ipc.wire.messages import ModelStatus, Region, Step, TensorInfo, TensorInput, TensorOutput, Work
 from tests.fakes.tensors import InferReply, elements, ending, entry, loaded, run, services_of, tensor
 
 T = TypeVar("T")
@@ -244,6 +244,25 @@ def test_regions_are_named_and_not_read(tmp_path: Path) -> None:
         asyncio.run(run(made, fresh(), request))
 
 
+def test_a_request_is_checked_against_the_model_as_it_is_when_its_body_has_come(tmp_path: Path) -> None:
+    """The model was loaded again with another configuration, or a newer version, while the body was on its way."""
+    made, scope = services(tmp_path), fresh()
+    [channel] = made.engine.client.channels  # type: ignore[attr-defined]
+    first = {"adder@1": loaded("adder@1", ADDER)}
+    narrow = msgspec.structs.replace(ADDER, inputs=(tensor("A", "INT32", 2), ADDER.inputs[1]))
+
+    async def late(later: dict[str, ModelStatus]) -> TensorResult:
+        channel.models = first
+        model = await made.inference.find(scope, "adder", None)
+        channel.models = later
+        return await made.inference.run(scope, model, adder())
+
+    with pytest.raises(InvalidInput):
+        asyncio.run(late({"adder@1": loaded("adder@1", narrow)}))
+    assert asyncio.run(late(first | {"adder@2": loaded("adder@2", ADDER)})).version == 2
+    assert made.engine.client.requests[-1].model == "adder@2"  # type: ignore[attr-defined]
+
+
 def test_no_outputs_are_wanted_where_the_request_lists_none(tmp_path: Path) -> None:
     made = services(tmp_path)
     assert on_loop(made, run(made, fresh(), _none())).outputs == []
@@ -387,12 +406,6 @@ def test_a_request_is_booked_once_and_as_it_ended(tmp_path: Path) -> None:
 
 def test_a_model_whose_place_another_version_took_meanwhile_is_asked_there(tmp_path: Path) -> None:
     made, scope, request = services(tmp_path), fresh(), adder()
-    failing = [ModelNotFound("unloaded")]
-
-    def answer_after_a_refusal(sent: Work) -> Any:
-        return failing.pop() if failing else answer(sent)
-
-    made.engine.client.answer = answer_after_a_refusal  # type: ignore[attr-defined]
 
     async def asked() -> TensorResult:
         model = await made.inference.find(scope, "adder", None)
