@@ -131,7 +131,8 @@ def server_environment(model: str, file: str, flags: Mapping[str, str], choice: 
         "run.state_dir": "",
         **choice.settings,
     }
-    environment = {**os.environ, **settings.to_environ(flags)}
+    # Workers of a trial are its own, also where a unit file says that those of the server are not.
+    environment = {**os.environ, **settings.to_environ(flags), "PENSTOCK_SUPERVISE": "1"}
     if file:
         environment["PENSTOCK_CONFIG"] = file
     return environment | settings.to_environ({name: str(value) for name, value in own.items()})

@@ -3,11 +3,16 @@
 1. Start the server as `penstock serve` does, on a free port, with a run directory of its own.
 2. Warm up, then let `CLIENTS` connections ask for `seconds`; count the items answered.
 3. Let one connection ask for one item at a time. Read the memory of the workers. Stop the server.
+
+The kernel ends the server of a trial when `penstock tune` dies. The next trial of the same user deletes what is left of
+the run directory and of the arenas.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
 import http.client
 import itertools
 import os
@@ -28,7 +33,8 @@ import msgspec
 from ipc import settings
 from ipc.errors import PenstockError
 from ipc.processes import starting as processes
-from ipc.processes.paths import asset
+from ipc.processes import sweep
+from ipc.processes.paths import RunPaths, asset
 from penstock.verification.samples import PASSAGES
 
 CLIENTS = 16
@@ -37,6 +43,10 @@ ITEMS = 16
 START_S = 600.0
 STOP_S = 40.0
 _LOOK_EVERY_S = 0.1
+_PREFIX = "penstock-tune-"
+"""Beginning of the names of directories of trials, below the directory for temporary files."""
+_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of prctl(2): the signal that a process gets when its parent dies."""
 _POOL = 256
 """Different requests of each kind; equal items of one request would be computed once."""
 
@@ -135,12 +145,16 @@ def _ask(port: int, path: str, bodies: Sequence[bytes], clients: int, seconds: f
 @contextlib.contextmanager
 def _server(environment: Mapping[str, str], workers: int) -> Iterator[tuple[int, int]]:
     """Port and pid of a server all of whose workers have loaded their model; gone on exit."""
-    place = Path(tempfile.mkdtemp(prefix="penstock-tune-"))
     port = _free_port()
-    own = {"server.bind": f"127.0.0.1:{port}", "run.dir": str(place / "run"), "run.instance": f"tune-{port}"}
-    command = processes.command("frontend.arbiter.program", "-c", str(asset("gunicorn.conf.py")))
-    log = place / "log"
-    try:
+    with _place(Path(settings.load(environ=environment).run.shm_dir)) as paths:
+        place = paths.root.parent
+        own = {
+            "server.bind": f"127.0.0.1:{port}",
+            "run.dir": str(paths.root),
+            "run.instance": paths.instance,
+        }
+        command = processes.command("frontend.arbiter.program", "-c", str(asset("gunicorn.conf.py")))
+        log = place / "log"
         with log.open("wb") as written:
             process = subprocess.Popen(
                 command,
@@ -148,14 +162,79 @@ def _server(environment: Mapping[str, str], workers: int) -> Iterator[tuple[int,
                 stdin=subprocess.DEVNULL,
                 stdout=written,
                 stderr=written,
+                # NOTE: no other thread of `penstock tune` runs here, so a lock held elsewhere cannot stop the child.
+                preexec_fn=_ends_with(os.getpid()),
             )
         try:
             _wait(lambda: _is_ready(port, workers), process, log)
             yield port, process.pid
         finally:
             _stop(process)
+
+
+def _ends_with(parent: int) -> Callable[[], None]:
+    """What makes a new process get SIGTERM when its parent dies, however the parent dies."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def follow() -> None:
+        prctl(_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return follow
+
+
+@contextlib.contextmanager
+def _place(shm: Path) -> Iterator[RunPaths]:
+    """Paths of a server in a new directory, which is deleted on exit with the arenas of processes that were killed."""
+    _sweep(shm)
+    while True:
+        place = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        held = _lock(place)
+        if held is not None:
+            break
+    try:
+        yield _paths(place, shm)
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        _delete(place, shm)
+        os.close(held)
+
+
+def _paths(place: Path, shm: Path) -> RunPaths:
+    return RunPaths(place / "run", place.name, shm)
+
+
+def _lock(place: Path) -> int | None:
+    """A descriptor that holds the lock on the directory of a trial; None while another process has the lock."""
+    try:
+        found = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if place.exists():
+            return found
+    except OSError:
+        pass
+    os.close(found)
+    return None
+
+
+def _sweep(shm: Path) -> None:
+    """Delete the directories of trials whose `penstock tune` was killed."""
+    for place in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            held = _lock(place) if place.stat().st_uid == os.geteuid() else None
+            if held is not None:
+                _delete(place, shm)
+                os.close(held)
+
+
+def _delete(place: Path, shm: Path) -> None:
+    """Delete the directory of a trial, and arenas without an owner."""
+    with contextlib.suppress(OSError):
+        sweep.sweep(_paths(place, shm))
+    shutil.rmtree(place, ignore_errors=True)
 
 
 def _free_port() -> int:

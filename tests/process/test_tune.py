@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from ipc import machine
+from ipc.processes import starting as processes
 from ipc.settings import load
 from penstock.cli import main
-from tests.harness.server import FAKE_CATALOG
+from penstock.tuning import trial
+from tests.harness.server import FAKE_CATALOG, alive, wait_until
 
 SMALL = ["server.frontends=1", "arena.bytes=8MiB", "arena.input_bytes=8MiB"]
 
@@ -34,3 +39,52 @@ def test_two_topologies_are_measured_and_the_settings_are_written(
     written = load(path, None, {})
     assert written.worker.count * written.worker.torch_threads == 2
     assert "  device: cpu  # no GPU here" in path.read_text()
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes of a trial that have started."""
+    return trial._below(pid)
+
+
+def test_a_killed_tune_leaves_no_server_and_the_next_one_deletes_its_files(tmp_path: Path) -> None:
+    command = ["tune", "fake/echo", "--quick", "--seconds", "60", "--catalog", str(FAKE_CATALOG)]
+    command += [word for setting in (*SMALL, "worker.device=cpu") for word in ("--set", setting)]
+    command += ["--set", f"run.shm_dir={tmp_path}"]
+    with tempfile.TemporaryDirectory(prefix="t") as trials:
+        tune = subprocess.Popen(
+            processes.command("penstock", *command),
+            env=processes.environment() | {"TMPDIR": trials},
+            stderr=subprocess.DEVNULL,
+        )
+        below: list[int] = []
+        try:
+            # The arbiter, the supervisor, a frontend and a worker, which has made its arena.
+            wait_until(lambda: list(tmp_path.glob("penstock.penstock-tune-*")), 60, "arenas of a trial")
+            wait_until(lambda: len(descendants(tune.pid)) >= 4, 60, "processes of a trial")
+            below = descendants(tune.pid)
+            tune.kill()
+            tune.wait()
+            wait_until(lambda: not any(map(alive, below)), 60, "the end of the trial's server")
+            assert len(list(Path(trials).iterdir())) == 1, "nobody was there to delete it"
+            left = tmp_path / f"penstock.{next(Path(trials).iterdir()).name}.0.00"
+            left.touch()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(tempfile, "tempdir", trials)
+                with trial._place(tmp_path) as paths:
+                    assert list(Path(trials).iterdir()) == [paths.root.parent]
+                assert not list(Path(trials).iterdir())
+            assert not list(tmp_path.iterdir()), "arenas of the killed trial"
+        finally:
+            for pid in (tune.pid, *below):
+                if alive(pid):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_trial_that_runs_keeps_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with trial._place(tmp_path) as first:
+        with trial._place(tmp_path) as second:
+            assert first.root.parent.exists()
+            assert first.instance != second.instance
+        assert first.root.parent.exists()
+    assert not list(tmp_path.iterdir())
