@@ -21,9 +21,10 @@ from tests.harness.server import wait_until
 from workers.adapters.shared.lora import FittedLora, LoraLayers
 from workers.lifecycle import loras
 from workers.lifecycle.crashes import LoadCrashes
-from workers.lifecycle.instance import Instance
+from workers.lifecycle.instance import Instance, LoraAdapter
 from workers.lifecycle.loras import LoraLoads
 from workers.lifecycle.model_states import ModelStates
+from workers.loading.failure import LoadFailure
 
 ENTRY = ModelEntry("org/m", DirectorySource("/weights"))
 
@@ -354,3 +355,33 @@ def test_an_adapter_whose_source_in_the_entry_changed_is_loaded_anew_once_no_req
     assert worker.settled("law") is None
     assert (fitted, worker.layers.removed) == (["v1", "v2"], ["law"])
     assert worker.instance.memory_bytes == 1010
+
+
+class Guarded(dict[str, LoraAdapter]):
+    """Adapters of a model, which only a holder of the lock changes: another thread may go through them."""
+
+    def __init__(self, lock: Any) -> None:
+        super().__init__()
+        self._lock = lock
+
+    def __setitem__(self, key: str, lora: LoraAdapter) -> None:
+        assert self._lock._is_owned(), "changed without the lock"
+        super().__setitem__(key, lora)
+
+
+def test_adapters_of_profiles_are_entered_under_the_lock_and_go_with_a_load_that_fails(
+    tmp_path: Path,
+) -> None:
+    worker = Worker(tmp_path, 2, ten_bytes)
+    for name in ("a", "b"):
+        worker.add(name)
+    entries = [replace(ENTRY, runtime={"lora": name}) for name in ("a", "b")]
+    instance = Instance(entries)
+    instance.loras = Guarded(worker.loader.states.lock)
+    instance.begin(demanded=True)
+    worker.loader.load_first(instance, worker.adapter)
+    assert {name: lora.state for name, lora in instance.loras.items()} == {"a": "loaded", "b": "loaded"}
+    assert instance.held_bytes == 0, "the load has its reservation until its end"
+    failure = LoadFailure(error_class="UNKNOWN", permanent=True, retry_after_s=None, message="no")
+    instance.fail(failure, 1.0)
+    assert instance.loras == {} and instance.status(ENTRY, "cpu").loras == {}

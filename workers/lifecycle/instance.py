@@ -202,8 +202,9 @@ class Instance(LifeCycle):
         self.reserved_bytes, self.load_s, self.wanted = 0, seconds, False
 
     def fail(self, failure: LoadFailure, now: float) -> None:
-        """The load ended badly."""
+        """The load ended badly; children that were loaded with the model go as well."""
         LifeCycle.fail(self, failure, now)
+        self.loras, self.dropped_loras = {}, []
         self.reserved_bytes, self.progress, self.wanted = 0, 0.0, False
 
     def rest(self) -> None:

@@ -193,8 +193,11 @@ class LoraLoads(Loads[LoraAdapter, FittedLora]):
                 log.warning("model %s: a profile names the LoRA %s, which does not exist", instance.name, key)
                 continue
             files, named = lora_files.state_of(source), instance.entry.loras.get(key)
-            lora = instance.loras[key] = LoraAdapter(instance, key, source, files, named)
+            lora = LoraAdapter(instance, key, source, files, named)
             lora.begin(demanded=False)
+            # NOTE: the maintenance thread goes through the adapters of all models, those included that are loading.
+            with self.states.lock:
+                instance.loras[key] = lora
             self.run_here(lora, partial(self._fit, adapter, lora))
 
     def _fit(self, adapter: Adapter, lora: LoraAdapter) -> FittedLora:
