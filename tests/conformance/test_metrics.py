@@ -35,6 +35,8 @@ SETTINGS = {
     "arena.lease_max_age_s": 6.0,
     "arena.lease_copy_after_s": 20.0,
     "worker.count": 1,
+    # On a busy machine a worker takes longer to start again than a request waits by default.
+    "limits.restart_wait_s": 60.0,
 }
 CONSTANT = {
     "penstock_build_info",
