@@ -18,7 +18,7 @@ from penstock.files import ignore_progress, located
 from workers import operations
 from workers.adapters.base import Adapter, ItemFailure, LoadContext, Prepared
 from workers.adapters.registry import resolve
-from workers.adapters.shared.checkpoint import resolve_dtype
+from workers.adapters.shared.building import resolve_dtype
 from workers.device import devices
 from workers.memory.payload import NOTHING
 from workers.operations.results import Results

@@ -21,7 +21,7 @@ from ipc.catalog.entries import (
 from ipc.catalog.watch import CatalogWatch, look
 from ipc.errors import ConfigError
 from workers.lifecycle import crashes
-from workers.lifecycle.catalog_following import open_catalog
+from workers.lifecycle.catalog_opening import open_catalog
 from workers.lifecycle.crashes import LoadCrashes
 
 MODEL = "id: {}\nsource: {{kind: directory, path: /weights}}\n"

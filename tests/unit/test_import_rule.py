@@ -37,5 +37,14 @@ def test_the_worker_package_loads_torch_only_when_it_runs() -> None:
     assert loaded_by("workers", ["torch", "falcon", "frontend"]) == []
 
 
+def test_a_worker_reads_settings_and_catalog_before_torch() -> None:
+    """`workers.main` sets variables which libgomp reads once, when torch is loaded."""
+    assert loaded_by("workers.main", ["torch", "transformers"]) == []
+
+
+def test_a_worker_loads_transformers_with_the_first_model_that_needs_transformers() -> None:
+    assert loaded_by("workers.runtime, workers.adapters.shared.images", ["transformers"]) == []
+
+
 def test_a_loaded_module_is_noticed() -> None:
     assert loaded_by("falcon", ["falcon", "torch"]) == ["falcon"]

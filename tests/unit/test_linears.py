@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from workers.adapters.shared import linears
-from workers.adapters.shared.checkpoint import parameter_bytes
+from workers.adapters.shared.building import parameter_bytes
 
 needs_onednn = pytest.mark.skipif(
     not linears._available(), reason="this torch has no oneDNN linear operators"

@@ -21,7 +21,7 @@ from ipc.settings import Repository, Settings, load
 from ipc.store.store import Store, StoreUnreadable
 from tests.harness.server import FAKE_CATALOG
 from tests.tiny.program_sources import IDENTITY
-from workers.lifecycle import catalog_following
+from workers.lifecycle import catalog_opening
 
 FILES = {"1/model.py": IDENTITY.encode(), "labels.txt": b"a\n"}
 
@@ -162,7 +162,7 @@ def test_an_override_with_the_name_of_a_catalog_model_is_left_out(
     assert sorted(catalog) == ["fake/echo", "m@1"]
     assert "'echo', which a load brought, is left out" in caplog.text
     for _ in range(2):
-        found = catalog_following.open_catalog(
+        found = catalog_opening.open_catalog(
             settings.paths.root, settings.catalog, settings.repository, overrides
         )
         assert sorted(found) == ["fake/echo", "m@1"]

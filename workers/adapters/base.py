@@ -43,7 +43,7 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
     outputs     outputs it can give: "dense", "sparse", ...
     options     keys of a model's `options` that the family understands
     per_call    those of them that are read from each call only; profiles that differ in nothing else share the weights
-    builds_alone whether a load must not overlap others (`shared.checkpoint.BUILDING`)
+    builds_alone whether a load must not overlap others (`shared.building.BUILDING`)
     lora        whether LoRA adapters can be applied to its models
     needs_proof whether a load fails when none of the canned inferences suits the model (`lifecycle.proof`)
     """

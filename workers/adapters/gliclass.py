@@ -22,7 +22,8 @@ from ipc.extras import require
 from ipc.wire.extraction import Extraction
 from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared
-from workers.adapters.shared.checkpoint import BUILDING, CheckpointError, parameter_bytes, position_limit
+from workers.adapters.shared.building import BUILDING, parameter_bytes
+from workers.adapters.shared.checkpoint import CheckpointError, position_limit
 from workers.adapters.shared.encoder import rectangle_padding, rectangles
 from workers.adapters.shared.extracting import NOT_FINITE, ExtractAdapter, place_of, ranked, text_of
 from workers.adapters.shared.options import OptionReader

@@ -26,7 +26,8 @@ from ipc.extras import require
 from ipc.wire.extraction import Extraction
 from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared
-from workers.adapters.shared.checkpoint import BUILDING, CheckpointError, parameter_bytes
+from workers.adapters.shared.building import BUILDING, parameter_bytes
+from workers.adapters.shared.checkpoint import CheckpointError
 from workers.adapters.shared.extracting import NOT_FINITE, ExtractAdapter, place_of, text_of
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import masked_share

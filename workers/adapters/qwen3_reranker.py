@@ -24,7 +24,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.wire.messages import Call, InputItem, ScoreCall
 from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared
-from workers.adapters.shared.checkpoint import load_transformer, parameter_bytes
+from workers.adapters.shared.building import parameter_bytes
+from workers.adapters.shared.checkpoint import load_transformer
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.linears import lay_out_linears
 from workers.adapters.shared.options import OptionReader

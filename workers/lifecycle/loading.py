@@ -19,7 +19,7 @@ from ipc.settings import Settings
 from ipc.wire import codec
 from workers.adapters.base import Adapter, LoadContext
 from workers.adapters.registry import resolve
-from workers.adapters.shared.checkpoint import BUILDING, resolve_dtype
+from workers.adapters.shared.building import BUILDING, resolve_dtype
 from workers.device.devices import Device, batch_tokens
 from workers.lifecycle import fingerprint, grouping, memory_budget
 from workers.lifecycle.instance import Instance, LoadAbandoned

@@ -2,15 +2,10 @@
 
 transformers fills weights that a checkpoint lacks with random numbers and only warns. Here that is an error, except
 for the pooler, which no family of ours reads.
-
-One model is built at a time (`BUILDING`). transformers takes methods off its classes while it builds a model, for every
-thread, and imports its modules when they are first asked for, which two threads at once may find half-imported. Weights
-come from the page cache by then, so the threads that load would wait for the same memory anyway.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,45 +14,13 @@ import torch
 from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING, AutoConfig, AutoModel, AutoModelForTextEncoding
 from transformers.utils import logging as transformers_logging
 
+from workers.adapters.shared.building import BUILDING
 from workers.loading.source import PICKLED, is_plain
-
-BUILDING = threading.RLock()
-"""Held while an adapter is imported and its model is built."""
-
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
 
 # Arguments of from_pretrained that a stored file may not set.
 _OURS = frozenset(
     {"dtype", "torch_dtype", "attn_implementation", "local_files_only", "device_map", "use_safetensors"}
 )
-
-
-def resolve_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """The dtype for a precision setting on a device.
-
-    "auto" is float32 on CPU, where it is exact and every kernel exists, and half precision on CUDA: bfloat16
-    where the card has it, else float16.  Raises ValueError for another word.
-    """
-    if precision == "auto":
-        if device.type != "cuda":
-            return torch.float32
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    try:
-        return DTYPES[precision]
-    except KeyError:
-        raise ValueError(f"unknown precision {precision!r}: use auto, {', '.join(DTYPES)}") from None
-
-
-def parameter_bytes(*modules: torch.nn.Module) -> int:
-    """Bytes held by the parameters and buffers of `modules`; shared tensors count once."""
-    tensors = {
-        tensor.data_ptr() or id(tensor): tensor.numel() * tensor.element_size()
-        for module in modules
-        for tensor in (*module.parameters(), *module.buffers())
-    }
-    return sum(tensors.values())
 
 
 class CheckpointError(ValueError):

@@ -22,7 +22,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from workers.adapters.base import LoadContext
 from workers.adapters.shared.attention import HALF
-from workers.adapters.shared.checkpoint import load_transformer, parameter_bytes
+from workers.adapters.shared.building import parameter_bytes
+from workers.adapters.shared.checkpoint import load_transformer
 from workers.adapters.shared.encoder import TextEncoder, rectangle_padding, rectangles
 from workers.adapters.shared.linears import lay_out_linears
 from workers.adapters.shared.packing import PackedBatch, TokenSequence, divided, pack

@@ -27,7 +27,8 @@ from ipc.errors import InputTooLong, InvalidInput
 from ipc.wire.extraction import DetectedObject, Extraction
 from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import ItemFailure, LoadContext, Prepared
-from workers.adapters.shared.checkpoint import load_transformer, parameter_bytes
+from workers.adapters.shared.building import parameter_bytes
+from workers.adapters.shared.checkpoint import load_transformer
 from workers.adapters.shared.extracting import NOT_FINITE, ExtractAdapter
 from workers.adapters.shared.images import first_image, require_vision
 

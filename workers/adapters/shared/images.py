@@ -24,7 +24,7 @@ from ipc.extras import require
 from ipc.settings import Limits
 from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import Adapter, ItemFailure
-from workers.adapters.shared.checkpoint import parameter_bytes
+from workers.adapters.shared.building import parameter_bytes
 from workers.adapters.shared.options import OptionReader
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,8 @@ import torch
 
 from ipc.wire.messages import InputItem
 from workers.adapters.base import Adapter, Excess, LoadContext, Prepared
-from workers.adapters.shared.checkpoint import load_transformer, parameter_bytes
+from workers.adapters.shared.building import parameter_bytes
+from workers.adapters.shared.checkpoint import load_transformer
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.linears import lay_out_linears
 from workers.adapters.shared.long_texts import Part

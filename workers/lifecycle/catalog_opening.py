@@ -1,0 +1,127 @@
+"""The catalog of a worker that starts, and what is kept of it for workers that start anew.
+
+A first start wants a catalog without mistakes. A worker that starts again while the server runs must not stay away
+because a file was broken or taken away meanwhile: it serves what is left, or what was accepted last.
+
+NOTE: nothing here imports torch, so that a wrong configuration is told at once, and so that `workers.main` sets what
+torch reads from the environment before torch is imported.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+
+from ipc.catalog.entries import Catalog, ModelEntry, check_lists, check_lora_dirs
+from ipc.catalog.repository import opening
+from ipc.catalog.repository.entries import RepositoryEntry
+from ipc.catalog.repository.overrides import Overrides
+from ipc.errors import ConfigError
+from ipc.settings import Catalog as CatalogSettings
+from ipc.settings import Repository, Settings
+from ipc.store.store import Store
+
+log = logging.getLogger(__name__)
+
+NONE = Repository()
+
+
+class _Kept(msgspec.Struct):
+    """What was accepted: the settings that chose it, as JSON, and the entries before their profiles are drawn apart."""
+
+    chosen: str
+    entries: list[ModelEntry]
+
+
+def open_for(settings: Settings) -> Catalog:
+    """The catalog of a worker that starts with these settings; raises as `open_catalog` does."""
+    paths = settings.paths
+    overrides = Overrides(paths, Store(paths))
+    return open_catalog(paths.root, settings.catalog, settings.repository, overrides)
+
+
+def open_catalog(
+    root: Path,
+    chosen: CatalogSettings,
+    repository: Repository = NONE,
+    overrides: Overrides | None = None,
+) -> Catalog:
+    """The catalog of a worker that starts; `root` is the run directory.
+
+    Raises `ConfigError` for any mistake, unless a catalog was accepted here before with the same settings.
+    """
+    kept = _read(root, chosen)
+    if kept is None:
+        catalog = opening.open_catalog(chosen, repository, overrides=overrides)
+        opening.tell_bad(catalog)
+        _check(catalog, chosen)
+    else:
+        catalog = _reopen(kept, chosen, repository, overrides)
+    keep(root, chosen, catalog)
+    return catalog
+
+
+def _reopen(
+    kept: Catalog, chosen: CatalogSettings, repository: Repository, overrides: Overrides | None
+) -> Catalog:
+    try:
+        catalog = opening.open_catalog(chosen, repository, vanished_ok=True, overrides=overrides)
+    except (ConfigError, OSError) as error:
+        log.error("the catalog is refused, the one accepted last stays: %s", error)
+        return _with_repositories(kept, repository, overrides)
+    opening.tell_bad(catalog)
+    catalog = catalog.keeping(kept.sources)
+    try:
+        _check(catalog, chosen)
+    except ConfigError as error:
+        log.warning("%s", error.message)
+    return catalog
+
+
+def _with_repositories(kept: Catalog, repository: Repository, overrides: Overrides | None) -> Catalog:
+    """What was kept, which are catalog files only, and the models of the repositories as they are now."""
+    try:
+        return opening.add_repositories(kept.sources, repository, kept.files, overrides)
+    except ConfigError as error:
+        log.error("models of repositories are not served: %s", error.message)
+        return kept
+
+
+def _check(catalog: Catalog, chosen: CatalogSettings) -> None:
+    check_lists(catalog, chosen.preload, chosen.pinned)
+    check_lora_dirs(chosen.lora_dirs)
+
+
+def keep(root: Path, chosen: CatalogSettings, catalog: Catalog) -> None:
+    """Remember an accepted catalog, in one step; without room for it the worker serves all the same."""
+    path = _path(root)
+    draft = path.with_suffix(f".{os.getpid()}")
+    try:
+        entries = [entry for entry in catalog.sources if not isinstance(entry, RepositoryEntry)]
+        draft.write_bytes(msgspec.json.encode(_Kept(_settings(chosen), entries)))
+        draft.replace(path)
+    except OSError as error:
+        log.warning("the accepted catalog is not kept: %s", error)
+        draft.unlink(missing_ok=True)
+
+
+def _read(root: Path, chosen: CatalogSettings) -> Catalog | None:
+    try:
+        kept = msgspec.json.decode(_path(root).read_bytes(), type=_Kept)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        log.warning("the kept catalog cannot be read: %s", error)
+        return None
+    return Catalog(kept.entries) if kept.chosen == _settings(chosen) else None
+
+
+def _settings(chosen: CatalogSettings) -> str:
+    return msgspec.json.encode(chosen, order="deterministic").decode()
+
+
+def _path(root: Path) -> Path:
+    return root / "catalog.json"
