@@ -41,10 +41,10 @@ def presented_key(scope: dict[str, Any]) -> str:
     if not found:
         return ""
     if len(found) > 1:
-        raise Unauthenticated("more than one key was sent", presented_key=True)
+        raise Unauthenticated("more than one key was sent", presented=True)
     value = found.pop()
     if len(value) > MAX_NBYTES or not value.isascii():
-        raise Unauthenticated("the key that was sent is not valid", presented_key=True)
+        raise Unauthenticated("the key that was sent is not valid", presented=True)
     return value.decode("ascii")
 
 
@@ -53,9 +53,7 @@ def _sent_keys(headers: Iterable[tuple[bytes, bytes]], websocket: bool) -> Itera
         if name == b"authorization":
             scheme, _, key = value.strip().partition(b" ")
             if scheme.lower() != b"bearer":
-                raise Unauthenticated(
-                    "header Authorization: expected the form 'Bearer KEY'", presented_key=True
-                )
+                raise Unauthenticated("header Authorization: expected the form 'Bearer KEY'", presented=True)
             yield key.strip()
         elif name == b"x-api-key":
             yield value.strip()

@@ -151,6 +151,23 @@ def test_a_head_that_is_not_exactly_one_good_key_lets_nobody_in(headers: Headers
 @pytest.mark.parametrize(
     "headers",
     [
+        WRONG,
+        [(b"authorization", b"Basic eA==")],
+        [(b"authorization", b"Bearer " + b"x" * 10_000)],
+        [*bearer(INFER), *bearer(STRANGER)],
+        [*bearer(ADMIN), (b"x-api-key", STRANGER.encode())],
+    ],
+)
+def test_a_key_that_was_sent_and_is_wrong_is_told_from_no_key(headers: Headers) -> None:
+    with pytest.raises(Unauthenticated) as caught:
+        granted(Gate(ENTRIES), scope("/v1/models", headers))
+    assert caught.value.presented and not caught.value.detail
+    assert outcome("/v1/admin/load/m", headers) is Forbidden
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
         [(b"authorization", b"bearer " + INFER.encode())],
         [(b"authorization", b"BEARER   " + INFER.encode() + b" ")],
         [(b"x-api-key", INFER.encode())],
