@@ -50,7 +50,7 @@ class Watch:
         """Readiness into metrics and to systemd; the supervisor's life; last the block, whose writing may fail."""
         ready, why = self._services.engine.ready()
         self._report(ready)
-        self._services.extensions.apply()
+        self._follow()
         if ready and not self._told:
             self._told = self._notifier.send(ready=1)
         self._notifier.send(watchdog=1, status=announce.summary(self._services) if ready else why)
@@ -59,6 +59,13 @@ class Watch:
         if ready and not self._announced:
             announce.started(self._services)
             self._announced = True
+
+    def _follow(self) -> None:
+        """Follow what operators changed at other frontends. State that cannot be read must not end the watch."""
+        try:
+            self._services.extensions.apply()
+        except OSError as error:
+            log.error("what other frontends changed cannot be followed: %s", error)
 
     async def _check_supervisor(self) -> None:
         held = await asyncio.to_thread(is_held, self._services.settings.paths.lock("supervisor"))

@@ -92,3 +92,27 @@ def test_a_start_up_block_that_cannot_be_written_keeps_nothing_else_from_being_t
     with caplog.at_level(logging.ERROR):
         asyncio.run(scenario())
     assert caplog.text.count("No space left") == TURNS
+
+
+def test_state_that_cannot_be_read_keeps_nothing_else_from_being_told(
+    watched: Watch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        supervised, announced, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
+
+        def apply() -> None:
+            raise OSError(errno.EIO, "the server's shared state cannot be read")
+
+        def is_held(path: Path) -> bool:
+            loop.call_soon_threadsafe(supervised.set)
+            return True
+
+        watched._services.extensions = SimpleNamespace(apply=apply)  # type: ignore[assignment]
+        monkeypatch.setattr(watch, "is_held", is_held)
+        monkeypatch.setattr(watch.announce, "started", lambda services: announced.set())
+        await watch_until(watched, supervised)
+        await watch_until(watched, announced)
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(scenario())
+    assert "shared state cannot be read" in caplog.text
