@@ -131,7 +131,9 @@ class Store:
                 result = how(connection)
                 connection.execute("COMMIT")
             except BaseException:
-                connection.execute("ROLLBACK")
+                # NOTE: SQLite has rolled back by itself where the disk is full.
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
                 raise
         return result
 
@@ -152,28 +154,29 @@ class Table(Generic[T]):
 
     def __init__(self, store: Store, kind: str, type_: type[T]) -> None:
         self._store, self._kind, self._type = store, kind, type_
-        self._stamp = "", -1
-        self._rows: dict[str, T] = {}
+        self._read: tuple[tuple[str, int], dict[str, T]] = ("", -1), {}
+        """Stamp and rows that were read last; one object, since several threads may read."""
 
     def rows(self) -> Mapping[str, T]:
         """All rows by key, as the last change of any process left them; another mapping after each change.
 
         While SQLite cannot read, these are the rows that were read last; `StoreUnreadable` if there were none.
         """
+        stamp, rows = self._read
         try:
-            found = self._store.newer(self._kind, self._stamp)
+            found = self._store.newer(self._kind, stamp)
         except (StoreUnreadable, Locked) as error:
-            if self._stamp[1] < 0:
+            if stamp[1] < 0:
                 raise StoreUnreadable(
                     errno.EIO, f"the server's shared state cannot be read: {error}"
                 ) from error
             log.warning("the server's shared state may be old, it cannot be read now: %s", error)
-            return self._rows
+            return rows
         if found is not None:
-            stamp, rows = found
-            self._rows = {_text(key): msgspec.json.decode(value, type=self._type) for key, value in rows}
-            self._stamp = stamp
-        return self._rows
+            stamp, stored = found
+            rows = {_text(key): msgspec.json.decode(value, type=self._type) for key, value in stored}
+            self._read = stamp, rows
+        return rows
 
     async def change(self, how: Callable[[dict[str, T]], R], until_ns: int = 0) -> R:
         """Let `how` change the rows, in one transaction and a thread; nothing changes when `how` raises.

@@ -45,6 +45,16 @@ def how(rows):
 table.change_now(how)
 """
 
+FINDS_NO_ROOM = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+print("begun", flush=True)
+try:
+    table.change_now(lambda rows: rows.update(a="x" * 100_000))
+except OSError as error:
+    print(error.strerror, flush=True)
+"""
+
 
 @pytest.fixture
 def paths(tmp_path: Path) -> RunPaths:
@@ -236,6 +246,18 @@ def test_a_writer_that_dies_in_its_change_delays_nobody(paths: RunPaths) -> None
         assert store.rows() == {"a": "1"}
         put(store, "b", "2")
     assert store.rows() == table(paths).rows() == {"a": "1", "b": "2"}
+
+
+def test_a_change_without_room_on_the_disk_is_told_as_such_and_changes_nothing(paths: RunPaths) -> None:
+    mine = table(paths)
+    put(mine, "a", "before")
+    with process(paths, FINDS_NO_ROOM) as other:
+        assert other.stdout is not None
+        told = other.stdout.read().decode()
+    assert "disk I/O error" in told or "disk is full" in told
+    assert mine.rows() == {"a": "before"}
+    put(mine, "a", "after")
+    assert mine.rows() == {"a": "after"}
 
 
 def test_changes_of_one_row_by_many_at_once_are_all_there(paths: RunPaths) -> None:
