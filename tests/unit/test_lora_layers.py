@@ -169,6 +169,19 @@ def test_several_adapters_stay_apart_and_leave_no_trace(tmp_path: Path) -> None:
         results(adapter, "lora-0")
 
 
+def test_the_proof_of_an_adapter_leaves_that_of_a_suspended_batch_active(tmp_path: Path) -> None:
+    base = build("dense_mean", tmp_path / "base")
+    adapter = load("dense", base)
+    layers = layers_of(adapter)
+    for seed, name in enumerate(("suspended", "new")):
+        layers.install(name, layers.fit(loras.write(tmp_path / name, base, seed=seed)))
+    wanted = results(adapter, "suspended")
+    with adapter.using("suspended"):
+        with layers.traced("new"):
+            results(adapter, "new")
+        assert_equal(results(adapter), wanted)
+
+
 def test_paths_are_found_with_and_without_the_prefix_of_a_model_with_a_head(tmp_path: Path) -> None:
     whole, bare = build("plain_splade", tmp_path / "whole"), build("dense_mean", tmp_path / "bare")
     trained_whole, trained_bare = (

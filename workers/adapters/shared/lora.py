@@ -116,11 +116,12 @@ class LoraLayers:
     @contextlib.contextmanager
     def using(self, name: str) -> Iterator[None]:
         """The adapter `name` is active within. Raises KeyError when it is not installed."""
-        self._active = self._installed[name].deltas
+        # NOTE: a new adapter is proven while a batch of this model, with another adapter, may be suspended.
+        before, self._active = self._active, self._installed[name].deltas
         try:
             yield
         finally:
-            self._active = {}
+            self._active = before
 
     @contextlib.contextmanager
     def traced(self, name: str) -> Iterator[None]:
