@@ -425,6 +425,46 @@ def test_a_suspended_bulk_batch_lets_queries_pass_and_a_suspended_query_passes_b
     assert batcher.resume(NOW_NS, None) is batch
 
 
+def test_a_suspended_bulk_batch_that_has_waited_too_long_takes_turns_with_queries() -> None:
+    batcher, batch = suspended("bulk")
+    batcher.add(job([4], group="other"), 0, 1)
+    assert batcher.take(4, 8, NOW_NS, lambda model: 1.0), "the other model has used four seconds"
+    batcher.add(job([4], group="other"), 0, 1)
+    assert batcher.resume(NOW_NS, None) is None
+    assert batcher.resume(NOW_NS + 3 * SECOND_NS, None) is batch
+
+
+def test_a_suspended_bulk_batch_goes_on_for_a_query_of_its_own_model() -> None:
+    batcher, batch = suspended("bulk")
+    batcher.add(job([4], group="other"), 0, 1)
+    batcher.take(4, 8, NOW_NS, lambda model: 1.0)
+    batcher.add(job([4], group="other"), 0, 1)
+    assert batcher.resume(NOW_NS, None) is None
+    held = job([1], group="query of the long model")
+    held.adapter = batch.first.adapter
+    batcher.add(held, 0, 1)
+    assert batcher.resume(NOW_NS, None) is batch
+
+
+def test_of_two_suspended_batches_the_one_with_queries_goes_on_first() -> None:
+    batcher, bulk = suspended("bulk")
+    batcher.add(job([4], group="other"), 0, 1)
+    query = Batch(batcher.take(4, 8, NOW_NS, lambda model: 1.0), None, 4, 4.0)
+    batcher.suspend(query)
+    assert batcher.resume(NOW_NS, None) is query and batcher.resume(NOW_NS, None) is bulk
+
+
+def test_a_query_passes_a_suspended_bulk_batch_also_when_bulk_work_was_taken_ahead() -> None:
+    batcher, batch = suspended("bulk", seconds=3.0)
+    for _ in range(2):
+        batcher.add(job([4], group="other", lane="bulk"), 0, 1)
+        ahead = Batch(batcher.take(4, 8, NOW_NS, lambda model: 1.0), None, 4, 4.0)
+    assert batcher.resume(NOW_NS, ahead) is batch
+    batcher.suspend(batch)
+    batcher.add(job([4], group="query"), 0, 1)
+    assert batcher.resume(NOW_NS, ahead) is None and batcher.overtakes(ahead.pieces)
+
+
 def gathering(delay_s: float, full: int, *jobs: Job) -> Batcher:
     """A batcher with these jobs, of models that gather."""
     for one in jobs:

@@ -316,19 +316,38 @@ class Batcher:
         self._suspended[id(batch.first.adapter)] = batch
 
     def resume(self, now_ns: int, ahead: Batch | None) -> Batch | None:
-        """The suspended batch that has used the least time, unless waiting work or the batch `ahead` comes first."""
+        """The suspended batch that comes first, unless waiting work or the batch `ahead` comes before it."""
         if not self._suspended:
             return None
-        used, _, batch = min((self._used(b), at, b) for at, b in enumerate(self._suspended.values()))
-        bulk = batch.first.work.lane == "bulk"
-        if ahead is not None and id(ahead.first.adapter) not in self._suspended:
-            first = min([(piece.job.work.lane == "bulk", self._last[1]) for piece in ahead.pieces])
-            if first <= (bulk, used):
-                return None
-        elif any(self._urgency(self._groups[key], now_ns) <= (bulk, used) for key in self._due(now_ns)):
+        place, _, batch = min(
+            (self._place(each, now_ns), at, each) for at, each in enumerate(self._suspended.values())
+        )
+        rivals = [self._urgency(self._groups[key], now_ns) for key in self._due(now_ns)]
+        if ahead is not None and not self.holds(ahead.first.adapter):
+            # NOTE: the batch ahead goes before bulk work that waits, but queries may pass the batch ahead.
+            rivals = [rival for rival in rivals if not rival[0]]
+            rivals += [(piece.job.work.lane == "bulk", self._last[1]) for piece in ahead.pieces]
+        if any(rival <= place for rival in rivals):
             return None
-        self._clock = max(self._clock, used)
+        self._clock = max(self._clock, place[1])
         return self._suspended.pop(id(batch.first.adapter))
+
+    def _place(self, batch: Batch, now_ns: int) -> tuple[bool, float]:
+        """The urgency of a suspended batch, comparable with `_urgency`.
+
+        Bulk work that has waited too long counts as a query, and so does bulk work that keeps a query of the same
+        adapter from the device: both would wait for ever while queries of other models keep coming.
+        """
+        adapter, jobs = batch.first.adapter, [piece.job for piece in batch.pieces]
+        waits_for_turn = (
+            all(job.work.lane == "bulk" for job in jobs)
+            and now_ns - min(job.queued_ns for job in jobs) <= self._starve_after_ns
+            and not any(
+                group.adapter is adapter and group.lanes["interactive"].items
+                for group in self._groups.values()
+            )
+        )
+        return waits_for_turn, self._used(batch)
 
     def others_wait(self, adapter: object, now_ns: int) -> bool:
         """Whether work of another adapter is due, or suspended."""
