@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,6 +106,25 @@ def test_a_turn_leaves_the_thread_between_two_steps_and_another_one_leaves_its_s
     assert ends == ["first", "second"] and all(turn.done for turn in turns)
     turns[0].switch(batches[1])
     assert told[-1] == "second False", "a turn that is done runs another batch"
+
+
+class Ran:
+    """A batch as a turn sees it."""
+
+    def __init__(self, pieces: list[Any]) -> None:
+        self.pieces, self.first = pieces, pieces[0].job
+
+
+def test_a_turn_keeps_nothing_of_a_batch_that_is_done() -> None:
+    pieces = [piece(), piece()]
+    pieces[0].job.strategy = SimpleNamespace(run=lambda batch: len(batch.pieces))
+    turn = stepping.Turn()
+    for _ in range(2):
+        batch = Ran(pieces)
+        gone = weakref.ref(batch)
+        assert turn.switch(batch) == 2
+        del batch
+        assert gone() is None
 
 
 def test_an_item_is_abandoned_when_its_job_ended_or_its_deadline_passed() -> None:

@@ -20,7 +20,7 @@ import torch
 
 from ipc.errors import DeadlineExceeded
 from workers.device.watchdog import Activity
-from workers.scheduling.job import Batch, Piece
+from workers.scheduling.job import Piece
 
 T = TypeVar("T")
 
@@ -69,14 +69,20 @@ class Turn(greenlet.greenlet):  # type: ignore[misc]
     steps: Steps | None = None
     done = True
 
-    def run(self, batch: Batch) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        # NOTE: a greenlet keeps the arguments of its first switch for its whole life, so a batch may not be among them.
+        self.switch()
+
+    def run(self) -> None:
         """One batch after the other."""
         # PERF: to make a greenlet takes 8 us, to switch to one that is there less than one.
+        ran = None
         while True:
+            batch = self.parent.switch(ran)
             ran = batch.first.strategy.run(batch)
             del batch
             self.done = True
-            batch = self.parent.switch(ran)
 
 
 _OUTSIDE = Steps()
