@@ -10,17 +10,16 @@ from collections.abc import Awaitable, Callable
 
 from frontend.engine.answer import CopyBudget
 from frontend.engine.catalog_following import CatalogFollower
+from frontend.engine.finishing import Finisher
 from frontend.engine.local.client import Client
 from frontend.engine.local.engine import LocalEngine
 from frontend.engine.recording import Recorder
 from frontend.http.bodies import BodyReader
 from frontend.services import Services
-from frontend.status.recent import open_ring
 from frontend.tensors import extensions
 from frontend.tensors.inference import TensorInference
 from frontend.tensors.models import TensorModels
 from frontend.tensors.uploading import InputMemory
-from frontend.tracing import starting
 from ipc.metrics.registry import FrontendMetrics
 from ipc.store.store import Store
 
@@ -41,14 +40,14 @@ def assemble(services: Services, families: FrontendMetrics) -> Callable[[], Awai
     )
     engine = LocalEngine(settings, services.catalog, client, services.recorder, services.drain)
     services.engine, services.directory = engine, engine.directory
-    services.recent = open_ring(settings.paths, name)
-    services.tracer = starting.start(settings, name, services.recorder.traced)
-    services.extensions = extensions.make(services, families)
+    services.finisher = Finisher.opened(settings, name, services.recorder)
+    services.extensions = extensions.make(services, families, services.finisher.tracer)
+    services.finisher.statistics = services.extensions.recorder
     services.models = TensorModels(engine.directory, settings, services.extensions.control.mark)
     services.bodies = BodyReader(settings.limits)
-    services.inputs = InputMemory(client.inputs, services.bodies, settings)
+    inputs = InputMemory(client.inputs, services.bodies, settings)
     services.inference = TensorInference(
-        engine, services.models, services.inputs, services.extensions.regions, settings
+        engine, services.models, inputs, services.extensions.regions, settings
     )
     client.start()
     services.started = True

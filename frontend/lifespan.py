@@ -74,11 +74,7 @@ class Lifespan:
                 task.cancel()
         if self._leave is not None:
             await self._leave()
-        if self._services.tracer is not None:
-            await asyncio.to_thread(self._services.tracer.close)
-        if self._services.recent is not None:
-            self._services.recent.close()
-            self._services.recent = None
+        await asyncio.to_thread(self._services.finisher.close)
         if self._metrics is not None:
             self._metrics.tally.flush()
             metrics.retire(self._services.settings.paths, f"frontend-{self._services.slot}")

@@ -9,16 +9,14 @@ from frontend.access.gate import Gate
 from frontend.access.restricted import Restrictions
 from frontend.engine.answer import CopyBudget
 from frontend.engine.catalog_following import CatalogFollower
+from frontend.engine.finishing import Finisher
 from frontend.engine.interface import Directory, Engine
 from frontend.engine.recording import Recorder
 from frontend.http.bodies import BodyReader
 from frontend.server.drain import DRAIN, Drain
-from frontend.status.recent import RecentWriter
 from frontend.tensors.extensions import Extensions
 from frontend.tensors.inference import TensorInference
 from frontend.tensors.models import TensorModels
-from frontend.tensors.uploading import InputMemory
-from frontend.tracing.tracer import Tracer
 from ipc.catalog.entries import Catalog
 from ipc.settings import Settings
 from ipc.store.store import Store
@@ -42,12 +40,10 @@ class Services:
     engine: Engine = None  # type: ignore[assignment]
     directory: Directory = None  # type: ignore[assignment]
     recorder: Recorder = None  # type: ignore[assignment]
-    recent: RecentWriter | None = None
-    tracer: Tracer | None = None
+    finisher: Finisher = field(default_factory=Finisher)
     bodies: BodyReader = None  # type: ignore[assignment]
     copies: CopyBudget = None  # type: ignore[assignment]
     extensions: Extensions = None  # type: ignore[assignment]
     follower: CatalogFollower = None  # type: ignore[assignment]
     models: TensorModels = None  # type: ignore[assignment]
-    inputs: InputMemory = None  # type: ignore[assignment]
     inference: TensorInference = None  # type: ignore[assignment]

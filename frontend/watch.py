@@ -78,7 +78,7 @@ class Watch:
     def _report(self, ready: bool) -> None:
         self._metrics.ready.set(ready)
         name = f"frontend-{self._services.slot}"
-        self._metrics.input_shm_used.labels(name).set(self._services.inputs.used_nbytes)
+        self._metrics.input_shm_used.labels(name).set(self._services.inference.inputs.used_nbytes)
         self._copied.report(self._metrics.copied, name)
         for worker in self._services.directory.workers():
             self._metrics.workers_joined.labels(f"worker-{worker.slot}").set(worker.responsive)

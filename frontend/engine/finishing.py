@@ -1,17 +1,22 @@
 """The one place where a request ends, over HTTP and gRPC alike.
 
 A request is counted in the metrics and in the statistics of tensor models, remembered for the live page, and its span
-is closed, from what the request's scope knows by then. Nothing else books a request.
+is closed, from what the request's scope knows by then. Nothing else counts a request.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from frontend.engine.recording import Recorder
 from frontend.engine.scope import RequestScope
-from frontend.services import Services
-from frontend.status.recent import Recent
+from frontend.status.recent import Recent, RecentWriter, open_ring
+from frontend.tensors.statistics import RequestCounters
+from frontend.tracing import starting
+from frontend.tracing.tracer import Tracer
+from ipc.settings import Settings
 
 
 class Outcome(NamedTuple):
@@ -26,28 +31,53 @@ class Outcome(NamedTuple):
     status: int
 
 
-def finish(services: Services, made: RequestScope, protocol: str, outcome: Outcome) -> None:
-    """One request of `protocol` has ended; without an operation it is neither counted nor remembered."""
-    if made.operation and services.started:
-        made.phases.setdefault("total", (time.perf_counter() - made.started) * 1e3)
-        status = made.counted_status or outcome.status
-        services.recorder.finished(protocol, made.operation, made.model, str(status), made.error, made.phases)
-        book_inference(services, made)
-        _remember(services, made, protocol, outcome.status)
-    if services.tracer is not None:
-        services.tracer.end(made, *outcome)
+@dataclass(slots=True)
+class Finisher:
+    """Ends the requests of one frontend. `recorder` and `statistics` are there once the frontend has started."""
 
+    recorder: Recorder | None = None
+    statistics: RequestCounters | None = None
+    recent: RecentWriter | None = None
+    tracer: Tracer | None = None
 
-def book_inference(services: Services, made: RequestScope) -> None:
-    """Count a request of tensors in the statistics, by what its scope knows."""
-    if made.inference is not None:
-        total_ns = int((time.perf_counter() - made.started) * 1e9)
-        services.extensions.recorder.ended(made.inference, made.error, total_ns)
+    @classmethod
+    def opened(cls, settings: Settings, name: str, recorder: Recorder) -> Finisher:
+        """That of the frontend `name` (`frontend-0`), which has its ring of recent requests and its tracer."""
+        tracer = starting.start(settings, name, recorder.traced)
+        return cls(recorder, recent=open_ring(settings.paths, name), tracer=tracer)
 
+    def begin(self, scope: RequestScope, path: str) -> None:
+        """A request has arrived: open its span where requests are traced."""
+        if self.tracer is not None:
+            self.tracer.begin(scope, path)
 
-def _remember(services: Services, made: RequestScope, protocol: str, status: int) -> None:
-    if services.recent is not None:
-        ids = (made.request_id, made.trace_id)
-        services.recent.add(
-            Recent(time.time(), *ids, protocol, made.operation, made.model, status, made.error, made.phases)
-        )
+    def finish(self, scope: RequestScope, protocol: str, outcome: Outcome) -> None:
+        """One request of `protocol` has ended; a request without an operation is neither counted nor remembered."""
+        if scope.operation and self.recorder is not None:
+            scope.phases.setdefault("total", (time.perf_counter() - scope.started) * 1e3)
+            status = str(scope.counted_status or outcome.status)
+            self.recorder.finished(protocol, scope.operation, scope.model, status, scope.error, scope.phases)
+            self.count_inference(scope)
+            self._remember(scope, protocol, outcome.status)
+        if self.tracer is not None:
+            self.tracer.end(scope, *outcome)
+
+    def count_inference(self, scope: RequestScope) -> None:
+        """Count a request of tensors in the statistics, by what its scope knows."""
+        if scope.inference is not None and self.statistics is not None:
+            total_ns = int((time.perf_counter() - scope.started) * 1e9)
+            self.statistics.ended(scope.inference, scope.error, total_ns)
+
+    def close(self) -> None:
+        """The frontend ends: export the last spans, and leave the ring of recent requests. May block for a moment."""
+        if self.tracer is not None:
+            self.tracer.close()
+        if self.recent is not None:
+            self.recent.close()
+            self.recent = None
+
+    def _remember(self, scope: RequestScope, protocol: str, status: int) -> None:
+        if self.recent is not None:
+            ids = (scope.request_id, scope.trace_id)
+            asked = (protocol, scope.operation, scope.model)
+            self.recent.add(Recent(time.time(), *ids, *asked, status, scope.error, scope.phases))

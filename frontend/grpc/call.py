@@ -16,7 +16,7 @@ from grpc import aio
 
 from frontend.access.gate import ANONYMOUS, Grant
 from frontend.access.scopes import Need
-from frontend.engine import finishing
+from frontend.engine.finishing import Outcome
 from frontend.engine.scope import RequestScope, current_scope, scope_of_ids
 from frontend.grpc.connections import Peer, host_of
 from frontend.services import Services
@@ -69,8 +69,8 @@ class Call:
             made.deadline_ns = min(made.deadline_ns, deadline.after(max(0.0, left_s)))
         made.operation = operation
         logs.request_id.set(made.request_id)
-        if services.tracer is not None and operation:
-            services.tracer.begin(made, path)
+        if operation:
+            services.finisher.begin(made, path)
         return cls(services, rpc, protocol, path, metadata, made)
 
     def admit(self, need: Need, spend: bool = True) -> None:
@@ -104,9 +104,7 @@ class Call:
             self.services.recorder.called(self.grant.name or NO_KEY, str(status))
         if self.grant.admin and self.grant.name:
             log.info("%s answered %s for key %s", self.path, made.error or "OK", self.grant.name)
-        finishing.finish(
-            self.services, made, self.protocol, finishing.Outcome("", self.path, self.path[1:], status)
-        )
+        self.services.finisher.finish(made, self.protocol, Outcome("", self.path, self.path[1:], status))
 
     def ended_early(self) -> PenstockError:
         """Why the rpc was cancelled: its deadline passed, or its client went away."""

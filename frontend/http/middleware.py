@@ -9,7 +9,7 @@ import falcon
 import orjson
 from falcon.asgi import Request, Response, WebSocket
 
-from frontend.engine.finishing import Outcome, finish
+from frontend.engine.finishing import Outcome
 from frontend.engine.scope import (
     RequestScope,
     common_headers,
@@ -41,8 +41,7 @@ class RequestMiddleware:
         made = scope_of_request(req, self._services.settings.limits)
         req.context.penstock = made
         logs.request_id.set(made.request_id)
-        if self._services.tracer is not None:
-            self._services.tracer.begin(made, req.path)
+        self._services.finisher.begin(made, req.path)
         paths.check(req.scope)
 
     async def process_request_ws(self, req: Request, ws: WebSocket) -> None:
@@ -69,7 +68,7 @@ class RequestMiddleware:
         if made.error and not made.operation:
             made.operation, made.model = protocol.inference_at(req.path)
         outcome = Outcome(req.method, req.path, req.uri_template or "", resp.status_code)
-        finish(self._services, made, protocol.name, outcome)
+        self._services.finisher.finish(made, protocol.name, outcome)
 
 
 class DeadlineMiddleware:

@@ -10,6 +10,7 @@ from frontend.tensors.regions import ClientRegions
 from frontend.tensors.statistics import Reader, RequestCounters
 from frontend.tensors.surroundings import Surroundings
 from frontend.tensors.trace_settings import TraceSettings
+from frontend.tracing.tracer import Tracer
 from ipc.metrics.registry import FrontendMetrics
 
 
@@ -31,8 +32,8 @@ class Extensions:
         self.trace_settings.apply()
 
 
-def make(services: Surroundings, metrics: FrontendMetrics) -> Extensions:
-    """Those of a frontend, whose tracer is there already."""
+def make(services: Surroundings, metrics: FrontendMetrics, tracer: Tracer | None) -> Extensions:
+    """Those of a frontend."""
     settings = services.settings
     return Extensions(
         RequestCounters(metrics, services.catalog, lambda name: services.models.known(name)),
@@ -40,5 +41,5 @@ def make(services: Surroundings, metrics: FrontendMetrics) -> Extensions:
         ClientRegions(settings, services.store),
         RepositoryControl(services),
         LogSettings(settings, services.store),
-        TraceSettings(settings, services.store, services.tracer),
+        TraceSettings(settings, services.store, tracer),
     )

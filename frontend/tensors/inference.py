@@ -54,7 +54,8 @@ class TensorInference:
         regions: ClientRegions,
         settings: Settings,
     ) -> None:
-        self._models = models
+        """`memory` is where large inputs go; bodies are received into it before their requests are run."""
+        self._models, self.inputs = models, memory
         self._programs = ProgramCalls(engine, memory, regions, settings)
         self._catalog = CatalogCalls(engine, models.directory.catalog, settings)
 

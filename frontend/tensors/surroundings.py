@@ -11,7 +11,6 @@ from frontend.engine.catalog_following import CatalogFollower
 from frontend.engine.interface import Directory
 from frontend.http.bodies import BodyReader
 from frontend.tensors.models import TensorModels
-from frontend.tracing.tracer import Tracer
 from ipc.catalog.entries import Catalog
 from ipc.settings import Settings
 from ipc.store.store import Store
@@ -26,6 +25,5 @@ class Surroundings(Protocol):
     store: Store
     directory: Directory
     bodies: BodyReader
-    tracer: Tracer | None
     models: TensorModels
     follower: CatalogFollower

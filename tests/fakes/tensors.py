@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from frontend.access.gate import Gate
-from frontend.engine.finishing import book_inference
+from frontend.engine.finishing import Finisher
 from frontend.engine.local.engine import LocalEngine
 from frontend.engine.recording import Recorder
 from frontend.engine.scope import RequestScope
@@ -256,9 +256,10 @@ def services_of(
     services.models = TensorModels(
         engine.directory, chosen, lambda model: services.extensions.control.mark(model)
     )
-    services.inputs = InputMemory(client.inputs, services.bodies, chosen)
+    inputs = InputMemory(client.inputs, services.bodies, chosen)
+    services.finisher = Finisher(statistics=services.extensions.recorder)
     regions: Any = services.extensions.regions
-    services.inference = TensorInference(engine, services.models, services.inputs, regions, chosen)
+    services.inference = TensorInference(engine, services.models, inputs, regions, chosen)
     services.follower = SimpleNamespace(removed=set())  # type: ignore[assignment]
     return services
 
@@ -278,7 +279,7 @@ def ending(services: Services, scope: RequestScope) -> Iterator[None]:
         scope.error = PenstockError.code
         raise
     finally:
-        book_inference(services, scope)
+        services.finisher.count_inference(scope)
 
 
 async def run(services: Services, scope: RequestScope, request: TensorRequest) -> TensorResult:

@@ -108,7 +108,7 @@ def serve(root: Path, rpc: FakeRpc, during: Callable[[Contract, Services], Any] 
     async def run() -> None:
         services = services_of(root, [], [])
         services.started = True
-        services.recorder = SimpleNamespace(finished=finished)  # type: ignore[assignment]
+        services.finisher.recorder = SimpleNamespace(finished=finished)  # type: ignore[assignment]
         contract = Contract(services)
         method = Method(contract.answer, "infer", failed=lambda call, message, error: error.message.encode())
         any_rpc: Any = rpc

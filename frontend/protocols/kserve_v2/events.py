@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from falcon.asgi import Request
 
-from frontend.engine import finishing
+from frontend.engine.finishing import Outcome
 from frontend.engine.scope import RequestScope
 from frontend.http import tracebacks
 from frontend.http.disconnect import until_disconnect
@@ -87,8 +87,8 @@ class EventStream:
             self._finished = True
             if not self._ended:
                 self._noted(self._scope.ended_early())
-            outcome = finishing.Outcome(self._req.method, self._req.path, self._req.uri_template or "", 200)
-            finishing.finish(self._services, self._scope, "kserve", outcome)
+            outcome = Outcome(self._req.method, self._req.path, self._req.uri_template or "", 200)
+            self._services.finisher.finish(self._scope, "kserve", outcome)
 
 
 async def one_event(text: bytes) -> AsyncIterator[bytes]:

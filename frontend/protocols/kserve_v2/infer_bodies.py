@@ -171,7 +171,7 @@ class Arriving:
         length = reading.header_length(req.get_header(LENGTH_HEADER), announced)
         _check_json(length if length is not None else announced or 0, settings)
         if length is not None and (announced or 0) - length > settings.arena.input_inline_bytes:
-            receiving = receive(services.inputs, req, length, self._deadline_ns)
+            receiving = receive(services.inference.inputs, req, length, self._deadline_ns)
             received = await receiving.__aenter__()
             self._held = receiving
             return Arrived(received.head, received.data, received.block, length)

@@ -44,7 +44,7 @@ class InferResource(InferenceRoute):
         self, req: Request, resp: Response, scope: RequestScope, target: tuple[str, int]
     ) -> None:
         """200 with raw outputs and the response header behind them, or 400 with the reason in NV-Status."""
-        services, inference = self.services, self.services.inference
+        inference = self.services.inference
         scope.model, number = target
         name, version, scheduled, header = (
             scope.model,
@@ -61,7 +61,7 @@ class InferResource(InferenceRoute):
             request = requests.request_of(model, header)
             checking.check_shapes(model, request)
             sizes = requests.sizes_of(model, header, request)
-            async with receive(services.inputs, req, 0, scope.deadline_ns) as body:
+            async with receive(inference.inputs, req, 0, scope.deadline_ns) as body:
                 requests.cut(model, request, sizes, body.data)
                 request.block = body.block
                 scheduled = True
