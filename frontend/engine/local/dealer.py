@@ -144,6 +144,9 @@ class Dealer:
                 self._take(codec.decode_to_frontend(text), payload)
             except ProtocolError as error:
                 log.error("a worker sent a bad message: %s", error.message)
+            except Exception:
+                # NOTE: results of other requests lie behind the message, and nobody sends these results again.
+                log.exception("a message of a worker could not be taken")
 
     def _schedule(self) -> None:
         if not self._turn_scheduled:
