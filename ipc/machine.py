@@ -20,11 +20,16 @@ def available_cores() -> int:
 
 
 def free_memory_nbytes() -> int:
-    """Memory that new processes can take before the host, or the limit of the control group, has none; 0 if unknown."""
+    """Memory that new processes can take before the host, or the limit of the control group, has none; 0 if unknown.
+
+    Cached files count as free: the kernel drops them for whoever needs memory.
+    """
     free = _meminfo("MemAvailable:")
     limit, used = _text(CGROUP / "memory.max"), _text(CGROUP / "memory.current")
     if limit.isdigit() and used.isdigit():
-        free = min(free, max(0, int(limit) - int(used)))
+        facts = dict(line.split(maxsplit=1) for line in _text(CGROUP / "memory.stat").splitlines())
+        cached = sum(int(facts.get(name, 0)) for name in ("active_file", "inactive_file"))
+        free = min(free, max(0, int(limit) - int(used) + cached))
     return free
 
 

@@ -36,6 +36,8 @@ def test_free_memory_is_that_of_the_host_or_the_rest_of_the_limit(group: Path) -
     (group / "memory.max").write_text("3000\n")
     assert machine.memory_nbytes() == 3000
     assert machine.free_memory_nbytes() == 2000
+    (group / "memory.stat").write_text("anon 100\nfile 900\nshmem 200\ninactive_file 300\nactive_file 400\n")
+    assert machine.free_memory_nbytes() == 2700, "the kernel drops cached files, and no shared memory"
     (group / "meminfo").unlink()
     assert machine.free_memory_nbytes() == machine.memory_nbytes() == 0
 
