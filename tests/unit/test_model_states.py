@@ -116,6 +116,20 @@ def test_a_load_that_is_wanted_after_it_was_given_up_begins_anew(tmp_path: Path)
     assert instance.state == "loading", "its thread had seen that nobody wanted it"
 
 
+def test_requests_leave_a_model_its_place_in_the_line(tmp_path: Path) -> None:
+    names = ["org/m", "org/second", "org/start"]
+    models = table(tmp_path, *(ModelEntry(name, ENTRY.source) for name in names))
+    due = models._states.due
+    start = models.find("org/start")
+    assert start is not None
+    with models._states.lock:
+        models._states.enqueue(start.instance, demanded=False)
+    for name in ("org/m", "org/second", "org/m", "org/start", "org/m", "org/start"):
+        models.load(name)
+    begun = [due.next(lambda each: True) for _ in range(4)]
+    assert [each and each.name for each in begun] == [*names, None]
+
+
 def test_what_an_operator_unloaded_is_loaded_for_no_request(tmp_path: Path) -> None:
     """The request's word may come after the unload, from a frontend that saw the model loaded by name before."""
     models = table(tmp_path, version("old"), ENTRY, repository__control="explicit")

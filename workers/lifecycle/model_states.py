@@ -80,6 +80,12 @@ class LoadLine(Generic[T]):
         """Line up before all others."""
         self._first.appendleft(item)
 
+    def promote(self, item: T) -> None:
+        """A request waits for what only the start asked for. The place of any other item stays."""
+        if item in self._later:
+            self._later.remove(item)
+            self._first.append(item)
+
     def withdraw(self, item: T) -> bool:
         """Leave the line; whether it was there."""
         line = next((line for line in (self._first, self._later) if item in line), None)
@@ -255,8 +261,7 @@ class ModelStates:
     def promote(self, instance: Instance) -> None:
         """A load that only the start asked for is wanted now."""
         instance.demanded, instance.abandoned, instance.wanted = True, False, True
-        if self.due.withdraw(instance):
-            self.due.add(instance, first=True)
+        self.due.promote(instance)
         self.lock.notify_all()
 
     def abandon(self, instance: Instance) -> None:
