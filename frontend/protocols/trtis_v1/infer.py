@@ -12,9 +12,15 @@ from frontend.http.inference import InferenceRoute
 from frontend.http.rendering import off_loop_if
 from frontend.http.sending import send_parts
 from frontend.protocols.trtis_v1 import requests, responses
-from frontend.protocols.trtis_v1.http_forms import set_failure, set_status, target_of, wants_binary
+from frontend.protocols.trtis_v1.http_forms import STATUS_HEADER, set_failure, target_of, wants_binary
 from frontend.protocols.trtis_v1.statuses import Statuses
-from frontend.protocols.trtis_v1.text import CACHED_CHARACTERS, many_lines, one_line, read_request_header
+from frontend.protocols.trtis_v1.text import (
+    CACHED_CHARACTERS,
+    many_lines,
+    one_line,
+    read_request_header,
+    response_lines,
+)
 from frontend.services import Services
 from frontend.tensors import checking
 from frontend.tensors.receiving import receive
@@ -79,7 +85,7 @@ class InferResource(InferenceRoute):
         raw = [output.data for output in result.outputs if output.data is not None]
         resp.status, resp.content_type = falcon.HTTP_200, OCTETS
         resp.set_header(RESPONSE_HEADER, short)
-        set_status(resp, self._statuses.success())
+        resp.set_header(STATUS_HEADER, self._statuses.success_line())
         send_parts(resp, [*raw, tail], result.answer, self.services)
 
     def _fail(
@@ -101,5 +107,9 @@ class InferResource(InferenceRoute):
 def _rendered(result: TensorResult, request_id: int, binary: bool) -> tuple[str, bytes]:
     """The response header as a field of one line, and in full as the end of the body."""
     full = responses.header_of(result, request_id)
-    tail = full.SerializeToString() if binary else many_lines(full)
-    return one_line(responses.without_classes(full)), tail
+    short = responses.without_classes(full)
+    wire = full.SerializeToString()
+    if short is full and len(wire) <= CACHED_CHARACTERS:
+        line, lines = response_lines(wire)
+        return line, wire if binary else lines
+    return one_line(short), wire if binary else many_lines(full)

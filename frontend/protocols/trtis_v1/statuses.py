@@ -13,6 +13,7 @@ import logging
 import math
 import os
 
+from frontend.protocols.trtis_v1.text import one_line
 from frontend.tensors.refusals import UnavailableModel
 from ipc.errors import InvalidInput, ModelError, PenstockError
 from ipc.processes.paths import RunPaths
@@ -110,6 +111,7 @@ class Statuses:
     def __init__(self, settings: Settings) -> None:
         self.numbers = RequestNumbers(settings.paths)
         self._server_id = settings.trtis.server_id
+        self._success = one_line(pb.RequestStatus(code=SUCCESS, server_id=self._server_id))
 
     @property
     def server_id(self) -> str:
@@ -119,6 +121,11 @@ class Statuses:
     def success(self) -> pb.RequestStatus:
         """The next number, and all is well."""
         return pb.RequestStatus(code=SUCCESS, server_id=self._server_id, request_id=self.numbers.next())
+
+    def success_line(self) -> str:
+        """`success` as one line of text. PERF: only the number, which is the last field, is new."""
+        number = self.numbers.next()
+        return f"{self._success} request_id: {number}" if number else self._success
 
     def failure(self, error: PenstockError, model: str = "", *, numbered: bool = True) -> pb.RequestStatus:
         """The status of an error; `numbered` is false for failures before the scheduling: their number is 0.

@@ -12,7 +12,7 @@ from ipc.errors import InvalidInput
 from ipc.protos import trtis_v1_pb2 as pb
 
 CACHED_CHARACTERS = 2048
-"""Headers up to this length are remembered: clients send the same one again and again."""
+"""Headers up to this length are remembered: clients send the same one again and again, and get the same one."""
 MOST_MARKS = 8192
 """`MARKS` in a long header: everything that costs the parser time has at least one of these marks."""
 MARKS = ":{}<>[],;\"'"
@@ -39,6 +39,16 @@ _COUNTS = ("StatDuration", "RequestStats")
 def one_line(message: Message) -> str:
     """The message as one line of ASCII, for a header."""
     return text_format.MessageToString(message, as_one_line=True, as_utf8=False)
+
+
+@lru_cache(maxsize=512)
+def response_lines(wire: bytes) -> tuple[str, bytes]:
+    """`one_line` and `many_lines` of an InferResponseHeader in the wire format.
+
+    PERF: most answers of a model have the same header, and printing one takes as long as the rest of the protocol.
+    """
+    header = pb.InferResponseHeader.FromString(wire)
+    return one_line(header), many_lines(header)
 
 
 def many_lines(message: Message) -> bytes:
