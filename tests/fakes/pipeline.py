@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +31,7 @@ def placing(tmp_path: Path, settings: Settings, arena_nbytes: int, **endpoint: A
         "post": lambda work: None,
         "fail": lambda *of: None,
         "unread": lambda *of: None,
+        "waking_once": nullcontext,
         **endpoint,
     }
     models: Any = calls.pop("models", None)

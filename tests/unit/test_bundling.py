@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -192,6 +193,23 @@ def test_many_posted_calls_wake_the_endpoint_once(
     assert len(written) == 1
     endpoint.run()
     assert order == [0, 1, 2, 3, 4], "a call that is posted by a call wakes the endpoint again"
+
+
+def test_calls_posted_within_waking_once_run_after_it_even_when_it_fails(endpoint: Endpoint) -> None:
+    order: list[int] = []
+
+    def woken() -> bool:
+        return bool(select.select([endpoint._wake], [], [], 0)[0])
+
+    with pytest.raises(ValueError, match="half done"), endpoint.waking_once():
+        endpoint.post(lambda: order.append(1))
+        endpoint.post(lambda: order.append(2))
+        assert not woken(), "the endpoint sleeps while the context is open"
+        raise ValueError("half done")
+    assert woken()
+    endpoint.stop()
+    endpoint.run()
+    assert order == [1, 2]
 
 
 def test_a_session_that_takes_nothing_is_dropped_and_the_others_are_answered(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,7 +65,10 @@ def executor() -> Executor:
     """Without its threads: a test runs the batches."""
     settings, metrics = Settings(), Metric()
     table: Any = SimpleNamespace(
-        claim_pieces=list, complete=lambda job, items, errors: None, unclaim_pieces=lambda pieces: None
+        claim_pieces=list,
+        complete=lambda job, items, errors: None,
+        answering_together=nullcontext,
+        unclaim_pieces=lambda pieces: None,
     )
     arena: Any = SimpleNamespace(record_flight=lambda flight: None)
     budgets, queue = oom.ModelBudgets(1 << 20), WorkQueue(settings)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -81,6 +82,10 @@ class JobTable:
     def find(self, session: bytes, request: int) -> Job | None:
         """The open job of that request."""
         return self._open.get((session, request))
+
+    def answering_together(self) -> AbstractContextManager[None]:
+        """Answers to jobs that end within leave together, after the context."""
+        return self._endpoint().waking_once()
 
     def complete(self, job: Job, items: int, errors: list[ItemError]) -> None:
         """`items` more items are done, of which `errors` failed; the last one sends the result."""

@@ -147,12 +147,14 @@ class Attempts:
         by_job: dict[int, list[int]] = {}
         for at, piece in enumerate(pieces):
             by_job.setdefault(id(piece.job), []).append(at)
-        for places in by_job.values():
-            job = pieces[places[0]].job
-            job.device_ns += device_ns
-            job.copy_ns += copy_ns
-            errors = [failures[at] for at in places if at in failures] if failures else []
-            self._strategy.table.complete(job, len(places), errors)
+        table = self._strategy.table
+        with table.answering_together():
+            for places in by_job.values():
+                job = pieces[places[0]].job
+                job.device_ns += device_ns
+                job.copy_ns += copy_ns
+                errors = [failures[at] for at in places if at in failures] if failures else []
+                table.complete(job, len(places), errors)
 
     def make_room(self, pieces: list[Piece], error: Exception) -> Exception | None:
         """Memory ran out: give the cache back; several items get a smaller budget, a single one is tried again.
