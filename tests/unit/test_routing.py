@@ -232,6 +232,12 @@ def test_a_sequence_has_its_home_among_the_configured_workers_that_offer_the_mod
     assert slots(channel(1, loaded)) == {0, 1, 2, 3}, "without GPUs every worker offers it"
     assert slots(channel(0)) == {0, 1, 2, 3}
     assert slots() == slots(channel(0, state="connecting")) == {None}
+    available, other = ModelStatus("m", "available"), ModelStatus("other", "loaded")
+    up = channel(0, other, uuid="GPU-0"), channel(1, available, uuid="GPU-1"), channel(2, other, uuid="GPU-2")
+    assert slots(*up) == {1, 3}, "nobody tells the configuration, but two do not offer the model"
+    assert slots(*up, channel(3, loaded, uuid="GPU-3")) == {1, 3}, (
+        "one that has not loaded the model tells none"
+    )
 
 
 def keeper(channels: list[Any], slot: int | None, start: bool = False) -> int:

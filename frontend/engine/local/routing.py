@@ -13,6 +13,7 @@ import math
 from collections.abc import Collection, Sequence
 
 from frontend.engine.local.channel import Channel
+from ipc.catalog.model_config import ModelConfig
 from ipc.errors import (
     DependencyConflict,
     ModelLoadFailed,
@@ -106,14 +107,24 @@ def home(slots: Sequence[int], model: str, sequence: int | str, caller: str = ""
 def sequence_slot(
     channels: Sequence[Channel], model: str, sequence: int | str, caller: str, workers: int
 ) -> int | None:
-    """`home` among those of so many workers that offer the model; None while no worker has told its configuration."""
+    """`home` among those of so many workers that offer the model; None while no worker has told of the model."""
     up = [c for c in channels if c.state == "ready"]
-    status = next((c.models[model] for c in up if model in c.models), None)
-    if status is None:
+    if not any(model in c.models for c in up):
         return None
-    on_cpu = any(c.uuid == CPU_UUID for c in up)
-    slots = range(workers) if status.config is None else status.config.worker_slots(workers, on_cpu)
+    config = _config(up, model)
+    if config is not None:
+        slots = config.worker_slots(workers, any(c.uuid == CPU_UUID for c in up))
+    else:
+        # NOTE: only workers that have the model loaded tell its configuration; others tell whether they offer it.
+        without = {c.slot for c in up if model not in c.models}
+        slots = [slot for slot in range(workers) if slot not in without] or list(range(workers))
     return home(slots, model, sequence, caller)
+
+
+def _config(channels: Sequence[Channel], model: str) -> ModelConfig | None:
+    """The configuration of a model, by the first worker that tells it."""
+    told = [c.models[model].config for c in channels if model in c.models]
+    return next((config for config in told if config is not None), None)
 
 
 def keeper(
@@ -132,7 +143,7 @@ def keeper(
         raise explain(channels, model, on_demand=on_demand)
     chosen = next((c for c in channels if c.slot == slot), None)
     if chosen is not None and chosen.joined and chosen.state != "ready" and not step.start:
-        config = next((c.models[model].config for c in channels if model in c.models), None)
+        config = _config(channels, model)
         name = model if config is None else config.name
         raise SequenceUnknown(not_begun(step.id, name, "its worker has gone, and its state with it"))
     if chosen is None or not chosen.responsive:
