@@ -203,7 +203,7 @@ class ConnectionLimiter:
 
     def look(self, running: Collection[Peer], ended: Mapping[Peer, float]) -> int:
         """End idle and surplus connections; returns how many were shut down."""
-        now = self._calls.clock()
+        now, ended_count = self._calls.clock(), 0
         self._since = {
             peer: max(self._since.get(peer, now), ended.get(peer, 0.0)) for _, peer in of_port(self._port)
         }
@@ -214,14 +214,18 @@ class ConnectionLimiter:
             log.warning("gRPC: %d idle connections are closed, too many of one address", len(surplus_of))
         closing = surplus_of | self._asked
         for connection, peer in of_port(self._port) if idle or closing else ():
+            if peer in self._calls.running:
+                # NOTE: a call has begun while this thread looked.
+                continue
             if peer in closing:
+                ended_count += 1
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
             elif peer in idle and (
                 ask_to_leave(connection) or now - self._since[peer] >= self._idle_s + UNASKED_S
             ):
                 self._asked.add(peer)
-        return len(closing)
+        return ended_count
 
 
 def surplus(since: Mapping[Peer, float], running: Collection[Peer], limit: int) -> set[Peer]:

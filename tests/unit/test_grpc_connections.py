@@ -86,3 +86,17 @@ def test_connections_of_other_ports_are_left_alone(pair: Pair) -> None:
     wait_until(lambda: connections._is_between_frames(server), 5, "the acknowledgement")
     assert not connections._ask_new_peers(port + 1 if port < 65535 else port - 1, set())
     assert read(client) == b"settings"
+
+
+def test_a_connection_on_which_a_call_begins_during_a_look_stays(pair: Pair) -> None:
+    server, client, port = pair
+    calls = connections.CallsByConnection()
+    limiter = connections.ConnectionLimiter(port, 0, 3600, calls)
+    peer = connections.Peer.of(*client.getsockname())
+    calls.begin(peer)
+    assert limiter.look(frozenset(), {}) == 0, "the call was not known when the look began"
+    server.sendall(b"answer")
+    calls.end(peer)
+    assert limiter.look(frozenset(), dict(calls.ended)) == 1
+    with pytest.raises(BrokenPipeError):
+        server.sendall(b"answer")
