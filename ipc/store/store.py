@@ -23,7 +23,7 @@ import os
 import secrets
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -174,8 +174,18 @@ class Table(Generic[T]):
             return rows
         if found is not None:
             stamp, stored = found
-            rows = {_text(key): msgspec.json.decode(value, type=self._type) for key, value in stored}
+            rows = self._decoded(stored)
             self._read = stamp, rows
+        return rows
+
+    def _decoded(self, stored: Iterable[tuple[bytes, bytes]]) -> dict[str, T]:
+        """Rows by key. A row that is none of this table is told and passed over; the next change deletes the row."""
+        rows: dict[str, T] = {}
+        for key, value in stored:
+            try:
+                rows[_text(key)] = msgspec.json.decode(value, type=self._type)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                log.error("a row %a of the server's shared state is passed over: %s", self._kind, error)
         return rows
 
     async def change(self, how: Callable[[dict[str, T]], R], until_ns: int = 0) -> R:
@@ -235,15 +245,12 @@ class Table(Generic[T]):
             stored = connection.execute(
                 "SELECT key, value FROM state WHERE kind = ?", (self._kind,)
             ).fetchall()
-            before = {_text(key): value for key, value in stored}
-            rows = {key: msgspec.json.decode(value, type=self._type) for key, value in before.items()}
+            before, rows = dict(stored), self._decoded(stored)
             result = how(rows)
-            after = {key: msgspec.json.encode(value) for key, value in rows.items()}
-            changed = [
-                (self._kind, _key(key), value) for key, value in after.items() if before.get(key) != value
-            ]
+            after = {_key(key): msgspec.json.encode(value) for key, value in rows.items()}
+            changed = [(self._kind, key, value) for key, value in after.items() if before.get(key) != value]
             connection.executemany(_PUT, changed)
-            gone = [(self._kind, _key(key)) for key in before.keys() - after.keys()]
+            gone = [(self._kind, key) for key in before.keys() - after.keys()]
             connection.executemany("DELETE FROM state WHERE kind = ? AND key = ?", gone)
             return result
 

@@ -284,3 +284,20 @@ def test_a_change_by_hand_is_seen(paths: RunPaths) -> None:
         ):
             operator.execute(change)
             assert state.rows() == expected
+
+
+@pytest.mark.parametrize(("key", "value"), [(b"odd", b"[1]"), (b"odd", b"{"), (b"\xff\xfe", b'"v"')])
+def test_a_row_of_another_form_is_told_passed_over_and_deleted_by_the_next_change(
+    paths: RunPaths, caplog: pytest.LogCaptureFixture, key: bytes, value: bytes
+) -> None:
+    """A process of another version may have written the row."""
+    mine = table(paths)
+    put(mine, "a", "1")
+    file = paths.store() / (paths.store() / "current").readlink()
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("INSERT INTO state VALUES ('k', ?, ?)", (key, value))
+        assert mine.rows() == {"a": "1"}
+        assert "passed over" in caplog.text
+        put(mine, "b", "2")
+        assert other.execute("SELECT key FROM state WHERE kind = 'k'").fetchall() == [(b"a",), (b"b",)]
+    assert mine.rows() == {"a": "1", "b": "2"}
