@@ -33,7 +33,7 @@ Metadata = dict[str, str | bytes]
 class Call:
     """A request under way. `path` is `/package.Service/Method`; `raw` are the values of `Method.raw_field`.
 
-    `scheduled` is set by contracts that number requests from there on.
+    `scheduled` is set by contracts that number requests from there on. `ended`: the request has been counted.
     """
 
     services: Services
@@ -45,6 +45,7 @@ class Call:
     grant: Grant = ANONYMOUS
     raw: Sequence[bytes | memoryview] = field(default=())
     scheduled: bool = False
+    ended: bool = False
 
     @classmethod
     def begin(
@@ -97,7 +98,7 @@ class Call:
 
     def finish(self, error: PenstockError | None = None) -> None:
         """The request has been answered, or has failed with `error`."""
-        made = self.context
+        made, self.ended = self.context, True
         status = 200 if error is None else error.status
         made.error = "" if error is None else error.code
         if self.grant.name or isinstance(error, AccessRefused):

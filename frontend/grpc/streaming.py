@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from typing import Any
 
 from grpc import aio
@@ -176,7 +177,7 @@ class _Stream:
             return answer
         task = asyncio.get_running_loop().create_task(self._write_several(call, received, answer))
         self._aside.add(task)
-        task.add_done_callback(self._end_aside)
+        task.add_done_callback(partial(self._end_aside, call))
         return None
 
     async def _write_several(self, call: Call, received: Received, several: Several) -> None:
@@ -186,8 +187,11 @@ class _Stream:
         except PenstockError as error:
             await self._write_last(call, self._told(call, received, error))
 
-    def _end_aside(self, task: asyncio.Task[None]) -> None:
+    def _end_aside(self, call: Call, task: asyncio.Task[None]) -> None:
         """One message is answered; what went wrong ends the stream at once, whatever others wait for."""
+        if not call.ended:
+            # NOTE: a task that was cancelled before its first step has run nothing of its coroutine.
+            call.finish(call.ended_early())
         self._aside.discard(task)
         self._room.release()
         error = None if task.cancelled() else task.exception()

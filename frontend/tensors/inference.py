@@ -104,10 +104,8 @@ class TensorInference:
             DeadlineExceeded, QueueFull, ShmExhausted and every other error of the engine.
         """
         _limit_waiting(scope, request.timeout_us)
-        # NOTE: looked up once more: while the body arrived, the model may have got another configuration or version.
-        model = self.look(scope, request.model, request.version) or model
         try:
-            return await self._run(scope, model, request)
+            return await self._run(scope, self._current(scope, model, request), request)
         except DeadlineExceeded as error:
             raise _told(scope, error) from error
 
@@ -141,7 +139,7 @@ class TensorInference:
         worker that died.
         """
         _limit_waiting(scope, request.timeout_us)
-        checked = _checked(scope, model, request)
+        checked = _checked(scope, self._current(scope, model, request), request)
         try:
             async with self._programs.stream(checked) as parts:
                 async for answer in parts:
@@ -152,6 +150,10 @@ class TensorInference:
             raise self._unavailable(request, error) from error
         except DeadlineExceeded as error:
             raise _told(scope, error) from error
+
+    def _current(self, scope: RequestScope, model: TensorModel, request: TensorRequest) -> TensorModel:
+        """The model as it is now: while the body arrived, it may have got another configuration or version."""
+        return self.look(scope, request.model, request.version) or model
 
     def _unavailable(self, request: TensorRequest, error: PenstockError) -> UnavailableModel:
         """Why the model that was found cannot answer any more, under the name that the client uses."""

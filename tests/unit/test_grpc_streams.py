@@ -133,6 +133,28 @@ def serve(root: Path, rpc: FakeRpc, during: Callable[[Contract, Services], Any] 
     return counted
 
 
+def test_a_message_whose_answers_never_began_is_counted_all_the_same(tmp_path: Path) -> None:
+    """The rpc ends in the turn of the event loop in which the writing of its answers would begin."""
+    rpc = FakeRpc(["several"], 1, asyncio.Event().wait)
+    make_task = asyncio.BaseEventLoop.create_task
+
+    async def during(contract: Contract, services: Services) -> None:
+        [serving] = (task for task in asyncio.all_tasks() if "Served.run" in repr(task.get_coro()))
+        loop = asyncio.get_running_loop()
+
+        def create_task(coroutine: Any, **more: Any) -> Any:
+            task = make_task(loop, coroutine, **more)  # type: ignore[arg-type]
+            if "_write_several" in repr(coroutine):
+                task.cancel()
+                serving.cancel()
+            return task
+
+        loop.create_task = create_task  # type: ignore[method-assign, assignment]
+
+    assert serve(tmp_path, rpc, during) == ["499"]
+    assert rpc.attempts == 0
+
+
 def test_a_client_that_never_reads_holds_nothing_beyond_its_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

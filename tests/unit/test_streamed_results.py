@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -108,6 +109,24 @@ def test_inputs_are_given_back_when_the_work_is_done_and_not_when_it_was_read(tm
             assert len([result async for result in found]) == COUNT - 1
 
     assert run(tmp_path, act) == [("parts", 1, 1)]
+
+
+def test_a_request_is_checked_against_the_model_as_it_is_when_its_body_has_come(tmp_path: Path) -> None:
+    services = services_of(tmp_path, [entry("parts@1")], [loaded("parts@1", CONFIG)])
+    narrow = msgspec.structs.replace(CONFIG, inputs=(tensor("A", "UINT8", 2),))
+    request = TensorRequest("parts", None, [InputTensor("A", "UINT8", [3], bytes(3))], None)
+
+    async def late() -> None:
+        scope = plain_scope()
+        scope.deadline_ns = deadline.after(20)
+        model = await services.inference.find(scope, "parts", None)
+        [channel] = services.engine.client.channels  # type: ignore[attr-defined]
+        channel.models = {"parts@1": loaded("parts@1", narrow)}
+        async with aclosing(services.inference.stream(scope, model, request)) as found:
+            await anext(found)
+
+    with pytest.raises(InvalidInput):
+        asyncio.run(late())
 
 
 @pytest.mark.parametrize(
