@@ -93,10 +93,27 @@ def test_the_line_keeps_the_order_of_each_reason_and_drops_what_has_ended() -> N
         line.add(job, reason)
     jobs[2].state = "cancelled"
     assert line.has(Reason.COPY) and not line.has(Reason.PART) and line.holds(jobs[3])
-    assert line.jobs(Reason.ROOM, Reason.COPY) == [jobs[0], jobs[1], jobs[4]]
+    assert line.jobs(Reason.ROOM, Reason.COPY) == [jobs[0], jobs[4], jobs[1]]
     assert line.take(Reason.ROOM) == [jobs[0], jobs[4]] and len(line) == 2
     line.add(jobs[0], Reason.COPY)
-    assert line.take(Reason.SLOT, Reason.COPY) == [jobs[1], jobs[3], jobs[0]] and not len(line)
+    assert (
+        line.take(Reason.COPY) == [jobs[1], jobs[0]] and line.take(Reason.SLOT) == [jobs[3]] and not len(line)
+    )
+
+
+def test_who_asks_for_one_reason_looks_at_no_job_of_another() -> None:
+    class Unseen:
+        @property
+        def state(self) -> str:
+            raise AssertionError("this job waits for something else")
+
+    line, jobs = WaitingLine(), [make_job(number=number) for number in range(2)]
+    for _ in range(3):
+        line.add(Unseen(), Reason.ROOM)  # type: ignore[arg-type]
+    line.add(jobs[0], Reason.PAUSE, 100)
+    line.add(jobs[1], Reason.COPY)
+    assert line.next_ns() == 100 and line.has(Reason.COPY) and not line.has(Reason.PART)
+    assert line.take_paused(100) == [jobs[0]] and line.take(Reason.COPY) == [jobs[1]] and len(line) == 3
 
 
 def test_pauses_end_in_their_time() -> None:

@@ -33,7 +33,7 @@ from workers.reporting.batches import BatchCounts
 from workers.scheduling.job import Batch, Job, collate
 from workers.scheduling.queue import WorkQueue
 from workers.scheduling.table import JobTable
-from workers.scheduling.waiting import WaitingLine
+from workers.scheduling.waiting import Reason, WaitingLine
 from workers.strategies.stream import Streams
 
 CONFIG = ModelConfig(
@@ -199,7 +199,8 @@ class StreamMachine(RuleBasedStateMachine):
     @rule()
     def let_pauses_end(self) -> None:
         line = self.streams._line
-        line._jobs = {job: (why, min(until, 1)) for job, (why, until) in line._jobs.items()}
+        for job in line.jobs(Reason.PAUSE):
+            line.add(job, Reason.PAUSE, 1)
         for job in self.jobs:
             job.kept.pause_until_ns = min(job.kept.pause_until_ns, 1)
         self.streams.wake_paused()

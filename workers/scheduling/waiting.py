@@ -8,14 +8,14 @@
 | PART | room in the arena for the next part of its answer | the same |
 | PAUSE | time: its model asked to go on later | when the time has come |
 
-Jobs of one reason keep their order. A job that ended meanwhile stays in the line until somebody looks at it.
+Jobs of one reason keep their order. A job that ended meanwhile stays in the line until somebody takes jobs of its
+reason.
 """
 
 from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Callable
 
 from workers.scheduling.job import Job
 
@@ -35,56 +35,54 @@ class WaitingLine:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._jobs: dict[Job, tuple[Reason, int]] = {}
+        # PERF: the device thread asks for pauses at every batch, and must not look at thousands of other jobs.
+        self._lines: dict[Reason, dict[Job, int]] = {reason: {} for reason in Reason}
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return sum(map(len, self._lines.values()))
 
     def add(self, job: Job, reason: Reason, until_ns: int = 0) -> None:
         """At the end; with PAUSE, until that instant."""
         with self._lock:
-            self._jobs[job] = (reason, until_ns)
+            self._lines[reason][job] = until_ns
 
     def has(self, reason: Reason) -> bool:
         """Whether some open job waits for this reason."""
         with self._lock:
-            return any(why is reason and job.state == "open" for job, (why, _) in self._jobs.items())
+            return any(job.state == "open" for job in self._lines[reason])
 
     def holds(self, job: Job) -> bool:
         """Whether the job waits here."""
-        return job in self._jobs
+        return any(job in line for line in self._lines.values())
 
     def jobs(self, *reasons: Reason) -> list[Job]:
-        """The open jobs that wait for one of these reasons."""
+        """The open jobs that wait for one of these reasons, reason after reason."""
         with self._lock:
-            return [job for job, (why, _) in self._jobs.items() if why in reasons and job.state == "open"]
+            return [job for reason in reasons for job in self._lines[reason] if job.state == "open"]
 
-    def take(self, *reasons: Reason) -> list[Job]:
-        """The same, and out of the line with them."""
-        return self._take(lambda why, _: why in reasons)
+    def take(self, reason: Reason) -> list[Job]:
+        """The open jobs that wait for this reason, and out of the line with them."""
+        return self._take(reason, None)
 
     def next_ns(self) -> int | None:
         """When the first pause of an open job ends; None without any."""
-        if not self._jobs:
+        if not self._lines[Reason.PAUSE]:
             return None
         with self._lock:
-            ends = [
-                until
-                for job, (why, until) in self._jobs.items()
-                if why is Reason.PAUSE and job.state == "open"
-            ]
+            ends = [until for job, until in self._lines[Reason.PAUSE].items() if job.state == "open"]
         return min(ends, default=None)
 
     def take_paused(self, now_ns: int) -> list[Job]:
         """The open jobs whose pause has ended, and out of the line with them."""
-        return self._take(lambda why, until: why is Reason.PAUSE and until <= now_ns)
+        return self._take(Reason.PAUSE, now_ns)
 
-    def _take(self, wanted: Callable[[Reason, int], bool]) -> list[Job]:
-        if not self._jobs:
+    def _take(self, reason: Reason, until_ns: int | None) -> list[Job]:
+        line = self._lines[reason]
+        if not line:
             return []
         with self._lock:
-            taken = [job for job, (why, until) in self._jobs.items() if wanted(why, until)]
-            gone = [job for job in self._jobs if job.state != "open"]
+            taken = [job for job, until in line.items() if until_ns is None or until <= until_ns]
+            gone = [job for job in line if job.state != "open"]
             for job in {*taken, *gone}:
-                del self._jobs[job]
+                del line[job]
         return [job for job in taken if job.state == "open"]
