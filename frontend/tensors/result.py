@@ -23,7 +23,7 @@ class TopClass(NamedTuple):
 class OutputTensor:
     """One output. `shape` includes the batch dimension of a model that batches.
 
-    `data` are the raw bytes, valid while the reply is held; None when they were written to a client's region, or when
+    `data` are the raw bytes, valid while the answer is open; None when they were written to a client's region, or when
     `classes`, the highest entries of each row, were asked for instead.
     """
 

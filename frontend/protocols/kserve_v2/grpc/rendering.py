@@ -17,7 +17,7 @@ def response_of(result: TensorResult, given_id: str, streamed: bool = False, *, 
     """The response; an output in shared memory has an empty raw entry, so that the others keep their places.
 
     In a stream it is wrapped in a ModelStreamInferResponse, and says whether it is the `final` one to its request. This
-    copies out of the reply's block: check it afterwards.
+    copies out of the answer's block, so the answer must still be open.
     """
     head = pb.ModelInferResponse(model_name=result.model, model_version=str(result.version), id=given_id)
     for name, value in result.parameters.items():
