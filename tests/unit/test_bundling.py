@@ -17,10 +17,11 @@ from frontend.engine.local import dealer
 from frontend.engine.local.channel import Channel
 from ipc.errors import WorkerLost
 from ipc.memory.arena import BLOCKS_OFFSET, Arena
-from ipc.memory.leases import LeaseTable
+from ipc.memory.input_arena import InputArena, InputBlock
+from ipc.memory.leases import Block, LeaseTable
 from ipc.processes.paths import RunPaths
 from ipc.wire import codec
-from ipc.wire.messages import Cancel, EncodeCall, InputItem, Leaving, Ping, Pong, Submit, Work
+from ipc.wire.messages import Cancel, EncodeCall, InputItem, Inputs, Leaving, Ping, Pong, Submit, Work
 from workers.endpoint import router
 from workers.endpoint.endpoint import Endpoint, Handler
 from workers.endpoint.sessions import Session
@@ -130,6 +131,40 @@ def test_requests_of_a_turn_that_the_socket_does_not_take_fail_as_lost(
                 await future
         assert refused == [3] and channel.cost == 0
         channel.close()
+        context.term()
+
+    asyncio.run(run())
+
+
+def test_a_request_and_the_word_where_its_inputs_lie_are_taken_together_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[list[Any]] = []
+
+    def send(socket: object, frames: list[codec.Payload]) -> None:
+        arrived = codec.unpack([bytes(frame) for frame in frames])
+        tried.append([codec.decode_to_worker(text) for text, _ in arrived])
+        if len(tried) == 1:
+            raise zmq.Again
+
+    monkeypatch.setattr(dealer, "send", send)
+    inputs = Inputs("path", "epoch")
+    arena = cast("InputArena", SimpleNamespace(inputs=inputs))
+
+    async def run() -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        channel = Channel(context, RunPaths(tmp_path, "test", tmp_path), 0, "f0", lambda: None)
+        channel._connect()
+        for number in range(codec.MAX_MESSAGES - 1):
+            channel._put(Cancel(number))
+        block = InputBlock(Block(64, 8, 1), memoryview(bytearray(8)), arena)
+        request, future = channel.submit(WORK, block)
+        await asyncio.sleep(0)
+        assert len(tried[0]) == codec.MAX_MESSAGES - 1
+        assert tried[1] == [inputs, Submit(request, WORK, False, block.ref)] and not future.done()
+        channel.close()
+        with pytest.raises(WorkerLost):
+            await future
         context.term()
 
     asyncio.run(run())

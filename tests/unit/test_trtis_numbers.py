@@ -10,6 +10,7 @@ import pytest
 
 from frontend.protocols.trtis_v1 import statuses
 from frontend.protocols.trtis_v1.statuses import FILE_NAME, RequestNumbers
+from frontend.protocols.trtis_v1.text import one_line
 from ipc.processes import sweep
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.settings import load
@@ -91,3 +92,15 @@ def test_a_number_that_cannot_be_written_costs_no_request_its_answer(tmp_path: P
     paths = paths_of(tmp_path)
     (paths.control() / FILE_NAME).mkdir()
     assert RequestNumbers(paths).next() == 0
+
+
+@pytest.mark.parametrize("server_id", ["penstock", 'a "quoted" näme'])
+def test_the_line_of_a_success_is_the_printed_status_with_the_next_number(
+    server_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths_of(tmp_path)
+    made = statuses.Statuses(load(None, {"run.dir": str(tmp_path), "trtis.server_id": server_id}, {}))
+    monkeypatch.setattr(made.numbers, "next", lambda: 7)
+    assert made.success_line() == one_line(made.success())
+    monkeypatch.setattr(made.numbers, "next", lambda: 0)
+    assert made.success_line() == one_line(made.success()), "a number that could not be drawn is not printed"

@@ -217,8 +217,7 @@ class Channel:
         if isinstance(payload, InputBlock):
             message = Submit(request, work, solo, payload.ref)
             # NOTE: sent every time: the worker may have begun anew, or had no memory to map the arena the last time.
-            self._dealer.put(payload.inputs)
-            self._dealer.put(message)
+            self._dealer.put(message, introduction=payload.inputs)
             payload.add_reader()
             self._reading[request] = payload
         else:

@@ -89,10 +89,17 @@ class Dealer:
         self._loop.add_reader(socket.FD, self.look)
         self._schedule()
 
-    def put(self, message: ToWorker, payload: codec.Payload | None = None) -> None:
-        """Let a message leave at the end of this turn. Raises what msgspec raises for values that cannot be told."""
-        if self._bundle.full:
+    def put(
+        self, message: ToWorker, payload: codec.Payload | None = None, introduction: ToWorker | None = None
+    ) -> None:
+        """Let a message leave at the end of this turn, with its introduction before it in the same bundle.
+
+        Raises what msgspec raises for values that cannot be told.
+        """
+        if self._bundle.full or (introduction is not None and len(self._bundle) >= codec.MAX_MESSAGES - 1):
             self.flush()
+        if introduction is not None:
+            self._bundle.add(introduction)
         self._bundle.add(message, payload)
         if payload is not None:
             copies.count("frame", len(payload))
