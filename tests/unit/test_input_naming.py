@@ -37,7 +37,9 @@ def test_a_frontend_names_its_arena_before_every_block(paths: RunPaths) -> None:
     async def run() -> None:
         context: zmq.Context[Any] = zmq.Context()
         channel = Channel(context, paths, 0, "f0", lambda: None)
-        dealer = SimpleNamespace(put=lambda message, payload=None: sent.append(message))
+        dealer = SimpleNamespace(
+            put=lambda message, payload=None, introduction=None: sent.extend((introduction, message))
+        )
         channel._dealer = cast("Dealer", dealer)
         arena = InputArena(paths, 0, 1 << 20)
         for _ in range(2):
