@@ -446,6 +446,14 @@ def test_a_suspended_bulk_batch_goes_on_for_a_query_of_its_own_model() -> None:
     assert batcher.resume(NOW_NS, None) is batch
 
 
+def test_a_suspended_batch_that_nobody_waits_for_goes_on_at_once_to_end() -> None:
+    batcher, batch = suspended("bulk", seconds=60.0)
+    batcher.add(job([4], group="other"), 0, 1)
+    assert batcher.resume(NOW_NS, None) is None
+    batch.first.state = "cancelled"
+    assert batcher.resume(NOW_NS, None) is batch
+
+
 def test_of_two_suspended_batches_the_one_with_queries_goes_on_first() -> None:
     batcher, bulk = suspended("bulk")
     batcher.add(job([4], group="other"), 0, 1)

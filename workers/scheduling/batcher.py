@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -336,9 +337,12 @@ class Batcher:
         """The urgency of a suspended batch, comparable with `_urgency`.
 
         Bulk work that has waited too long counts as a query, and so does bulk work that keeps a query of the same
-        adapter from the device: both would wait for ever while queries of other models keep coming.
+        adapter from the device: both would wait for ever while queries of other models keep coming. A batch that
+        nobody waits for comes before everything: its next step ends it, and gives back its memory.
         """
         adapter, jobs = batch.first.adapter, [piece.job for piece in batch.pieces]
+        if not any(job.state == "open" for job in jobs):
+            return False, -math.inf
         waits_for_turn = (
             all(job.work.lane == "bulk" for job in jobs)
             and now_ns - min(job.queued_ns for job in jobs) <= self._starve_after_ns
