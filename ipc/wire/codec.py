@@ -1,8 +1,9 @@
 """Messages to ZeroMQ frames and back, with limits checked before decoding.
 
-1. Messages that leave together travel in one `Bundle`: a frame with all messages, then one frame per payload of raw
-   bytes, in order. The first frame is the array `[messages, carriers]`: each message is msgpack of its own inside a
-   binary string, and `carriers` are the indices of the messages that have a payload.
+1. Messages that leave together travel in one `Bundle`: a frame with all messages and all small payloads of raw bytes,
+   then one frame per large payload, in order. The first frame is the array `[messages, carriers, small]`: each message
+   is msgpack of its own inside a binary string, `carriers` are the indices of the messages with a large payload, and
+   `small` maps the index of a message to its small payload.
 2. `unpack` takes a bundle apart. Each message is decoded alone, so that a bad message never harms its neighbours.
 
 A state of a model that breaks the schema costs that model only. A worker tells a failed state in its place (`sayable`),
@@ -56,14 +57,17 @@ MAX_MESSAGES = 256
 """Most messages of a bundle, and thereby most payloads."""
 MAX_MESSAGE_NBYTES = 1 << 30
 _FULL_NBYTES = 1 << 20
+_SMALL_NBYTES = 4 << 10
+"""PERF: copying so many bytes costs less than a frame, which both sides send and receive with calls of its own."""
 
 Payload = bytes | memoryview
-"""Raw bytes that travel behind a message, in a frame of their own."""
+"""Raw bytes that travel with a message."""
 
 
 class _Head(Wire, frozen=True):
     messages: list[memoryview]
     carriers: list[int]
+    small: dict[int, bytes] = msgspec.field(default_factory=dict)
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -80,7 +84,7 @@ _UNDECODABLE = (msgspec.DecodeError, ValueError, RecursionError)
 class Bundle:
     """Messages on their way to one receiver that have not left yet."""
 
-    __slots__ = ("_carriers", "_nbytes", "_payloads", "_texts")
+    __slots__ = ("_carriers", "_nbytes", "_payloads", "_small", "_texts")
 
     def __init__(self) -> None:
         self._clear()
@@ -89,6 +93,7 @@ class Bundle:
         self._texts: list[bytes] = []
         self._carriers: list[int] = []
         self._payloads: list[Payload] = []
+        self._small: dict[int, Payload] = {}
         self._nbytes = 0
 
     def __len__(self) -> int:
@@ -103,15 +108,18 @@ class Bundle:
         """Encode a message. Raises what msgspec raises for a message with values that cannot be told."""
         text = _encoder.encode(message)
         if payload is not None:
-            self._carriers.append(len(self._texts))
-            self._payloads.append(payload)
             self._nbytes += len(payload)
+            if len(payload) <= _SMALL_NBYTES:
+                self._small[len(self._texts)] = payload
+            else:
+                self._carriers.append(len(self._texts))
+                self._payloads.append(payload)
         self._texts.append(text)
         self._nbytes += len(text)
 
     def take(self) -> list[Payload]:
         """The frames of all messages added so far; the bundle is empty afterwards."""
-        frames: list[Payload] = [_encoder.encode((self._texts, self._carriers)), *self._payloads]
+        frames: list[Payload] = [_encoder.encode((self._texts, self._carriers, self._small)), *self._payloads]
         self._clear()
         return frames
 
@@ -137,13 +145,17 @@ def unpack(frames: Sequence[bytes]) -> list[tuple[memoryview, bytes]]:
     if len(head.messages) > MAX_MESSAGES:
         raise ProtocolError(f"{len(head.messages)} messages, expected at most {MAX_MESSAGES}")
     unpacked: list[tuple[memoryview, bytes]] = [(text, b"") for text in head.messages]
+    payloads = head.small
     if head.carriers or len(frames) > 1:
         if sorted(set(head.carriers)) != head.carriers or len(head.carriers) != len(frames) - 1:
             raise ProtocolError(f"{len(frames) - 1} payloads do not fit their messages")
-        for carrier, payload in zip(head.carriers, frames[1:], strict=True):
-            if not 0 <= carrier < len(unpacked):
-                raise ProtocolError(f"a payload of message {carrier}, of {len(unpacked)}")
-            unpacked[carrier] = (unpacked[carrier][0], payload)
+        payloads = payloads | dict(zip(head.carriers, frames[1:], strict=True))
+        if len(payloads) != len(head.small) + len(head.carriers):
+            raise ProtocolError("a message has two payloads")
+    for carrier, payload in payloads.items():
+        if not 0 <= carrier < len(unpacked):
+            raise ProtocolError(f"a payload of message {carrier}, of {len(unpacked)}")
+        unpacked[carrier] = (unpacked[carrier][0], payload)
     return unpacked
 
 

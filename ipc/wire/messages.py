@@ -14,7 +14,7 @@ import msgspec
 from ipc.catalog.model_config import ModelConfig
 from ipc.wire.field_names import FieldNames
 
-VERSION = 7
+VERSION = 8
 LANES = ("interactive", "bulk")
 
 
@@ -185,7 +185,7 @@ class Work(Wire, frozen=True):
 class Submit(Wire, frozen=True, tag="submit"):
     """One request. `solo` asks for a batch of its own.
 
-    The payload lies in `block` of the frontend's arena or, without, in the next frame.
+    The payload lies in `block` of the frontend's arena or, without, travels with the message.
     """
 
     id: int
@@ -378,8 +378,9 @@ class Trace(Wire, frozen=True):
 class Result(Wire, frozen=True, tag="result"):
     """The answer to `id`.
 
-    `tensors` lie in `block`, or in the next frame when `block` is None; `loose` ones, of unforeseen size, always in the
-    next frame. `rows`: rows per item, where they are not one. `infos`: outputs of an infer call, in the order wanted.
+    `tensors` lie in `block`, or in the message's payload when `block` is None; `loose` ones, of unforeseen size, always
+    in the payload. `rows`: rows per item, where they are not one. `infos`: outputs of an infer call, in the order
+    wanted.
     """
 
     id: int

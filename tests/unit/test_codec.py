@@ -172,12 +172,13 @@ def test_messages_of_one_bundle_come_back_in_order_each_with_its_own_payload() -
     told = [
         (Ping(1), None),
         (TO_WORKER[1], b"first"),
+        (TO_WORKER[1], b"large" * 1000),
         (Cancel(2), None),
         (TO_WORKER[1], b""),
         (Release(1, 2), None),
     ]
     frames = bundle(*told)
-    assert len(frames) == 3
+    assert len(frames) == 2, "a large payload has a frame of its own, small ones lie with the messages"
     arrived = [(codec.decode_to_worker(text), payload) for text, payload in codec.unpack(frames)]
     assert arrived == [(message, payload or b"") for message, payload in told]
 
@@ -233,6 +234,14 @@ def test_payloads_that_do_not_fit_their_messages_are_refused(carriers: list[int]
     else:
         with pytest.raises(ProtocolError, match="payload"):
             codec.unpack(frames)
+
+
+@pytest.mark.parametrize("small", [{2: b"a"}, {-1: b"a"}, {0: b"a"}, {0: "a"}])
+def test_small_payloads_that_do_not_fit_their_messages_are_refused(small: dict[int, Any]) -> None:
+    texts = [codec.encode(Ping(1))] * 2
+    assert [payload for _, payload in codec.unpack([head(texts, [], {1: b"a"})])] == [b"", b"a"]
+    with pytest.raises(ProtocolError):
+        codec.unpack([head(texts, [0], small), b"large"])
 
 
 @pytest.mark.parametrize(

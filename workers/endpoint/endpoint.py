@@ -294,7 +294,7 @@ class Endpoint:
 
     @staticmethod
     def _payload(session: Session, message: Submit, frame: bytes) -> memoryview:
-        """Raw tensors of a request: the frame after it, or a block of the frontend."""
+        """Raw tensors of a request: the payload of its message, or a block of the frontend."""
         block = message.block
         if block is None:
             return memoryview(frame)
