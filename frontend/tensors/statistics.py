@@ -211,14 +211,17 @@ class Times(NamedTuple):
 
 
 class _Row:
-    """The counters of one version with one batch size on one device, looked up once."""
+    """The counters of one version with one batch size on one device, looked up once.
+
+    `values`: requests; seconds in all, in the queue, of input, compute and output; rows. `last`: when one ended last.
+    """
 
     def __init__(self, metrics: FrontendMetrics, key: tuple[str, str], size: str, uuid: str) -> None:
         names = ("requests", "seconds", "queue", "input", "compute", "output")
-        self.requests, self.total, self.queue, self.input, self.infer, self.output = (
-            getattr(metrics, f"infer_{name}").labels(*key, size, uuid) for name in names
-        )
-        self.rows, self.last = metrics.infer_rows.labels(*key, uuid), metrics.infer_last.labels(*key)
+        children = [getattr(metrics, f"infer_{name}").labels(*key, size, uuid) for name in names]
+        # PERF: the values themselves: a counter looks at its labels and at the amount before each increment.
+        self.values = [child._value for child in (*children, metrics.infer_rows.labels(*key, uuid))]
+        self.last = metrics.infer_last.labels(*key)._value
 
 
 class RequestCounters:
@@ -260,13 +263,9 @@ class RequestCounters:
             row = _Row(self._metrics, (model, str(version)), str(size), uuid)
             self._rows[model, version, size, uuid] = row
         # PERF: the phases of one batch size only; the figures of a whole model are summed up when they are read.
-        row.requests.inc()
-        row.total.inc(times.total_ns * 1e-9)
-        row.queue.inc(times.queue_ns * 1e-9)
-        row.input.inc(times.input_ns * 1e-9)
-        row.infer.inc(times.infer_ns * 1e-9)
-        row.output.inc(times.output_ns * 1e-9)
-        row.rows.inc(rows)
+        nanoseconds = (times.total_ns, times.queue_ns, times.input_ns, times.infer_ns, times.output_ns)
+        for value, amount in zip(row.values, (1, *[ns * 1e-9 for ns in nanoseconds], rows), strict=True):
+            value.inc(amount)
         row.last.set(time.time())
 
     def failed(self, model: str, version: int | None, rows: int, code: str, total_ns: int) -> None:

@@ -83,6 +83,9 @@ def pick(
     if lora := work.call.lora:
         open_ = [c for c in open_ if lora in c.models[work.model].loras] or open_
 
+    if len(open_) == 1:
+        return open_[0]
+
     def wait_s(channel: Channel) -> float:
         # A step that has taken seconds may take as many more, whatever the rate says.
         waiting = channel.cost + channel.foreign_cost
