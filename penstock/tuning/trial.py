@@ -243,8 +243,13 @@ def _free_port() -> int:
 
 
 def _is_ready(port: int, workers: int) -> bool:
-    """Whether the frontend has heard of the loaded model from every worker."""
+    """Whether the frontend has heard of the loaded model from every worker. Raises `TrialFailed` for a failed load."""
     metrics = _get(port, "/metrics")
+    if any(
+        line.startswith("penstock_model_state{") and 'state="failed"' in line and line.endswith(" 1.0")
+        for line in metrics
+    ):
+        raise TrialFailed("the model did not load")
     joined = sum(line.startswith("penstock_worker_up{") and line.endswith(" 1.0") for line in metrics)
     loaded = sum(
         line.startswith("penstock_model_state{") and 'state="loaded"' in line and line.endswith(" 1.0")
@@ -268,11 +273,14 @@ def _get(port: int, path: str) -> list[str]:
 
 def _wait(condition: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
     until = time.monotonic() + START_S
-    while not condition():
-        if process.poll() is not None or time.monotonic() > until:
-            said = log.read_text(errors="replace").strip().splitlines()[-3:]
-            raise TrialFailed("the server did not start: " + " | ".join(said))
-        time.sleep(_LOOK_EVERY_S)
+    try:
+        while not condition():
+            if process.poll() is not None or time.monotonic() > until:
+                raise TrialFailed("the server did not start")
+            time.sleep(_LOOK_EVERY_S)
+    except TrialFailed as error:
+        said = log.read_text(errors="replace").strip().splitlines()[-3:]
+        raise TrialFailed(f"{error.message}: " + " | ".join(said)) from None
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

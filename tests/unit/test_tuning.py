@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -227,3 +228,19 @@ def test_requests_differ_so_that_no_item_is_computed_once_for_two() -> None:
     assert load_made.path == "/v1/score/m"
     assert len(set(load_made.bodies)) == len(load_made.bodies)
     assert b'"query"' in load_made.single[0] and b'"query"' not in trial.load_of("m", "encode").single[0]
+
+
+def test_a_trial_whose_model_fails_to_load_ends_at_once_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A load that failed for want of the network would be tried again for ten minutes."""
+    log = tmp_path / "log"
+    log.write_text("model m failed to load: NETWORK\n")
+    failed = 'penstock_model_state{model="m",state="failed",worker="worker-0"} 1.0'
+    monkeypatch.setattr(trial, "_get", lambda port, path: [failed])
+    with subprocess.Popen(["sleep", "60"]) as server:
+        try:
+            with pytest.raises(trial.TrialFailed, match="did not load: model m failed to load: NETWORK"):
+                trial._wait(lambda: trial._is_ready(1, 1), server, log)
+        finally:
+            server.kill()
