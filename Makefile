@@ -54,11 +54,12 @@ test-gpu: $(STAMP)dev ## run the tests that need a CUDA device
 	@if $(HAS_CUDA); then set -x; $(BIN)/python -m pytest -q -m gpu $(ARGS); \
 	else echo "test-gpu: torch sees no CUDA device here, nothing was run"; fi
 
-check: $(STAMP)dev ## lint, format, types, import rule, sizes, duplication
+check: $(STAMP)dev ## lint, format, types, import rule, structure, sizes, duplication
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m tools.imports
+	$(BIN)/python -m tools.structure
 	$(BIN)/python -m tools.sizes
 	$(BIN)/python -m tools.duplication
 

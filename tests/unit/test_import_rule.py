@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+from tools import structure
 from tools.imports import find
 from tools.source_tree import ROOT, python_files
 
@@ -27,6 +28,10 @@ def loaded_by(module: str, names: list[str]) -> list[str]:
 def test_every_import_of_the_tree_follows_the_rule() -> None:
     assert len(python_files(ROOT)) > 20
     assert [str(finding) for finding in find(ROOT)] == []
+
+
+def test_the_structure_of_the_tree_follows_the_rule() -> None:
+    assert [str(finding) for finding in structure.find(ROOT)] == []
 
 
 def test_the_frontend_application_loads_no_model_library() -> None:
