@@ -77,7 +77,7 @@ def services(tmp_path: Path) -> Iterator[Services]:
     made.engine, made.directory, made.copies = engine, directory, CopyBudget(1 << 20)
     made.models = TensorModels(directory, made.settings, lambda model: None)
     regions: Any = made.extensions.regions
-    made.inference = TensorInference(engine, made.models, made.inputs, regions, made.settings)
+    made.inference = TensorInference(engine, made.models, made.inference.inputs, regions, made.settings)
     yield made
     assert all(lease.releases == 1 for lease in engine.leases), "an answer was kept, or given back twice"
 
