@@ -38,3 +38,10 @@ class FakeLease:
         self.releases += 1
         self.released.set()
         self.block[:] = b"\xee" * len(self.block)
+
+    def close(self) -> None:
+        """Check, then end the right."""
+        try:
+            self.check()
+        finally:
+            self.release()

@@ -73,8 +73,9 @@ def test_only_the_sequences_of_the_killed_worker_are_lost_and_begin_again_when_i
             starting = asyncio.create_task(add(clients[0], first, first, start=True))
             running.start(0)
             assert await starting == first, "the START did not wait for the worker"
-            assert await add(clients[1], first, first) == 2 * first
+            # NOTE: a frontend that has not joined the new life yet takes the sequence for lost.
             await until_up(clients, 2)
+            assert await add(clients[1], first, first) == 2 * first
             for name in rest:
                 assert await add(clients[0], name, name, start=True) == name
                 assert await add(clients[1], name, name) == 2 * name
