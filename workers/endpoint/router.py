@@ -6,14 +6,10 @@ from pathlib import Path
 
 import zmq
 
-from ipc.wire import codec
+from ipc.wire import bundles, codec
+from ipc.wire.bundles import receive
 
-# PERF: plain numbers, because the enums of pyzmq cost more than the system call.
-_EVENTS = int(zmq.EVENTS)
-_POLLIN = int(zmq.POLLIN)
-_RCVMORE = int(zmq.RCVMORE)
-_NOBLOCK = int(zmq.NOBLOCK)
-_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+__all__ = ["bind", "receive", "send"]
 
 
 def bind(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> zmq.Socket[bytes]:
@@ -32,21 +28,8 @@ def bind(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> zmq.Socket[byte
     return socket
 
 
-def receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
-    """The next bundle that has arrived, the sender's identity first; None when there is none. Raises `zmq.Again`."""
-    if not int(socket.get(_EVENTS)) & _POLLIN:
-        return None
-    frames = [socket.recv(_NOBLOCK)]
-    while socket.get(_RCVMORE):
-        frames.append(socket.recv(_NOBLOCK))
-    return frames
-
-
 def send(socket: zmq.Socket[bytes], key: bytes, frames: list[codec.Payload]) -> None:
     """Send one bundle to the frontend `key`. Raises `zmq.ZMQError` when the frontend takes none."""
     # NOTE: only the first part can be refused; the rest of a message that has begun is always taken.
-    socket.send(key, _MORE)
-    *heads, last = frames
-    for frame in heads:
-        socket.send(frame, _MORE)
-    socket.send(last, _NOBLOCK)
+    socket.send(key, bundles.MORE)
+    bundles.send(socket, frames)

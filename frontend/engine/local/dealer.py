@@ -17,16 +17,10 @@ import zmq
 from ipc.errors import ProtocolError
 from ipc.memory import copies
 from ipc.wire import codec
+from ipc.wire.bundles import receive, send
 from ipc.wire.codec import ToFrontend, ToWorker
 
 log = logging.getLogger(__name__)
-
-# PERF: plain numbers, because the enums of pyzmq cost more than the system call.
-_EVENTS = int(zmq.EVENTS)
-_POLLIN = int(zmq.POLLIN)
-_RCVMORE = int(zmq.RCVMORE)
-_NOBLOCK = int(zmq.NOBLOCK)
-_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 def connect(context: zmq.Context[zmq.Socket[bytes]], path: Path, identity: str) -> zmq.Socket[bytes]:
@@ -48,24 +42,6 @@ def connect(context: zmq.Context[zmq.Socket[bytes]], path: Path, identity: str) 
         socket.close(0)
         raise
     return socket
-
-
-def send(socket: zmq.Socket[bytes], frames: list[codec.Payload]) -> None:
-    """Send one bundle. Raises `zmq.Again` when the socket takes nothing."""
-    *heads, last = frames
-    for frame in heads:
-        socket.send(frame, _MORE)
-    socket.send(last, _NOBLOCK)
-
-
-def receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
-    """The next bundle, frame by frame; None when none has arrived. Raises `zmq.Again`."""
-    if not int(socket.get(_EVENTS)) & _POLLIN:
-        return None
-    frames = [socket.recv(_NOBLOCK)]
-    while socket.get(_RCVMORE):
-        frames.append(socket.recv(_NOBLOCK))
-    return frames
 
 
 class Dealer:
