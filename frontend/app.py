@@ -16,10 +16,10 @@ from frontend.http.disconnect import CALLBACK_KEY, noting
 from frontend.http.listeners import Listeners, refuse
 from frontend.http.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware
 from frontend.lifespan import Lifespan
-from frontend.openapi import pages
+from frontend.openapi import document as pages
 from frontend.protocols.registry import WireProtocol, as_bytes, protocol_of, protocols
 from frontend.services import Services
-from frontend.status import page
+from frontend.status import stream as page
 from ipc.errors import PenstockError
 from ipc.settings import Settings
 

@@ -1,6 +1,6 @@
 """One HTTP/1 connection: uvicorn's httptools protocol with what the sweep needs and with answers to bad requests.
 
-A connection is in one of these states, and the sweep (`frontend.server.sweep`) ends those that stay too long:
+A connection is in one of these states, and the sweep (`frontend.server.serving`) ends those that stay too long:
 
 1. `idle_since`: no byte of a request has arrived since the last one was answered, or since the connection was accepted;
 2. `head_since`: a request line or its header fields are arriving;

@@ -1,6 +1,6 @@
 """What a request of tensors to a catalog model asks for: a call of encode, score or extract.
 
-1. Texts and images are read out of BYTES tensors (`catalog_models` says which a model has).
+1. Texts and images are read out of BYTES tensors (`models` says which a model has).
 2. Options are the parameters of the request, by their names in the SIE routes. A value that is a list or a map there is
    JSON text here, since parameters are texts, numbers and truth values. A parameter that no model of the kind knows is
    refused here; the worker refuses one that the family does not know.

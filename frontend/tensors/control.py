@@ -4,7 +4,7 @@
    files, and until all frontends know these versions (`agreement`). A load may bring a configuration and files
    (`overriding`), which hold until an unload or until another load brings some.
 2. `unload` returns once the workers were told.
-3. Both mark the model in the store (`ipc.store.marks`), so that no frontend loads a model for a request which somebody
+3. Both mark the model in the store (`ipc.store.store`), so that no frontend loads a model for a request which somebody
    unloaded. The mark ends with the next `load`, and with the next start of the server.
 4. All of this needs `repository.control: explicit`.
 """
@@ -35,7 +35,7 @@ from ipc.errors import (
     ModelLoadFailed,
 )
 from ipc.processes.liveness import is_held
-from ipc.store.marks import Marks
+from ipc.store.store import Marks
 
 log = logging.getLogger(__name__)
 

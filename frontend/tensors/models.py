@@ -4,16 +4,27 @@
 2. Every other entry of the catalog (encode, score, extract) is a tensor model of version 1, under its id and, where no
    other model has it, under the last part of its id.
 3. `TensorModels.find` answers from a cache that lives until a worker reports other states or the catalog changes.
+
+Catalog models as tensor models: which inputs and outputs an encode, score or extract model has.
+
+All inputs are BYTES: texts in UTF-8, or images as encoded files.
+
+- encode: `text` or `image` [n], or both, one element per item of the batch. `dense` FP32 [n, width]; `multivector` FP32
+  [1, tokens, width], for a request of one item; `sparse` BYTES [n], each the JSON text `{"indices": [], "values": []}`.
+- score: `query` [1], and `documents` or `images` [n]. `score` FP32 [n], in the order of the documents.
+- extract: `text` or `image` [n], and `labels` [k] for all items. `extraction` BYTES [n], each the JSON text of what
+  `ipc.wire.extraction` describes.
+
+Score and extract models do not batch: their inputs have lengths of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from frontend.engine.interface import Directory
-from frontend.tensors import catalog_models
 from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.version_states import VersionState, VersionStates, is_repository, model_of
 from ipc.catalog.entries import Catalog, ModelEntry
@@ -30,8 +41,82 @@ from ipc.errors import (
     PenstockError,
 )
 from ipc.memory.datatypes import DATATYPES
-from ipc.settings import Settings
+from ipc.settings import Limits, Settings
 from ipc.wire.messages import ModelStatus, TensorOutput
+
+Kind = Literal["infer", "encode", "score", "extract"]
+
+VERSION = 1
+"""The version of every catalog model."""
+
+
+def kind_of(entry: ModelEntry) -> Kind:
+    """What a request to a catalog model becomes; one that encodes and scores is asked to encode."""
+    if entry.encode_outputs:
+        return "encode"
+    return "score" if "score" in entry.outputs else "extract"
+
+
+def config_of(name: str, entry: ModelEntry, dims: Mapping[str, int], limits: Limits) -> ModelConfig:
+    """The configuration of a catalog model; `dims` are the widths of its outputs where a worker knows them."""
+    kind = kind_of(entry)
+    inputs, outputs = _TENSORS[kind](entry, dims)
+    return ModelConfig(
+        name=name,
+        platform=f"penstock_{kind}",
+        backend=entry.adapter if entry.adapter.isidentifier() else "",
+        max_batch_size=min(limits.max_items, _MOST_ROWS) if kind == "encode" else 0,
+        inputs=inputs,
+        outputs=outputs,
+    )
+
+
+_MOST_ROWS = (1 << 31) - 1
+_Tensors = tuple[tuple[TensorConfig, ...], tuple[TensorConfig, ...]]
+
+
+def _text(name: str, dims: tuple[int, ...], optional: bool = False) -> TensorConfig:
+    return TensorConfig(name=name, datatype="BYTES", dims=dims, optional=optional)
+
+
+def _items(entry: ModelEntry, dims: tuple[int, ...], image: str = "image") -> tuple[TensorConfig, ...]:
+    """Inputs of one element per item; each may be left out where there are two."""
+    kinds = {"text": "text", "image": image}
+    named = [name for kind, name in kinds.items() if kind in entry.inputs] or ["text"]
+    return tuple(_text(name, dims, optional=len(named) > 1) for name in named)
+
+
+def _encode(entry: ModelEntry, dims: Mapping[str, int]) -> _Tensors:
+    def width(output: str) -> int:
+        return entry.outputs[output].dims or dims.get(output) or -1
+
+    made = {
+        "dense": lambda: TensorConfig(name="dense", datatype="FP32", dims=(width("dense"),)),
+        "sparse": lambda: TensorConfig(name="sparse", datatype="BYTES", dims=()),
+        "multivector": lambda: TensorConfig(
+            name="multivector", datatype="FP32", dims=(-1, width("multivector"))
+        ),
+    }
+    return _items(entry, ()), tuple(made[output]() for output in entry.encode_outputs)
+
+
+def _score(entry: ModelEntry, dims: Mapping[str, int]) -> _Tensors:
+    documents = [
+        TensorConfig(name="documents", datatype="BYTES", dims=(-1,), optional=tensor.optional)
+        if tensor.name == "text"
+        else tensor
+        for tensor in _items(entry, (-1,), image="images")
+    ]
+    return (_text("query", (1,)), *documents), (TensorConfig(name="score", datatype="FP32", dims=(-1,)),)
+
+
+def _extract(entry: ModelEntry, dims: Mapping[str, int]) -> _Tensors:
+    inputs = (*_items(entry, (-1,)), _text("labels", (-1,), optional=True))
+    return inputs, (TensorConfig(name="extraction", datatype="BYTES", dims=(-1,)),)
+
+
+_TENSORS = {"encode": _encode, "score": _score, "extract": _extract}
+
 
 _PASSING = (ModelLoading, ModelNotLoaded, NoReplica)
 """Errors of a model that may be there after a wait."""
@@ -75,7 +160,7 @@ class TensorModel:
     model: str
     version: int
     id: str
-    kind: catalog_models.Kind
+    kind: Kind
     config: ModelConfig
     entry: ModelEntry
     status: ModelStatus
@@ -218,13 +303,13 @@ class TensorModels:
     def _model(self, name: str, version: int, entry_id: str, status: ModelStatus) -> TensorModel:
         entry = self.directory.find(entry_id)
         if is_repository(entry_id):
-            kind: catalog_models.Kind = "infer"
+            kind: Kind = "infer"
             if status.config is None:
                 raise InferenceFailed(f"model {name!a} version {version}: its worker gives no configuration")
             config = status.config
         else:
-            kind = catalog_models.kind_of(entry)
-            config = catalog_models.config_of(name, entry, status.dims, self._limits)
+            kind = kind_of(entry)
+            config = config_of(name, entry, status.dims, self._limits)
         inputs = {tensor.name: ExpectedInput.of(tensor) for tensor in config.inputs}
         return TensorModel(
             name=name,
@@ -275,7 +360,7 @@ def _names_of(catalog: Catalog) -> tuple[dict[str, tuple[tuple[int, str], ...]],
         for name, versions in catalog.versions.items()
     }
     ids = [name for name in catalog if "@" not in name]
-    known |= {name: ((catalog_models.VERSION, name),) for name in ids}
+    known |= {name: ((VERSION, name),) for name in ids}
     canonical = sorted(known)
     shorts: dict[str, list[str]] = {}
     for name in ids:

@@ -25,7 +25,7 @@ from ipc.catalog.repository.entries import RepositoryEntry, id_of
 from ipc.catalog.repository.overrides import Override, Overrides
 from ipc.errors import BodyTooLarge, ConfigError, DeadlineExceeded, InvalidInput, ModelLoadFailed
 from ipc.metrics.infer_families import split_id
-from ipc.store.marks import Marks
+from ipc.store.store import Marks
 
 log = logging.getLogger(__name__)
 

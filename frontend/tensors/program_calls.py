@@ -1,23 +1,238 @@
-"""Requests to programs of named tensors: inputs to where the worker reads them, the call, the outputs of its answer."""
+"""Requests to programs of named tensors: inputs to where the worker reads them, the call, the outputs of its answer.
+
+Puts the inputs of a request where a worker reads them: into the message, or into a block of the input arena.
+
+1. Inputs that were received into a block stay in it. The others go behind them, where `receiving` left room.
+2. Where that is too little, the block is left: who waits for room in the arena holds none (`uploading`).
+3. Small payloads are joined and travel in the message; large ones are copied once, into a block.
+4. An input with a recipe is made at its place, step by step in a thread, once that place is there. Without a block it
+   is made in private memory, which counts as a body does. Pixels to be decoded are bounded for all requests together.
+
+    with Upload(memory, request, context.waits_until_ns) as upload:
+        await upload.place()
+        ... send upload.payload, each input of which begins at upload.starts
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from functools import partial
+from typing import TypeVar
+
+import numpy as np
 
 from frontend.engine.answer import Answer, AnswerStream
-from frontend.engine.interface import Engine
+from frontend.engine.interface import Engine, Payload
 from frontend.engine.planning import plan
+from frontend.http.rendering import MAKING, in_steps, off_loop
 from frontend.tensors.checking import CheckedRequest
-from frontend.tensors.placing import Upload, nbytes_of
 from frontend.tensors.regions import ClientRegions
 from frontend.tensors.request import InputTensor, TensorRequest, WantedOutput
 from frontend.tensors.result import OutputTensor
 from frontend.tensors.uploading import InputMemory, UploadOrder
 from ipc.catalog.model_config import ROW_COST
+from ipc.memory import copies
+from ipc.memory.datatypes import DATATYPES
+from ipc.memory.input_arena import InputBlock
 from ipc.settings import Settings
 from ipc.wire.messages import InferCall, Region, Step, TensorInput, TensorOutput
+
+T = TypeVar("T")
+ALIGNMENT = 8
+"""Inputs of a payload start at multiples of this many bytes."""
+SLICE_NBYTES = 1 << 20
+"""Bytes that are copied before others on this event loop have their turn."""
+
+
+class Upload:
+    """The inputs of one request in a payload; leaving it, or `release`, gives back what was made for them."""
+
+    def __init__(self, memory: InputMemory, request: TensorRequest, deadline_ns: int) -> None:
+        self.starts: list[int] = []
+        self.payload: Payload = None
+        self._memory, self._request, self._deadline_ns = memory, request, deadline_ns
+        self._made: ExitStack | None = None
+
+    def __enter__(self) -> Upload:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """The payload is read no more. Safe to call twice."""
+        if self._made is not None:
+            self._made.close()
+
+    def _keep(self, made: AbstractContextManager[T]) -> T:
+        """Give `made` back with the payload."""
+        # PERF: most payloads are bytes, with nothing to give back.
+        self._made = self._made or ExitStack()
+        return self._made.enter_context(made)
+
+    async def place(self) -> None:
+        """Put all of them into a payload.
+
+        Raises `ShmExhausted` when there was no room in time, `QueueFull` when there is none for what recipes make in
+        private memory or too many pixels are being decoded, and what recipes raise.
+        """
+        inputs = self._request.inputs
+        if all(tensor.recipe is None for tensor in inputs):
+            await self._place()
+            return
+        with ExitStack() as making:
+            for tensor in inputs:
+                if tensor.recipe is not None:
+                    assert tensor.data is not None
+                    plan = await in_steps(tensor.recipe.plan(tensor.data), MAKING)
+                    tensor.shape = plan.shape
+                    if plan.pixels:
+                        making.enter_context(self._memory.decoding(plan.pixels))
+            await self._place()
+
+    async def _place(self) -> None:
+        inputs = self._request.inputs
+        if self._request.block is not None:
+            if await self._place_beside():
+                return
+            await self.leave_block()
+        self.starts, nbytes = laid_out(inputs)
+        if nbytes > self._memory.inline_nbytes:
+            reserved = await self._memory.room.reserve(nbytes, self._deadline_ns)
+            if reserved is not None:
+                self.payload = self._keep(reserved)
+                await self._fill(range(len(inputs)), reserved.buffer)
+                return
+        if all(tensor.recipe is None for tensor in inputs):
+            self.payload = joined(inputs)
+            return
+        self._keep(self._memory.bodies.holding(nbytes))
+        self.payload = np.empty(nbytes, np.uint8).data
+        await self._fill(range(len(inputs)), self.payload)
+
+    async def leave_block(self) -> None:
+        """Go on in private memory, and give the block back into which inputs were received."""
+        block = self._request.block
+        if block is None:
+            return
+        for tensor in self._request.inputs:
+            if tensor.data and _place_in(block, tensor.data) is not None:
+                copies.count("own", len(tensor.data))
+                tensor.data = await off_loop(bytes, tensor.data)
+        self._request.block = None
+        block.release()
+
+    async def _place_beside(self) -> bool:
+        """Put them into the block that some were received into, if there is one and it has room for all."""
+        inputs, block = self._request.inputs, self._request.block
+        if block is None:
+            return False
+        starts, received, nbytes = beside(block, inputs)
+        if nbytes > len(block.buffer):
+            return False
+        self.starts, self.payload = starts, block
+        block.shorten(nbytes)
+        _clear(block.buffer, received)
+        await self._fill([at for at in range(len(inputs)) if not _is_in(block, inputs[at])], block.buffer)
+        return True
+
+    async def _fill(self, chosen: Sequence[int], memory: memoryview) -> None:
+        """Put these inputs into the payload's memory."""
+        for at in chosen:
+            tensor, start = self._request.inputs[at], self.starts[at]
+            if tensor.data is None:
+                continue
+            place = memory[start : start + nbytes_of(tensor)]
+            _clear(memory, start + len(place))
+            if tensor.recipe is None:
+                await _copy(tensor.data, place)
+            elif place:
+                await in_steps(tensor.recipe.write(tensor.data, tensor.shape, place), MAKING)
+
+
+def nbytes_of(tensor: InputTensor) -> int:
+    """Bytes that an input takes in a payload; the shape of one with a recipe must be known."""
+    if tensor.recipe is not None:
+        return math.prod(tensor.shape) * DATATYPES[tensor.datatype].nbytes
+    return 0 if tensor.data is None else len(tensor.data)
+
+
+def beside(block: InputBlock, inputs: Sequence[InputTensor]) -> tuple[list[int], int, int]:
+    """Where each input starts when what is not in the block goes behind what is, the end of the latter, and of all."""
+    found = [None if tensor.data is None else _place_in(block, tensor.data) for tensor in inputs]
+    ends = [at + len(tensor.data or b"") for tensor, at in zip(inputs, found, strict=True) if at is not None]
+    received = end = max(ends, default=0)
+    starts = []
+    for tensor, at in zip(inputs, found, strict=True):
+        if at is None or tensor.recipe is not None:
+            at = _aligned(end) if nbytes_of(tensor) else 0
+            end = max(end, at + nbytes_of(tensor))
+        starts.append(at)
+    return starts, received, end
+
+
+def laid_out(inputs: Sequence[InputTensor]) -> tuple[list[int], int]:
+    """Where each input starts in a payload made of all of them, and the payload's bytes."""
+    starts, at = [], 0
+    for tensor in inputs:
+        starts.append(at)
+        at += _aligned(nbytes_of(tensor))
+    return starts, at
+
+
+def _clear(memory: memoryview, end: int) -> None:
+    """Clear what is between the end of an input and the next, so that equal requests have equal payloads."""
+    gap = memory[end : _aligned(end)]
+    gap[:] = bytes(len(gap))
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _is_in(block: InputBlock, tensor: InputTensor) -> bool:
+    """Whether an input lies in a block as the worker is to read it."""
+    return tensor.recipe is None and bool(tensor.data) and _place_in(block, tensor.data or b"") is not None
+
+
+def _place_in(block: InputBlock, data: bytes | memoryview) -> int | None:
+    """First byte of what lies within a block; None when it lies elsewhere, or nowhere."""
+    if not data:
+        return None
+    place = _address(data) - _address(block.buffer)
+    return place if 0 <= place <= len(block.buffer) - len(data) else None
+
+
+def _address(data: bytes | memoryview) -> int:
+    address: int = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
+    return address
+
+
+def joined(inputs: Sequence[InputTensor]) -> bytes | memoryview:
+    """The payload as bytes, laid out as `laid_out` says."""
+    if len(inputs) == 1:
+        return inputs[0].data or b""
+    parts: list[bytes | memoryview] = []
+    for tensor in inputs:
+        if tensor.data is not None:
+            parts.append(tensor.data)
+            if len(tensor.data) % ALIGNMENT:
+                parts.append(bytes(-len(tensor.data) % ALIGNMENT))
+    return b"".join(parts)
+
+
+async def _copy(data: bytes | memoryview, place: memoryview) -> None:
+    """Copy an input to its place, slice by slice."""
+    view = memoryview(data)
+    copies.count("receive", len(view))
+    for at in range(0, len(view), SLICE_NBYTES):
+        piece = view[at : at + SLICE_NBYTES]
+        place[at : at + len(piece)] = piece
+        if at:
+            await asyncio.sleep(0)
 
 
 class ProgramCalls:

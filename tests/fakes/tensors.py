@@ -23,7 +23,7 @@ from frontend.http.rendering import at_once
 from frontend.services import Services
 from frontend.tensors.inference import TensorInference
 from frontend.tensors.models import TensorModels
-from frontend.tensors.placing import nbytes_of
+from frontend.tensors.program_calls import nbytes_of
 from frontend.tensors.request import InputTensor, RegionUse, TensorRequest
 from frontend.tensors.result import TensorResult
 from frontend.tensors.statistics import RequestCounters

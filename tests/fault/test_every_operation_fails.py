@@ -34,7 +34,7 @@ from ipc.settings import Arena as ArenaSettings
 from ipc.settings import Limits, Settings
 from ipc.wire.messages import EncodeCall, InferCall, InputItem, TensorInput, TensorOutput, Work
 from tests.fakes.handler import MODEL, NBYTES, AnsweringHandler, answer_of
-from workers.endpoint import router
+from workers.endpoint import endpoint as router
 from workers.endpoint.endpoint import Endpoint
 
 WATCHED = ("ipc.", "frontend.engine.local.", "workers.endpoint.")

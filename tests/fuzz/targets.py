@@ -21,7 +21,7 @@ from frontend.grpc import wire
 from frontend.grpc.received import Form
 from frontend.http import media
 from frontend.http.rendering import at_once
-from frontend.protocols.kserve_v2 import generate_bodies, images, infer_bodies, reading
+from frontend.protocols.kserve_v2 import generate, images, infer_bodies, reading
 from frontend.protocols.kserve_v2.grpc import counting
 from frontend.protocols.kserve_v2.grpc import reading as grpc_reading
 from frontend.protocols.kserve_v2.schemas import CONTROL
@@ -186,7 +186,7 @@ def kserve_generate(data: bytes) -> None:
     for model in SERVED:
         target: Any = SimpleNamespace(name=model.name, version=None)
         with _refusing(InvalidInput):
-            _check(model, generate_bodies.parsed_body(target, model.config, data).request)
+            _check(model, generate.parsed_body(target, model.config, data).request)
 
 
 def kserve_packed(data: bytes) -> None:

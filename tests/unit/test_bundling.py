@@ -22,7 +22,7 @@ from ipc.memory.leases import Block, LeaseTable
 from ipc.processes.paths import RunPaths
 from ipc.wire import codec
 from ipc.wire.messages import Cancel, EncodeCall, InputItem, Inputs, Leaving, Ping, Pong, Submit, Work
-from workers.endpoint import router
+from workers.endpoint import endpoint as router
 from workers.endpoint.endpoint import Endpoint, Handler
 from workers.endpoint.sessions import Session
 

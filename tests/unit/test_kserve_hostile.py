@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.http.rendering import at_once
-from frontend.protocols.kserve_v2 import elements, images, infer_bodies, pictures, reading
+from frontend.protocols.kserve_v2 import elements, images, infer_bodies, reading
 from frontend.tensors.request import InputTensor
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput
@@ -90,7 +90,7 @@ def test_packed_bodies_that_are_anything(body: bytes, encoding: str) -> None:
 )
 def test_images_that_are_anything(data: bytes, start: bytes) -> None:
     with contextlib.suppress(InvalidInput):
-        pictures.decode(start + data, "x")
+        images.decode(start + data, "x")
     tensor = InputTensor("x", "BYTES", [1], bytes_elements.join([start + data]))
     with contextlib.suppress(InvalidInput):
         images.defer(MODEL, [tensor], Limits())

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from frontend.protocols.kserve_v2 import images, pictures
-from frontend.protocols.kserve_v2.pictures import decode, resize
+from frontend.protocols.kserve_v2 import images
+from frontend.protocols.kserve_v2.images import decode, resize
 from frontend.tensors.request import InputTensor
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import BodyTooLarge, InvalidInput
@@ -227,7 +227,7 @@ def test_lying_lengths_are_refused() -> None:
 
 
 def test_pixels_are_bounded_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images.pictures, "decode", lambda *_: pytest.fail("it was decoded"))
+    monkeypatch.setattr(images, "decode", lambda *_: pytest.fail("it was decoded"))
     large = png(pixels(3, False, 20, 20))
     with pytest.raises(InvalidInput, match="20 x 20 pixels, the limit is 399"):
         converted(model((7, 6, 3)), large, limits=Limits(max_image_pixels=399))
@@ -254,9 +254,9 @@ def test_channels_are_known_by_the_header(mode: str) -> None:
     more: Any = {"transparency": 1} if ";t" in mode else {}
     image.save(file, "JPEG" if mode == "CMYK" else "PNG", **more)
     found = file.getvalue()
-    assert pictures.channels_of(found, "x") == decode(found, "x").shape[2]
+    assert images.channels_of(found, "x") == decode(found, "x").shape[2]
     with pytest.raises(InvalidInput, match="cannot be decoded"):
-        pictures.channels_of(found[:30], "x")
+        images.channels_of(found[:30], "x")
 
 
 def test_what_cannot_fit_is_refused_before_any_header_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

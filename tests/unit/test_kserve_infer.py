@@ -20,8 +20,7 @@ from frontend.engine.scope import plain_scope
 from frontend.http.disconnect import noting
 from frontend.http.inference import InferenceRoute
 from frontend.protocols.kserve_v2 import json_bodies, routes
-from frontend.protocols.kserve_v2.generate import GenerateResource
-from frontend.protocols.kserve_v2.generate_bodies import GENERATE, request_of
+from frontend.protocols.kserve_v2.generate import GENERATE, GenerateResource, request_of
 from frontend.protocols.kserve_v2.infer import LENGTH_HEADER, InferResource
 from frontend.protocols.kserve_v2.reading import Target
 from frontend.services import Services

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend.protocols.kserve_v2 import generate_bodies, images, rendering, strings
+from frontend.protocols.kserve_v2 import generate, images, rendering, strings
 from frontend.protocols.kserve_v2.management import TensorMetadata, output_metadata
 from frontend.tensors.request import InputTensor
 from frontend.tensors.result import OutputTensor, TensorResult
@@ -89,7 +89,7 @@ def test_generate_tells_a_marked_output_as_strings() -> None:
     outputs = [output("one_string", [list(b"abc\0")]), output("two_string", [list(b"d\0"), list(b"ef")])]
     outputs.append(output("plain", [[1, 2]]))
     result = TensorResult("m", 1, outputs, None)  # type: ignore[arg-type]
-    assert json.loads(generate_bodies.answer_of(result, False)) == {
+    assert json.loads(generate.answer_of(result, False)) == {
         "model_name": "m",
         "model_version": "1",
         "one_string": "abc",

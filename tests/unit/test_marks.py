@@ -9,8 +9,7 @@ import pytest
 
 from ipc.processes import sweep
 from ipc.processes.paths import RunPaths, prepare_run_dir
-from ipc.store.marks import Marks
-from ipc.store.store import Store, StoreUnreadable, Table
+from ipc.store.store import Marks, Store, StoreUnreadable, Table
 
 
 @pytest.fixture

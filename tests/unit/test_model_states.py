@@ -19,8 +19,7 @@ from ipc.catalog.watch import CatalogWatch
 from ipc.errors import ProtocolError
 from ipc.metrics.registry import WorkerMetrics
 from ipc.processes.paths import prepare_run_dir
-from ipc.store.marks import Marks
-from ipc.store.store import Store
+from ipc.store.store import Marks, Store
 from tests.fakes.adapter import FakeAdapter
 from workers.device.devices import Device
 from workers.lifecycle import catalog_following, loading

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.engine.local.outstanding import Outstanding
+from frontend.engine.local.channel import Outstanding
 from ipc.wire.messages import InferCall, Submit, Work
 from ipc.wire.streams import WINDOW
 

@@ -23,8 +23,7 @@ from ipc.catalog.repository.overrides import Overrides
 from ipc.errors import BodyTooLarge, ConfigError, DeadlineExceeded, InvalidInput, ModelLoadFailed
 from ipc.processes.paths import prepare_run_dir
 from ipc.settings import Settings, load
-from ipc.store.marks import Marks
-from ipc.store.store import Store
+from ipc.store.store import Marks, Store
 from tests.tiny.program_sources import IDENTITY
 
 PROGRAM = IDENTITY.encode()

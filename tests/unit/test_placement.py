@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend.engine.local import placement
-from frontend.engine.local.placement import BusyWatch, View
+from frontend.engine.local import demand as placement
+from frontend.engine.local.demand import BusyWatch, View
 
 STATES = ("available", "loading", "loaded", "unloading", "failed")
 BUSY = {"wait_s": 2.0, "share": 0.9}

@@ -18,7 +18,7 @@ import pytest
 from frontend.engine.scope import current_scope, plain_scope
 from frontend.http import media, rendering, tracebacks
 from frontend.http.rendering import Line, Steps, in_steps, off_loop
-from frontend.protocols.kserve_v2 import images, pictures
+from frontend.protocols.kserve_v2 import images
 from frontend.services import Services
 from frontend.tensors.request import InputTensor, TensorRequest
 from ipc import deadline
@@ -247,13 +247,13 @@ def looking(made: Services, count: int) -> Coroutine[Any, Any, Any]:
 def test_pictures_hold_up_no_large_body_and_end_with_their_client(
     tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, decode = eye(tmp_path), pictures.decode
+    made, decode = eye(tmp_path), images.decode
 
     def gated(data: bytes, where: str) -> np.ndarray:
         gate.wait(where)
         return decode(data, where)
 
-    monkeypatch.setattr(pictures, "decode", gated)
+    monkeypatch.setattr(images, "decode", gated)
     monkeypatch.setattr(rendering, "PIECE_S", 0.0)
 
     async def test() -> None:
@@ -299,9 +299,9 @@ def test_pixels_are_bounded_for_all_requests(
 ) -> None:
     made, decode = (
         eye(tmp_path, limits__max_image_pixels="64", limits__max_images="1"),
-        pictures.decode,
+        images.decode,
     )
-    monkeypatch.setattr(pictures, "decode", lambda data, where: (gate.wait(), decode(data, where))[1])
+    monkeypatch.setattr(images, "decode", lambda data, where: (gate.wait(), decode(data, where))[1])
     assert made.inference.inputs.pixels.limit == 256
 
     async def test() -> None:

@@ -13,9 +13,8 @@ import pytest
 
 from frontend.engine.answer import Answer
 from frontend.engine.local.delivery import Delivery
-from frontend.engine.local.engine import LocalEngine
+from frontend.engine.local.engine import PREFIX_CHARACTERS, LocalEngine, firsts_of, may_repeat, unify
 from frontend.engine.planning import plan
-from frontend.engine.repeats import PREFIX_CHARACTERS, firsts_of, may_repeat, unify
 from frontend.engine.scope import scope_of_ids
 from frontend.protocols.sie.score import ranking
 from frontend.server.drain import Drain

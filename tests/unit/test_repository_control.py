@@ -22,8 +22,7 @@ from ipc.errors import ControlDisabled, DeadlineExceeded, InvalidInput, ModelLoa
 from ipc.processes.liveness import SlotLock
 from ipc.processes.paths import prepare_run_dir
 from ipc.settings import load
-from ipc.store.marks import Marks
-from ipc.store.store import Store
+from ipc.store.store import Marks, Store
 from ipc.wire.messages import ModelStatus
 from tests.fakes.channel import FakeChannel
 

@@ -12,7 +12,7 @@ from ipc.errors import QueueFull, SequenceUnknown
 from ipc.wire.messages import InferCall, Step
 from tests.fakes.jobs import make_job
 from workers.scheduling.job import Job
-from workers.strategies.slot_table import MAX_LOST, SlotTable, Turn
+from workers.strategies.sequence import MAX_LOST, SlotTable, Turn
 
 IDLE_NS = 1000
 _ids = count(1)

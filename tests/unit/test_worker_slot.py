@@ -16,9 +16,9 @@ from ipc.settings import load
 from tests.fakes.child import FakeChild
 from tests.fakes.clock import Clock
 from workers.spare import Assignment
-from workers.supervisor import slots
+from workers.supervisor import process as slots
 from workers.supervisor.child import Child
-from workers.supervisor.slots import WorkerSlot
+from workers.supervisor.process import WorkerSlot
 from workers.supervisor.spares import Spares
 
 

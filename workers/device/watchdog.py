@@ -6,7 +6,7 @@ that no client ends a worker with a short deadline. Five times the time predicte
 a model that has not run yet gets ten seconds as its prediction, and more for what is long. A step of a batch in
 several, the first too where parts are known beforehand, gets its share of that limit, but never less than any step.
 
-A process that is stopped or stuck is noticed elsewhere: it sends no heartbeats (`workers.supervisor.slots`). The
+A process that is stopped or stuck is noticed elsewhere: it sends no heartbeats (`workers.supervisor.process`). The
 unexpected end of a vital thread ends the process: a worker without it would look alive and answer nothing.
 """
 

@@ -7,6 +7,8 @@
 
 A dead frontend is dropped at once: its requests are cancelled and its leases revoked. A peer that is not registered
 gets `Goodbye` and registers again.
+
+The worker's end of the socket to all frontends.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import zmq
@@ -25,7 +28,8 @@ from ipc.errors import InferenceFailed, PenstockError, ProtocolError
 from ipc.memory import input_arena
 from ipc.memory.leases import Block, LeaseTable
 from ipc.processes.paths import RunPaths
-from ipc.wire import codec
+from ipc.wire import bundles, codec
+from ipc.wire.bundles import receive
 from ipc.wire.codec import ToFrontend, ToWorker
 from ipc.wire.messages import (
     VERSION,
@@ -51,8 +55,33 @@ from ipc.wire.messages import (
 )
 from ipc.wire.stats import Stats
 from ipc.wire.streams import Part, PartsConsumed
-from workers.endpoint import router
 from workers.endpoint.sessions import Session, SessionTable
+
+__all__ = ["bind", "receive", "send"]
+
+
+def bind(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> zmq.Socket[bytes]:
+    """A ROUTER that listens at `path`. Raises `zmq.ZMQError`."""
+    socket = context.socket(zmq.ROUTER)
+    for option, value in (
+        (zmq.LINGER, 0),
+        (zmq.ROUTER_MANDATORY, 1),
+        (zmq.ROUTER_HANDOVER, 1),
+        (zmq.SNDHWM, 10000),
+        (zmq.RCVHWM, 10000),
+    ):
+        socket.setsockopt(option, value)
+    socket.setsockopt(zmq.MAXMSGSIZE, codec.MAX_MESSAGE_NBYTES)
+    socket.bind(f"ipc://{path}")
+    return socket
+
+
+def send(socket: zmq.Socket[bytes], key: bytes, frames: list[codec.Payload]) -> None:
+    """Send one bundle to the frontend `key`. Raises `zmq.ZMQError` when the frontend takes none."""
+    # NOTE: only the first part can be refused; the rest of a message that has begun is always taken.
+    socket.send(key, bundles.MORE)
+    bundles.send(socket, frames)
+
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +137,7 @@ class Endpoint:
         self.leases = leases
         self._handler, self._tick_s, self._paths = handler, tick_s, paths
         self._context = zmq.Context()
-        self._socket = router.bind(self._context, paths.worker_socket(slot))
+        self._socket = bind(self._context, paths.worker_socket(slot))
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -219,7 +248,7 @@ class Endpoint:
             if number and self._tick_is_due():
                 return
             try:
-                received = router.receive(self._socket)
+                received = receive(self._socket)
             except zmq.Again:
                 return
             if received is None:
@@ -388,7 +417,7 @@ class Endpoint:
         if self.sessions.get(session.key) is not session:
             return
         try:
-            router.send(self._socket, session.key, session.bundle.take())
+            send(self._socket, session.key, session.bundle.take())
         except zmq.ZMQError as error:
             self.drop(session, f"it takes no messages ({error.strerror})")
 
@@ -396,7 +425,7 @@ class Endpoint:
         bundle = codec.Bundle()
         bundle.add(message)
         with contextlib.suppress(zmq.ZMQError):
-            router.send(self._socket, key, bundle.take())
+            send(self._socket, key, bundle.take())
 
 
 def block_ref(block: Block | None) -> BlockRef | None:

@@ -21,8 +21,7 @@ from ipc.catalog.entries import ALL, Catalog, ModelEntry, preloaded_names
 from ipc.catalog.repository.entries import RepositoryEntry
 from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
-from ipc.store.marks import Marks
-from ipc.store.store import Store
+from ipc.store.store import Marks, Store
 from ipc.wire.messages import ModelStatus
 from workers.adapters.base import Adapter
 from workers.lifecycle import eviction, grouping

@@ -2,23 +2,229 @@
 
 A request is a one-shot job that waits for its turn within its sequence. A batch that failed does not run again, not in
 halves either: nobody knows what the model has kept of it.
+
+Sequences of one model instance: which of them have a slot, which wait for one, whose turn it is. A pure policy.
+
+1. A sequence is the requests of one correlation id and one caller (API key, where there are keys). Its START takes a
+   free slot or joins the backlog.
+2. The requests of an id take turns in the order of their arrival: one runs when it is the first of its sequence and the
+   sequence has a slot.
+3. After END the slot goes to the oldest of the backlog. What is queued under the same id behind the END is a sequence
+   of its own and lines up again.
+4. START on an open sequence begins another in the same slot, behind what is queued.
+5. A START that did not succeed leaves nothing to go on from: the turns behind it, up to the next START, are void.
+6. A sequence that nobody asks for a while loses its slot.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
 import threading
 import time
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ipc.wire.messages import InferCall, ItemError
+from ipc.errors import QueueFull, SequenceUnknown, not_begun
+from ipc.wire.messages import InferCall, ItemError, Step
 from workers.adapters.base import Adapter
 from workers.adapters.shared.slot_batch import check_step
 from workers.scheduling.job import Job, Piece
 from workers.strategies.base import item_error
 from workers.strategies.one_shot import Attempts, OneShot
-from workers.strategies.slot_table import Outcome, SlotTable, Turn
+
+Key = tuple[str, int | str]
+"""Caller and correlation id."""
+MAX_LOST = 1024
+"""Ids of lost sequences that are remembered, so that their next request is told why."""
+_NEVER = "it did not begin here, or it has ended"
+_VOID = "its START request did not succeed"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One id of one caller: `slot` is None in the backlog, `open` until its last request was an END."""
+
+    id: int | str
+    caller: str = ""
+    slot: int | None = None
+    open: bool = False
+    turns: deque[Turn] = field(default_factory=deque)
+    idle_since_ns: int = 0
+
+    @property
+    def key(self) -> Key:
+        """What tells it from the others."""
+        return self.caller, self.id
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One request; `arrived` once it could run if it were its turn, `restarts` when it begins on an open sequence."""
+
+    job: Job
+    sequence: Sequence
+    start: bool
+    end: bool
+    restarts: bool = False
+    arrived: bool = False
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What follows from a change: jobs that run now, and jobs that fail with `error`."""
+
+    run: list[Job] = field(default_factory=list)
+    void: list[Job] = field(default_factory=list)
+    error: SequenceUnknown | None = None
+
+
+class SlotTable:
+    """All sequences of one instance. Instants are nanoseconds of one clock."""
+
+    def __init__(self, model: str, slots: int, idle_ns: int, most_waiting: int) -> None:
+        """`model` is its name in messages; at most `most_waiting` sequences wait for a slot."""
+        self._model, self._slots, self._idle_ns, self._most_waiting = model, slots, idle_ns, most_waiting
+        self._by_id: dict[Key, Sequence] = {}
+        self._backlog: deque[Sequence] = deque()
+        self._free: list[int] = []
+        self._used = 0
+        self._lost: OrderedDict[Key, str] = OrderedDict()
+
+    @property
+    def active(self) -> int:
+        """Sequences that have a slot."""
+        return len(self._by_id) - len(self._backlog)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait for one."""
+        return len(self._backlog)
+
+    def enrol(self, step: Step, job: Job) -> Turn:
+        """A request has come.
+
+        Raises:
+            SequenceUnknown: it goes on with a sequence that is not open.
+            QueueFull: it begins one, and too many wait for a slot already.
+        """
+        key = (job.work.caller, step.id)
+        sequence = self._by_id.get(key)
+        if not step.start and (sequence is None or not sequence.open):
+            raise self._unknown(step.id, self._lost.get(key, _NEVER))
+        if sequence is None:
+            sequence = self._begin(step.id, job.work.caller)
+        turn = Turn(job, sequence, step.start, step.end, restarts=step.start and sequence.open)
+        sequence.open = not step.end
+        sequence.turns.append(turn)
+        return turn
+
+    def arrive(self, turn: Turn) -> bool:
+        """A request is ready to run; whether it is its turn now. If not, `finish` of another tells when it is."""
+        turn.arrived = True
+        sequence = turn.sequence
+        return sequence.slot is not None and bool(sequence.turns) and sequence.turns[0] is turn
+
+    def finish(self, turn: Turn, succeeded: bool, now_ns: int) -> Outcome:
+        """A request has ended, whether it ran or not. Idempotent."""
+        sequence, outcome = turn.sequence, Outcome()
+        if turn not in sequence.turns:
+            return outcome
+        was_first = sequence.turns[0] is turn
+        if turn.start and not succeeded:
+            self._void(turn, outcome)
+        sequence.turns.remove(turn)
+        if not was_first:
+            return outcome
+        sequence.idle_since_ns = now_ns
+        if not sequence.turns and not sequence.open:
+            self._close(sequence, outcome)
+        elif turn.end and sequence.slot is not None and self._backlog:
+            slot, sequence.slot = sequence.slot, None
+            self._backlog.append(sequence)
+            self._give(slot, outcome)
+        else:
+            self._run_first(sequence, outcome)
+        return outcome
+
+    def expire(self, now_ns: int) -> tuple[list[int | str], Outcome]:
+        """Take the slots of idle sequences back; returns their ids."""
+        outcome = Outcome()
+        late = [
+            sequence
+            for sequence in self._by_id.values()
+            if not sequence.turns and now_ns - sequence.idle_since_ns > self._idle_ns
+        ]
+        for sequence in late:
+            self._remember(
+                sequence, f"it expired after {self._idle_ns // 1000} microseconds without a request"
+            )
+            self._close(sequence, outcome)
+        return [sequence.id for sequence in late], outcome
+
+    def _begin(self, name: int | str, caller: str) -> Sequence:
+        sequence = Sequence(name, caller)
+        if self._free:
+            sequence.slot = heapq.heappop(self._free)
+        elif self._used < self._slots:
+            sequence.slot, self._used = self._used, self._used + 1
+        elif len(self._backlog) < self._most_waiting:
+            self._backlog.append(sequence)
+        else:
+            raise QueueFull(
+                f"all {self._slots} sequence slots of model '{self._model}' are taken and {self._most_waiting} "
+                "sequences wait for one",
+                retry_after_s=1,
+            )
+        self._by_id[sequence.key] = sequence
+        self._lost.pop(sequence.key, None)
+        return sequence
+
+    def _void(self, start: Turn, outcome: Outcome) -> None:
+        """Take out what would have gone on from a START."""
+        sequence = start.sequence
+        behind = list(sequence.turns)[sequence.turns.index(start) + 1 :]
+        upto = next((at for at, turn in enumerate(behind) if turn.start), len(behind))
+        if upto == len(behind):
+            sequence.open = False
+            self._remember(sequence, _VOID)
+        for turn in behind[:upto]:
+            sequence.turns.remove(turn)
+        outcome.void = [turn.job for turn in behind[:upto]]
+        outcome.error = self._unknown(sequence.id, _VOID)
+
+    def _close(self, sequence: Sequence, outcome: Outcome) -> None:
+        del self._by_id[sequence.key]
+        if sequence.slot is None:
+            self._backlog.remove(sequence)
+        else:
+            self._give(sequence.slot, outcome)
+
+    def _give(self, slot: int, outcome: Outcome) -> None:
+        """A slot is free."""
+        if not self._backlog:
+            heapq.heappush(self._free, slot)
+            return
+        oldest = self._backlog.popleft()
+        oldest.slot = slot
+        self._run_first(oldest, outcome)
+
+    @staticmethod
+    def _run_first(sequence: Sequence, outcome: Outcome) -> None:
+        if sequence.slot is not None and sequence.turns and sequence.turns[0].arrived:
+            outcome.run.append(sequence.turns[0].job)
+
+    def _remember(self, sequence: Sequence, why: str) -> None:
+        self._lost[sequence.key] = why
+        self._lost.move_to_end(sequence.key)
+        if len(self._lost) > MAX_LOST:
+            self._lost.popitem(last=False)
+
+    def _unknown(self, name: int | str, why: str) -> SequenceUnknown:
+        return SequenceUnknown(not_begun(name, self._model, why))
+
 
 log = logging.getLogger(__name__)
 

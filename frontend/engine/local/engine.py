@@ -1,21 +1,64 @@
-"""The engine over the workers of this host: runs planned work through the client and notes in the scope how it went."""
+"""The engine over the workers of this host: runs planned work through the client and notes in the scope how it went.
+
+Equal items of one request, which get equal results.
+
+Rows of a batch differ in their last bits by their place in it. Items that are equal would so lose their order in a
+ranking, and a vector that was asked for twice would come in two versions. All of them get the result of the first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Hashable, Sequence
 from contextlib import asynccontextmanager
 
-from frontend.engine import repeats
 from frontend.engine.answer import Answer, AnswerStream
 from frontend.engine.interface import Engine, Payload
 from frontend.engine.local.client import Client
 from frontend.engine.local.directory import LocalDirectory
 from frontend.engine.recording import Recorder
 from frontend.engine.scope import RequestScope
+from frontend.http.rendering import off_loop_if
 from frontend.server.drain import Drain
 from ipc.catalog.entries import Catalog, preloaded_names
 from ipc.settings import Settings
-from ipc.wire.messages import Work
+from ipc.wire.messages import InputItem, Work
+
+PREFIX_CHARACTERS = 64
+
+
+def may_repeat(items: Sequence[InputItem]) -> bool:
+    """Whether some items may be equal: False at once where all begin differently, however long they are."""
+    # PERF: every request asks. A slice of a short text is that text, and long ones are not hashed whole.
+    return len({None if item.text is None else item.text[:PREFIX_CHARACTERS] for item in items}) < len(items)
+
+
+async def unify(answer: Answer, items: Sequence[InputItem], *, large: bool) -> None:
+    """Give equal items equal results, in private copies that end the lease; in a thread for a `large` request."""
+    try:
+        firsts = await off_loop_if(large, firsts_of, items, {error.index for error in answer.errors})
+        if firsts is not None:
+            await off_loop_if(large, answer.repeat, firsts)
+            answer.release()
+    except BaseException:
+        answer.release()
+        raise
+
+
+def firsts_of(items: Sequence[InputItem], failed: Collection[int]) -> list[int] | None:
+    """For each item the place of the first one that is equal to it, or None where all differ.
+
+    `failed` are the places of items without a result. Items with metadata count as different.
+    """
+    seen: dict[Hashable, int] = {}
+    firsts = [
+        at if at in failed or item.metadata else seen.setdefault(_key(item), at)
+        for at, item in enumerate(items)
+    ]
+    return None if firsts == list(range(len(items))) else firsts
+
+
+def _key(item: InputItem) -> Hashable:
+    return item.text, tuple(item.ids or ()), tuple(item.images)
 
 
 class LocalEngine(Engine):
@@ -33,8 +76,8 @@ class LocalEngine(Engine):
             answer = await self.client.call(work, payload)
         scope.ran(answer.worker, answer.timing, answer.trace)
         items = work.call.items
-        if len(items) > 1 and repeats.may_repeat(items):
-            await repeats.unify(answer, items, large=work.lane == "bulk")
+        if len(items) > 1 and may_repeat(items):
+            await unify(answer, items, large=work.lane == "bulk")
         return answer
 
     @asynccontextmanager
