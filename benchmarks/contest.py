@@ -51,7 +51,7 @@ class Work:
     lone: int
     reference: Sequence[Sequence[float]]
 
-    def check(self, contestant: str, precision: str, vectors: Sequence[Sequence[float]]) -> None:
+    def compare(self, contestant: str, precision: str, vectors: Sequence[Sequence[float]]) -> None:
         """Raise WrongAnswer unless all `vectors` point where the reference does."""
         ours, truth = np.asarray(vectors, np.float64), np.asarray(self.reference[: len(vectors)], np.float64)
         norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(truth, axis=1)
@@ -71,7 +71,7 @@ def loop_turn(loops: LoopProcess, work: Work, turn: int) -> list[Sample]:
         lone = loops.lone(name, work.lone)
         p50, p99 = percentile(lone, 50) * 1e3, percentile(lone, 99) * 1e3
         samples.append(Sample(contestant, loops.precision, LONE, turn, len(lone) / sum(lone), p50, p99))
-    work.check(loops.engine, loops.precision, loops.vectors(CHECKED_TEXTS))
+    work.compare(loops.engine, loops.precision, loops.vectors(CHECKED_TEXTS))
     return samples
 
 
@@ -81,7 +81,7 @@ def server_turn(server: Server, precision: str, work: Work, turn: int) -> list[S
     closed_loop(server.address, [request(server.name, [text], model) for text in texts[-_WARM_REQUESTS:]], 8)
     with Connection(server.address) as connection:
         _, body = connection.fetch(request(server.name, texts[:CHECKED_TEXTS], model))
-    work.check(server.name, precision, vectors_of(body))
+    work.compare(server.name, precision, vectors_of(body))
     samples = []
     for load, (clients, size) in _LOADS.items():
         groups = [texts[start : start + size] for start in range(0, len(texts), size)]

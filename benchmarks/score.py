@@ -89,7 +89,7 @@ def cross_encoder() -> Iterator[Path]:
         yield directory
 
 
-def check(contestant: str, scores: Sequence[float], truth: Sequence[float]) -> None:
+def compare(contestant: str, scores: Sequence[float], truth: Sequence[float]) -> None:
     """Raise ValueError unless all scores are the model's."""
     most = float(np.abs(np.subtract(scores, truth)).max())
     if not most <= _MOST_DIFFERENCE:
@@ -119,7 +119,7 @@ def server_turn(
                 found = json.loads(connection.fetch(requests[number])[1])["scores"]
                 by_item = {entry["item_id"]: entry["score"] for entry in found}
                 scores = [by_item[f"item-{at}"] for at in range(DOCUMENTS)]
-                check("penstock", scores, truth[number * DOCUMENTS : (number + 1) * DOCUMENTS])
+                compare("penstock", scores, truth[number * DOCUMENTS : (number + 1) * DOCUMENTS])
         before = cpu_seconds(server.pids())
         result = closed_loop(server.address, requests, CLIENTS)
         cores = (cpu_seconds(server.pids()) - before) / result.wall_s
@@ -179,7 +179,7 @@ def run(threads: int, rounds: int, count: int) -> None:
             for engine in ("CrossEncoder", "adapter")
         }
         truth = np.ravel(loops["CrossEncoder"].vectors(CHECKED)).tolist()
-        check("adapter", np.ravel(loops["adapter"].vectors(CHECKED)).tolist(), truth)
+        compare("adapter", np.ravel(loops["adapter"].vectors(CHECKED)).tolist(), truth)
         turns: dict[str, Callable[[int], list[Sample]]] = {
             "adapter": lambda turn: loop_turn(loops["adapter"], count, turn),
             "CrossEncoder": lambda turn: loop_turn(loops["CrossEncoder"], count, turn),

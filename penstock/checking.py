@@ -80,7 +80,7 @@ def mistakes(catalog: Catalog) -> list[str]:
 def _of_entry(entry: ModelEntry) -> Iterator[str]:
     for name in entry.adapters:
         try:
-            registry.check(name)
+            registry.refuse_unknown(name)
         except registry.UnknownAdapterError as error:
             yield f"adapter: {error}"
     for field, source in (("source", entry.source), *((f"loras.{n}", s) for n, s in entry.loras.items())):

@@ -81,7 +81,7 @@ def compare(entry: ModelEntry, settings: Settings) -> Report:
     chatter: Any = transformers_logging
     chatter.set_verbosity_error()
     chatter.disable_progress_bar()
-    references.check(entry.adapter)
+    references.refuse_unsupported(entry.adapter)
     ours = Ours(entry, settings)
     device, precision = ours.device, str(ours.dtype).removeprefix("torch.")
     opening = references.Opening(

@@ -342,7 +342,7 @@ _OTHERS: dict[str, Callable[[Opening], Any]] = {
 }
 
 
-def check(adapter: str) -> None:
+def refuse_unsupported(adapter: str) -> None:
     """Raise `Unsupported` for a family without a reference, `DependencyConflict` for a missing extra."""
     if adapter in _SENTENCE_TRANSFORMERS:
         sentence_transformers()
@@ -352,6 +352,6 @@ def check(adapter: str) -> None:
 
 
 def open_reference(opening: Opening) -> Any:
-    """The reference of the entry's family; raises as `check` does, and whatever the library raises."""
-    check(opening.entry.adapter)
+    """The reference of the entry's family; raises as `refuse_unsupported` does, and whatever the library raises."""
+    refuse_unsupported(opening.entry.adapter)
     return {**_SENTENCE_TRANSFORMERS, **_OTHERS}[opening.entry.adapter](opening)

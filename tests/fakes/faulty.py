@@ -18,8 +18,8 @@ class FaultyAdapter(FakeAdapter):
 
     spec: ClassVar[AdapterSpec] = replace(FakeAdapter.spec, family="faulty", builds_alone=False)
 
-    def check(self, call: Call) -> None:
+    def refuse_unsupported(self, call: Call) -> None:
         """Raise what no caller expects."""
-        super().check(call)
+        super().refuse_unsupported(call)
         if call.options.get("bug"):
             raise KeyError(SECRET)

@@ -54,9 +54,9 @@ def test_an_unknown_name_is_refused_with_a_hint(name: str, hint: str) -> None:
 
 def test_a_check_knows_families_and_lets_dotted_paths_pass_unimported() -> None:
     for name in (*names(), "no_such_package:Class"):
-        registry.check(name)
+        registry.refuse_unknown(name)
     with pytest.raises(UnknownAdapterError, match="did you mean dense"):
-        registry.check("dens")
+        registry.refuse_unknown("dens")
 
 
 def test_what_is_no_adapter_is_refused() -> None:

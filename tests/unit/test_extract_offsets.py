@@ -62,7 +62,7 @@ def windowed(load: Callable[[str, str], Adapter]) -> Adapter:
 
 def run(adapter: Adapter, call: ExtractCall) -> list[Extraction]:
     """What the adapter finds, as the worker would ask it."""
-    adapter.check(call)
+    adapter.refuse_unsupported(call)
     found = adapter.extract(adapter.collate(adapter.prepare(call.items, call)))  # type: ignore[arg-type]
     return [one for one in found if isinstance(one, Extraction)]
 

@@ -42,6 +42,6 @@ def test_no_label_is_tokenized_under_the_lock(tmp_path: Path, family: str) -> No
     holder = adapter if family == "gliclass" else adapter._words
     holder._backend = Unlocked(holder._backend)
     call = ExtractCall([InputItem("Marie Curie lives in Paris")], ["person", "city"])
-    adapter.check(call)
+    adapter.refuse_unsupported(call)
     [prepared] = adapter.prepare(call.items, call)
     assert isinstance(prepared, Prepared) and prepared.cost > 4

@@ -44,7 +44,7 @@ def load(
 def prepared(adapter: ScoreAdapter, query: str, documents: list[str], **fields: Any) -> list[Prepared]:
     """The pairs of a call."""
     call = ScoreCall([InputItem(text) for text in documents], InputItem(query), **fields)
-    adapter.check(call)
+    adapter.refuse_unsupported(call)
     return [pair for pair in adapter.prepare(call.items, call) if isinstance(pair, Prepared)]
 
 

@@ -68,7 +68,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def batch_of(adapter: Adapter, call: Call) -> Any:
     """The items of a call as one batch."""
-    adapter.check(call)
+    adapter.refuse_unsupported(call)
     prepared = adapter.prepare(call.items, call)
     return adapter.collate([item for item in prepared if isinstance(item, Prepared)])
 

@@ -182,6 +182,6 @@ def test_scores_that_are_no_numbers_fail_their_item(donut: Adapter) -> None:
 
 def _prepared(adapter: Adapter, call: ExtractCall) -> list[Prepared]:
     """All items, which must be sound."""
-    adapter.check(call)
+    adapter.refuse_unsupported(call)
     found = adapter.prepare(call.items, call)
     return [item for item in found if isinstance(item, Prepared)]

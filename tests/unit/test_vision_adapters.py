@@ -135,11 +135,11 @@ def test_labels_of_owlv2_are_tokenized_where_pictures_are_prepared(
         TextTokenizer, "encode", lambda self, texts: (read.append(len(texts)), encode(self, texts))[1]
     )
     call = ExtractCall([InputItem(images=[encoded(picture(1))])], ["cat", "river"])
-    adapter.check(call)
+    adapter.refuse_unsupported(call)
     assert not read, "the endpoint's thread checks calls; it answers nobody while it tokenizes"
     assert isinstance(adapter.prepare(call.items, call)[0], Prepared) and sum(read) == 2
     with pytest.raises(InvalidInput, match="label_template"):
-        adapter.check(ExtractCall(call.items, ["cat"], options={"label_template": "no place"}))
+        adapter.refuse_unsupported(ExtractCall(call.items, ["cat"], options={"label_template": "no place"}))
 
 
 def test_labels_that_never_fit_are_refused_before_they_are_tokenized(
@@ -148,7 +148,7 @@ def test_labels_that_never_fit_are_refused_before_they_are_tokenized(
     adapter: Any = load("grounding_dino", build("grounding_dino", place / "dino-labels"))
     monkeypatch.setattr(adapter, "_tokenizer", None)
     with pytest.raises(InputTooLong, match=r"params.labels: \d+ characters"):
-        adapter.check(ExtractCall([InputItem(images=[b""])], ["cat" * 1000] * 5))
+        adapter.refuse_unsupported(ExtractCall([InputItem(images=[b""])], ["cat" * 1000] * 5))
 
 
 def test_donut_without_a_task_has_the_task_of_its_checkpoint(place: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_picture_model_takes_options_of_others_and_thresholds_of_any_size(plac
 
     def found(**call: Any) -> list[Any]:
         asked = ExtractCall([InputItem(images=[encoded(image)])], **call)
-        adapter.check(asked)
+        adapter.refuse_unsupported(asked)
         [result] = adapter.extract(adapter.collate([one(adapter, image, **call)]))
         assert isinstance(result, Extraction)
         return result.objects

@@ -66,10 +66,10 @@ def test_a_ready_worker_without_heartbeats_is_killed_long_before_a_step_counts_a
         clock.now += 1.9
         assert worker.send(watchdog=1)
         slot.heard()
-        slot.check()
+        slot.kill_if_silent()
     assert not sent, "a step of a minute, and heartbeats meanwhile"
     clock.now += 2.1
-    slot.check()
+    slot.kill_if_silent()
     assert sent == [signal.SIGKILL]
     slot.reap(others_healthy=True)
     slot.close()

@@ -3,7 +3,7 @@
 A family states what it can do as data (`AdapterSpec`); operations refuse the rest before anything reaches the device.
 
 1. `load` builds the model from a local directory, on a loading thread.
-2. `check` refuses what the family cannot answer, before anything is queued.
+2. `refuse_unsupported` refuses what the family cannot answer, before anything is queued.
 3. `prepare` makes items ready for the device (tokens, pixels) on any of the preparing threads.
 4. `collate` lays the prepared items of one batch into host tensors, on the device thread or the one that forms ahead.
 5. `encode`, `score` or `extract` runs the batch on the device thread; the answer has one entry per prepared item.
@@ -204,7 +204,7 @@ class Adapter(ABC):
         """Inputs and outputs of a model of named tensors, None for any other; the same object as long as it lives."""
         return None
 
-    def check(self, call: Call) -> None:
+    def refuse_unsupported(self, call: Call) -> None:
         """Raise `InvalidInput` for options, labels or inputs that this family refuses."""
         if call.lora and self.loras is None:
             before = call.names.options

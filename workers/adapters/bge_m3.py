@@ -86,9 +86,9 @@ class BgeM3Adapter(PairedAdapter, TextAdapter):
             "multivector": self._tokens.out_features,
         }
 
-    def check(self, call: Call) -> None:
+    def refuse_unsupported(self, call: Call) -> None:
         """Refuse a score mode or weights that do not exist."""
-        super().check(call)
+        super().refuse_unsupported(call)
         if isinstance(call, ScoreCall):
             _weights_of(call)
 

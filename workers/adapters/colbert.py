@@ -97,9 +97,9 @@ class ColbertAdapter(LateInteraction, TextAdapter):
         """Width of one token's vector."""
         return {"multivector": self._width}
 
-    def check(self, call: Call) -> None:
+    def refuse_unsupported(self, call: Call) -> None:
         """Queries have a fixed length, so they cannot be split."""
-        super().check(call)
+        super().refuse_unsupported(call)
         if call.overflow == "chunk" and isinstance(call, EncodeCall) and call.is_query:
             raise InvalidInput(
                 f"{call.names.options}overflow_policy: queries of this model cannot be split, only documents"

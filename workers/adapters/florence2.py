@@ -62,7 +62,7 @@ class Florence2Adapter(ImageWriter):
         """Longest input in tokens: the picture and the prompt."""
         return int(self._model.config.text_config.max_position_embeddings)
 
-    def _check_labels(self, call: ExtractCall) -> None:
+    def _refuse_labels(self, call: ExtractCall) -> None:
         """Labels are the phrases of grounding tasks; `prompt_of` knows the task."""
 
     def prompt_of(self, task: str, call: ExtractCall) -> tuple[str, tuple[int, ...]]:

@@ -114,7 +114,7 @@ class GliclassAdapter(ExtractAdapter):
         """Bytes held by weights and buffers."""
         return parameter_bytes(self._model)
 
-    def check_options(self, call: ExtractCall) -> None:
+    def refuse_options(self, call: ExtractCall) -> None:
         """Refuse options of wrong type or range, and labels that hold the model's own markers."""
         for label in self._wanted(call).labels:
             if LABEL in label or SEPARATOR in label:

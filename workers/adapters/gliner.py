@@ -106,7 +106,7 @@ class GlinerAdapter(ExtractAdapter):
         """The caller's labels, then the fields of the schema."""
         return list(dict.fromkeys([*call.labels, *fields_of(call)]))
 
-    def check_options(self, call: ExtractCall) -> None:
+    def refuse_options(self, call: ExtractCall) -> None:
         """Refuse options of wrong type or range, relations without a layer for them, and the model's own markers."""
         wanted = self._wanted(call)
         if wanted.relations and not self._relational:

@@ -97,7 +97,7 @@ class NerAdapter(ClassifierAdapter):
         """Kinds of entities, and the tags themselves (`B-PER`) for `aggregation_strategy` "none"."""
         return self._own
 
-    def check_options(self, call: ExtractCall) -> None:
+    def refuse_options(self, call: ExtractCall) -> None:
         """Refuse options of wrong type or range, and windows without grouping."""
         if _wanted(call).strategy == "none" and call.overflow == "chunk":
             raise InvalidInput(

@@ -87,7 +87,7 @@ class NliZeroShotAdapter(ClassifierAdapter):
             raise ValueError("a zero-shot model needs at least two labels, entailment and another")
         return cls(classifier, PairTokenizer(tokenizer, limit, "only_first"))
 
-    def check_options(self, call: ExtractCall) -> None:
+    def refuse_options(self, call: ExtractCall) -> None:
         """Refuse options of wrong type or range."""
         _wanted(call)
 

@@ -86,7 +86,7 @@ class OnnxAdapter(RepositoryProgram):
         """Bytes of the file, which are mostly weights."""
         return self._nbytes
 
-    def check_arrays(self, arrays: Mapping[str, Array]) -> None:
+    def refuse_arrays(self, arrays: Mapping[str, Array]) -> None:
         """Texts must be UTF-8."""
         for name, array in arrays.items():
             if isinstance(array, np.ndarray):

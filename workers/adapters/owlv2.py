@@ -59,7 +59,7 @@ class Owlv2Adapter(Detector):
         self._longest = int(model.config.text_config.max_position_embeddings)
         self._tokenizer.limit(self._longest)
 
-    def check_options(self, call: ExtractCall) -> None:
+    def refuse_options(self, call: ExtractCall) -> None:
         """Refuse options that cannot be used; the labels are tokenized only when the pictures are prepared."""
         _options(call)
 

@@ -66,7 +66,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted({*BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))}))
 
 
-def check(name: str) -> None:
+def refuse_unknown(name: str) -> None:
     """Raise UnknownAdapterError when `name` is no known family; a dotted path passes, since nothing is imported."""
     known = names()
     if name in known or ":" in name:
@@ -93,7 +93,7 @@ def resolve(name: str, *, files: bool = False) -> type[Adapter]:
     for point in entry_points(group=ENTRY_POINT_GROUP):
         if point.name == name:
             return _checked(name, point.load())
-    check(name)
+    refuse_unknown(name)
     return _checked(name, _import_path(name))
 
 

@@ -174,9 +174,9 @@ class SpladeAdapter(TextAdapter):
         """Size of the vocabulary."""
         return {"sparse": self._vocabulary}
 
-    def check(self, call: Call) -> None:
+    def refuse_unsupported(self, call: Call) -> None:
         """Refuse a `max_terms` that is no positive number."""
-        super().check(call)
+        super().refuse_unsupported(call)
         _max_terms(call)
 
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:

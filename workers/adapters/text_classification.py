@@ -68,7 +68,7 @@ class TextClassificationAdapter(ClassifierAdapter):
         """The model's classes."""
         return self._own
 
-    def check_options(self, call: ExtractCall) -> None:
+    def refuse_options(self, call: ExtractCall) -> None:
         """Refuse options of wrong type or range."""
         _wanted(call)
 

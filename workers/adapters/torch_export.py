@@ -85,7 +85,7 @@ class TorchExportAdapter(RepositoryProgram):
         """Run the graph once."""
         given = [batch.tensor(name, self.device, writable=self._writes) for name in self._inputs]
         if self._rules:
-            self._check_sizes(given)
+            self._refuse_sizes(given)
         found = self._forward(*self._state, *given)
         for buffer, value in zip(self._changed, found, strict=False):
             if buffer is not None:
@@ -93,7 +93,7 @@ class TorchExportAdapter(RepositoryProgram):
         results = found[len(self._changed) :]
         return {name: value for name, value in zip(self._outputs, results, strict=True) if name}
 
-    def _check_sizes(self, given: Sequence[torch.Tensor]) -> None:
+    def _refuse_sizes(self, given: Sequence[torch.Tensor]) -> None:
         for rule in self._rules:
             sizes = [given[at].shape[dim] for at, dim in rule.places]
             at, dim = rule.places[0]

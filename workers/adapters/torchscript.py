@@ -50,7 +50,7 @@ class TorchScriptAdapter(RepositoryProgram):
             )
         forward: Any = module.forward
         arguments = forward.schema.arguments[1:]
-        _check_types(entry.config, forward.schema)
+        _refuse_types(entry.config, forward.schema)
         known = tuple(ProgramTensor(each.name, optional=each.has_default_value()) for each in arguments)
         outputs = tuple(ProgramTensor(each.name) for each in entry.config.outputs)
         fitted = fit(entry, Interface(known, outputs))
@@ -91,7 +91,7 @@ class TorchScriptAdapter(RepositoryProgram):
         return dict(zip(self._outputs, results, strict=False))
 
 
-def _check_types(config: ModelConfig, schema: Any) -> None:
+def _refuse_types(config: ModelConfig, schema: Any) -> None:
     """Raise `ModelRefused` for a module that takes or gives anything but tensors, or too few of them."""
     for tensor in (*config.inputs, *config.outputs):
         if tensor.datatype == BYTES:

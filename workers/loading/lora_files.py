@@ -161,14 +161,14 @@ class Lora:
             raise UnsupportedLora(f"{WEIGHTS} is no whole safetensors file: {error}") from error
         self._sides = _pairs(names)
         for path in self._sides:
-            _check_target(self._config.target_modules, path)
+            _refuse_target(self._config.target_modules, path)
 
     @property
     def paths(self) -> list[str]:
         """Paths of the layers, sorted."""
         return sorted(self._sides)
 
-    def check(self, path: str, layer: LayerShape) -> None:
+    def refuse_misfit(self, path: str, layer: LayerShape) -> None:
         """Raise `UnsupportedLora` unless the weights of a layer have its rank and fit a layer of this shape."""
         down, up = (self._shapes[name] for name in self._sides[path])
         rank = self._rank(path)
@@ -238,7 +238,7 @@ def _pairs(names: list[str]) -> dict[str, tuple[str, str]]:
     return {path: (both["A"], both["B"]) for path, both in sides.items()}
 
 
-def _check_target(targets: str | list[str] | None, path: str) -> None:
+def _refuse_target(targets: str | list[str] | None, path: str) -> None:
     """Raise `UnsupportedLora` for a layer that `target_modules` does not name."""
     if targets is None or targets == "all-linear":
         return

@@ -69,7 +69,7 @@ def open_program(path: Path) -> torch.export.ExportedProgram:
     """The program of a file. Raises `SourceError` that says what is not as it should be."""
     with path.open("rb") as stream:
         try:
-            _check(path.name, torch._C.PyTorchFileReader(stream))
+            _refuse_strange_records(path.name, torch._C.PyTorchFileReader(stream))
         except (RuntimeError, OSError) as error:
             raise SourceError(
                 f"{path.name} is no program of torch.export: damaged or cut off", "UNKNOWN"
@@ -88,7 +88,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-def _check(name: str, reader: Any) -> None:
+def _refuse_strange_records(name: str, reader: Any) -> None:
     records = reader.get_all_records()
     strange = next((record for record in records if not _RECORD.fullmatch(record)), None)
     if strange is not None:
@@ -104,7 +104,7 @@ def _check(name: str, reader: Any) -> None:
                     f"{name}: {tensor[:200]!a} is stored as a pickle, which is not loaded", "UNKNOWN"
                 )
     if _SAMPLE in records:
-        _check_sample(name, reader.get_record(_SAMPLE))
+        _refuse_pickled_sample(name, reader.get_record(_SAMPLE))
     for problem in _problems(_document(name, reader, _MODEL)):
         raise SourceError(f"{name}: {problem}", "UNKNOWN")
 
@@ -119,7 +119,7 @@ def _document(name: str, reader: Any, record: str) -> dict[str, Any]:
     return found
 
 
-def _check_sample(name: str, raw: bytes) -> None:
+def _refuse_pickled_sample(name: str, raw: bytes) -> None:
     try:
         if raw:
             torch.load(io.BytesIO(raw), weights_only=True)

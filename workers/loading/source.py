@@ -80,10 +80,10 @@ def check_weights(directory: Path) -> None:
             )
     for path in files:
         if path not in pickled:
-            _check_file(path)
+            _refuse_damaged(path)
 
 
-def _check_file(path: Path) -> None:
+def _refuse_damaged(path: Path) -> None:
     """Compare the size a header promises with the size of the file."""
     size = path.stat().st_size
     with path.open("rb") as stream:

@@ -87,7 +87,7 @@ def check(adapter: Adapter, call: Call) -> None:
     if operation.name not in adapter.spec.operations:
         raise InvalidInput(f"this model does not support {operation.name}")
     operation.check(adapter, call)
-    adapter.check(call)
+    adapter.refuse_unsupported(call)
 
 
 def group_of(adapter: Adapter, call: Call) -> Hashable:

@@ -119,7 +119,7 @@ class Infer:
         arrays = {tensor.name: _array(tensor, signature, payload) for tensor in call.inputs}
         if len(arrays) > 1:
             arrays = {name: arrays[name] for name in signature.inputs if name in arrays}
-        adapter.check_arrays(arrays)
+        adapter.refuse_arrays(arrays)
         wanted = [output.name for output in call.outputs]
         inputs = NamedInputs(
             arrays, call.rows, wanted, call.parameters, call.step, payload.targets(call.outputs)

@@ -107,7 +107,7 @@ class WorkerSlot:
         if fields.get("STOPPING") == "1":
             self.state, self._stopping_since = "stopping", time.monotonic()
 
-    def check(self) -> None:
+    def kill_if_silent(self) -> None:
         """Kill a process that has been silent, or stopping, for too long."""
         worker, now = self._settings.worker, time.monotonic()
         limit, since = worker.load_stall_s, self._heard
@@ -203,7 +203,7 @@ class Supervisor:
                     self._poll.register(spare, select.POLLIN)
             self._turn()
             for slot in self._slots:
-                slot.check()
+                slot.kill_if_silent()
         self._drain()
 
     def _turn(self) -> None:

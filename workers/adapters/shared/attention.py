@@ -200,14 +200,14 @@ def select_kernel(
         from torch.nn.attention.varlen import varlen_attn
 
         kernel = VarlenKernel(varlen_attn)
-        _check(kernel, device, dtype, heads, kv_heads, head_dim)
+        _compare_with_sdpa(kernel, device, dtype, heads, kv_heads, head_dim)
     except (ImportError, RuntimeError, ValueError, TypeError) as error:
         log.warning("variable-length attention is not used: %s", str(error).splitlines()[0])
         return None
     return kernel
 
 
-def _check(
+def _compare_with_sdpa(
     kernel: VarlenKernel, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int
 ) -> None:
     """Compare with SDPA: full, causal, windowed, both.  Raises RuntimeError where they differ."""

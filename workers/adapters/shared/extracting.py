@@ -65,16 +65,16 @@ class ExtractAdapter(Adapter):
         """The labels that the model itself knows; empty where the caller brings them."""
         return ()
 
-    def check(self, call: Call) -> None:
+    def refuse_unsupported(self, call: Call) -> None:
         """Refuse what this family cannot use, before anything is queued."""
-        super().check(call)
+        super().refuse_unsupported(call)
         if not isinstance(call, ExtractCall):
             return
-        self._check_labels(call)
-        OptionReader(call).check_overflow(self.overflows)
-        self.check_options(call)
+        self._refuse_labels(call)
+        OptionReader(call).refuse_overflow(self.overflows)
+        self.refuse_options(call)
 
-    def _check_labels(self, call: ExtractCall) -> None:
+    def _refuse_labels(self, call: ExtractCall) -> None:
         given = self.labels_of(call)
         if self.labels == "required" and not given:
             raise InvalidInput("params.labels: this model needs at least one label")
@@ -91,7 +91,7 @@ class ExtractAdapter(Adapter):
         return call.labels
 
     @abstractmethod
-    def check_options(self, call: ExtractCall) -> None:
+    def refuse_options(self, call: ExtractCall) -> None:
         """Read the options once; raises `InvalidInput` for one that cannot be used."""
 
 

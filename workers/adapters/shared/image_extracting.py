@@ -107,7 +107,7 @@ class ImageExtractAdapter(ExtractAdapter):
     def prepared(self, image: Any, item: InputItem, wanted: Any) -> Prepared | ItemFailure:
         """One decoded picture (PIL, RGB, upright) ready for the device."""
 
-    def check_options(self, call: ExtractCall) -> None:
+    def refuse_options(self, call: ExtractCall) -> None:
         """Read the options once."""
         self.wanted_of(call)
 

@@ -155,7 +155,7 @@ class VisualEncoder(Adapter):
         """Bytes held by weights and buffers."""
         return parameter_bytes(self._model)
 
-    def check(self, call: Call) -> None:
+    def refuse_unsupported(self, call: Call) -> None:
         """Refuse to split texts, which are queries here."""
-        super().check(call)
-        OptionReader(call).check_overflow(self.overflows)
+        super().refuse_unsupported(call)
+        OptionReader(call).refuse_overflow(self.overflows)

@@ -76,9 +76,9 @@ def fit(entry: RepositoryEntry, interface: Interface) -> Fitted:
     names = [tensor.name for tensor in config.inputs] + list(_control_names(config))
     inputs = _match("input", names, interface.inputs)
     outputs = _match("output", [tensor.name for tensor in config.outputs], interface.outputs)
-    _check("input", config, config.inputs, dict(zip(inputs, interface.inputs, strict=True)))
+    _refuse_misfit("input", config, config.inputs, dict(zip(inputs, interface.inputs, strict=True)))
     config = _with_controls(config, dict(zip(inputs, interface.inputs, strict=True)))
-    _check("output", config, config.outputs, dict(zip(outputs, interface.outputs, strict=True)))
+    _refuse_misfit("output", config, config.outputs, dict(zip(outputs, interface.outputs, strict=True)))
     if interface.most_rows is not None and batch > interface.most_rows:
         raise ModelRefused(
             f"max_batch_size: {batch} is above {interface.most_rows}, the most rows of the program"
@@ -136,7 +136,7 @@ def _shown(names: Sequence[str]) -> str:
     return ", ".join(ascii(name[:64]) for name in names[:16]) + (", ..." if len(names) > 16 else "") or "none"
 
 
-def _check(
+def _refuse_misfit(
     kind: str, config: ModelConfig, tensors: Sequence[TensorConfig], program: dict[str, ProgramTensor]
 ) -> None:
     rows = config.max_batch_size if config.sequence_batching is not None else -1

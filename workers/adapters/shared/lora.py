@@ -64,7 +64,7 @@ class LoraLayers:
         lora = Lora(directory)
         layers = {path: self._layer(path) for path in lora.paths}
         for path, (_, layer) in layers.items():
-            lora.check(path, LayerShape(layer.in_features, layer.out_features))
+            lora.refuse_misfit(path, LayerShape(layer.in_features, layer.out_features))
         weights = lora.read()
         return FittedLora({name: _fitted(weights[path], layer) for path, (name, layer) in layers.items()})
 

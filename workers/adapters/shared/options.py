@@ -112,7 +112,7 @@ class OptionReader:
             raise InvalidInput(f"{self._before}{name}: at least one weight must be above 0")
         return {key: float(number) for key, number in value.items()}
 
-    def check_overflow(self, offered: Collection[str]) -> None:
+    def refuse_overflow(self, offered: Collection[str]) -> None:
         """Refuse a policy for texts that are too long which is not one of `offered`."""
         if self._overflow not in offered:
             known = ", ".join(name for name, found in OVERFLOW_POLICIES.items() if found in offered)

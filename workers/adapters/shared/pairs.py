@@ -105,10 +105,10 @@ class ScoreAdapter(Adapter):
         """No vectors."""
         return {}
 
-    def check(self, call: Call) -> None:
+    def refuse_unsupported(self, call: Call) -> None:
         """Refuse LoRA, and overflow policies that cannot cut a pair."""
-        super().check(call)
-        OptionReader(call).check_overflow(self.overflows)
+        super().refuse_unsupported(call)
+        OptionReader(call).refuse_overflow(self.overflows)
 
 
 def pair_excess(query: int, pair: int, limit: int) -> Excess:

@@ -103,7 +103,7 @@ class ProgramAdapter(Adapter):
         """Whether the samples are known to suit the model: those of its warm-up are, zeros may not be."""
         return False
 
-    def check_arrays(self, arrays: Mapping[str, Array]) -> None:
+    def refuse_arrays(self, arrays: Mapping[str, Array]) -> None:
         """Raise `InvalidInput` for values of one request that the program cannot take.
 
         They are in the shapes of the program. Called before the request joins a batch, on any of the preparing threads.

@@ -90,9 +90,9 @@ class TwoTowersAdapter(VisualEncoder):
         """Patches of an image."""
         return self._image_cost
 
-    def check(self, call: Call) -> None:
+    def refuse_unsupported(self, call: Call) -> None:
         """Refuse what the base refuses, and a template without a place for the text."""
-        super().check(call)
+        super().refuse_unsupported(call)
         _template(call)
 
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
