@@ -34,9 +34,9 @@ def assemble(services: Services, families: FrontendMetrics) -> Callable[[], Awai
         settings.paths,
         settings,
         name,
+        services.store,
         on_retry=services.recorder.retried,
         copies=services.copies,
-        store=services.store,
     )
     engine = LocalEngine(settings, services.catalog, client, services.recorder, services.drain)
     services.engine, services.directory = engine, engine.directory

@@ -16,7 +16,6 @@ class FakeChannel:
     models: dict[str, ModelStatus] = field(default_factory=dict)
     state: str = "ready"
     responsive: bool = True
-    joined: bool = True
     preloaded: bool = False
     device: str = "cpu"
     uuid: str = "cpu"

@@ -32,6 +32,7 @@ from ipc.memory.leases import LeaseTable
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.settings import Arena as ArenaSettings
 from ipc.settings import Limits, Settings
+from ipc.store.store import Store
 from ipc.wire.messages import EncodeCall, InferCall, InputItem, TensorInput, TensorOutput, Work
 from tests.fakes.handler import MODEL, NBYTES, AnsweringHandler, answer_of
 from workers.endpoint import endpoint as router
@@ -176,7 +177,7 @@ async def ask_with_block(frontend: Client, number: int) -> None:
 
 async def use(paths: RunPaths, peer: Peer) -> None:
     """A frontend's life: answers by memory and inline, several at once, a cancelled call, a lease never given back."""
-    frontend = Client(paths, SETTINGS, "frontend-0")
+    frontend = Client(paths, SETTINGS, "frontend-0", Store(paths))
     frontend.start()
     try:
         await ask(frontend, "one")
@@ -198,7 +199,7 @@ async def use(paths: RunPaths, peer: Peer) -> None:
 
 async def must_answer(paths: RunPaths) -> None:
     """A fresh frontend gets its answer."""
-    frontend = Client(paths, SETTINGS, "frontend-1")
+    frontend = Client(paths, SETTINGS, "frontend-1", Store(paths))
     frontend.start()
     try:
         with await frontend.call(work_of("afterwards")) as reply:

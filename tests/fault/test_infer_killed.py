@@ -185,12 +185,13 @@ FRONTEND = textwrap.dedent(
     from pathlib import Path
     from frontend.engine.local.client import Client
     from ipc.settings import load
+    from ipc.store.store import Store
     from tests.fault.test_infer_killed import drawn, filled, running_in
     from tests.harness.tensors import request_of
 
     async def main():
         settings = load()
-        client = Client(settings.paths, settings, "frontend-5")
+        client = Client(settings.paths, settings, "frontend-5", Store(settings.paths))
         client.start()
         call, block = await filled(client, drawn(1), sleep_ms=int(sys.argv[1]))
         asyncio.create_task(client.call(*request_of("large", call, block)))

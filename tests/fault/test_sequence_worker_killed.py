@@ -73,9 +73,8 @@ def test_only_the_sequences_of_the_killed_worker_are_lost_and_begin_again_when_i
             starting = asyncio.create_task(add(clients[0], first, first, start=True))
             running.start(0)
             assert await starting == first, "the START did not wait for the worker"
-            # NOTE: a frontend that has not joined the new life yet takes the sequence for lost.
+            assert await add(clients[1], first, first) == 2 * first, "the frontend did not wait for its join"
             await until_up(clients, 2)
-            assert await add(clients[1], first, first) == 2 * first
             for name in rest:
                 assert await add(clients[0], name, name, start=True) == name
                 assert await add(clients[1], name, name) == 2 * name
@@ -92,6 +91,35 @@ def test_only_the_sequences_of_the_killed_worker_are_lost_and_begin_again_when_i
 
         use(running, work)
         running.processes.pop(0)
+
+
+def test_a_frontend_that_has_yet_to_join_the_only_worker_waits_and_says_at_once_that_a_dead_one_has_lost_all(
+    tmp_path: Path,
+) -> None:
+    with workers(
+        tmp_path, {"sums": totals(4)}, count=1, **SETTINGS | {"limits__restart_wait_s": "3600"}
+    ) as running:
+
+        async def work(clients: list[Client]) -> None:
+            first, second = clients
+            assert await add(first, 1, 5, start=True) == 5
+            running.kill(0)
+            await until_up(clients, 0)
+            for client in clients:
+                with pytest.raises(SequenceUnknown, match="its worker has gone"):
+                    await add(client, 1, 5)
+            joining = second.workers.tick
+            second.workers.tick = lambda: None  # type: ignore[method-assign]
+            running.start(0)
+            assert await add(first, 2, 5, start=True) == 5
+            going_on = asyncio.create_task(add(second, 2, 6))
+            assert not (await asyncio.wait([going_on], timeout=0.3))[0], "it was answered before the join"
+            second.workers.tick = joining  # type: ignore[method-assign]
+            assert await going_on == 11
+            with pytest.raises(SequenceUnknown, match="did not begin here"):
+                await add(second, 1, 5)
+
+        use(running, work)
 
 
 @pytest.mark.long

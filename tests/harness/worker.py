@@ -28,6 +28,7 @@ from ipc.metrics import registry as metrics
 from ipc.processes.paths import RunPaths
 from ipc.processes.sweep import sweep
 from ipc.settings import Settings, load
+from ipc.store.store import Store
 from tests.harness.server import ROOT, wait_until
 from workers.reporting.reporter import EVERY_S
 
@@ -114,7 +115,7 @@ class Workers:
     @contextlib.asynccontextmanager
     async def client(self, slot: int = 0) -> AsyncIterator[Client]:
         """A frontend's client, once every model is loaded by every worker."""
-        client = Client(self.paths, self.settings, f"frontend-{slot}")
+        client = Client(self.paths, self.settings, f"frontend-{slot}", Store(self.paths))
         client.start()
         try:
             await client.wait(lambda: self._all_loaded(client), deadline.after(60))

@@ -24,7 +24,9 @@ from ipc.errors import (
     SequenceUnknown,
     WorkerLost,
 )
+from ipc.processes.liveness import SlotLock
 from ipc.settings import Settings, load
+from ipc.store.store import Store
 from ipc.wire.messages import InferCall, ModelStatus, Step, Work
 from tests.fakes.channel import FakeChannel
 
@@ -45,7 +47,7 @@ def request(start_by_s: float | None, deadline_s: float = 3600.0) -> Work:
 async def with_client(tmp_path: Path, work: Callable[[Client], Awaitable[None]], **more: str) -> None:
     """Do `work` with a client that looks for no workers."""
     chosen = settings(tmp_path, **more)
-    client = Client(chosen.paths, chosen, "frontend-0")
+    client = Client(chosen.paths, chosen, "frontend-0", Store(chosen.paths))
     try:
         await asyncio.wait_for(work(client), 60)
     finally:
@@ -139,12 +141,13 @@ def test_a_sequence_waits_for_its_own_worker_and_asks_no_other(tmp_path: Path) -
         return "done"
 
     async def work(client: Client) -> None:
+        client.workers.is_open = lambda slot: True  # type: ignore[method-assign]
         loaded, other = ModelStatus("m", "loaded"), ModelStatus("m", "available")
         slot = routing.home(range(2), "m", 5)
         stranger = channel(1 - slot, loaded)
         for home, joins in (
             (channel(slot, loaded, responsive=False), {"responsive": True}),
-            (channel(slot, state="connecting", joined=False), {"state": "ready", "models": {"m": loaded}}),
+            (channel(slot, state="connecting"), {"state": "ready", "models": {"m": loaded}}),
             (channel(slot, other), {"models": {"m": loaded}}),
         ):
             client.channels[:] = sorted((stranger, home), key=lambda each: each.slot)
@@ -161,6 +164,21 @@ def test_a_sequence_waits_for_its_own_worker_and_asks_no_other(tmp_path: Path) -
             asked.clear()
 
     asyncio.run(with_client(tmp_path, work, worker__count="2"))
+
+
+def test_a_worker_is_there_for_frontends_once_a_process_holds_the_slot_and_has_a_socket(
+    tmp_path: Path,
+) -> None:
+    async def work(client: Client) -> None:
+        paths, is_open = client.workers._paths, client.workers.is_open
+        assert not is_open(0)
+        with SlotLock(paths.lock("worker-0")):
+            assert not is_open(0), "a process that only starts keeps no sequence"
+            paths.worker_socket(0).touch()
+            assert is_open(0) and not is_open(1)
+        assert not is_open(0), "the socket is that of a process that has died"
+
+    asyncio.run(with_client(tmp_path, work))
 
 
 def test_a_sequence_that_its_worker_does_not_know_is_looked_for_nowhere_else(tmp_path: Path) -> None:

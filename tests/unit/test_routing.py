@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -240,9 +239,16 @@ def test_a_sequence_has_its_home_among_the_configured_workers_that_offer_the_mod
     )
 
 
-def keeper(channels: list[Any], slot: int | None, start: bool = False) -> int:
-    """The slot of the worker that gets a request of a sequence whose home is `slot`."""
-    return routing.keeper(channels, work(), Step(7, start), slot).slot
+def keeper(
+    channels: list[Any],
+    slot: int | None,
+    start: bool = False,
+    *,
+    workers: int = 2,
+    is_open: tuple[int, ...] = (),
+) -> int:
+    """The slot of the worker that gets a request of a sequence whose home is `slot`; workers live in `is_open`."""
+    return routing.keeper(channels, work(), Step(7, start), slot, workers, lambda at: at in is_open).slot
 
 
 def test_a_sequence_goes_to_its_own_worker_whatever_that_has_to_do_and_nowhere_else() -> None:
@@ -252,9 +258,7 @@ def test_a_sequence_goes_to_its_own_worker_whatever_that_has_to_do_and_nowhere_e
     for channels in ([channel(0)], [channel(0), channel(1, responsive=False)], []):
         for start in (False, True):
             with pytest.raises(NoReplica):
-                keeper(channels, 1, start)
-    with pytest.raises(NoReplica):
-        keeper([], None)
+                keeper(channels, 1, start, is_open=(1,))
 
 
 def test_a_worker_that_has_not_loaded_the_model_of_a_sequence_is_waited_for() -> None:
@@ -271,5 +275,21 @@ def test_what_goes_on_with_a_sequence_of_a_worker_that_has_gone_is_refused_and_a
         keeper([channel(0), gone], 1)
     with pytest.raises(NoReplica):
         keeper([channel(0), gone], 1, start=True)
+    is_left = (SequenceUnknown,) if state == "leaving" else (NoReplica,)
+    with pytest.raises(is_left):
+        keeper([channel(0), gone], 1, is_open=(0, 1))
+
+
+def test_what_goes_on_with_a_sequence_while_all_workers_are_gone_is_refused_and_a_start_waits() -> None:
+    """Nobody tells then which workers offer the model."""
+    for channels in ([], [channel(0, state="absent", responsive=False)], [channel(0, state="leaving")]):
+        with pytest.raises(SequenceUnknown, match="its worker has gone"):
+            keeper(channels, None)
+        with pytest.raises(NoReplica, match="no worker is up"):
+            keeper(channels, None, start=True)
     with pytest.raises(NoReplica):
-        keeper([channel(0), replace(gone, joined=False)], 1)
+        keeper([], None, is_open=(1,))
+    with pytest.raises(SequenceUnknown):
+        keeper([channel(1, state="leaving")], None, is_open=(1,))
+    with pytest.raises(ModelNotLoaded):
+        keeper([channel(0, ModelStatus("other", "loaded"))], None)

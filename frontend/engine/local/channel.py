@@ -178,8 +178,7 @@ class Channel:
         changed: Callable[[], None],
     ) -> None:
         self.slot = slot
-        self.state, self.joined = "absent", False
-        """Whether the worker was `ready` once."""
+        self.state = "absent"
         self.models: dict[str, ModelStatus] = {}
         self.preloaded = False
         self.free_bytes = 0
@@ -466,7 +465,7 @@ class Channel:
             self._mapping = None
         if self.state != "connecting":
             return
-        self.state, self.joined = "ready", True
+        self.state = "ready"
         self._silence.end()
         log.info("joined worker %d (%s, epoch %s)", self.slot, message.device, message.epoch)
         self._changed()

@@ -49,17 +49,17 @@ class Client:
         paths: RunPaths,
         settings: Settings,
         name: str,
+        store: Store,
         on_retry: Callable[[str], None] = lambda reason: None,
         copies: CopyBudget | None = None,
-        store: Store | None = None,
     ) -> None:
-        """`copies` bounds what is kept of parts that slow clients do not take; `store` is that of the server."""
+        """`copies` bounds what is kept of parts that slow clients do not take."""
         self._copies = copies or CopyBudget(settings.arena.copy_out_bytes)
         self._copy_after_s = settings.arena.lease_copy_after_s
         self._on_demand, self._worker_count = settings.catalog.on_demand, settings.worker_count
         self.workers = Workers(paths, settings, name)
         self.demand = Demand(self.workers, self._on_demand)
-        self.poison = PoisonList(store or Store(paths), settings.limits.poison_ttl_s)
+        self.poison = PoisonList(store, settings.limits.poison_ttl_s)
         self.inputs = InputArena(paths, int(name.rpartition("-")[2]), settings.arena.input_bytes)
         self._retries = Retries(self.workers, settings.limits, self.poison, on_retry)
         self._ticker: asyncio.Task[None] | None = None
@@ -162,8 +162,8 @@ class Client:
         """The channel of the worker that takes a request now. Raises why there is none."""
         work, channels = attempts.work, self.workers.channels
         if work.step is not None:
-            slot = self._slot_of(work)
-            return routing.keeper(channels, work, work.step, slot, on_demand=self._on_demand)
+            slot, count, is_open = self._slot_of(work), self._worker_count, self.workers.is_open
+            return routing.keeper(channels, work, work.step, slot, count, is_open, on_demand=self._on_demand)
         if attempts.runs:
             # Suspects all go to one worker, so that a poison among them can cost only that one.
             return routing.loaded(channels, work.model)[0]

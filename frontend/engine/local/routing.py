@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from frontend.engine.local.channel import Channel
 from ipc.catalog.model_config import ModelConfig
@@ -131,9 +131,20 @@ def _config(channels: Sequence[Channel], model: str) -> ModelConfig | None:
 
 
 def keeper(
-    channels: Sequence[Channel], work: Work, step: Step, slot: int | None, *, on_demand: bool = True
+    channels: Sequence[Channel],
+    work: Work,
+    step: Step,
+    slot: int | None,
+    workers: int,
+    is_open: Callable[[int], bool],
+    *,
+    on_demand: bool = True,
 ) -> Channel:
-    """The channel of the worker in `slot`, which keeps the sequence of `step`; no other worker will do.
+    """The channel of the worker that keeps the sequence of `step`; no other worker will do.
+
+    Args:
+        slot: that of the worker. None while no worker has told of the model: the slot is any of so many `workers`.
+        is_open: whether a worker that this frontend may have yet to join lives in a slot (`Workers.is_open`).
 
     Raises:
         NoReplica: the worker does not answer now.
@@ -141,14 +152,20 @@ def keeper(
         QueueFull: this frontend has no credit left there.
         Others of `explain`: the worker has not loaded the model.
     """
-    model = work.model
-    if slot is None:
-        raise explain(channels, model, on_demand=on_demand)
-    chosen = next((c for c in channels if c.slot == slot), None)
-    if chosen is not None and chosen.joined and chosen.state != "ready" and not step.start:
+    model, by_slot = work.model, {c.slot: c for c in channels}
+
+    def may_keep_state(slot: int) -> bool:
+        state = by_slot[slot].state if slot in by_slot else "absent"
+        return state == "ready" or (state != "leaving" and is_open(slot))
+
+    homes = range(workers) if slot is None else (slot,)
+    if not step.start and not any(may_keep_state(home) for home in homes):
         config = _config(channels, model)
         name = model if config is None else config.name
         raise SequenceUnknown(not_begun(step.id, name, "its worker has gone, and its state with it"))
+    if slot is None:
+        raise explain(channels, model, on_demand=on_demand)
+    chosen = by_slot.get(slot)
     if chosen is None or not chosen.responsive:
         raise NoReplica("the worker of this sequence is not up", retry_after_s=2)
     if not having([chosen], model):

@@ -16,6 +16,7 @@ import zmq
 from frontend.engine.local.channel import Channel
 from ipc import deadline
 from ipc.errors import ModelLoading, ModelNotLoaded, NoReplica, PenstockError, QueueFull
+from ipc.processes.liveness import is_held
 from ipc.processes.paths import RunPaths
 from ipc.settings import Settings
 
@@ -69,6 +70,14 @@ class Workers:
                     Channel(self._context, self._paths, int(found[1]), self._name, self.changed)
                 )
                 self.channels.sort(key=lambda channel: channel.slot)
+
+    def is_open(self, slot: int) -> bool:
+        """Whether a worker lives in a slot and takes requests, of frontends that have joined it.
+
+        This frontend joins a new worker within its next ticks. Other frontends may have begun sequences there before.
+        """
+        # NOTE: the lock first. The socket of a dead worker keeps its name until the next life has the lock.
+        return is_held(self._paths.lock(f"worker-{slot}")) and self._paths.worker_socket(slot).exists()
 
     def watch(self, on: bool) -> bool:
         """Ask all workers for `Stats`, or for no more; whether all that serve have answered since."""
