@@ -9,7 +9,7 @@ from falcon.asgi import Request, Response, WebSocket
 from frontend.access.gate import Grant, Outcome, outcome_of
 from frontend.services import Services
 from ipc import logs
-from ipc.metrics.registry import NO_KEY
+from ipc.metrics.families import NO_KEY
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,8 @@ from functools import lru_cache
 from typing import Any
 
 from ipc.errors import InputRefused, WorkerCrashed
-from ipc.metrics.registry import UNKNOWN, FrontendMetrics
+from ipc.metrics.families import UNKNOWN
+from ipc.metrics.registry import FrontendMetrics
 from ipc.metrics.tally import Amount, Observations
 
 _REJECTIONS = {

@@ -22,7 +22,7 @@ from frontend.grpc.connections import Peer, host_of
 from frontend.services import Services
 from ipc import deadline, logs
 from ipc.errors import AccessRefused, PenstockError
-from ipc.metrics.registry import NO_KEY
+from ipc.metrics.families import NO_KEY
 
 log = logging.getLogger(__name__)
 

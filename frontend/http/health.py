@@ -8,8 +8,8 @@ import falcon
 from falcon.asgi import Request, Response
 
 from frontend.services import Services
+from ipc.catalog.repository.layout import split_id
 from ipc.metrics import registry as metrics
-from ipc.metrics.infer_families import split_id
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

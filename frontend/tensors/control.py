@@ -24,8 +24,9 @@ from frontend.tensors.load_parameters import Brought
 from frontend.tensors.overriding import Change, Overriding, shown
 from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.surroundings import Surroundings
-from frontend.tensors.version_states import State, model_of
+from frontend.tensors.version_states import State
 from ipc import deadline
+from ipc.catalog.repository.layout import model_of
 from ipc.errors import (
     ConfigError,
     ControlDisabled,

@@ -26,9 +26,10 @@ from typing import Literal, NamedTuple
 
 from frontend.engine.interface import Directory
 from frontend.tensors.refusals import UnavailableModel
-from frontend.tensors.version_states import VersionState, VersionStates, is_repository, model_of
+from frontend.tensors.version_states import VersionState, VersionStates
 from ipc.catalog.entries import Catalog, ModelEntry
 from ipc.catalog.model_config import ModelConfig, TensorConfig
+from ipc.catalog.repository.layout import is_repository, model_of
 from ipc.errors import (
     DependencyConflict,
     InferenceFailed,

@@ -19,12 +19,11 @@ from typing import NamedTuple
 
 from frontend.tensors.load_parameters import Brought
 from frontend.tensors.surroundings import Surroundings
-from frontend.tensors.version_states import is_repository
 from ipc.catalog.repository import entries, layout
-from ipc.catalog.repository.entries import RepositoryEntry, id_of
+from ipc.catalog.repository.entries import RepositoryEntry
+from ipc.catalog.repository.layout import id_of, is_repository, split_id
 from ipc.catalog.repository.overrides import Override, Overrides
 from ipc.errors import BodyTooLarge, ConfigError, DeadlineExceeded, InvalidInput, ModelLoadFailed
-from ipc.metrics.infer_families import split_id
 from ipc.store.store import Marks
 
 log = logging.getLogger(__name__)

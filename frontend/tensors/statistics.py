@@ -2,7 +2,7 @@
 
 1. `RequestCounters` counts ended requests into the metric files of the slot (`penstock_infer_*`); workers count their
    runs (`workers.reporting.batches`). Counters go on when a process is started again. Batch sizes and models are
-   labels of few values: sizes are rounded (`ipc.metrics.infer_families`), names that the catalog lacks are left out.
+   labels of few values: sizes are rounded (`ipc.metrics.families`), names that the catalog lacks are left out.
 2. `Reader.read` sums the files. A reading that was begun after it was asked for is shared by all who asked, none is
    kept: figures that two frontends give one after the other never go back.
 """
@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from frontend.engine.scope import InferenceRecord
-from frontend.tensors.version_states import VersionState, model_of
+from frontend.tensors.version_states import VersionState
 from ipc.catalog.entries import Catalog
+from ipc.catalog.repository.layout import model_of, split_id
+from ipc.metrics.families import UNVERSIONED, size_label
 from ipc.metrics.files import MetricFiles
-from ipc.metrics.infer_families import UNVERSIONED, size_label, split_id
 from ipc.metrics.registry import FrontendMetrics
 from ipc.processes.paths import RunPaths
 from ipc.wire.messages import Timing
@@ -85,9 +86,9 @@ class ModelStatistics:
 
 @dataclass(slots=True)
 class ServerStatistics:
-    """All models by (name, version), and calls to the server itself by kind (`ipc.metrics.infer_families.CALLS`).
+    """All models by (name, version), and calls to the server itself by kind (`ipc.metrics.families.CALLS`).
 
-    Version -1 (`ipc.metrics.infer_families.UNVERSIONED`) has what failed before its version was known.
+    Version -1 (`ipc.metrics.families.UNVERSIONED`) has what failed before its version was known.
     """
 
     models: dict[tuple[str, int], ModelStatistics] = field(default_factory=dict)
@@ -277,7 +278,7 @@ class RequestCounters:
         self._metrics.infer_failed.labels(*key).inc(total_ns * 1e-9)
 
     def called(self, kind: str, total_ns: int) -> None:
-        """A call about the server or its models ended; `kind` is one of `ipc.metrics.infer_families.CALLS`."""
+        """A call about the server or its models ended; `kind` is one of `ipc.metrics.families.CALLS`."""
         self._metrics.infer_calls.labels(kind).inc()
         self._metrics.infer_calls_time.labels(kind).inc(total_ns * 1e-9)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from frontend.engine.interface import Directory
+from ipc.catalog.repository.layout import is_repository, model_of
 from ipc.wire.messages import ModelStatus
 
 State = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
@@ -23,16 +24,6 @@ class VersionState(NamedTuple):
     state: State
     reason: str
     status: ModelStatus
-
-
-def is_repository(entry_id: str) -> bool:
-    """Whether a catalog id is that of a version of a repository model."""
-    return "@" in entry_id
-
-
-def model_of(entry_id: str) -> str:
-    """Full name of the model that a catalog id belongs to."""
-    return entry_id.partition("@")[0]
 
 
 class VersionStates:

@@ -1,304 +1,297 @@
-"""Every metric family as a row of a table: kind, name, help text, labels, buckets or gauge mode.
+"""Every metric family as a row of a table: name in the code, exposed name, help text, labels, buckets or gauge mode.
 
-The rows are ordered by the process that feeds the family.
+The tables are ordered by the process that feeds the family. Below them stand the values of labels that have few.
 """
 
 from __future__ import annotations
 
-from ipc.metrics import infer_families
-from ipc.metrics import sie_families as sie_metrics
-from ipc.metrics.family import (
-    LATENCY_BUCKETS,
-    RATIO_BUCKETS,
-    SIZE_BUCKETS,
-    TOKEN_BUCKETS,
-    Family,
-)
+from typing import Literal, NamedTuple
 
-__all__ = ["FRONTEND", "SUPERVISOR", "WORKER", "Family"]
+LATENCY_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+SIZE_BUCKETS = tuple(2.0**n for n in range(11))
+TOKEN_BUCKETS = tuple(2.0**n for n in range(6, 17))
+RATIO_BUCKETS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
+
+GaugeMode = Literal["livesum", "livemax", "livemostrecent", "max"]
+"""`max` keeps the values of slots that run no more. Only instants have this mode, since they never go back."""
+LATEST: GaugeMode = "livemostrecent"
+HIGHEST: GaugeMode = "livemax"
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+class Family(NamedTuple):
+    """One family; `attribute` is its name in the code."""
+
+    attribute: str
+    kind: Kind
+    name: str
+    text: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+    mode: GaugeMode = "livesum"
+
+
+def counter(attribute: str, name: str, text: str, labels: str = "") -> Family:
+    """A row; `labels` are separated by spaces, here as below."""
+    return Family(attribute, "counter", name, text, tuple(labels.split()))
+
+
+def gauge(attribute: str, name: str, text: str, labels: str = "", mode: GaugeMode = "livesum") -> Family:
+    """A row; `mode` says how the values of several processes become one."""
+    return Family(attribute, "gauge", name, text, tuple(labels.split()), mode=mode)
+
+
+def histogram(attribute: str, name: str, text: str, labels: str, buckets: tuple[float, ...]) -> Family:
+    """A row with upper bounds of its buckets."""
+    return Family(attribute, "histogram", name, text, tuple(labels.split()), buckets)
+
+
+_VERSION = "model version"
+_ANSWERED = "model version batch_size uuid"
+_RUN = "model batch_size uuid"
+_LOADED = "model worker"
+_DEVICE = "worker uuid"
 
 FRONTEND = (
-    *infer_families.FRONTEND,
-    Family(
-        "requests",
-        "counter",
-        "penstock_requests",
-        "Requests by outcome.",
-        ("protocol", "operation", "model", "code"),
-    ),
-    Family(
+    counter("requests", "penstock_requests", "Requests by outcome.", "protocol operation model code"),
+    histogram(
         "duration",
-        "histogram",
         "penstock_request_duration_seconds",
         "Time per phase, of requests that were answered (ok) or not (error).",
-        ("operation", "model", "phase", "outcome"),
-        buckets=LATENCY_BUCKETS,
+        "operation model phase outcome",
+        LATENCY_BUCKETS,
     ),
-    Family("in_flight", "gauge", "penstock_requests_in_flight", "Requests being served.", ("model", "lane")),
-    Family(
-        "rejected", "counter", "penstock_rejected", "Requests refused before they ran.", ("model", "reason")
-    ),
-    Family(
-        "retries", "counter", "penstock_retries", "Requests sent again after a worker was lost.", ("reason",)
-    ),
-    Family(
-        "poison", "counter", "penstock_poison", "Inputs refused because they crashed workers.", ("reason",)
-    ),
-    Family(
-        "by_key", "counter", "penstock_requests_by_key", "Requests by API key and outcome.", ("key", "code")
-    ),
-    Family(
-        "access_refused",
-        "counter",
-        "penstock_access_refused",
-        "Requests refused for their API key.",
-        ("reason",),
-    ),
-    Family(
+    gauge("in_flight", "penstock_requests_in_flight", "Requests being served.", "model lane"),
+    counter("rejected", "penstock_rejected", "Requests refused before they ran.", "model reason"),
+    counter("retries", "penstock_retries", "Requests sent again after a worker was lost.", "reason"),
+    counter("poison", "penstock_poison", "Inputs refused because they crashed workers.", "reason"),
+    counter("by_key", "penstock_requests_by_key", "Requests by API key and outcome.", "key code"),
+    counter("access_refused", "penstock_access_refused", "Requests refused for their API key.", "reason"),
+    counter(
         "traced",
-        "counter",
         "penstock_traced_requests",
         "Traced requests whose spans were exported, failed to be, or were dropped.",
-        ("outcome",),
+        "outcome",
     ),
-    Family("ready", "gauge", "penstock_ready", "1 when this server accepts traffic.", (), mode="livemax"),
-    Family(
-        "workers_joined",
-        "gauge",
-        "penstock_worker_up",
-        "1 when a worker answers.",
-        ("worker",),
-        mode="livemax",
-    ),
-    Family(
-        "input_shm_used",
-        "gauge",
-        "penstock_input_shm_bytes_used",
-        "Input arena bytes in use.",
-        ("frontend",),
-        mode="livemostrecent",
-    ),
-    Family(
+    gauge("ready", "penstock_ready", "1 when this server accepts traffic.", "", HIGHEST),
+    gauge("workers_joined", "penstock_worker_up", "1 when a worker answers.", "worker", HIGHEST),
+    gauge("input_shm_used", "penstock_input_shm_bytes_used", "Input arena bytes in use.", "frontend", LATEST),
+    counter(
         "copied",
-        "counter",
         "penstock_tensor_copied_bytes",
         "Bytes of named tensors that were copied, by place.",
-        ("process", "place"),
+        "process place",
     ),
-    Family(
-        "build_info",
-        "gauge",
-        "penstock_build_info",
-        "Constant 1 with the version.",
-        ("version",),
-        mode="livemax",
+    gauge("build_info", "penstock_build_info", "Constant 1 with the version.", "version", HIGHEST),
+    # Requests of the tensor protocols.
+    counter("infer_requests", "penstock_infer_requests", "Tensor requests answered.", _ANSWERED),
+    counter("infer_seconds", "penstock_infer_request_seconds", "Time of the answered ones.", _ANSWERED),
+    counter("infer_queue", "penstock_infer_queue_seconds", "Of it, waiting.", _ANSWERED),
+    counter("infer_input", "penstock_infer_compute_input_seconds", "Of it, reading inputs.", _ANSWERED),
+    counter("infer_compute", "penstock_infer_compute_seconds", "Of it, in the model.", _ANSWERED),
+    counter("infer_output", "penstock_infer_compute_output_seconds", "Of it, writing outputs.", _ANSWERED),
+    counter("infer_rows", "penstock_infer_rows", "Batch sizes of answered requests.", "model version uuid"),
+    counter(
+        "infer_failures",
+        "penstock_infer_failures",
+        "Tensor requests that failed.",
+        "model version batch_size reason",
     ),
-    Family(
-        "sie_requests", "counter", "sie_requests", "Total request count.", ("model", "endpoint", "status")
+    counter(
+        "infer_failed",
+        "penstock_infer_failed_seconds",
+        "Time of the failed ones.",
+        "model version batch_size",
     ),
-    Family("sie_active", "gauge", "sie_active_requests", "Requests being served.", ("model",)),
-    Family(
+    gauge(
+        "infer_last",
+        "penstock_infer_last_timestamp_seconds",
+        "When the last tensor request was answered.",
+        _VERSION,
+        "max",
+    ),
+    counter("infer_calls", "penstock_infer_calls", "Calls about server and models.", "kind"),
+    counter("infer_calls_time", "penstock_infer_calls_seconds", "Time of them.", "kind"),
+    # The names of the SIE contract, for dashboards that exist.
+    counter("sie_requests", "sie_requests", "Total request count.", "model endpoint status"),
+    gauge("sie_active", "sie_active_requests", "Requests being served.", "model"),
+    histogram(
         "sie_duration",
-        "histogram",
         "sie_request_duration_seconds",
         "Latency by phase.",
-        ("model", "endpoint", "phase"),
-        buckets=LATENCY_BUCKETS,
+        "model endpoint phase",
+        LATENCY_BUCKETS,
     ),
 )
 WORKER = (
-    *infer_families.WORKER,
-    Family("queue_depth", "gauge", "penstock_queue_depth", "Items waiting.", ("model", "lane")),
-    Family("queue_tokens", "gauge", "penstock_queue_tokens", "Tokens waiting.", ("model", "lane")),
-    Family(
-        "queue_oldest",
-        "gauge",
-        "penstock_queue_oldest_seconds",
-        "Age of the oldest item.",
-        ("model", "lane"),
-        mode="livemax",
+    gauge("queue_depth", "penstock_queue_depth", "Items waiting.", "model lane"),
+    gauge("queue_tokens", "penstock_queue_tokens", "Tokens waiting.", "model lane"),
+    gauge("queue_oldest", "penstock_queue_oldest_seconds", "Age of the oldest item.", "model lane", HIGHEST),
+    counter("cancelled", "penstock_cancelled", "Requests whose caller went away.", "model stage"),
+    counter(
+        "saved", "penstock_cancelled_saved_seconds", "Device time not spent on cancelled work.", "model stage"
     ),
-    Family(
-        "cancelled", "counter", "penstock_cancelled", "Requests whose caller went away.", ("model", "stage")
-    ),
-    Family(
-        "saved",
-        "counter",
-        "penstock_cancelled_saved_seconds",
-        "Device time not spent on cancelled work.",
-        ("model", "stage"),
-    ),
-    Family(
-        "batch_size",
-        "histogram",
-        "penstock_batch_size",
-        "Items per batch.",
-        ("model", "worker"),
-        buckets=SIZE_BUCKETS,
-    ),
-    Family(
-        "batch_tokens",
-        "histogram",
-        "penstock_batch_tokens",
-        "Tokens per batch.",
-        ("model", "worker"),
-        buckets=TOKEN_BUCKETS,
-    ),
-    Family(
-        "padding",
-        "histogram",
-        "penstock_padding_ratio",
-        "Share of padding per batch.",
-        ("model", "worker"),
-        buckets=RATIO_BUCKETS,
-    ),
-    Family("oom", "counter", "penstock_oom", "Batches that ran out of memory.", ("model", "worker")),
-    Family(
-        "budget",
-        "gauge",
-        "penstock_batch_budget_tokens",
-        "Token budget of a batch.",
-        ("model", "worker"),
-        mode="livemostrecent",
-    ),
-    Family(
-        "state",
-        "gauge",
-        "penstock_model_state",
-        "1 for the present state.",
-        ("model", "worker", "state"),
-        mode="livemostrecent",
-    ),
-    Family(
-        "load_seconds",
-        "gauge",
-        "penstock_model_load_seconds",
-        "Duration of the last load.",
-        ("model", "worker"),
-        mode="livemostrecent",
-    ),
-    Family(
-        "load_progress",
-        "gauge",
-        "penstock_model_load_progress_ratio",
-        "Progress of a load.",
-        ("model", "worker"),
-        mode="livemostrecent",
-    ),
-    Family(
-        "memory",
-        "gauge",
-        "penstock_model_memory_bytes",
-        "Memory of a model.",
-        ("model", "worker"),
-        mode="livemostrecent",
-    ),
-    Family(
-        "shm_used",
-        "gauge",
-        "penstock_shm_bytes_used",
-        "Arena bytes in use.",
-        ("worker",),
-        mode="livemostrecent",
-    ),
-    Family("shm_total", "gauge", "penstock_shm_bytes", "Arena size.", ("worker",), mode="livemostrecent"),
-    Family(
-        "shm_leases",
-        "gauge",
-        "penstock_shm_leases",
-        "Blocks that frontends may read.",
-        ("worker",),
-        mode="livemostrecent",
-    ),
-    Family("revoked", "counter", "penstock_shm_leases_revoked", "Leases taken back.", ("worker", "reason")),
-    Family(
+    histogram("batch_size", "penstock_batch_size", "Items per batch.", _LOADED, SIZE_BUCKETS),
+    histogram("batch_tokens", "penstock_batch_tokens", "Tokens per batch.", _LOADED, TOKEN_BUCKETS),
+    histogram("padding", "penstock_padding_ratio", "Share of padding per batch.", _LOADED, RATIO_BUCKETS),
+    counter("oom", "penstock_oom", "Batches that ran out of memory.", _LOADED),
+    gauge("budget", "penstock_batch_budget_tokens", "Token budget of a batch.", _LOADED, LATEST),
+    gauge("state", "penstock_model_state", "1 for the present state.", "model worker state", LATEST),
+    gauge("load_seconds", "penstock_model_load_seconds", "Duration of the last load.", _LOADED, LATEST),
+    gauge("load_progress", "penstock_model_load_progress_ratio", "Progress of a load.", _LOADED, LATEST),
+    gauge("memory", "penstock_model_memory_bytes", "Memory of a model.", _LOADED, LATEST),
+    gauge("shm_used", "penstock_shm_bytes_used", "Arena bytes in use.", "worker", LATEST),
+    gauge("shm_total", "penstock_shm_bytes", "Arena size.", "worker", LATEST),
+    gauge("shm_leases", "penstock_shm_leases", "Blocks that frontends may read.", "worker", LATEST),
+    counter("revoked", "penstock_shm_leases_revoked", "Leases taken back.", "worker reason"),
+    counter(
         "copied",
-        "counter",
         "penstock_tensor_copied_bytes",
         "Bytes of named tensors that were copied, by place.",
-        ("process", "place"),
+        "process place",
     ),
-    Family(
+    gauge(
         "sequences",
-        "gauge",
         "penstock_sequences",
         "Sequences that have a slot (active) or wait for one (waiting).",
-        ("model", "worker", "state"),
-        mode="livemostrecent",
+        "model worker state",
+        LATEST,
     ),
-    Family(
+    counter(
         "sequences_expired",
-        "counter",
         "penstock_sequences_expired",
         "Sequences whose slot was taken back because nobody asked for them.",
-        ("model", "worker"),
+        _LOADED,
     ),
-    Family("tokens", "counter", "penstock_tokens", "Tokens processed.", ("model", "direction")),
-    Family(
-        "truncated",
-        "counter",
-        "penstock_truncated_inputs",
-        "Inputs cut to the model's length.",
-        ("model", "policy"),
-    ),
-    Family(
-        "gpu_memory",
-        "gauge",
-        "penstock_gpu_memory_bytes",
-        "Device memory in use.",
-        ("worker", "uuid"),
-        mode="livemostrecent",
-    ),
-    Family(
+    counter("tokens", "penstock_tokens", "Tokens processed.", "model direction"),
+    counter("truncated", "penstock_truncated_inputs", "Inputs cut to the model's length.", "model policy"),
+    gauge("gpu_memory", "penstock_gpu_memory_bytes", "Device memory in use.", _DEVICE, LATEST),
+    gauge(
         "gpu_temperature",
-        "gauge",
         "penstock_gpu_temperature_celsius",
         "Temperature of the device, 0 when nobody can tell.",
-        ("worker", "uuid"),
-        mode="livemostrecent",
+        _DEVICE,
+        LATEST,
     ),
-    Family(
+    gauge(
         "gpu_utilization",
-        "gauge",
         "penstock_gpu_utilization_ratio",
         "Share of time the device was busy.",
-        ("worker", "uuid"),
-        mode="livemostrecent",
+        _DEVICE,
+        LATEST,
     ),
-    *sie_metrics.WORKER,
-    Family(
-        "loads", "counter", "penstock_model_loads", "Loads by how they ended.", ("model", "worker", "outcome")
-    ),
-    Family(
-        "unloads",
-        "counter",
-        "penstock_model_unloads",
-        "Models unloaded, by why.",
-        ("model", "worker", "reason"),
-    ),
-    Family(
+    counter("loads", "penstock_model_loads", "Loads by how they ended.", "model worker outcome"),
+    counter("unloads", "penstock_model_unloads", "Models unloaded, by why.", "model worker reason"),
+    gauge(
         "model_budget",
-        "gauge",
         "penstock_model_budget_bytes",
         "Memory that models may take together.",
-        ("worker",),
-        mode="livemostrecent",
+        "worker",
+        LATEST,
     ),
+    # Runs of models by the tensor protocols, and their devices.
+    counter("runs", "penstock_infer_runs", "Runs of models by batch size.", _RUN),
+    counter("runs_input", "penstock_infer_runs_input_seconds", "Joining and placing their inputs.", _RUN),
+    counter("runs_compute", "penstock_infer_runs_compute_seconds", "The runs themselves.", _RUN),
+    counter("runs_output", "penstock_infer_runs_output_seconds", "Writing their outputs.", _RUN),
+    counter("parts", "penstock_stream_parts", "Parts of streamed answers.", "model"),
+    gauge("gpu_memory_total", "penstock_gpu_memory_total_bytes", "Memory of the device.", _DEVICE, LATEST),
+    gauge(
+        "gpu_power",
+        "penstock_gpu_power_watts",
+        "Power that the device draws, 0 when nobody can tell.",
+        _DEVICE,
+        LATEST,
+    ),
+    gauge(
+        "gpu_power_limit",
+        "penstock_gpu_power_limit_watts",
+        "Power that the device may draw.",
+        _DEVICE,
+        LATEST,
+    ),
+    gauge(
+        "gpu_energy",
+        "penstock_gpu_energy_joules",
+        "Energy that the device took since the worker started.",
+        _DEVICE,
+        LATEST,
+    ),
+    # The names of the SIE contract, for dashboards that exist.
+    histogram("sie_batch_size", "sie_batch_size", "Batch size distribution.", "model", SIZE_BUCKETS),
+    counter("sie_tokens", "sie_tokens_processed", "Total tokens processed.", "model"),
+    gauge("sie_queue_depth", "sie_queue_depth", "Pending items per model.", "model"),
+    gauge("sie_request_queue", "sie_request_queue_depth", "The same, under its other name.", "model"),
+    histogram(
+        "sie_gpu_items", "sie_gpu_batch_items", "Items per batch on the device.", "model", SIZE_BUCKETS[:10]
+    ),
+    histogram(
+        "sie_gpu_tokens",
+        "sie_gpu_batch_tokens",
+        "Tokens per batch on the device.",
+        "model",
+        TOKEN_BUCKETS[:10],
+    ),
+    gauge("sie_adaptive_wait", "sie_adaptive_batch_wait_ms", "Wait to fill a batch: none.", "model"),
+    gauge("sie_adaptive_p50", "sie_adaptive_p50_ms", "Median of recent batches.", "model", HIGHEST),
+    gauge("sie_adaptive_cost", "sie_adaptive_batch_cost", "Tokens a batch may have.", "model", HIGHEST),
+    gauge(
+        "sie_adaptive_fill", "sie_adaptive_fill_ratio", "Fill of recent batches, 0 to 1.", "model", HIGHEST
+    ),
+    histogram(
+        "sie_adaptive_efficiency",
+        "sie_adaptive_batch_efficiency",
+        "Tokens of a batch over those it may have.",
+        "model",
+        RATIO_BUCKETS,
+    ),
+    counter("sie_oom_attempted", "sie_oom_recoveries_attempted", "Batches that ran out of memory.", "model"),
+    counter(
+        "sie_oom_succeeded", "sie_oom_recoveries_succeeded", "Of them, those that lost no item.", "model"
+    ),
+    counter("sie_oom_terminal", "sie_oom_terminal_failures", "Items that did not fit even alone.", "model"),
+    counter("sie_oom_clears", "sie_oom_cache_clears", "Cached device memory given back.", "model"),
+    counter(
+        "sie_oom_evictions",
+        "sie_oom_evictions_triggered",
+        "Models unloaded for an item of this model that did not fit alone.",
+        "model",
+    ),
+    counter("sie_oom_splits", "sie_oom_batch_splits", "Batches split in halves.", "model"),
+    gauge("sie_loaded", "sie_model_loaded", "Model load status.", "model device", HIGHEST),
+    gauge("sie_memory", "sie_model_memory_bytes", "Memory per model.", "model device"),
+    counter("sie_idle_evictions", "sie_idle_evictions", "Models unloaded for being idle.", "model"),
 )
 SUPERVISOR = (
-    Family(
-        "restarts",
-        "counter",
-        "penstock_worker_restarts",
-        "Workers started again, by cause.",
-        ("worker", "reason"),
-    ),
-    Family(
-        "quarantined",
-        "gauge",
-        "penstock_quarantined",
-        "1 when a slot is no longer restarted.",
-        ("worker",),
-        mode="livemax",
-    ),
+    counter("restarts", "penstock_worker_restarts", "Workers started again, by cause.", "worker reason"),
+    gauge("quarantined", "penstock_quarantined", "1 when a slot is no longer restarted.", "worker", HIGHEST),
 )
+
+PHASES = ("queue", "tokenize", "device", "copy", "encode", "total")
+STATES = ("available", "loading", "loaded", "unloading", "failed")
+SEQUENCE_STATES = ("active", "waiting")
+REJECTIONS = ("queue_full", "no_worker", "loading", "deadline", "too_long", "draining")
+NO_KEY = "-"
+"""Label of requests that were refused for want of a known key."""
+ACCESS_REFUSALS = ("unauthenticated", "forbidden", "rate_limited")
+TRACED = ("exported", "failed", "dropped")
+CANCEL_STAGES = ("queued", "running")
+LOADS = ("loaded", "failed")
+UNLOADS = ("admin", "catalog", "idle", "memory", "oom")
+REVOCATIONS = ("age", "session")
+GPU_GAUGES = ("memory", "memory_total", "utilization", "temperature", "power", "power_limit", "energy")
+UNKNOWN = "unknown"
+"""Label of models that the catalog lacks."""
+UNVERSIONED = -1
+"""Version label of requests that failed before their version was known; their batch size is 0."""
+REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+CALLS = ("status", "profile", "health", "control", "regions", "index")
+EXACT_SIZES = 32
+LARGEST_SIZE = 1 << 20
+
+
+def size_label(rows: int) -> int:
+    """The batch size that stands for `rows` in labels: itself up to 32, above the next power of two."""
+    if rows <= EXACT_SIZES:
+        return max(rows, 0)
+    return min(1 << (rows - 1).bit_length(), LARGEST_SIZE)

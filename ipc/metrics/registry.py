@@ -11,27 +11,34 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from ipc.metrics import infer_families as nv_families
-from ipc.metrics.families import FRONTEND, SUPERVISOR, WORKER, Family
-from ipc.metrics.infer_families import CALLS, REASONS, UNVERSIONED, split_id
+from ipc.catalog.repository.layout import split_id
+from ipc.metrics import nv_names
+from ipc.metrics.families import (
+    ACCESS_REFUSALS,
+    CALLS,
+    CANCEL_STAGES,
+    FRONTEND,
+    GPU_GAUGES,
+    LOADS,
+    NO_KEY,
+    PHASES,
+    REASONS,
+    REJECTIONS,
+    REVOCATIONS,
+    SEQUENCE_STATES,
+    STATES,
+    SUPERVISOR,
+    TRACED,
+    UNKNOWN,
+    UNLOADS,
+    UNVERSIONED,
+    WORKER,
+    Family,
+)
 from ipc.metrics.tally import Tally
 from ipc.processes.paths import RunPaths
 from ipc.wire.messages import LANES
 
-PHASES = ("queue", "tokenize", "device", "copy", "encode", "total")
-STATES = ("available", "loading", "loaded", "unloading", "failed")
-SEQUENCE_STATES = ("active", "waiting")
-REJECTIONS = ("queue_full", "no_worker", "loading", "deadline", "too_long", "draining")
-NO_KEY = "-"
-"""Label of requests that were refused for want of a known key."""
-ACCESS_REFUSALS = ("unauthenticated", "forbidden", "rate_limited")
-TRACED = ("exported", "failed", "dropped")
-CANCEL_STAGES = ("queued", "running")
-LOADS = ("loaded", "failed")
-UNLOADS = ("admin", "catalog", "idle", "memory", "oom")
-REVOCATIONS = ("age", "session")
-GPU_GAUGES = ("memory", "memory_total", "utilization", "temperature", "power", "power_limit", "energy")
-UNKNOWN = "unknown"
 MOST_TOUCHED = 200
 """Models whose series exist at zero from the start; of a longer catalog's, series begin with their first use."""
 
@@ -209,14 +216,14 @@ class SupervisorMetrics(_Families):
         super().__init__(SUPERVISOR)
 
 
-def render(paths: RunPaths, tags: nv_families.Tags = nv_families.NO_TAGS) -> bytes:
+def render(paths: RunPaths, tags: nv_names.Tags = nv_names.NO_TAGS) -> bytes:
     """Text exposition of all slots merged; reads files, so call it in a thread. `tags` are those of models."""
     from prometheus_client import generate_latest
     from prometheus_client.multiprocess import MultiProcessCollector
 
     collector = MultiProcessCollector(None, path=str(paths.metrics()))  # type: ignore[no-untyped-call]
     families = list(collector.collect())  # type: ignore[no-untyped-call]
-    return generate_latest(_Collected(families)) + nv_families.text(families, tags)
+    return generate_latest(_Collected(families)) + nv_names.text(families, tags)
 
 
 class _Collected:

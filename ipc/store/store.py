@@ -37,8 +37,8 @@ from urllib.parse import quote
 import msgspec
 
 from ipc import deadline
+from ipc.catalog.repository.layout import split_id
 from ipc.errors import DeadlineExceeded, PenstockError
-from ipc.metrics.infer_families import split_id
 from ipc.processes.paths import RunPaths
 
 log = logging.getLogger(__name__)

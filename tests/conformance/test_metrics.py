@@ -13,12 +13,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ipc.metrics import families as metric_families
-from ipc.metrics import infer_families as nv_families
-from ipc.metrics.infer_families import REASONS
-from ipc.metrics.registry import (
+from ipc.metrics import nv_names
+from ipc.metrics.families import (
     ACCESS_REFUSALS,
-    LANES,
     PHASES,
+    REASONS,
     REJECTIONS,
     REVOCATIONS,
     SEQUENCE_STATES,
@@ -26,6 +25,7 @@ from ipc.metrics.registry import (
     UNKNOWN,
     UNLOADS,
 )
+from ipc.metrics.registry import LANES
 from tests.harness.raw import RawClient
 from tests.harness.server import Server, alive, make_server, serving, stopped, wait_until
 
@@ -243,7 +243,7 @@ def test_every_declared_family_exists_at_the_first_scrape_and_no_other(first: di
     found = {family_of(name) for name, _ in first}
     assert {name for name in found if not name.startswith("nv_")} == set(declared())
     assert found >= {
-        family.name + ("_total" if family.kind == "counter" else "") for family in nv_families.INFERENCE
+        family.name + ("_total" if family.kind == "counter" else "") for family in nv_names.INFERENCE
     }
 
 

@@ -14,8 +14,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from frontend.tensors.statistics import Duration, Reader, RequestStatistics, ServerStatistics
+from ipc.catalog.repository.layout import split_id
 from ipc.metrics import registry as metrics
-from ipc.metrics.infer_families import LARGEST_SIZE, size_label, split_id
+from ipc.metrics.families import LARGEST_SIZE, size_label
 from ipc.processes.paths import RunPaths, prepare_run_dir
 
 MS = 1_000_000

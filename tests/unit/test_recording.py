@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from frontend.engine.recording import Recorder
 from ipc.errors import InputRefused, PenstockError, WorkerCrashed, WorkerLost
-from ipc.metrics.registry import UNKNOWN, FrontendMetrics
+from ipc.metrics.families import UNKNOWN
+from ipc.metrics.registry import FrontendMetrics
 from ipc.metrics.tally import Tally
 
 

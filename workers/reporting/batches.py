@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import Any
 
-from ipc.metrics.infer_families import size_label
+from ipc.metrics.families import size_label
 from ipc.metrics.registry import WorkerMetrics
 from ipc.wire.stats import BatchRecord
 from workers.operations import operation_of

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Iterable
 
 from ipc.memory import copies
-from ipc.metrics.registry import SEQUENCE_STATES, STATES, WorkerMetrics
+from ipc.metrics.families import SEQUENCE_STATES, STATES
+from ipc.metrics.registry import WorkerMetrics
 from ipc.wire.messages import LANES, ModelStatus
 from ipc.wire.stats import QueueState, Stats
 from workers.device.devices import Device, Monitor

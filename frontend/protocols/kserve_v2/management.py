@@ -18,9 +18,10 @@ from frontend.protocols.kserve_v2 import strings
 from frontend.services import Services
 from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.statistics import Duration, ModelStatistics
-from frontend.tensors.version_states import VersionState, model_of
+from frontend.tensors.version_states import VersionState
 from ipc import version
 from ipc.catalog.model_config import ModelConfig, TensorConfig
+from ipc.catalog.repository.layout import model_of
 from ipc.errors import ConfigError, InvalidInput
 from ipc.memory.datatypes import BYTES
 from ipc.store.regions import Kind

@@ -13,12 +13,13 @@ from frontend.services import Services
 from frontend.tensors import config_messages
 from frontend.tensors.refusals import UnavailableModel
 from frontend.tensors.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
-from frontend.tensors.version_states import VersionState, is_repository, model_of
+from frontend.tensors.version_states import VersionState
 from ipc import version
 from ipc.catalog.model_config import ModelConfig
 from ipc.catalog.repository.entries import RepositoryEntry
+from ipc.catalog.repository.layout import is_repository, model_of
 from ipc.errors import Draining, InvalidInput, PenstockError
-from ipc.metrics.infer_families import UNVERSIONED
+from ipc.metrics.families import UNVERSIONED
 from ipc.processes.liveness import start_ticks
 from ipc.protos import trtis_v1_pb2 as pb
 

@@ -15,7 +15,7 @@ import msgspec
 from ipc.catalog.entries import DirectorySource, ModelEntry
 from ipc.catalog.model_config import ModelConfig, TensorConfig, VersionPolicy
 from ipc.catalog.repository import conversion, document, layout
-from ipc.catalog.repository.layout import PROGRAMS, ModelRefused
+from ipc.catalog.repository.layout import PROGRAMS, ModelRefused, id_of
 from ipc.catalog.repository.overrides import Override, Overrides
 from ipc.errors import ConfigError
 from ipc.protos import model_config_pb2 as schema
@@ -48,11 +48,6 @@ class RepositoryEntry(ModelEntry, frozen=True, kw_only=True):
     stated: bool = True
     absent: bool = False
     default_batch: int = 0
-
-
-def id_of(model: str, version: int) -> str:
-    """The catalog id of one version."""
-    return f"{model}@{version}"
 
 
 def read(

@@ -22,6 +22,8 @@ PROGRAMS = {
 }
 """Backends, which are families of adapters too, and how the file of their programs is called."""
 CONFIGS = ("config.pbtxt", "config.yaml")
+VERSION_ALONE = 1
+"""Version of a catalog model that has no others."""
 MOST_LEVELS = 4
 """Directories below a repository in which changes are noticed: model, version, and two more."""
 Facts = tuple[str, int, int, int]
@@ -40,6 +42,27 @@ def is_model_name(name: str) -> bool:
     Names that begin with a dot lead elsewhere (`..`) or are hidden.
     """
     return _NAME.fullmatch(name) is not None and name.strip() == name and name.isprintable()
+
+
+def id_of(model: str, version: int) -> str:
+    """The catalog id of one version of a repository model."""
+    return f"{model}@{version}"
+
+
+def split_id(entry: str) -> tuple[str, int]:
+    """(name, version) of a catalog id; a model of the catalog has one version, `VERSION_ALONE`."""
+    name, at, version = entry.rpartition("@")
+    return (name, int(version)) if at and version.isdigit() else (entry, VERSION_ALONE)
+
+
+def is_repository(entry: str) -> bool:
+    """Whether a catalog id is that of a version of a repository model."""
+    return "@" in entry
+
+
+def model_of(entry: str) -> str:
+    """Full name of the model that a catalog id belongs to."""
+    return entry.partition("@")[0]
 
 
 def model_directories(root: Path) -> list[Path]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ipc.catalog.entries import Catalog, ModelEntry
-from ipc.catalog.repository.entries import RepositoryEntry, id_of
+from ipc.catalog.repository.entries import RepositoryEntry
+from ipc.catalog.repository.layout import id_of
 
 
 def with_retained(

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ipc.metrics import infer_families as nv_families
+from ipc.metrics import nv_names
 
 
 def family(name: str, **labels: str) -> SimpleNamespace:
@@ -14,9 +14,9 @@ def family(name: str, **labels: str) -> SimpleNamespace:
     return SimpleNamespace(samples=[SimpleNamespace(name=name, labels=labels, value=3.0)])
 
 
-def lines(*families: SimpleNamespace, tags: nv_families.Tags = nv_families.NO_TAGS) -> list[str]:
+def lines(*families: SimpleNamespace, tags: nv_names.Tags = nv_names.NO_TAGS) -> list[str]:
     """All samples of the exposition."""
-    text = nv_families.text(families, tags).decode()
+    text = nv_names.text(families, tags).decode()
     return [line for line in text.splitlines() if not line.startswith("#")]
 
 
