@@ -1,9 +1,9 @@
-"""Visual late interaction: page images and text queries become token vectors of a vision-language model.
+"""ColPali and ColQwen2: a vision-language model turns page images and text queries into token vectors.
 
-1. `sides` runs the model's own processor on each item alone: an item with an image is a page, any other a query. Images
-   are processed by all preparing threads at once, only the tokenizer is called by one at a time.
-2. `collate` pads what came of it, pages and queries apart.
-3. `encode` runs both and gives one vector per attended token, item after item.
+1. `sides` runs the model's own processor on each item alone. An item with an image is a page, any other a query. All
+   preparing threads process images at once; the tokenizer is called by one thread at a time.
+2. `collate` pads the processed inputs, pages and queries apart.
+3. `encode` runs pages and queries and gives one vector per attended token, item after item.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
+from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.wire.messages import Call, InputItem
-from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared, SparseRows
+from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import load_transformer
 from workers.adapters.shared.images import VisualEncoder, from_first_image, load_image_processor
 from workers.adapters.shared.late_interaction import LateInteraction
@@ -172,6 +173,32 @@ class PageRetriever(LateInteraction, PageInputs):
             for at, vectors, mask in zip(places, embeddings, attended, strict=True):
                 rows[at] = vectors[mask]
         return {"multivector": torch.cat([rows[at] for at in sorted(rows)])}
+
+
+class ColPaliAdapter(PageRetriever):
+    """PaliGemma with a projection: a page is a fixed number of patches (arXiv 2407.01449)."""
+
+    model_class = "ColPaliForRetrieval"
+    spec: ClassVar[AdapterSpec] = AdapterSpec(
+        family="colpali",
+        operations=("encode", "score"),
+        inputs=("text", "image"),
+        outputs=("multivector", "score"),
+    )
+
+
+class ColQwen2Adapter(PageRetriever):
+    """Qwen2-VL with a projection: a page keeps its shape, so larger pages give more vectors."""
+
+    model_class = "ColQwen2ForRetrieval"
+    processor_options = ("min_pixels", "max_pixels")
+    spec: ClassVar[AdapterSpec] = AdapterSpec(
+        family="colqwen2",
+        operations=("encode", "score"),
+        inputs=("text", "image"),
+        outputs=("multivector", "score"),
+        options=FAMILY_OPTIONS["colqwen2"],
+    )
 
 
 def _prepared(inputs: Inputs, excess: Excess | None = None) -> Prepared:

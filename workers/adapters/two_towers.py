@@ -1,8 +1,8 @@
-"""Text and image towers that meet in one space: an item is a text or an image, its vector is dense.
+"""CLIP and SigLIP: a text tower and an image tower give dense vectors in one space.
 
-1. `prepare` tokenizes texts and turns images into pixel values, in any mix; an item with an image is an image.
-2. `collate` stacks the images of a batch and pads its texts.
-3. `encode` runs each tower once and puts the rows back in order.
+1. `prepare` tokenizes texts and turns images into pixel values, in any mix. An item with an image counts as an image.
+2. `collate` stacks the images of a batch and pads the texts.
+3. `encode` runs each tower once and puts the rows back in the order of the items.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from ipc.catalog.option_names import FAMILY_OPTIONS
+from ipc.extras import require
 from ipc.wire.messages import Call, InputItem
-from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared, SparseRows
+from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import load_transformer, position_limit
 from workers.adapters.shared.images import VisualEncoder, from_first_image, load_image_processor
 from workers.adapters.shared.options import OptionReader
@@ -29,7 +31,7 @@ _LONGEST_TEMPLATE = 200
 
 @dataclass(frozen=True, slots=True)
 class TowersBatch:
-    """Host tensors of one batch, and where in it the texts and the images stand."""
+    """Host tensors of one batch. `texts` and `images` are the places of the items in the batch."""
 
     input_ids: torch.Tensor
     attention_mask: torch.Tensor
@@ -39,7 +41,11 @@ class TowersBatch:
 
 
 class TwoTowersAdapter(VisualEncoder):
-    """A contrastive model with a text and an image tower; families say how they pad their texts."""
+    """A contrastive model with a text and an image tower.
+
+    `pads_to_limit`: texts are padded to the model's full length and the padding is attended, as in training.
+    Otherwise texts are padded to the longest text of the batch and the padding is masked.
+    """
 
     pads_to_limit: ClassVar[bool]
     overflows = ("truncate", "truncate_left", "error")
@@ -159,8 +165,42 @@ class TwoTowersAdapter(VisualEncoder):
         return F.normalize(rows, dim=-1) if self._normalize else rows
 
 
+class ClipAdapter(TwoTowersAdapter):
+    """CLIP."""
+
+    pads_to_limit = False
+    spec: ClassVar[AdapterSpec] = AdapterSpec(
+        family="clip",
+        operations=("encode",),
+        inputs=("text", "image"),
+        outputs=("dense",),
+        options=FAMILY_OPTIONS["clip"],
+    )
+
+
+class SiglipAdapter(TwoTowersAdapter):
+    """SigLIP."""
+
+    pads_to_limit = True
+    spec: ClassVar[AdapterSpec] = AdapterSpec(
+        family="siglip",
+        operations=("encode",),
+        inputs=("text", "image"),
+        outputs=("dense",),
+        options=FAMILY_OPTIONS["siglip"],
+    )
+
+    @classmethod
+    def load(cls, context: LoadContext) -> Self:
+        """As the base. Raises ImportError that names the extra when the tokenizer needs a package that is missing."""
+        if (context.directory / "spiece.model").exists():
+            require("sentencepiece", "siglip")
+            require("google.protobuf", "siglip", package="protobuf")
+        return super().load(context)
+
+
 def _template(call: Call) -> str:
-    """What stands around each text; raises `InvalidInput` for one without a place for the text."""
+    """The `text_template` of the call. Raises `InvalidInput` for a template without a place for the text."""
     options = OptionReader(call)
     template = options.text("text_template", _PLAIN, _LONGEST_TEMPLATE)
     if template.count("{text}") != 1:
