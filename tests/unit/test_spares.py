@@ -16,8 +16,8 @@ from tests.fakes.child import FakeChild
 from tests.fakes.clock import Clock
 from workers import spare
 from workers.spare import Assignment
-from workers.supervisor import spares as module
-from workers.supervisor.spares import Spares
+from workers.supervisor import children as module
+from workers.supervisor.children import Spares
 
 FIRST = Assignment(0, {"NOTIFY_SOCKET": "/run/notify-0.sock"})
 
@@ -33,11 +33,11 @@ def kept(count: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Spares, list[Fake
     made: list[FakeChild] = []
     found = Spares(load(None, {"worker.spare": str(count), "worker.device": "cpu"}, {}))
 
-    def start() -> FakeChild:
+    def start(*_: object, **__: object) -> FakeChild:
         made.append(FakeChild(len(made)))
         return made[-1]
 
-    monkeypatch.setattr(found, "_start", start)
+    monkeypatch.setattr(module.Child, "start", start)
     return found, made
 
 
@@ -86,14 +86,14 @@ def test_a_spare_that_cannot_be_started_is_tried_again_later(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spares, made = kept(1, monkeypatch)
-    start = spares._start
+    start = module.Child.start
 
-    def full() -> FakeChild:
+    def full(*_: object, **__: object) -> FakeChild:
         raise OSError("no memory")
 
-    monkeypatch.setattr(spares, "_start", full)
+    monkeypatch.setattr(module.Child, "start", full)
     assert spares.start_if_due() is None
-    monkeypatch.setattr(spares, "_start", start)
+    monkeypatch.setattr(module.Child, "start", start)
     assert spares.start_if_due() is None
     clock.now += 1.0
     assert spares.start_if_due() == 0

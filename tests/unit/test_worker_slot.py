@@ -17,9 +17,8 @@ from tests.fakes.child import FakeChild
 from tests.fakes.clock import Clock
 from workers.spare import Assignment
 from workers.supervisor import process as slots
-from workers.supervisor.child import Child
+from workers.supervisor.children import Child, Spares
 from workers.supervisor.process import WorkerSlot
-from workers.supervisor.spares import Spares
 
 
 @pytest.fixture

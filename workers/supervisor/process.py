@@ -4,10 +4,6 @@
 2. Start every slot. Poll the processes' pidfds, their notify sockets, and the life pipe of the server.
 3. A dead worker is started again after its back-off, by a spare where there is one; a silent one is killed first.
 4. SIGTERM, or EOF on the life pipe (arbiter and all frontends are gone): drain the workers, sweep, exit 0.
-
-One supervised worker slot: its process, its notify socket, its back-off.
-
-Used by the supervisor's loop only. A slot is waiting, starting, ready, or stopping.
 """
 
 from __future__ import annotations
@@ -31,9 +27,7 @@ from ipc.processes.notify import Listener
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.settings import Settings
 from workers.spare import Assignment
-from workers.supervisor.backoff import QUARANTINE_S, Backoff
-from workers.supervisor.child import Child
-from workers.supervisor.spares import Spares
+from workers.supervisor.children import QUARANTINE_S, Backoff, Child, Spares
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +35,12 @@ EXIT_CONFIG = 3
 EXIT_DEVICE_LOST = 4
 STOP_GRACE_S = 5.0
 CONFIG_RETRY_S = 2.0
-"""A slot that once served looks again this often whether its files have been mended."""
+"""Delay after an exit for wrong configuration of a slot that has served before: its files may have been mended."""
+POLL_S = 0.2
 
 
 class WorkerSlot:
-    """Starts, watches and ends the process of one slot."""
+    """Starts, watches and ends the process of one slot, which is waiting, starting, ready, stopping or ended."""
 
     def __init__(self, slot: int, settings: Settings, paths: RunPaths, spares: Spares) -> None:
         self.slot, self._settings, self._spares = slot, settings, spares
@@ -60,7 +55,7 @@ class WorkerSlot:
         self.proven = False
 
     def start_if_due(self) -> bool:
-        """Start the process when its time has come; True when it was started."""
+        """Start the process if the slot waits and its delay is over. Returns whether a process was started."""
         if self.state != "waiting" or time.monotonic() < self._start_at:
             return False
         try:
@@ -87,7 +82,7 @@ class WorkerSlot:
         return Child.start("--slot", str(self.slot), environment=environment)
 
     def _environment(self) -> dict[str, str]:
-        """What the environment of this slot's process has besides ours: its notify socket, and its one GPU."""
+        """What the slot adds to the environment: the notify socket, and the one GPU."""
         environment = {"NOTIFY_SOCKET": str(self.listener.path)}
         if self._settings.worker.device != "cpu" and count_gpus():
             visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
@@ -108,7 +103,7 @@ class WorkerSlot:
             self.state, self._stopping_since = "stopping", time.monotonic()
 
     def kill_if_silent(self) -> None:
-        """Kill a process that has been silent, or stopping, for too long."""
+        """Kill a process that has been silent, or stopping, for too long: `reap` then sees its death."""
         worker, now = self._settings.worker, time.monotonic()
         limit, since = worker.load_stall_s, self._heard
         if self.state == "ready":
@@ -126,9 +121,9 @@ class WorkerSlot:
             self._child.signal(number)
 
     def reap(self, others_healthy: bool) -> str:
-        """The process has died: plan the next start. Returns the cause."""
+        """Take note of the death of the process and plan the next start. Returns the cause of the death."""
         assert self._child is not None
-        # Its last words may not have been read yet.
+        # The last message of the process may not have been read yet.
         self.heard()
         code = self._child.wait()
         now = time.monotonic()
@@ -154,12 +149,6 @@ class WorkerSlot:
     def close(self) -> None:
         """Remove the notify socket."""
         self.listener.close()
-
-
-log = logging.getLogger(__name__)
-
-EXIT_CONFIG = 3
-POLL_S = 0.2
 
 
 class Supervisor:
@@ -188,11 +177,11 @@ class Supervisor:
                 self._metrics.restarts.labels(f"worker-{slot.slot}", cause)
 
     def stop(self, *_: object) -> None:
-        """Begin the end; may be called as a signal handler."""
+        """End `run`. Safe as a signal handler."""
         self._stopping = True
 
     def run(self) -> None:
-        """Keep the workers alive until told to stop, then drain them."""
+        """Keep the workers alive until `stop`, then drain them."""
         while not self._stopping:
             for slot in self._slots:
                 if slot.start_if_due():
@@ -253,15 +242,15 @@ class Supervisor:
 
 
 def _stand_by(config: settings.Settings, life_fd: int) -> SlotLock | None:
-    """The supervisor lock, once its holder is gone; None when our own server ended first."""
-    told = False
+    """Wait for the supervisor lock. Returns None if our own server ends first."""
+    logged = False
     while True:
         try:
             return SlotLock(config.paths.lock("supervisor"))
         except SlotTaken:
-            if not told:
+            if not logged:
                 log.info("another supervisor is at work; standing by")
-                told = True
+                logged = True
         if life_fd < 0:
             time.sleep(POLL_S)
         elif select.select([life_fd], [], [], POLL_S)[0]:
