@@ -181,7 +181,11 @@ def test_a_request_that_has_begun_keeps_memory_that_is_unregistered_and_unlinked
 
 @pytest.mark.long
 def test_regions_stay_when_frontends_and_workers_are_killed(tmp_path: Path) -> None:
-    with server_of(tmp_path) as server, client_object(2 * NBYTES) as memory:
+    # NOTE: every life counts as a healthy one, or the delays before the next would double with each kill.
+    with (
+        server_of(tmp_path, **{"worker.healthy_after_s": 0.1}) as server,
+        client_object(2 * NBYTES) as memory,
+    ):
         register(server, "r", memory.key, 2 * NBYTES)
         for _ in range(rounds(short=2, long=30)):
             frontend, worker = server.frontend_pids()[0], server.worker_pid()

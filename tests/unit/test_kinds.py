@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ from tests.fakes.pipeline import Placed, placing
 from workers.adapters.base import Prepared
 from workers.scheduling.job import Batch, Job, Piece
 from workers.scheduling.waiting import Reason, WaitingLine
+from workers.strategies import stepping
 
 STATEFUL = ModelConfig("m", sequence_batching=SequenceBatching())
 
@@ -83,6 +86,38 @@ def test_a_failed_batch_runs_again_in_halves_unless_its_model_keeps_state(
         assert ran == 16 * states.count("done") and pipeline.queue.admitted == 0
         assert [number for number, _ in told] == [at for at, state in enumerate(states) if state == "failed"]
         assert {error.code for _, error in told} == {"INFERENCE_ERROR"}
+
+
+class Deserted(Failing):
+    """Runs a batch text by text; everybody leaves while the first runs, by `leave`."""
+
+    leave: Callable[[], None]
+
+    def encode(self, batch: Any, outputs: frozenset[str]) -> Any:
+        self.runs.append(list(batch))
+        for _ in stepping.each(batch, [16] * len(batch)):
+            self.leave()
+        raise AssertionError("a batch that nobody waits for came to its end")
+
+
+def test_a_batch_that_ends_since_nobody_waits_for_it_does_not_run_again_in_halves(tmp_path: Path) -> None:
+    told: list[str] = []
+    calls = {"post": lambda work: work(), "fail": lambda key, number, error: told.append(error.code)}
+    with placing(tmp_path, Settings(), 1 << 20, **calls) as pipeline:
+        strategy, model = pipeline.kinds.one_shot, Deserted()
+        batch, jobs = batch_of(pipeline, strategy, model, "a", "b", "c")
+
+        def leave() -> None:
+            for job in jobs[:2]:
+                pipeline.jobs.cancel(job)
+            jobs[2].work = msgspec.structs.replace(jobs[2].work, deadline_ns=0)
+
+        model.leave = leave
+        assert strategy.run(batch) == 0
+        pipeline.jobs.unclaim_pieces(batch.pieces)
+        assert model.runs == [["a", "b", "c"]]
+        assert [job.state for job in jobs] == ["cancelled", "cancelled", "failed"]
+        assert told == ["DEADLINE_EXCEEDED"] and pipeline.queue.admitted == 0
 
 
 def test_the_line_keeps_the_order_of_each_reason_and_drops_what_has_ended() -> None:

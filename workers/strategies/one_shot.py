@@ -2,6 +2,7 @@
 
 1. A batch runs in one pass, and its results are written and told.
 2. A batch that fails is split in halves until the guilty item stands alone; memory trouble also shrinks the budget.
+   A batch that ends because nobody waits for any of its items does not run again.
 3. A single item that does not fit is tried again after the caches were given back, then after an idle model was
    unloaded.
 4. A long pass has steps (`stepping`). Between two of them the device may be given to other work.
@@ -70,6 +71,11 @@ class OneShot(Strategy):
         if oom.is_out_of_memory(error):
             left = attempts.make_room(pieces, error)
         if left is None:
+            return
+        if isinstance(left, DeadlineExceeded):
+            # NOTE: nobody waits for any piece (`stepping.each`), so halves would compute for nobody.
+            for piece in pieces:
+                self.table.complete(piece.job, 1, [item_error(piece, left)])
             return
         if len(pieces) > 1:
             log.warning(
