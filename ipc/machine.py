@@ -1,8 +1,12 @@
-"""What this process may use of the machine: cores, memory, GPUs. Nothing here imports a model library."""
+"""What this process may use of the machine: cores, memory, GPUs, and short names of GPU types.
+
+Nothing here imports a model library.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -61,3 +65,21 @@ def _text(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
+
+
+UNKNOWN = "unknown"
+CPU = "cpu"
+_NAMED = ("rtx-3090", "rtx-4090", "a10g", "l4", "t4", "h100", "h200", "b200")
+_LARGE_A100_BYTES = 60 << 30
+_GAP = re.compile(r"[^a-z0-9]+")
+
+
+def gpu_type(name: str, memory_bytes: int = 0) -> str:
+    """`l4` of `NVIDIA L4`, `a100-80gb` of an A100 with that memory or such a name; `unknown` for any other device."""
+    words = f"-{_GAP.sub('-', name.lower()).strip('-')}-"
+    if words == f"-{CPU}-":
+        return CPU
+    if "-a100-" in words:
+        large = memory_bytes >= _LARGE_A100_BYTES or "-80gb-" in words
+        return "a100-80gb" if large else "a100-40gb"
+    return next((known for known in _NAMED if f"-{known}-" in words), UNKNOWN)

@@ -14,7 +14,7 @@ from frontend.engine.recording import Recorder
 from frontend.engine.scope import RequestScope
 from frontend.status.recent import Recent, RecentWriter, open_ring
 from frontend.tensors.statistics import RequestCounters
-from frontend.tracing import starting
+from frontend.tracing import otlp as starting
 from frontend.tracing.tracer import Tracer
 from ipc.settings import Settings
 

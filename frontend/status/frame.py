@@ -1,28 +1,153 @@
 """One frame of the status stream: the fields of the SIE contract in both spellings, and what the page needs besides.
 
-1. `build` collects the parts, in any thread.
-2. Devices: every worker, with the memory and the batches that it told of.
-3. Models: every entry of the catalog, with the states that the workers told of.
+1. `TrafficReader` reads what all frontends did lately: counters, histograms, recent requests, errors, latencies.
+2. `build` makes the frame, in any thread.
+3. Devices: every worker, with the memory and the batches of its last statistics.
+4. Models: every entry of the catalog, with the states that workers announced.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from frontend.engine.interface import STATE_ORDER, WorkerView
 from frontend.services import Services
-from frontend.status import traffic
-from frontend.status.gpu_types import CPU, gpu_type
-from frontend.status.traffic import Traffic
+from frontend.status.recent import Recent, RecentReader
 from ipc.catalog.entries import Catalog, HubSource, ModelEntry
-from ipc.processes.liveness import start_ticks
+from ipc.machine import CPU, gpu_type
+from ipc.metrics.files import MetricFiles, Totals
+from ipc.processes.liveness import age_ns
+from ipc.processes.paths import RunPaths
 from ipc.version import VERSION
 from ipc.wire.messages import ModelStatus
 from ipc.wire.stats import BatchRecord, QueueState, Stats
+
+PHASES = ("tokenize", "queue", "device", "copy", "encode")
+SHOWN_REQUESTS = 24
+SHOWN_ERRORS = 20
+MEASURED_REQUESTS = 1024
+MEASURED_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """One reading. `latencies` has percentiles by model, and those of all under the empty name."""
+
+    totals: Totals
+    requests: list[Recent]
+    errors: list[Recent]
+    latencies: dict[str, dict[str, Any]]
+
+
+class TrafficReader:
+    """Reads the files of the run directory; keeps the last requests that it saw. One thread at a time."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._metrics, self._recent = MetricFiles(paths), RecentReader(paths)
+        self._requests: deque[Recent] = deque(maxlen=MEASURED_REQUESTS)
+        self._errors: deque[Recent] = deque(maxlen=SHOWN_ERRORS)
+
+    def read(self) -> Traffic:
+        """Present state, newest requests first. Blocks on files."""
+        fresh = self._recent.read()
+        self._requests.extend(fresh)
+        self._errors.extend(record for record in fresh if record.failed)
+        newest = [self._requests[-1 - n] for n in range(min(SHOWN_REQUESTS, len(self._requests)))]
+        return Traffic(
+            self._metrics.read(), newest, list(reversed(self._errors)), latencies(self._requests, time.time())
+        )
+
+
+def latencies(records: Iterable[Recent], now: float) -> dict[str, dict[str, Any]]:
+    """Median and 99th percentile of the answers of the last `MEASURED_S` seconds, by model and over all ("")."""
+    totals: dict[str, list[float]] = {"": []}
+    for record in records:
+        if record.status < 400 and now - record.at <= MEASURED_S:
+            total = record.phases.get("total", 0.0)
+            totals[""].append(total)
+            totals.setdefault(record.model, []).append(total)
+    return {model: _percentiles(values) for model, values in totals.items()}
+
+
+def _percentiles(values: list[float]) -> dict[str, Any]:
+    if not values:
+        return {"p50_ms": None, "p99_ms": None, "requests": 0}
+    p50, p99 = np.percentile(values, (50, 99)).tolist()
+    return {"p50_ms": round(p50, 2), "p99_ms": round(p99, 2), "requests": len(values)}
+
+
+def request_fields(record: Recent) -> dict[str, Any]:
+    """A finished request as it goes into a frame; `other` is what no phase accounts for."""
+    total = record.phases.get("total", 0.0)
+    phases = {name: round(record.phases.get(name, 0.0), 3) for name in PHASES}
+    return {
+        "time": round(record.at, 3),
+        "request_id": record.request_id,
+        "trace_id": record.trace_id,
+        "protocol": record.protocol,
+        "operation": record.operation,
+        "model": record.model,
+        "status": record.status,
+        "code": record.code,
+        "total_ms": round(total, 3),
+        "phases": {**phases, "other": round(max(0.0, total - sum(phases.values())), 3)},
+    }
+
+
+def counter_fields(totals: Totals) -> dict[str, dict[str, float]]:
+    """`{counter without _total: {model: sum over labels}}`."""
+    return {name: totals.by_model[name] for name in sorted(totals.counters)}
+
+
+def histogram_fields(totals: Totals) -> dict[str, dict[str, Any]]:
+    """`{histogram: {model: {buckets, counts, count, sum}}}`, counts up to each bound, without +Inf."""
+    return {
+        name: {
+            model: {
+                "buckets": found.bounds,
+                "counts": found.counts,
+                "count": found.observations,
+                "sum": round(found.total, 6),
+            }
+            for model, found in models.items()
+        }
+        for name, models in sorted(totals.histograms.items())
+    }
+
+
+def fault_fields(totals: Totals) -> dict[str, dict[str, float]]:
+    """What went wrong since the start, by reason: restarts of workers, retries, poison, leases taken back, OOM."""
+    found = {
+        kind: _by_label(totals, family, label)
+        for kind, family, label in (
+            ("worker_restarts", "penstock_worker_restarts", "reason"),
+            ("retries", "penstock_retries", "reason"),
+            ("poison", "penstock_poison", "reason"),
+            ("leases_revoked", "penstock_shm_leases_revoked", "reason"),
+        )
+    }
+    return {**found, "out_of_memory": totals.by_model.get("penstock_oom", {})}
+
+
+def restart_fields(totals: Totals) -> dict[str, float]:
+    """`{worker: restarts}`."""
+    return _by_label(totals, "penstock_worker_restarts", "worker")
+
+
+def _by_label(totals: Totals, family: str, label: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for labels, value in totals.others.get(family, {}).items():
+        key = dict(labels).get(label, "")
+        found[key] = found.get(key, 0.0) + value
+    return found
+
 
 DEFAULT_THRESHOLD_PCT = 85.0
 FILL_S = 10.0
@@ -220,7 +345,7 @@ def build(services: Services, view: View, seen: Traffic) -> dict[str, Any]:
     gpus = [gpu_fields(worker, budget) for worker in view.workers if worker.name not in ("", CPU)]
     gpu = services.settings.server.gpu_type or (gpus[0]["gpu_type"] if gpus else CPU)
     models = model_fields(services.catalog, view.workers, seen)
-    restarts = traffic.restart_fields(seen.totals)
+    restarts = restart_fields(seen.totals)
     return {
         "timestamp": time.time(),
         "gpu": gpu,
@@ -229,8 +354,8 @@ def build(services: Services, view: View, seen: Traffic) -> dict[str, Any]:
         "server": _server(services),
         "gpus": gpus,
         "models": models,
-        "counters": traffic.counter_fields(seen.totals),
-        "histograms": traffic.histogram_fields(seen.totals),
+        "counters": counter_fields(seen.totals),
+        "histograms": histogram_fields(seen.totals),
         "ready": view.ready,
         "name": services.settings.instance,
         "pool_name": "default",
@@ -242,9 +367,9 @@ def build(services: Services, view: View, seen: Traffic) -> dict[str, Any]:
         "not_ready_because": "" if view.ready else view.why,
         "devices": [device_fields(worker, restarts, budget) for worker in view.workers],
         "latency": seen.latencies[""],
-        "faults": traffic.fault_fields(seen.totals),
-        "recent_requests": [traffic.request_fields(record) for record in seen.requests],
-        "recent_errors": [traffic.request_fields(record) for record in seen.errors],
+        "faults": fault_fields(seen.totals),
+        "recent_requests": [request_fields(record) for record in seen.requests],
+        "recent_errors": [request_fields(record) for record in seen.errors],
     }
 
 
@@ -252,7 +377,7 @@ def _server(services: Services) -> dict[str, Any]:
     server = services.settings.server
     return {
         "version": server.version_header,
-        "uptime_seconds": int(time.time() - server_started_at(services)),
+        "uptime_seconds": age_ns(os.getppid()) // 10**9 or int(time.time() - services.started_at),
         "user": server.status_user,
         "working_dir": server.status_working_dir,
         "pid": os.getppid(),
@@ -260,15 +385,6 @@ def _server(services: Services) -> dict[str, Any]:
         "frontends": services.settings.frontend_count,
         "keys_required": bool(server.keys_file),
     }
-
-
-def server_started_at(services: Services) -> float:
-    """Unix seconds at which the arbiter started, the same for all frontends; of this frontend when it has none."""
-    ticks = start_ticks(os.getppid())
-    if not ticks:
-        return services.started_at
-    booted_at = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    return booted_at + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _saturated(workers: Sequence[WorkerView]) -> bool:

@@ -28,8 +28,7 @@ from falcon.asgi import Request, Response, WebSocket
 from frontend.access.keyless import same_origin
 from frontend.http.inline_page import InlinePage
 from frontend.services import Services
-from frontend.status.frame import View, build
-from frontend.status.traffic import TrafficReader
+from frontend.status.frame import TrafficReader, View, build
 from ipc.errors import Draining, Forbidden, NoReplica, PenstockError, QueueFull
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from frontend.tensors import load_parameters
 from frontend.tensors.agreement import Agreement
 from frontend.tensors.load_parameters import Brought
 from frontend.tensors.overriding import Change, Overriding, shown
-from frontend.tensors.refusals import UnavailableModel
+from frontend.tensors.request import UnavailableModel
 from frontend.tensors.surroundings import Surroundings
 from frontend.tensors.version_states import State
 from ipc import deadline

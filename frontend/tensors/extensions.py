@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from frontend.tensors.control import RepositoryControl
-from frontend.tensors.log_settings import LogSettings
+from frontend.tensors.live_settings import LogSettings, TraceSettings
 from frontend.tensors.regions import ClientRegions
 from frontend.tensors.statistics import Reader, RequestCounters
 from frontend.tensors.surroundings import Surroundings
-from frontend.tensors.trace_settings import TraceSettings
 from frontend.tracing.tracer import Tracer
 from ipc.metrics.registry import FrontendMetrics
 

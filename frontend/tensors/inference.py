@@ -27,9 +27,8 @@ from frontend.tensors.checking import CheckedRequest, check
 from frontend.tensors.classification import classify
 from frontend.tensors.models import TensorModel, TensorModels
 from frontend.tensors.program_calls import ProgramCalls
-from frontend.tensors.refusals import TimeoutExpired, UnavailableModel
 from frontend.tensors.regions import ClientRegions
-from frontend.tensors.request import TensorRequest
+from frontend.tensors.request import TensorRequest, TimeoutExpired, UnavailableModel
 from frontend.tensors.result import OutputTensor, TensorResult
 from frontend.tensors.uploading import InputMemory
 from ipc.errors import (

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from frontend.engine.interface import Directory
-from frontend.tensors.refusals import UnavailableModel
+from frontend.tensors.request import UnavailableModel
 from frontend.tensors.version_states import VersionState, VersionStates
 from ipc.catalog.entries import Catalog, ModelEntry
 from ipc.catalog.model_config import ModelConfig, TensorConfig

@@ -1,11 +1,15 @@
-"""A request of named tensors as both tensor protocols understand it, before a model was looked up."""
+"""A request of named tensors as both tensor protocols understand it, and the reasons why it is not run.
+
+The model has not been looked up yet. A protocol renders a reason in its own words.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from frontend.http.rendering import Steps
+from ipc.errors import DeadlineExceeded, ModelNotFound
 from ipc.memory.input_arena import InputBlock
 
 Parameter = bool | int | float | str
@@ -97,3 +101,22 @@ class TensorRequest:
     priority: int = 0
     timeout_us: int = 0
     block: InputBlock | None = None
+
+
+Reason = Literal["model", "version", "unloaded", "failed"]
+
+
+class UnavailableModel(ModelNotFound):
+    """No such model or version, or a known one that was unloaded or failed to load (`reason`)."""
+
+    def __init__(self, model: str, version: int | None, reason: Reason, why: str = "", **detail: Any) -> None:
+        """`why` says more where more is known, such as the error of the load."""
+        named = f"model {model[:200]!a}" + (f" version {version}" if version is not None else "")
+        super().__init__(f"{named} is not available ({reason}{': ' + why if why else ''})", **detail)
+        self.model, self.version, self.reason, self.why = model, version, reason, why
+
+
+class TimeoutExpired(DeadlineExceeded):
+    """The `timeout` that the request itself states passed before it ran; unlike the client's deadline, that is 503."""
+
+    status = 503

@@ -1,19 +1,27 @@
-"""Plain spans to OTLP over HTTP, by OpenTelemetry's exporter. The extra `tracing` brings the libraries."""
+"""Plain spans to OTLP over HTTP, by OpenTelemetry's exporter. The extra `tracing` brings the libraries.
+
+`start` makes the tracer of a frontend, if `tracing.endpoint` is set.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
 import re
+import socket
 import stat
 import urllib.parse
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from frontend.tracing.exporter import Send
-from frontend.tracing.tree import Span
+from frontend.tracing import otlp
+from frontend.tracing.exporter import Exporter, Send, Span
+from frontend.tracing.tracer import Tracer
 from ipc import extras
 from ipc.errors import ConfigError
-from ipc.settings import Tracing
+from ipc.settings import Settings, Tracing
 from ipc.version import VERSION
 
 TIMEOUT_S = 5.0
@@ -115,3 +123,12 @@ def connect(config: Tracing, instance: str) -> Send:
         return exporter.export([readable(span) for span in spans]) is SpanExportResult.SUCCESS
 
     return send
+
+
+def start(settings: Settings, process: str, count: Callable[[str, int], Any]) -> Tracer | None:
+    """The tracer of `process` (`frontend-0`), or None when `tracing.endpoint` is empty."""
+    config = settings.tracing
+    if not config.endpoint:
+        return None
+    instance = f"{socket.gethostname()}/{settings.instance}/{process}"
+    return Tracer(Exporter(partial(otlp.connect, config, instance), count), config.sample_ratio)

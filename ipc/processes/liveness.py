@@ -20,8 +20,9 @@ from pathlib import Path
 from ipc import deadline
 from ipc.errors import PenstockError
 
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 LOOK_EVERY_S = 0.02
-"""How often a lock that another process holds is tried."""
+"""Pause between two tries of a lock that another process holds."""
 
 
 class SlotTaken(PenstockError):
@@ -123,6 +124,12 @@ def start_ticks(pid: int) -> int:
     except OSError:
         return 0
     return int(stat.rpartition(b")")[2].split()[19])
+
+
+def age_ns(pid: int) -> int:
+    """Nanoseconds since a process began, in steps of a clock tick; 0 when the process is gone."""
+    ticks = start_ticks(pid)
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 10**9 // _TICKS_PER_S if ticks else 0
 
 
 def open_pidfd(pid: int, ticks: int) -> int:

@@ -17,8 +17,7 @@ from frontend.grpc.statuses import status_of
 from frontend.protocols.kserve_v2.errors import render
 from frontend.protocols.trtis_v1 import statuses
 from frontend.services import Services
-from frontend.tensors.refusals import UnavailableModel
-from frontend.tensors.request import InputTensor, TensorRequest
+from frontend.tensors.request import InputTensor, TensorRequest, UnavailableModel
 from ipc import deadline
 from ipc.catalog.model_config import ModelConfig
 from ipc.errors import DependencyConflict, ModelLoadFailed, ModelNotFound, PenstockError

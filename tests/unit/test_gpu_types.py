@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.status.gpu_types import gpu_type
+from ipc.machine import gpu_type
 
 GIB = 1 << 30
 

@@ -6,7 +6,7 @@ import pytest
 from grpc import StatusCode
 
 from frontend.grpc import statuses
-from frontend.tensors.refusals import TimeoutExpired, UnavailableModel
+from frontend.tensors.request import TimeoutExpired, UnavailableModel
 from ipc import errors
 
 EXPECTED = {

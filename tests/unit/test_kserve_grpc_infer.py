@@ -19,7 +19,7 @@ from frontend.protocols.kserve_v2.grpc.counting import STRING_NBYTES
 from frontend.protocols.kserve_v2.grpc.infer import Infer
 from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.services import Services
-from frontend.tensors.refusals import UnavailableModel
+from frontend.tensors.request import UnavailableModel
 from frontend.tensors.result import INLINE_CLASSES
 from ipc import deadline
 from ipc.catalog.model_config import ModelConfig, SequenceBatching

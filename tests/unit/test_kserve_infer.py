@@ -19,7 +19,7 @@ from frontend.access.restricted import Restrictions
 from frontend.engine.scope import plain_scope
 from frontend.http.disconnect import noting
 from frontend.http.inference import InferenceRoute
-from frontend.protocols.kserve_v2 import json_bodies, routes
+from frontend.protocols.kserve_v2 import routes, schemas
 from frontend.protocols.kserve_v2.generate import GENERATE, GenerateResource, request_of
 from frontend.protocols.kserve_v2.infer import LENGTH_HEADER, InferResource
 from frontend.protocols.kserve_v2.reading import Target
@@ -215,7 +215,7 @@ def test_long_bodies_are_parsed_off_the_loop(nbytes: int, on_loop: bool, tmp_pat
         assert made.bodies.held_nbytes >= len(body) == nbytes, "counted while it is parsed"
         return threading.current_thread() is threading.main_thread()
 
-    assert asyncio.run(json_bodies.parsed(made, request(b" " * nbytes), where, 1 << 20)) is on_loop
+    assert asyncio.run(schemas.parsed(made, request(b" " * nbytes), where, 1 << 20)) is on_loop
 
 
 class Regions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frontend.protocols.kserve_v2.errors import render
-from frontend.tensors.refusals import TimeoutExpired
+from frontend.tensors.request import TimeoutExpired
 from ipc import errors
 
 TABLE = [

@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from ipc.processes.liveness import (
     SlotLock,
     SlotTaken,
+    age_ns,
     is_held,
     life_pipe,
     lowest_free_slot,
@@ -139,6 +141,14 @@ def test_a_dead_process_has_no_start_time_and_no_pidfd(sleeper: subprocess.Popen
     assert start_ticks(sleeper.pid) == 0
     with pytest.raises(ProcessLookupError):
         open_pidfd(sleeper.pid, ticks)
+
+
+def test_the_age_of_a_process_grows_and_lies_below_that_of_the_host(sleeper: subprocess.Popen[bytes]) -> None:
+    first = age_ns(sleeper.pid)
+    assert 0 <= first <= age_ns(sleeper.pid) <= time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    assert age_ns(os.getpid()) > first, "the parent began before its child"
+    end(sleeper)
+    assert age_ns(sleeper.pid) == 0
 
 
 def test_the_start_time_survives_an_awkward_process_name() -> None:

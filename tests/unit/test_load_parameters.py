@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from frontend.protocols.kserve_v2.configuration import configuration
+from frontend.protocols.kserve_v2.routes import configuration
 from frontend.tensors.load_parameters import MOST_FILES, Brought, read
 from ipc.catalog.repository import conversion, document, entries
 from ipc.catalog.repository.document import MOST_BYTES

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from frontend.tensors.log_settings import LogSettings
+from frontend.tensors.live_settings import LogSettings
 from ipc import deadline, logs
 from ipc.errors import InvalidInput, Unsupported
 from ipc.processes import sweep

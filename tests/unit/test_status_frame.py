@@ -11,9 +11,8 @@ import pytest
 from frontend.access.gate import Gate
 from frontend.engine.interface import WorkerView
 from frontend.services import Services
-from frontend.status.frame import View, build, fill, threshold_pct
+from frontend.status.frame import Traffic, TrafficReader, View, build, fill, latencies, threshold_pct
 from frontend.status.recent import Recent, RecentWriter, ring_path
-from frontend.status.traffic import Traffic, TrafficReader, latencies
 from ipc.catalog.entries import load_catalog
 from ipc.metrics.files import Totals
 from ipc.processes.paths import RunPaths, prepare_run_dir

@@ -12,7 +12,7 @@ import pytest
 
 from frontend.services import Services
 from frontend.tensors.models import TensorModel
-from frontend.tensors.refusals import UnavailableModel
+from frontend.tensors.request import UnavailableModel
 from ipc import deadline
 from ipc.catalog.entries import Catalog, OutputSpec
 from ipc.catalog.model_config import ModelConfig

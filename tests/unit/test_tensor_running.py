@@ -15,8 +15,15 @@ import pytest
 from frontend.engine.scope import RequestScope, plain_scope
 from frontend.http.disconnect import CALLBACK_KEY, note_disconnect, until_disconnect
 from frontend.services import Services
-from frontend.tensors.refusals import TimeoutExpired, UnavailableModel
-from frontend.tensors.request import InputTensor, RegionUse, Sequence, TensorRequest, WantedOutput
+from frontend.tensors.request import (
+    InputTensor,
+    RegionUse,
+    Sequence,
+    TensorRequest,
+    TimeoutExpired,
+    UnavailableModel,
+    WantedOutput,
+)
 from frontend.tensors.result import TensorResult
 from ipc import deadline
 from ipc.catalog.entries import Catalog

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from frontend.tensors.trace_settings import TraceSettings
+from frontend.tensors.live_settings import TraceSettings
 from frontend.tracing.tracer import Ended, Sampling, Tracer
 from ipc import deadline
 from ipc.errors import InvalidInput, Unsupported

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frontend.protocols.trtis_v1.statuses import UnknownMode, code_of, http_status_of, message_of, retry_after
-from frontend.tensors.refusals import UnavailableModel
+from frontend.tensors.request import UnavailableModel
 from ipc import errors
 from ipc.protos import trtis_v1_pb2 as pb
 

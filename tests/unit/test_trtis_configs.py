@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.protocols.trtis_v1 import server_status
+from frontend.protocols.trtis_v1 import management as server_status
 from ipc.catalog.model_config import ModelConfig
 
 

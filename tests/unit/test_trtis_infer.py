@@ -15,7 +15,7 @@ from falcon.asgi import Request, Response
 from frontend.protocols.trtis_v1 import infer, requests, text
 from frontend.protocols.trtis_v1.http_forms import target_of
 from frontend.protocols.trtis_v1.infer import InferResource
-from frontend.protocols.trtis_v1.server_status import server_status
+from frontend.protocols.trtis_v1.management import server_status
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.services import Services
 from frontend.tensors.checking import MOST_DIMS, check_shapes

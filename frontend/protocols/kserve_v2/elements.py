@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from frontend.http.values import has_more_values
-from frontend.protocols.kserve_v2.json_bodies import MOST_DEPTH
+from frontend.protocols.kserve_v2.schemas import MOST_DEPTH
 from ipc.errors import InvalidInput
 from ipc.memory import bytes_elements
 from ipc.memory.datatypes import BYTES, DATATYPES

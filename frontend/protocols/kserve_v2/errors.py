@@ -9,7 +9,7 @@ from typing import Any
 import falcon
 
 from frontend.protocols.kserve_v2.infer_bodies import OFFERED, UnsupportedEncoding
-from frontend.tensors.refusals import UnavailableModel
+from frontend.tensors.request import UnavailableModel
 from ipc import logs
 from ipc.errors import PenstockError, QueueFull
 

@@ -25,11 +25,11 @@ from falcon.asgi import Request, Response
 from frontend.engine.scope import RequestScope
 from frontend.http.inference import InferenceRoute
 from frontend.http.rendering import at_once, off_loop, off_loop_if
-from frontend.protocols.kserve_v2 import elements, json_bodies, parameters, rendering
+from frontend.protocols.kserve_v2 import elements, parameters, rendering, schemas
 from frontend.protocols.kserve_v2.events import CONTENT_TYPE, EventStream, one_event
 from frontend.protocols.kserve_v2.infer import InferResource
-from frontend.protocols.kserve_v2.json_bodies import Decoder
 from frontend.protocols.kserve_v2.reading import InferRequest, Target, identified
+from frontend.protocols.kserve_v2.schemas import Decoder
 from frontend.tensors.models import TensorModel
 from frontend.tensors.request import InputTensor, TensorRequest
 from frontend.tensors.result import TensorResult
@@ -120,7 +120,7 @@ class GenerateResource(InferenceRoute):
         services, model = self.services, await self._infer.find(req, scope, target)
         try:
             parse = partial(parsed_body, target, model.config)
-            wanted = await json_bodies.parsed(services, req, parse, MOST_NBYTES)
+            wanted = await schemas.parsed(services, req, parse, MOST_NBYTES)
             if not model.config.decoupled:
                 result = await services.inference.run(scope, model, wanted.request)
                 with result.answer:

@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 
 from frontend.protocols.kserve_v2 import strings
 from frontend.services import Services
-from frontend.tensors.refusals import UnavailableModel
+from frontend.tensors.request import UnavailableModel
 from frontend.tensors.statistics import Duration, ModelStatistics
 from frontend.tensors.version_states import VersionState
 from ipc import version

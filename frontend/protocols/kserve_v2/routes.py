@@ -18,13 +18,14 @@ from falcon.asgi import Request, Response
 
 from frontend.access.restricted import Api
 from frontend.http.disconnect import until_disconnect
-from frontend.protocols.kserve_v2 import json_bodies, management, reading, schemas
-from frontend.protocols.kserve_v2.configuration import configuration
+from frontend.protocols.kserve_v2 import management, reading, schemas
 from frontend.protocols.kserve_v2.generate import GenerateResource
 from frontend.protocols.kserve_v2.infer import InferResource
 from frontend.protocols.kserve_v2.reading import Target
 from frontend.services import Services
+from ipc.catalog.model_config import Control, ModelConfig, SequenceBatching, TensorConfig, VersionPolicy
 from ipc.errors import InvalidInput, Unsupported
+from ipc.memory.datatypes import DATATYPES
 from ipc.store.regions import Kind
 
 MOST_CONFIG_NBYTES = 4 << 20
@@ -65,9 +66,9 @@ class Resource:
             self._services.restrictions.require_secret(self._api, req.get_header)
             answer = await handler(self._services, req, tail)
             if answer is None:
-                json_bodies.send_empty(resp)
+                schemas.send_empty(resp)
             else:
-                json_bodies.send(resp, answer)
+                schemas.send(resp, answer)
 
         return respond
 
@@ -166,7 +167,7 @@ class ReloadResource(Resource):
         """201 when the files say something new, else 200; the answer is that of `/v1/config`."""
         self._services.restrictions.require_secret(self._api, req.get_header)
         changed = await management.reload_catalog(self._services)
-        json_bodies.send(resp, management.model_server_states(self._services))
+        schemas.send(resp, management.model_server_states(self._services))
         resp.status = 201 if changed else 200
 
 
@@ -221,7 +222,7 @@ async def _model_server_states(services: Services, req: Request, tail: None) -> 
 async def _control(services: Services, req: Request, tail: str) -> list[management.IndexEntry] | None:
     """The index, a load or an unload, by the end of the path."""
     if _INDEX.fullmatch(tail):
-        wanted = await json_bodies.read(services, req, schemas.INDEX)
+        wanted = await schemas.read(services, req, schemas.INDEX)
         return management.repository_index(services, wanted.ready)
     path = _CONTROL.fullmatch(tail)
     if path is None:
@@ -230,13 +231,13 @@ async def _control(services: Services, req: Request, tail: str) -> list[manageme
         raise Unsupported("'repository_name' is not supported: a server has one repository")
     control, deadline_ns = services.extensions.control, req.context.penstock.deadline_ns
     if path["action"] == "unload":
-        body = await json_bodies.read(services, req, schemas.CONTROL)
+        body = await schemas.read(services, req, schemas.CONTROL)
         await control.unload(path["model"], body.parameters, deadline_ns)
         return None
     most_nbytes = MOST_CONFIG_NBYTES
     if services.settings.repository.allow_files:
         most_nbytes = max(most_nbytes, services.settings.limits.max_body_bytes)
-    body = await json_bodies.read(services, req, schemas.CONTROL, most_nbytes)
+    body = await schemas.read(services, req, schemas.CONTROL, most_nbytes)
     await until_disconnect(control.load(path["model"], body.parameters, deadline_ns), req.scope)
     return None
 
@@ -262,10 +263,10 @@ async def _change_regions(kind: Kind, services: Services, req: Request, tail: st
     elif not name:
         raise InvalidInput("the path has no name for the region: .../region/NAME/register")
     elif kind == "system":
-        body = await json_bodies.read(services, req, schemas.REGISTER_SYSTEM)
+        body = await schemas.read(services, req, schemas.REGISTER_SYSTEM)
         await regions.register_system(name, body.key, body.offset, body.byte_size)
     else:
-        body = await json_bodies.read(services, req, schemas.REGISTER_CUDA)
+        body = await schemas.read(services, req, schemas.REGISTER_CUDA)
         await regions.register_cuda(name, body.raw_handle.b64, body.device_id, body.byte_size)
 
 
@@ -285,7 +286,7 @@ async def _log_settings(services: Services, req: Request, tail: None) -> dict[st
 
 async def _change_log_settings(services: Services, req: Request, tail: None) -> dict[str, Any]:
     """Change the settings that the body names; the answer is the complete new state."""
-    changes = await json_bodies.read(services, req, schemas.LOGGING)
+    changes = await schemas.read(services, req, schemas.LOGGING)
     return dict(await services.extensions.log_settings.update(changes, req.context.penstock.deadline_ns))
 
 
@@ -297,6 +298,89 @@ async def _trace_settings(services: Services, req: Request, target: Target | Non
 async def _change_trace_settings(services: Services, req: Request, target: Target | None) -> dict[str, Any]:
     """Change the settings that the body names; null resets. The answer is the complete new state."""
     model = management.traced_model(services, target.name) if target is not None else ""
-    changes = await json_bodies.read(services, req, schemas.TRACE)
+    changes = await schemas.read(services, req, schemas.TRACE)
     settings, deadline_ns = services.extensions.trace_settings, req.context.penstock.deadline_ns
     return dict(await settings.update(changes, deadline_ns, model))
+
+
+def configuration(name: str, config: ModelConfig) -> dict[str, Any]:
+    """The configuration of a model under the name that it was asked for by."""
+    made: dict[str, Any] = {
+        "name": name,
+        "platform": config.platform,
+        "backend": config.backend,
+        "version_policy": _version_policy(config.version_policy),
+        "max_batch_size": config.max_batch_size,
+        "input": [_input(tensor) for tensor in config.inputs],
+        "output": [_output(tensor) for tensor in config.outputs],
+    }
+    if config.instance_groups:
+        made["instance_group"] = [
+            {"name": group.name, "kind": group.kind, "count": group.count, "gpus": list(group.gpus)}
+            for group in config.instance_groups
+        ]
+    if config.default_model_filename:
+        made["default_model_filename"] = config.default_model_filename
+    if config.dynamic_batching is not None:
+        made["dynamic_batching"] = {
+            "preferred_batch_size": list(config.dynamic_batching.preferred_batch_sizes),
+            "max_queue_delay_microseconds": config.dynamic_batching.max_queue_delay_us,
+            "preserve_ordering": config.dynamic_batching.preserve_ordering,
+        }
+    if config.sequence_batching is not None:
+        made["sequence_batching"] = _sequence_batching(config.sequence_batching)
+    if config.decoupled:
+        made["model_transaction_policy"] = {"decoupled": True}
+    if config.metric_tags:
+        made["metric_tags"] = dict(config.metric_tags)
+    if config.parameters:
+        made["parameters"] = {name: {"string_value": value} for name, value in config.parameters.items()}
+    return made
+
+
+def _version_policy(policy: VersionPolicy) -> dict[str, Any]:
+    choices: dict[str, dict[str, Any]] = {
+        "latest": {"num_versions": policy.latest},
+        "all": {},
+        "specific": {"versions": list(policy.specific)},
+    }
+    return {policy.kind: choices[policy.kind]}
+
+
+def _tensor(tensor: TensorConfig) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "name": tensor.name,
+        "data_type": DATATYPES[tensor.datatype].config,
+        "dims": list(tensor.dims),
+    }
+    if tensor.reshape is not None:
+        made["reshape"] = {"shape": list(tensor.reshape)}
+    return made
+
+
+def _input(tensor: TensorConfig) -> dict[str, Any]:
+    return _tensor(tensor) | {"format": f"FORMAT_{tensor.format}", "optional": tensor.optional}
+
+
+def _output(tensor: TensorConfig) -> dict[str, Any]:
+    return _tensor(tensor) | {"label_filename": tensor.label_filename}
+
+
+def _sequence_batching(batching: SequenceBatching) -> dict[str, Any]:
+    return {
+        "max_sequence_idle_microseconds": batching.max_idle_us,
+        "control_input": [_control_input(control) for control in batching.controls],
+    }
+
+
+def _control_input(control: Control) -> dict[str, Any]:
+    made: dict[str, Any] = {"kind": f"CONTROL_SEQUENCE_{control.kind}"}
+    if control.kind == "CORRID":
+        made["data_type"] = DATATYPES[control.datatype].config
+    elif control.datatype == "INT32":
+        made["int32_false_true"] = [int(value) for value in control.off_on]
+    elif control.datatype == "BOOL":
+        made["bool_false_true"] = [bool(value) for value in control.off_on]
+    else:
+        made["fp32_false_true"] = list(control.off_on)
+    return {"name": control.name, "control": [made]}

@@ -2,12 +2,84 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+import falcon
 import msgspec
+import orjson
+from falcon.asgi import Request, Response
 from msgspec import UNSET, UnsetType
 
-from frontend.protocols.kserve_v2.json_bodies import Decoder
+from frontend.http.rendering import off_loop
+from frontend.services import Services
+from ipc.errors import BodyTooLarge, InvalidInput
+
+T = TypeVar("T")
+LONG_NBYTES = 64 << 10
+"""Bodies above this size are parsed by a thread."""
+SMALL_NBYTES = 1 << 20
+"""Largest body of a request that only names things."""
+MOST_DEPTH = 100
+"""Levels of nested lists in `data`."""
+
+
+class Decoder:
+    """Reads one kind of body; `empty_ok` says whether an empty one stands for `{}`."""
+
+    def __init__(self, kind: type[Any], *, empty_ok: bool = False) -> None:
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
+        self._empty_ok = empty_ok
+
+    def decode(self, body: bytes | memoryview) -> Any:
+        """The body as its struct. Raises `InvalidInput` with the place of the mistake."""
+        if not body:
+            if not self._empty_ok:
+                raise InvalidInput("the request body is empty, expected JSON")
+            body = b"{}"
+        try:
+            return self._decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise InvalidInput(f"request JSON: {error}") from error
+        except msgspec.DecodeError as error:
+            raise InvalidInput(f"failed to parse the request JSON: {error}") from error
+        except RecursionError as error:
+            raise InvalidInput(f"request JSON: nested deeper than {MOST_DEPTH} levels") from error
+        except (ValueError, OverflowError, MemoryError) as error:
+            raise InvalidInput(f"failed to parse the request JSON: {str(error)[:200]}") from error
+
+
+def send(resp: Response, value: Any) -> None:
+    """Answer with a JSON value, or with structs."""
+    resp.content_type = falcon.MEDIA_JSON
+    resp.data = orjson.dumps(value, default=msgspec.to_builtins)
+
+
+def send_empty(resp: Response) -> None:
+    """Answer 200 with an empty body; the media type is that of the contract's examples."""
+    resp.content_type = falcon.MEDIA_JSON
+    resp.data = b""
+
+
+async def read(services: Services, req: Request, decoder: Decoder, most_nbytes: int = SMALL_NBYTES) -> Any:
+    """The body of a request, decoded. Raises as `parsed`."""
+    return await parsed(services, req, decoder.decode, most_nbytes)
+
+
+async def parsed(services: Services, req: Request, parse: Callable[[bytes], T], most_nbytes: int) -> T:
+    """The body of a request, read by `parse`; a long body in a rendering thread.
+
+    Raises `InvalidInput`, `BodyTooLarge`, and as `BodyReader.hold` does.
+    """
+    _check_length(req.content_length or 0, most_nbytes)
+    async with services.bodies.hold(req, req.context.penstock.deadline_ns) as body:
+        _check_length(len(body), most_nbytes)
+        return await off_loop(parse, body) if len(body) > LONG_NBYTES else parse(body)
+
+
+def _check_length(nbytes: int, most_nbytes: int) -> None:
+    if nbytes > most_nbytes:
+        raise BodyTooLarge(f"body: {nbytes} bytes, the limit of this path is {most_nbytes}")
 
 
 class InputParameters(msgspec.Struct, gc=False):

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from falcon.asgi import Request
 
 from frontend.services import Services
-from frontend.status.gpu_types import CPU, UNKNOWN, gpu_type
 from ipc.errors import InvalidInput, NoReplica
+from ipc.machine import CPU, UNKNOWN, gpu_type
 from ipc.settings import Server
 
 HEADER = "X-SIE-MACHINE-PROFILE"

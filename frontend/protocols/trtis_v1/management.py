@@ -1,25 +1,50 @@
-"""The management calls: health, model control, the list of models, regions of shared memory; over HTTP as over gRPC.
+"""The management calls, over HTTP as over gRPC: health, model control, list of models, regions, server status.
 
-Answers are the messages of the contract: `routes` sends them as text, JSON or in the wire format, `grpc.service` within
-its responses. The status of the server is in `server_status`.
+A handler returns messages of the contract. `routes` sends them as text, JSON or in the wire format, `grpc.service` in
+its responses. `server_status` shows the server, its models with their configuration, and the times of their requests.
 """
 
 from __future__ import annotations
 
-from frontend.protocols.trtis_v1 import server_status
+import asyncio
+import contextlib
+import os
+
+from frontend.grpc.port import SUCCESSION
 from frontend.protocols.trtis_v1.statuses import UnknownMode
 from frontend.services import Services
-from ipc.errors import Unsupported
+from frontend.tensors import config_messages
+from frontend.tensors.request import UnavailableModel
+from frontend.tensors.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
+from frontend.tensors.version_states import VersionState
+from ipc import version
+from ipc.catalog.model_config import ModelConfig
+from ipc.catalog.repository.entries import RepositoryEntry
+from ipc.catalog.repository.layout import is_repository, model_of
+from ipc.errors import Draining, InvalidInput, PenstockError, Unsupported
+from ipc.metrics.families import UNVERSIONED
+from ipc.processes.liveness import age_ns
 from ipc.protos import trtis_v1_pb2 as pb
-from ipc.store.regions import RegionEntry
+
+_CONFIGS: dict[str, tuple[ModelConfig, pb.ModelConfig]] = {}
+MOST_CONFIGS = 4096
+"""Configuration messages that are kept: models come and go, so the number of names has no bound."""
+MODELS_AT_ONCE = 32
+"""After this many models of a status, other requests get a turn of the event loop."""
+_READY_STATES = {
+    "READY": pb.ModelReadyState.MODEL_READY,
+    "LOADING": pb.ModelReadyState.MODEL_LOADING,
+    "UNLOADING": pb.ModelReadyState.MODEL_UNLOADING,
+    "UNAVAILABLE": pb.ModelReadyState.MODEL_UNAVAILABLE,
+}
 
 
 def is_healthy(services: Services, mode: str) -> bool:
     """Whether the server is `live` or `ready`. Raises `UnknownMode`, and `Draining` while the server stops."""
     if mode not in ("live", "ready"):
         raise UnknownMode(f"unknown health mode {mode[:64]!a}; known are live and ready")
-    server_status.refuse_while_exiting(services)
-    return True if mode == "live" else server_status.is_ready(services)
+    refuse_while_exiting(services)
+    return True if mode == "live" else is_ready(services)
 
 
 async def control(services: Services, action: str, model: str, deadline_ns: int) -> None:
@@ -38,19 +63,227 @@ def repository_index(services: Services) -> pb.ModelRepositoryIndex:
 
 def regions(services: Services) -> list[pb.SharedMemoryRegion]:
     """All regions of shared memory."""
-    return [_region(entry) for entry in services.extensions.regions.status(None)]
-
-
-def _region(entry: RegionEntry) -> pb.SharedMemoryRegion:
-    region = pb.SharedMemoryRegion(name=entry.name, byte_size=entry.nbytes)
-    if entry.kind == "cuda":
-        region.cuda_shared_memory.device_id = entry.device
-    else:
-        region.system_shared_memory.shared_memory_key = entry.key
-        region.system_shared_memory.offset = entry.offset
-    return region
+    found = []
+    for entry in services.extensions.regions.status(None):
+        region = pb.SharedMemoryRegion(name=entry.name, byte_size=entry.nbytes)
+        if entry.kind == "cuda":
+            region.cuda_shared_memory.device_id = entry.device
+        else:
+            region.system_shared_memory.shared_memory_key = entry.key
+            region.system_shared_memory.offset = entry.offset
+        found.append(region)
+    return found
 
 
 async def profile() -> None:
     """Raise `Unsupported`, for both commands."""
     raise Unsupported("profiling is not offered by this server; its metrics are at /metrics")
+
+
+def is_ready(services: Services) -> bool:
+    """Whether the server is ready; strictly: every version is ready as well that was asked to be loaded.
+
+    Nobody has asked for a model of the catalog that is loaded on demand, nor, where models are loaded by name, for a
+    model of a repository that nobody has named.
+    """
+    if not services.engine.ready()[0]:
+        return False
+    if not services.settings.trtis.strict_readiness:
+        return True
+    states = (state for name in services.models.names() for state in services.models.states(name))
+    return all(state.state == "READY" or not _is_asked_for(services, state) for state in states)
+
+
+def _is_asked_for(services: Services, state: VersionState) -> bool:
+    """Whether a version that is not ready should be."""
+    if not is_repository(state.id):
+        return state.status.state != "available" or not services.settings.catalog.on_demand
+    if services.settings.repository.control == "none":
+        return True
+    mark = services.extensions.control.mark(model_of(state.id))
+    return services.catalog[state.id].preload if mark is None else mark
+
+
+def is_exiting(services: Services) -> bool:
+    """Whether the server stops; a frontend that drains because a reload replaces it says nothing about the server."""
+    return services.drain.draining and not SUCCESSION.is_replaced(services.since_ns)
+
+
+def refuse_while_exiting(services: Services) -> None:
+    """Raise `Draining` while the server stops."""
+    if is_exiting(services):
+        raise Draining("the server is stopping", retry_after_s=1)
+
+
+def ready_state(services: Services) -> pb.ServerReadyState:
+    """Initializing, ready or exiting."""
+    if is_exiting(services):
+        return pb.ServerReadyState.SERVER_EXITING
+    ready, _ = services.engine.ready()
+    return pb.ServerReadyState.SERVER_READY if ready else pb.ServerReadyState.SERVER_INITIALIZING
+
+
+async def server_status(services: Services, server_id: str, model: str = "") -> pb.ServerStatus:
+    """The status of all models, or of one. Raises `InvalidInput` for an unknown model, and `Draining`."""
+    refuse_while_exiting(services)
+    statistics = await services.extensions.statistics.read()
+    former = _former(services, statistics)
+    names = [model] if model else sorted({*services.models.names(), *former})
+    status = pb.ServerStatus(
+        id=server_id,
+        version=version.VERSION,
+        uptime_ns=age_ns(os.getppid()),
+        ready_state=ready_state(services),
+    )
+    for number, name in enumerate(names):
+        if number % MODELS_AT_ONCE == MODELS_AT_ONCE - 1:
+            await asyncio.sleep(0)
+        try:
+            _add_model(status.model_status[name], services, name, statistics, former)
+        except InvalidInput:
+            if model:
+                raise
+            # The model was taken away since the names were listed.
+            del status.model_status[name]
+    _add_calls(status, statistics)
+    return status
+
+
+def _former(services: Services, statistics: ServerStatistics) -> dict[str, set[int]]:
+    """Versions by full name that have answered, or were removed while this frontend ran."""
+    answered = {key for key, counted in statistics.models.items() if counted.requests.success.count}
+    found: dict[str, set[int]] = {}
+    for name, number in answered | services.follower.removed:
+        found.setdefault(name, set()).add(number)
+    return found
+
+
+def _add_model(
+    message: pb.ModelStatus,
+    services: Services,
+    name: str,
+    statistics: ServerStatistics,
+    former: dict[str, set[int]],
+) -> None:
+    full, _ = services.models.known(name) or (name, ())
+    states = _states(services, name)
+    gone = former.get(full, set()) - {state.version for state in states}
+    if not gone:
+        _refuse_unknown(services, name)
+    for state in states:
+        _add_version(message.version_status[state.version], state, statistics.of(full, state.version))
+    for number in gone:
+        status = message.version_status[number]
+        status.ready_state = pb.ModelReadyState.MODEL_UNAVAILABLE
+        status.ready_state_reason.message = "removed"
+        _add_counts(status, statistics.of(full, number))
+    unversioned = statistics.of(full, UNVERSIONED)
+    if unversioned.by_request_size:
+        _add_requests(message.version_status[UNVERSIONED], unversioned)
+    found = _config_of(services, name)
+    if found is not None:
+        message.config.CopyFrom(_rendered(found, name))
+
+
+def _refuse_unknown(services: Services, name: str) -> None:
+    """Raise `InvalidInput` for a name that no model has, with the names that may be meant."""
+    try:
+        services.models.versions(name)
+    except UnavailableModel as error:
+        why = f": {error.why}" if error.why else ""
+        raise InvalidInput(f"no status available for unknown model '{name[:200]}'{why}") from error
+
+
+def _states(services: Services, name: str) -> list[VersionState]:
+    """The versions of a model; without the number that stands for a model without versions."""
+    with contextlib.suppress(UnavailableModel):
+        found = services.models.states(name)
+        return [state for state in found if state.state != "UNAVAILABLE" or not _is_absent(services, state)]
+    return []
+
+
+def _is_absent(services: Services, state: VersionState) -> bool:
+    entry = services.catalog.get(state.id)
+    return isinstance(entry, RepositoryEntry) and entry.absent
+
+
+def _config_of(services: Services, name: str) -> ModelConfig | None:
+    """The configuration of the version that answers now; if none answers, that of the newest version's file."""
+    with contextlib.suppress(PenstockError):
+        return services.models.find(name).config
+    with contextlib.suppress(UnavailableModel):
+        entry = services.catalog.get(services.models.states(name)[-1].id)
+        return entry.config if isinstance(entry, RepositoryEntry) else None
+    return None
+
+
+def _rendered(config: ModelConfig, name: str) -> pb.ModelConfig:
+    """PERF: many short-lived clients ask; the message is made once for each configuration that was found."""
+    known = _CONFIGS.get(name)
+    if known is None or known[0] is not config:
+        _CONFIGS.pop(name, None)
+        while len(_CONFIGS) >= MOST_CONFIGS:
+            del _CONFIGS[next(iter(_CONFIGS))]
+        known = _CONFIGS[name] = (config, _config_message(config, name))
+    return known[1]
+
+
+def _config_message(config: ModelConfig, name: str) -> pb.ModelConfig:
+    """The configuration under the `name` that clients ask for.
+
+    This contract has no tensor without dims: such a tensor is shown as one element, which the
+    model takes without a shape.
+    """
+    message: pb.ModelConfig = config_messages.message_of(pb, config, name)
+    shown: list[pb.ModelInput | pb.ModelOutput] = [*message.input, *message.output]
+    for tensor in shown:
+        if not tensor.dims:
+            tensor.dims.append(1)
+            tensor.reshape.SetInParent()
+    return message
+
+
+def _add_version(message: pb.ModelVersionStatus, state: VersionState, counted: ModelStatistics) -> None:
+    message.ready_state = _READY_STATES[state.state]
+    if state.reason:
+        message.ready_state_reason.message = state.reason
+    _add_counts(message, counted)
+
+
+def _add_counts(message: pb.ModelVersionStatus, counted: ModelStatistics) -> None:
+    message.model_execution_count = counted.execution_count
+    message.model_inference_count = counted.inference_count
+    message.last_inference_timestamp_milliseconds = counted.last_inference_ms
+    _add_requests(message, counted)
+
+
+def _add_requests(message: pb.ModelVersionStatus, counted: ModelStatistics) -> None:
+    for rows, requests in counted.by_request_size.items():
+        message.infer_stats[rows].CopyFrom(_infer_stats(requests))
+
+
+def _infer_stats(requests: RequestStatistics) -> pb.InferRequestStats:
+    phases = (requests.compute_input, requests.compute_infer, requests.compute_output)
+    compute = Duration(requests.compute_infer.count, sum(phase.ns for phase in phases))
+    return pb.InferRequestStats(
+        success=_duration(requests.success),
+        failed=_duration(requests.fail),
+        compute=_duration(compute),
+        queue=_duration(requests.queue),
+    )
+
+
+def _duration(duration: Duration) -> pb.StatDuration:
+    return pb.StatDuration(count=duration.count, total_time_ns=duration.ns)
+
+
+def _add_calls(status: pb.ServerStatus, statistics: ServerStatistics) -> None:
+    for kind, message in (
+        ("status", status.status_stats),
+        ("profile", status.profile_stats),
+        ("health", status.health_stats),
+        ("control", status.model_control_stats),
+        ("regions", status.shm_control_stats),
+        ("index", status.repository_stats),
+    ):
+        message.success.CopyFrom(_duration(statistics.calls.get(kind, Duration())))

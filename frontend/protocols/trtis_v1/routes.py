@@ -22,7 +22,7 @@ from frontend.http.rendering import off_loop_if
 from frontend.protocols.trtis_v1 import management
 from frontend.protocols.trtis_v1.http_forms import number_of, set_failure, set_message, set_status
 from frontend.protocols.trtis_v1.infer import InferResource
-from frontend.protocols.trtis_v1.server_status import server_status
+from frontend.protocols.trtis_v1.management import server_status
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.services import Services
 from ipc.errors import Cancelled, PenstockError

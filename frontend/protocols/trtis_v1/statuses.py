@@ -14,7 +14,7 @@ import math
 import os
 
 from frontend.protocols.trtis_v1.text import one_line
-from frontend.tensors.refusals import UnavailableModel
+from frontend.tensors.request import UnavailableModel
 from ipc.errors import InvalidInput, ModelError, PenstockError
 from ipc.processes.paths import RunPaths
 from ipc.protos import trtis_v1_pb2 as pb

@@ -10,7 +10,7 @@ from frontend.grpc.call import Call
 from frontend.protocols.kserve_v2 import management
 from frontend.protocols.kserve_v2.grpc.reading import values_of, version_of
 from frontend.tensors.config_messages import message_of
-from frontend.tensors.refusals import UnavailableModel
+from frontend.tensors.request import UnavailableModel
 from ipc.errors import InvalidInput, ModelLoadFailed, PenstockError
 from ipc.protos import kserve_v2_pb2 as pb
 from ipc.protos import model_config_pb2

@@ -13,7 +13,7 @@ from frontend.grpc.call import Call
 from frontend.grpc.service import Answer, Method
 from frontend.protocols.trtis_v1 import management
 from frontend.protocols.trtis_v1.grpc.inference import RAW_INPUT, Inference
-from frontend.protocols.trtis_v1.server_status import server_status
+from frontend.protocols.trtis_v1.management import server_status
 from frontend.protocols.trtis_v1.statuses import Statuses, message_of
 from frontend.services import Services
 from ipc.errors import AccessRefused, Cancelled, InvalidInput, PenstockError
