@@ -1,10 +1,10 @@
 """Gunicorn's settings for Penstock: `gunicorn -c gunicorn.conf.py` starts the whole server.
 
 All values come from Penstock's own settings (server.yaml, PENSTOCK_SECTION__FIELD); the hooks live in
-frontend/hooks.py.
+frontend/arbiter/hooks.py.
 """
 
-from frontend import hooks
+from frontend.arbiter import hooks
 from frontend.http import listeners
 from frontend.server import gunicorn_log
 

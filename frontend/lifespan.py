@@ -1,8 +1,11 @@
-"""Start and end of one frontend: what must happen after the fork, on the event loop.
+"""The life of one frontend, after the fork, on the event loop.
 
-1. Take the lowest free frontend slot; bind metrics and logging to it.
-2. Make the services; start the client, which finds the workers, the watch, and following of the catalog.
-3. At the end: say goodbye to the workers, give the slot back.
+1. Start: take the lowest free frontend slot, bind metrics and logging to the slot, make the services, start the client
+   (which finds the workers), the watch, and following of the catalog.
+2. Twice a second the watch writes readiness, joined workers and memory into metrics and to systemd. A frontend without
+   a supervisor ends after `SUPERVISOR_GRACE_S`, so that the server ends as a unit. The first ready frontend prints the
+   start-up block.
+3. End: say goodbye to the workers, give the slot back.
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from frontend import assembly
 from frontend.protocols.registry import grpc_services
 from frontend.services import Services
-from frontend.watch import Watch
 from ipc import logs, version
 from ipc.metrics import registry as metrics
 from ipc.processes import starting as processes
@@ -25,6 +27,77 @@ from ipc.processes.paths import prepare_run_dir
 
 if TYPE_CHECKING:
     from frontend.grpc.server import GrpcServer
+import os
+
+from frontend import announce
+from ipc.memory import copies
+from ipc.processes.liveness import is_held
+from ipc.processes.notify import Notifier
+
+log = logging.getLogger(__name__)
+
+WATCH_EVERY_S = 0.5
+SUPERVISOR_GRACE_S = 5.0
+EXIT_UNSUPERVISED = 3
+
+
+class Watch:
+    """The watch of one frontend; `run` is a task that ends when it is cancelled."""
+
+    def __init__(self, services: Services, families: metrics.FrontendMetrics) -> None:
+        self._services, self._metrics = services, families
+        self._notifier = Notifier(os.environ.get("PENSTOCK_NOTIFY_SOCKET", ""))
+        self._told = self._announced = False
+        self._copied = copies.Reported()
+        self._unsupervised_s = 0.0
+
+    async def run(self) -> None:
+        """Look twice a second. A full disk or a lack of descriptors costs one look, never the watch."""
+        supervised = os.environ.get("PENSTOCK_SUPERVISE", "1") != "0"
+        while True:
+            try:
+                await self._look(supervised)
+            except OSError as error:
+                log.error("watching this frontend failed: %s", error)
+            await asyncio.sleep(WATCH_EVERY_S)
+
+    async def _look(self, supervised: bool) -> None:
+        """Report readiness, check the supervisor, and print the block last, since printing may fail."""
+        ready, why = self._services.engine.ready()
+        self._report(ready)
+        self._follow()
+        if ready and not self._told:
+            self._told = self._notifier.send(ready=1)
+        self._notifier.send(watchdog=1, status=announce.summary(self._services) if ready else why)
+        if supervised:
+            await self._check_supervisor()
+        if ready and not self._announced:
+            announce.started(self._services)
+            self._announced = True
+
+    def _follow(self) -> None:
+        """Follow changes that operators made at other frontends. Unreadable state must not end the watch."""
+        try:
+            self._services.extensions.apply()
+        except OSError as error:
+            log.error("what other frontends changed cannot be followed: %s", error)
+
+    async def _check_supervisor(self) -> None:
+        held = await asyncio.to_thread(is_held, self._services.settings.paths.lock("supervisor"))
+        self._unsupervised_s = 0.0 if held else self._unsupervised_s + WATCH_EVERY_S
+        if self._unsupervised_s > SUPERVISOR_GRACE_S and not self._services.drain.draining:
+            log.critical("the supervisor is gone; this server stops")
+            logs.flush()
+            os._exit(EXIT_UNSUPERVISED)
+
+    def _report(self, ready: bool) -> None:
+        self._metrics.ready.set(ready)
+        name = f"frontend-{self._services.slot}"
+        self._metrics.input_shm_used.labels(name).set(self._services.inference.inputs.used_nbytes)
+        self._copied.report(self._metrics.copied, name)
+        for worker in self._services.directory.workers():
+            self._metrics.workers_joined.labels(f"worker-{worker.slot}").set(worker.responsive)
+
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +159,7 @@ class Lifespan:
 
 
 async def _start_grpc(services: Services) -> GrpcServer | None:
-    """The gRPC server, where there is one. Its library is not imported in processes that do without."""
+    """The gRPC server, if enabled. A process without a gRPC server does not import its library."""
     if not services.settings.grpc.enabled:
         return None
     from frontend.grpc.server import GrpcServer

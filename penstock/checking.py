@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from frontend.access import api_keys
-from frontend.arbiter import owning
+from frontend.arbiter import hooks
 from frontend.arbiter.configuration import restrictions_of
 from frontend.http import listeners
 from frontend.tracing import otlp
@@ -51,7 +51,7 @@ def run(config: Settings) -> int:
     if wrong := mistakes(models):
         print("\n".join(f"penstock: {each}" for each in wrong), file=sys.stderr)
         return EXIT_CONFIG
-    owning.check(config)
+    hooks.require_free_addresses(config)
     print(f"settings are valid; {summary(models)}")
     return 0
 

@@ -1,4 +1,4 @@
-"""What runs in Gunicorn's arbiter: the settings in force, the lock of the run directory, what is announced.
+"""What runs in Gunicorn's arbiter: hooks, the settings in force, the lock of the run directory.
 
-Only hooks, the application's start and the command line import this package.
+Gunicorn's settings, the application's start and the command line import this package.
 """

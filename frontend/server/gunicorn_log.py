@@ -1,7 +1,7 @@
 """Gunicorn's and uvicorn's lines in the one form of all logs, and only those that an operator can use.
 
-What they say at the level info (signals, pids, ASGI's lifespan) is told with the level debug; `frontend.hooks` and
-`frontend.lifespan` say what matters of it.
+Their lines of level info (signals, pids, ASGI's lifespan) become lines of level debug. `frontend.arbiter.hooks` and
+`frontend.lifespan` log what an operator needs of them.
 """
 
 from __future__ import annotations

@@ -44,12 +44,16 @@ class RunPaths:
         """Directory of the per-slot metric files."""
         return self.root / "metrics"
 
+    def announced(self) -> Path:
+        """File that exists once a frontend has printed the start-up block of this server."""
+        return self.root / "announced"
+
     def store(self) -> Path:
         """Directory of the small state that the processes of this server share (`ipc.store`)."""
         return self.root / "store"
 
     def control(self) -> Path:
-        """Directory of the file that numbers requests (`frontend.protocols.trtis_v1.numbers`)."""
+        """Directory of the file that numbers requests (`frontend.protocols.trtis_v1.statuses`)."""
         return self.root / "control"
 
     def overrides(self) -> Path:

@@ -70,13 +70,13 @@ def sweep(paths: RunPaths) -> list[str]:
     if not any(is_held(path) for path in others):
         shutil.rmtree(paths.metrics(), ignore_errors=True)
         paths.metrics().mkdir(mode=0o700, exist_ok=True)
-        (paths.root / "announced").unlink(missing_ok=True)
+        paths.announced().unlink(missing_ok=True)
     return removed
 
 
 def forget(paths: RunPaths) -> None:
     """The server starts: what clients registered and asked for by name at an earlier one is gone."""
     store.begin(paths)
-    _unlink(list(paths.control().iterdir()))
+    _unlink([paths.announced(), *paths.control().iterdir()])
     shutil.rmtree(paths.overrides(), ignore_errors=True)
     paths.overrides().mkdir(mode=0o700, exist_ok=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from frontend.arbiter import announce
+from frontend import announce
 from ipc import logs
 from ipc.processes.paths import prepare_run_dir
 from ipc.settings import Server, Settings, load

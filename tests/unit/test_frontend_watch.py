@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from frontend import watch
+from frontend import lifespan
 from frontend.access.gate import Gate
 from frontend.engine.local.engine import LocalEngine
+from frontend.lifespan import Watch
 from frontend.services import Services
-from frontend.watch import Watch
 from ipc.catalog.entries import load_catalog
 from ipc.settings import load
 from tests.harness.server import FAKE_CATALOG
@@ -26,8 +26,8 @@ TURNS = 3
 def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Watch:
     """The watch of a supervised frontend that is ready, looking as often as it can."""
     monkeypatch.delenv("PENSTOCK_SUPERVISE", raising=False)
-    monkeypatch.setattr(watch, "WATCH_EVERY_S", 0.001)
-    monkeypatch.setattr(watch.announce, "summary", lambda services: "ready")
+    monkeypatch.setattr(lifespan, "WATCH_EVERY_S", 0.001)
+    monkeypatch.setattr(lifespan.announce, "summary", lambda services: "ready")
     monkeypatch.setattr(Watch, "_report", lambda self, ready: None)
     services = Services(load(None, {"run.dir": str(tmp_path)}), load_catalog([str(FAKE_CATALOG)]), Gate())
     monkeypatch.setattr(LocalEngine, "ready", lambda self: (True, "ok"))
@@ -62,8 +62,8 @@ def test_a_lack_of_descriptors_does_not_end_the_watch_of_the_supervisor(
             loop.call_soon_threadsafe(seen.set)
             return True
 
-        monkeypatch.setattr(watch, "is_held", is_held)
-        monkeypatch.setattr(watch.announce, "started", lambda services: None)
+        monkeypatch.setattr(lifespan, "is_held", is_held)
+        monkeypatch.setattr(lifespan.announce, "started", lambda services: None)
         await watch_until(watched, seen)
 
     with caplog.at_level(logging.ERROR):
@@ -84,8 +84,8 @@ def test_a_start_up_block_that_cannot_be_written_keeps_nothing_else_from_being_t
                 raise OSError(errno.ENOSPC, "No space left on device")
             seen.set()
 
-        monkeypatch.setattr(watch, "is_held", lambda path: True)
-        monkeypatch.setattr(watch.announce, "started", started)
+        monkeypatch.setattr(lifespan, "is_held", lambda path: True)
+        monkeypatch.setattr(lifespan.announce, "started", started)
         await watch_until(watched, seen)
         assert watched._told
 
@@ -108,8 +108,8 @@ def test_state_that_cannot_be_read_keeps_nothing_else_from_being_told(
             return True
 
         watched._services.extensions = SimpleNamespace(apply=apply)  # type: ignore[assignment]
-        monkeypatch.setattr(watch, "is_held", is_held)
-        monkeypatch.setattr(watch.announce, "started", lambda services: announced.set())
+        monkeypatch.setattr(lifespan, "is_held", is_held)
+        monkeypatch.setattr(lifespan.announce, "started", lambda services: announced.set())
         await watch_until(watched, supervised)
         await watch_until(watched, announced)
 

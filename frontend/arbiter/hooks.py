@@ -1,8 +1,11 @@
-"""What `gunicorn.conf.py` hooks into Gunicorn: settings in, supervisor up, sweep before and after.
+"""What `gunicorn.conf.py` hooks into Gunicorn: settings, lock of the run directory, supervisor, sweeps.
 
-Embedded mode: the arbiter makes a life pipe, keeps its write end (frontends inherit it by fork), and starts the
-supervisor with the read end, in a process session of its own. The supervisor sees EOF exactly when arbiter and
-frontends are all gone.
+1. The arbiter takes the lock of the run directory before it sweeps, writes or starts anything. A second server with the
+   same directory changes nothing and names the first. The kernel drops the lock with the arbiter, `kill -9` included.
+2. Then every address must be free. Frontends of a dead arbiter close their listeners within seconds: the arbiter waits.
+3. Embedded mode: the arbiter makes a life pipe, keeps its write end (frontends inherit it by fork), and starts the
+   supervisor with the read end, in a process session of its own. The supervisor sees EOF exactly when arbiter and
+   frontends are all gone.
 """
 
 from __future__ import annotations
@@ -11,20 +14,22 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from typing import Any
 
-from frontend.arbiter import announce, configuration, owning
+from frontend.arbiter import configuration
 from frontend.grpc import port
 from frontend.grpc.port import SUCCESSION
 from frontend.http import listeners
 from frontend.server.state import ServerLimits
 from frontend.server.worker import PenstockWorker
 from ipc import logs
-from ipc.addresses import port_of
+from ipc.addresses import ensure_free, port_of
 from ipc.errors import ConfigError
 from ipc.processes import starting as processes
 from ipc.processes import sweep
-from ipc.processes.liveness import life_pipe
+from ipc.processes.liveness import SlotLock, SlotTaken, is_held, life_pipe
+from ipc.processes.paths import SERVER, prepare_run_dir
 from ipc.settings import Settings
 from ipc.version import VERSION
 
@@ -34,7 +39,7 @@ EXIT_CONFIG = 3
 
 
 def read_settings() -> Settings:
-    """Checked settings; at the start a mistake in them ends the process with code 3 and one line."""
+    """Checked settings. At the start a mistake ends the process with code 3 and one line."""
     try:
         found = configuration.accept().settings
     except ConfigError as error:
@@ -73,10 +78,10 @@ def worker_class(config: Settings) -> Any:
 
 
 def on_starting(server: Any) -> None:
-    """Before listeners and forks: the run directory is ours, addresses are free; then sweep, supervisor."""
+    """Before listeners and forks: lock the run directory, see that addresses are free, sweep, start the supervisor."""
     config = configuration.current().settings
     try:
-        server.penstock_lock = owning.take(config)
+        server.penstock_lock = take_run_directory(config)
         if config.grpc.enabled:
             server.penstock_grpc_port = port.reserve(config.grpc)
     except ConfigError as error:
@@ -85,7 +90,6 @@ def on_starting(server: Any) -> None:
     log.info("Penstock %s starts in %s", VERSION, config.paths.root)
     for name in sweep.sweep(config.paths):
         log.info("removed %s, left by an earlier run", name)
-    announce.forget(config.paths)
     try:
         sweep.forget(config.paths)
     except OSError as error:
@@ -110,17 +114,17 @@ def on_starting(server: Any) -> None:
 
 
 def when_ready(server: Any) -> None:
-    """The arbiter listens; frontends and workers are still to come."""
+    """The arbiter listens; frontends and workers have not started yet."""
     log.info("listening on %s", ", ".join(listeners.binds(configuration.current().settings)))
 
 
 def pre_fork(server: Any, worker: Any) -> None:
-    """Before a frontend starts. Gunicorn has named this process anew at its start and at each reload."""
+    """Before a frontend starts. Gunicorn has changed the title of this process, at its start and at each reload."""
     processes.title("arbiter")
 
 
 def post_fork(server: Any, worker: Any) -> None:
-    """In a new frontend: the lock of the run directory stays with the arbiter, whose death must set it free."""
+    """In a new frontend: drop the inherited lock of the run directory, since the arbiter's death must free the lock."""
     server.penstock_lock.release()
     logs.configure(configuration.current().settings.log, "frontend", forks=True)
 
@@ -137,3 +141,52 @@ def on_exit(server: Any) -> None:
     write = getattr(server, "penstock_life_pipe", -1)
     if write >= 0:
         os.close(write)
+
+
+_LOOK_EVERY_S = 0.1
+
+
+def take_run_directory(config: Settings) -> SlotLock:
+    """Lock the run directory of this server. Raises `ConfigError` if a server runs there or an address is taken."""
+    paths = config.paths
+    prepare_run_dir(paths)
+    try:
+        lock = SlotLock(paths.lock(SERVER))
+    except SlotTaken as error:
+        raise ConfigError(
+            f"a server runs with these settings: {error.message} in {paths.root}; nothing was changed. "
+            "Stop that one first, or choose another server.bind, and another run.dir if that is set"
+        ) from None
+    until = time.monotonic() + config.server.graceful_timeout_s
+    while True:
+        try:
+            return _addresses_free(config, lock)
+        except ConfigError:
+            if not _has_old_frontends(config) or time.monotonic() > until:
+                lock.release()
+                raise
+            time.sleep(_LOOK_EVERY_S)
+
+
+def require_free_addresses(config: Settings) -> None:
+    """Raise `ConfigError` for an address of another program, for checks of the command line that take nothing.
+
+    A running server with these settings may have the address.
+    """
+    if not is_held(config.paths.lock(SERVER)):
+        for bind, setting in listeners.binds(config).items():
+            ensure_free(bind, setting)
+
+
+def _addresses_free(config: Settings, lock: SlotLock) -> SlotLock:
+    # NOTE: systemd's socket units listen already; Gunicorn takes those sockets in place of server.bind.
+    activated = os.environ.get("LISTEN_PID") == str(os.getpid())
+    for bind, setting in listeners.binds(config).items():
+        if not (activated and setting.startswith("server.")):
+            ensure_free(bind, setting)
+    return lock
+
+
+def _has_old_frontends(config: Settings) -> bool:
+    """Whether frontends of a dead arbiter live: this process holds the arbiter's lock, so their arbiter is dead."""
+    return any(is_held(path) for path in config.paths.root.glob("frontend-*.lock"))

@@ -1,4 +1,4 @@
-"""The one start-up block: where the server is, what it serves on what, its limits, and what is off."""
+"""The block that a server prints once it is ready: addresses, models, devices, limits, and what is off."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import json
 import logging
 import os
 import sys
-from pathlib import Path
 
 from frontend.services import Services
 from ipc import addresses, logs
-from ipc.processes.paths import RunPaths
 from ipc.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -27,9 +25,9 @@ def summary(services: Services) -> str:
 
 
 def started(services: Services) -> None:
-    """Print the block, once in the life of a server: the first ready frontend does. In JSON logs it is one line."""
+    """Print the block, as the first ready frontend of a server. In JSON logs the block is one line."""
     try:
-        os.close(os.open(_marker(services.settings.paths), os.O_CREAT | os.O_EXCL, 0o600))
+        os.close(os.open(services.settings.paths.announced(), os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
         return
     text = block(services)
@@ -37,15 +35,6 @@ def started(services: Services) -> None:
         logs.write(text)
     else:
         log.info("; ".join(" ".join(line.split()) for line in text.splitlines()))
-
-
-def forget(paths: RunPaths) -> None:
-    """A server starts: its block has not been printed, whatever an earlier one did."""
-    _marker(paths).unlink(missing_ok=True)
-
-
-def _marker(paths: RunPaths) -> Path:
-    return paths.root / "announced"
 
 
 def block(services: Services) -> str:
@@ -78,7 +67,7 @@ def block(services: Services) -> str:
 
 
 def _url(bind: str) -> str:
-    """What curl takes to reach the address: a URL, behind an option for a Unix socket."""
+    """Arguments of curl that reach the address: a URL, after an option for a Unix socket."""
     if path := addresses.unix_path(bind):
         return f"--unix-socket {path} http://localhost"
     host, _, port = bind.rpartition(":")
@@ -86,7 +75,7 @@ def _url(bind: str) -> str:
 
 
 def _models(services: Services) -> list[str]:
-    """A line for each model that was loaded at the start, or should have been, and one for all others."""
+    """A line for each model that the start loaded or failed to load, and one line for all others."""
     statuses = [services.directory.status(name) for name in services.catalog]
     told = [status for status in statuses if status.state != "available"]
     lines = []
@@ -100,7 +89,7 @@ def _models(services: Services) -> list[str]:
 
 
 def _example(services: Services, url: str) -> list[str]:
-    """A request to paste, for the first loaded model that it suits."""
+    """A request to paste, for the first loaded model that encodes text."""
     for name, entry in services.catalog.items():
         if (
             services.directory.status(name).state == "loaded"
