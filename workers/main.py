@@ -104,9 +104,10 @@ def _serve(config: settings.Settings, slot: int, life_fd: int) -> None:
     # usual 5 ms every answer would wait until that thread rests.
     sys.setswitchinterval(SWITCH_S)
     # Imported here: torch takes a second, and a wrong configuration should be told before that.
-    from workers.adapters.shared import images
-    from workers.device import devices
-    from workers.runtime import Runtime
+    with processes.importing():
+        from workers.adapters.shared import images
+        from workers.device import devices
+        from workers.runtime import Runtime
 
     # PERF: modules are never garbage, but every full collection, as after an unload, would look at all that torch has
     # made: 60 ms in which no other thread runs.

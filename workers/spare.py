@@ -46,8 +46,9 @@ def wait_for_slot(life_fd: int) -> int | None:
     """Import the libraries, then wait for a slot; None when the supervisor has died before it gave one."""
     processes.title(TITLE)
     prepare_libraries()
-    for module in PRELOADED:
-        importlib.import_module(module)
+    with processes.importing():
+        for module in PRELOADED:
+            importlib.import_module(module)
     line = b""
     while not line.endswith(b"\n"):
         more = os.read(life_fd, _READ_NBYTES)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +31,19 @@ def test_every_built_in_family_resolves_and_bears_its_name() -> None:
 
 def test_a_dotted_path_resolves() -> None:
     assert resolve("workers.adapters.dense:DenseAdapter") is DenseAdapter
+
+
+def test_the_garbage_collector_rests_while_a_family_is_imported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "family_of_this_test.py").write_text(
+        "import gc\n\n\nclass Seen:\n    collects = gc.isenabled()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert registry._import_path("family_of_this_test:Seen").collects is False
+    with pytest.raises(UnknownAdapterError):
+        registry._import_path("family_of_this_test.no_such_module:Seen")
+    assert gc.isenabled()
 
 
 def test_an_entry_point_resolves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ipc.catalog.entries import ADAPTER_FILE
+from ipc.processes import starting as processes
 
 if TYPE_CHECKING:
     from workers.adapters.base import Adapter
@@ -101,7 +102,9 @@ def _import_path(path: str) -> Any:
     """Import "package.module:Class"."""
     module_name, _, class_name = path.partition(":")
     try:
-        return getattr(importlib.import_module(module_name), class_name)
+        with processes.importing():
+            module = importlib.import_module(module_name)
+        return getattr(module, class_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
             raise UnknownAdapterError(f"unknown adapter {path!r}: no module named {error.name}") from error
