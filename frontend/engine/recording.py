@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipc.errors import InputRefused, WorkerCrashed
 from ipc.metrics.families import UNKNOWN
@@ -27,22 +27,30 @@ _SIE_PHASES = {"total": "total", "queue": "queue", "tokenize": "tokenize", "devi
 
 
 class _InFlight:
-    """Counts one request as being served for as long as it is entered, and its input if that crashes workers."""
+    """Counts a request as being served while the request is within, and an input that crashes workers.
+
+    One context serves all requests of a model and lane: the context keeps nothing of a request.
+    """
 
     __slots__ = ("_gauges", "_recorder")
 
-    def __init__(self, recorder: Recorder, gauges: tuple[Amount, ...]) -> None:
+    def __init__(self, recorder: Recorder, gauges: Amount) -> None:
         self._recorder, self._gauges = recorder, gauges
 
     def __enter__(self) -> None:
-        for gauge in self._gauges:
-            gauge.inc()
+        self._gauges.inc()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for gauge in self._gauges:
-            gauge.inc(-1)
+        self._gauges.inc(-1)
         if kind is not None and issubclass(kind, WorkerCrashed):
             self._recorder.poisoned("refused" if issubclass(kind, InputRefused) else "crashed")
+
+
+class _Ended(NamedTuple):
+    """The families of requests that ended alike: the counters, and the histograms of each phase once it was timed."""
+
+    counters: Amount
+    phases: dict[str, tuple[Observations, ...]]
 
 
 class Recorder:
@@ -51,7 +59,6 @@ class Recorder:
     def __init__(self, metrics: FrontendMetrics, models: Container[str]) -> None:
         self._metrics, self._models, self._tally = metrics, models, metrics.tally
         self._outcomes = lru_cache(maxsize=4096)(self._outcome)
-        self._phases = lru_cache(maxsize=4096)(self._phase)
         self._gauges = lru_cache(maxsize=4096)(self._serving)
         self._amounts = lru_cache(maxsize=4096)(self._amount)
 
@@ -61,17 +68,15 @@ class Recorder:
     def _child(self, family: str, *labels: str) -> Any:
         return getattr(self._metrics, family).labels(*labels)
 
-    def _outcome(
-        self, protocol: str, operation: str, model: str, status: str, code: str
-    ) -> tuple[Amount, ...]:
+    def _outcome(self, protocol: str, operation: str, model: str, status: str, code: str) -> _Ended:
         """What one more request counts into."""
-        found = [self._amount("requests", protocol, operation, model, status)]
+        found = [self._child("requests", protocol, operation, model, status)]
         if protocol == "sie":
             outcome = "queue_full" if code == "QUEUE_FULL" else "error" if code else "success"
-            found.append(self._amount("sie_requests", model, operation, outcome))
+            found.append(self._child("sie_requests", model, operation, outcome))
         if code in _REJECTIONS:
-            found.append(self._amount("rejected", model, _REJECTIONS[code]))
-        return tuple(found)
+            found.append(self._child("rejected", model, _REJECTIONS[code]))
+        return _Ended(self._tally.amount(*found), {})
 
     def _phase(
         self, protocol: str, operation: str, model: str, phase: str, outcome: str
@@ -82,8 +87,9 @@ class Recorder:
             children.append(self._child("sie_duration", model, operation, _SIE_PHASES[phase]))
         return tuple(map(self._tally.observations, children))
 
-    def _serving(self, model: str, lane: str) -> tuple[Amount, ...]:
-        return self._amount("in_flight", model, lane), self._amount("sie_active", model)
+    def _serving(self, model: str, lane: str) -> _InFlight:
+        gauges = self._child("in_flight", model, lane), self._child("sie_active", model)
+        return _InFlight(self, self._tally.amount(*gauges))
 
     def model_label(self, model: str) -> str:
         """The model's name if the catalog has it, so that clients cannot invent label values."""
@@ -94,13 +100,16 @@ class Recorder:
     ) -> None:
         """One request ended with HTTP `status` and error `code` (empty for success); `phases` are milliseconds."""
         model = self.model_label(model)
-        for counter in self._outcomes(protocol, operation, model, status, code):
-            counter.inc()
-        outcome = "error" if code or status >= "400" else "ok"
+        ended = self._outcomes(protocol, operation, model, status, code)
+        ended.counters.inc()
         for phase, milliseconds in phases.items():
             if milliseconds <= 0:
                 continue
-            for histogram in self._phases(protocol, operation, model, phase, outcome):
+            histograms = ended.phases.get(phase)
+            if histograms is None:
+                outcome = "error" if code or status >= "400" else "ok"
+                histograms = ended.phases[phase] = self._phase(protocol, operation, model, phase, outcome)
+            for histogram in histograms:
                 histogram.observe(milliseconds / 1000)
 
     def called(self, key: str, code: str) -> None:
@@ -117,7 +126,7 @@ class Recorder:
 
     def in_flight(self, model: str, lane: str) -> _InFlight:
         """One more request is being served meanwhile; its label stays though the model may leave the catalog."""
-        return _InFlight(self, self._gauges(self.model_label(model), lane))
+        return self._gauges(self.model_label(model), lane)
 
     def flush(self) -> None:
         """Write what was counted now, for somebody who is about to read the metric files."""

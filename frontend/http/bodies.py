@@ -22,6 +22,8 @@ from ipc.settings import Limits
 
 SMALL_NBYTES = 64 << 10
 """Bodies up to this size are counted but never refused for lack of room."""
+BODY_KEY = "penstock.body"
+"""Where Penstock's own server puts a body into the ASGI scope that came with its head and is small."""
 LARGE_NBYTES = 4 << 20
 TRIM_AFTER_S = 0.2
 
@@ -51,6 +53,14 @@ class BodyReader:
                 "too many request bytes are being received or worked on (limits.max_buffered_bytes)",
                 retry_after_s=1,
             )
+
+    def at_hand(self, req: Request) -> bytes | None:
+        """The whole of a small body that came with its head; None for any other, which `hold` reads.
+
+        Whoever takes the body counts it in `held_nbytes` while the request lasts.
+        """
+        body: bytes | None = req.scope.get(BODY_KEY)
+        return None if body is None or len(body) > self.limits.max_body_bytes else body
 
     def trim_soon(self) -> None:
         """Give what the C library keeps of large bodies back to the system, once their requests are forgotten."""

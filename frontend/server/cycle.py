@@ -15,9 +15,10 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from uvicorn._types import ASGI3Application, ASGISendEvent, HTTPResponseBodyEvent
+from uvicorn._types import ASGI3Application, ASGIReceiveEvent, ASGISendEvent, HTTPResponseBodyEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from frontend.http.bodies import BODY_KEY, SMALL_NBYTES
 from frontend.http.disconnect import CALLBACK_KEY, note_disconnect
 from frontend.server.drain import Drain
 from ipc.errors import LeaseRevoked
@@ -93,6 +94,7 @@ class Cycle(RequestResponseCycle):
             on_response=self._complete,
         )
         self._protocol, self._drain, self._linger = protocol, drain, linger
+        self._received = False
         protocol.scope[CALLBACK_KEY] = None  # type: ignore[literal-required]
 
     async def run_asgi(self, app: ASGI3Application) -> None:
@@ -124,6 +126,18 @@ class Cycle(RequestResponseCycle):
         elif message["type"] == "http.response.body" and len(message.get("body", b"")) > SLICE_BYTES:
             return self._send_sliced(message["body"], message.get("more_body", False))
         return super().send(message)
+
+    async def receive(self) -> ASGIReceiveEvent:
+        """The next event. A body that is small and has arrived whole is put into the scope as well."""
+        first, self._received = not self._received, True
+        if not first or self.more_body or self.disconnected or len(self.body) > SMALL_NBYTES:
+            return await super().receive()
+        body = bytes(self.body)
+        self.scope[BODY_KEY] = body  # type: ignore[literal-required]
+        self.waiting_for_100_continue = False
+        self.body = bytearray()
+        self.message_event.clear()
+        return {"type": "http.request", "body": body, "more_body": False}
 
     def _settle_connection(self) -> None:
         if self.more_body:

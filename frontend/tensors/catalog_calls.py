@@ -43,7 +43,7 @@ class CatalogCalls:
         planned = plan(model, checked.request, self._catalog, settings.limits)
         await check_all(planned.images, settings.limits)
         cost = cost_of(planned.call, model.status, settings.limits)
-        work = plan_work(scope, settings, model.id, planned.call, cost, lane=checked.lane)
+        work = plan_work(scope, settings, model.id, planned.call, cost, lane=checked.request.lane)
         answer = await self._engine.run(scope, work)
         return answer, partial(outputs, planned, answer)
 

@@ -26,8 +26,6 @@ MOST_DIMS = 64
 """Dimensions of one input; no model has as many."""
 _MOST_NAMED = 8
 """Names of unexpected inputs that an error shows."""
-_FIRST = 1
-"""The priority that goes before all others; 0 leaves the choice to the cost."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -38,12 +36,6 @@ class CheckedRequest:
     model: TensorModel
     request: TensorRequest
     rows: int
-
-    @property
-    def lane(self) -> str:
-        """The lane by the request's priority; "": by its cost."""
-        priority = self.request.priority
-        return "" if not priority else "interactive" if priority == _FIRST else "bulk"
 
 
 def check(model: TensorModel, request: TensorRequest) -> int:

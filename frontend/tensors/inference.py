@@ -4,6 +4,7 @@
 2. `run` checks the request against the model's configuration and runs the call of its kind: `program_calls` for
    programs of named tensors, `catalog_calls` for catalog models.
 3. The outputs are read, and ranked where classes are wanted. What the statistics count is noted in the scope.
+4. `keep_plan` keeps the plan of a plain request by its head, and `run_plan` runs the plan for the next equal head.
 
 A protocol parses into a `TensorRequest` and renders the `TensorResult` while its answer is open:
 
@@ -15,18 +16,21 @@ A protocol parses into a `TensorRequest` and renders the `TensorResult` while it
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import AsyncGenerator
+from typing import Any
 
 from frontend.engine.answer import Answer
 from frontend.engine.interface import Engine
+from frontend.engine.planning import plan as plan_work
 from frontend.engine.scope import InferenceRecord, RequestScope
+from frontend.tensors import head_plans
 from frontend.tensors.catalog_calls import CatalogCalls
 from frontend.tensors.checking import CheckedRequest, check
 from frontend.tensors.classification import classify
+from frontend.tensors.head_plans import HeadPlan
 from frontend.tensors.models import TensorModel, TensorModels
-from frontend.tensors.program_calls import ProgramCalls
+from frontend.tensors.program_calls import ProgramCalls, outputs_of, regions_of
 from frontend.tensors.regions import ClientRegions
 from frontend.tensors.request import TensorRequest, TimeoutExpired, UnavailableModel
 from frontend.tensors.result import OutputTensor, TensorResult
@@ -54,7 +58,7 @@ class TensorInference:
         settings: Settings,
     ) -> None:
         """`memory` is where large inputs go; bodies are received into it before their requests are run."""
-        self._models, self.inputs = models, memory
+        self._engine, self._models, self.inputs, self._settings = engine, models, memory, settings
         self._programs = ProgramCalls(engine, memory, regions, settings)
         self._catalog = CatalogCalls(engine, models.directory.catalog, settings)
 
@@ -66,12 +70,12 @@ class TensorInference:
 
     def look(self, scope: RequestScope, name: str, version: int | None) -> TensorModel | None:
         """The model if it is loaded; None for one to be waited for, or refused, by `find`. The request has begun."""
-        with contextlib.suppress(PenstockError):
+        try:
             model = self._models.find(name, version)
-            _note_model(scope, model)
-            if model.is_loaded:
-                return model
-        return None
+        except PenstockError:
+            return None
+        _note_model(scope, model)
+        return model if model.is_loaded else None
 
     async def find(
         self, scope: RequestScope, name: str, version: int | None, timeout_us: int = 0
@@ -120,7 +124,7 @@ class TensorInference:
         try:
             answer, read = await calls.run(checked)
         except (ModelLoadFailed, DependencyConflict, ModelNotFound) as error:
-            raise self._unavailable(request, error) from error
+            raise self._unavailable(request.model, request.version, error) from error
         try:
             result = await _result(checked, answer, read())
         except BaseException:
@@ -128,6 +132,32 @@ class TensorInference:
             raise
         _note_answer(scope, answer)
         return result
+
+    def keep_plan(self, model: TensorModel, head: bytes | str, request: TensorRequest, wanted: Any) -> None:
+        """Keep the plan of a request that was run, for requests with the same head; `wanted` is the protocol's own."""
+        head_plans.keep(model, head, request, check(model, request), wanted)
+
+    async def run_plan(
+        self, scope: RequestScope, model: TensorModel, plan: HeadPlan, data: memoryview
+    ) -> TensorResult:
+        """The result of a kept plan over the bytes behind the head, `plan.nbytes` of them. Raises as `run`.
+
+        The model was found in this turn of the event loop.
+        """
+        if scope.inference is not None:
+            scope.inference.rows = plan.call.rows
+        work = plan_work(scope, self._settings, model.id, plan.call, plan.cost, lane=plan.lane)
+        try:
+            answer = await self._engine.run(scope, work, plan.payload(data))
+        except (ModelLoadFailed, DependencyConflict, ModelNotFound) as error:
+            raise self._unavailable(model.name, plan.version, error) from error
+        try:
+            outputs = outputs_of(answer)
+        except BaseException:
+            answer.release()
+            raise
+        _note_answer(scope, answer)
+        return TensorResult(model.name, model.version, outputs, answer, plan.call.rows, model.config.batches)
 
     async def stream(
         self, scope: RequestScope, model: TensorModel, request: TensorRequest
@@ -140,13 +170,14 @@ class TensorInference:
         _limit_waiting(scope, request.timeout_us)
         checked = _checked(scope, self._current(scope, model, request), request)
         try:
+            in_regions = regions_of(request)
             async with self._programs.stream(checked) as parts:
                 async for answer in parts:
-                    yield await _result(checked, answer, self._programs.outputs(checked, answer))
+                    yield await _result(checked, answer, outputs_of(answer, in_regions))
                 assert parts.result is not None
                 _note_answer(scope, parts.result)
         except (ModelLoadFailed, DependencyConflict, ModelNotFound) as error:
-            raise self._unavailable(request, error) from error
+            raise self._unavailable(request.model, request.version, error) from error
         except DeadlineExceeded as error:
             raise _told(scope, error) from error
 
@@ -154,11 +185,11 @@ class TensorInference:
         """The model as it is now: while the body arrived, it may have got another configuration or version."""
         return self.look(scope, request.model, request.version) or model
 
-    def _unavailable(self, request: TensorRequest, error: PenstockError) -> UnavailableModel:
+    def _unavailable(self, name: str, version: int | None, error: PenstockError) -> UnavailableModel:
         """Why the model that was found cannot answer any more, under the name that the client uses."""
         if isinstance(error, ModelNotFound):
-            return self._models.gone(request.model, request.version)
-        return UnavailableModel(request.model, request.version, "failed", error.message)
+            return self._models.gone(name, version)
+        return UnavailableModel(name, version, "failed", error.message)
 
 
 def _note_model(scope: RequestScope, model: TensorModel) -> None:

@@ -21,8 +21,8 @@ Score and extract models do not batch: their inputs have lengths of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 from frontend.engine.interface import Directory
 from frontend.tensors.request import UnavailableModel
@@ -154,7 +154,8 @@ class TensorModel:
 
     `name` is the name in the request, `model` the full name, `id` the catalog entry. `kind` says what a request
     becomes: the call of a program of named tensors (`infer`), or one of the catalog's own operations. `required` is the
-    number of inputs that every request must have.
+    number of inputs that every request must have. `plans` are kept by the head of a request
+    (`frontend.tensors.head_plans`).
     """
 
     name: str
@@ -170,6 +171,7 @@ class TensorModel:
     input_names: list[str]
     every_output: list[TensorOutput]
     required: int
+    plans: dict[bytes | str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def is_loaded(self) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from typing import TypeVar
@@ -235,6 +235,28 @@ async def _copy(data: bytes | memoryview, place: memoryview) -> None:
             await asyncio.sleep(0)
 
 
+def outputs_of(answer: Answer, in_regions: Collection[str] = ()) -> list[OutputTensor]:
+    """The outputs of an answer in the order in which they are wanted, as views of the answer's memory.
+
+    Outputs `in_regions` were written to regions of the client and have no bytes here.
+    """
+    return [
+        OutputTensor(
+            info.name,
+            info.datatype,
+            info.shape,
+            None if info.name in in_regions else answer.raw(info.name),
+            info.nbytes,
+        )
+        for info in answer.infos
+    ]
+
+
+def regions_of(request: TensorRequest) -> set[str]:
+    """The names of the outputs that are wanted in regions of the client."""
+    return {wanted.name for wanted in request.outputs or () if wanted.region is not None}
+
+
 class ProgramCalls:
     """Runs requests to programs; `uploads` keeps the inputs of one sequence in order."""
 
@@ -263,9 +285,9 @@ class ProgramCalls:
             place = None if step is None else Step(step.id, step.start, step.end)
             call = self._call(checked, upload.starts, place)
             cost = ROW_COST * checked.rows
-            work = plan(scope, self._settings, model.id, call, cost, lane=checked.lane)
+            work = plan(scope, self._settings, model.id, call, cost, lane=request.lane)
             answer = await self._engine.run(scope, work, upload.payload)
-            return answer, partial(self.outputs, checked, answer)
+            return answer, partial(outputs_of, answer, regions_of(request))
 
     @asynccontextmanager
     async def stream(self, checked: CheckedRequest) -> AsyncIterator[AnswerStream]:
@@ -275,26 +297,11 @@ class ProgramCalls:
             await upload.place()
             call = self._call(checked, upload.starts, None)
             cost = ROW_COST * checked.rows
-            work = plan(scope, self._settings, model.id, call, cost, lane=checked.lane, streams=True)
+            work = plan(scope, self._settings, model.id, call, cost, lane=request.lane, streams=True)
             async with self._engine.stream(scope, work, upload.payload) as parts:
                 # NOTE: a client may go on reading long after the work is done.
                 parts.when_answered(upload.release)
                 yield parts
-
-    @staticmethod
-    def outputs(checked: CheckedRequest, answer: Answer) -> list[OutputTensor]:
-        """The outputs in the order in which they are wanted, as views of the answer's memory."""
-        regions = {wanted.name for wanted in checked.request.outputs or () if wanted.region is not None}
-        return [
-            OutputTensor(
-                info.name,
-                info.datatype,
-                info.shape,
-                None if info.name in regions else answer.raw(info.name),
-                info.nbytes,
-            )
-            for info in answer.infos
-        ]
 
     def _used(self, request: TensorRequest) -> AbstractContextManager[None]:
         """The clients' regions that the request uses stay listed until it has ended."""

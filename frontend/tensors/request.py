@@ -13,6 +13,8 @@ from ipc.errors import DeadlineExceeded, ModelNotFound
 from ipc.memory.input_arena import InputBlock
 
 Parameter = bool | int | float | str
+_FIRST = 1
+"""The priority that goes before all others."""
 
 
 @dataclass(slots=True)
@@ -101,6 +103,11 @@ class TensorRequest:
     priority: int = 0
     timeout_us: int = 0
     block: InputBlock | None = None
+
+    @property
+    def lane(self) -> str:
+        """The lane by the priority; "": by the cost."""
+        return "" if not self.priority else "interactive" if self.priority == _FIRST else "bulk"
 
 
 Reason = Literal["model", "version", "unloaded", "failed"]

@@ -230,6 +230,10 @@ class Catalog(Mapping[str, ModelEntry]):
     def __getitem__(self, name: str) -> ModelEntry:
         return self._entries[name]
 
+    def __contains__(self, name: object) -> bool:
+        # PERF: asked for every request; that of `Mapping` looks the entry up and catches a KeyError.
+        return name in self._entries
+
     def __iter__(self) -> Any:
         return iter(self._entries)
 

@@ -47,7 +47,7 @@ MAX_ELEMENTS = 1 << 62
 
 def elements(shape: Sequence[int]) -> int:
     """Number of elements of a shape; 1 for `[]`. Raises `ValueError` for a negative dim and for a product over 2^62."""
-    if any(dim < 0 for dim in shape):
+    if min(shape, default=0) < 0:
         raise ValueError(f"shape {list(shape)} has a negative dimension")
     count = math.prod(shape)
     if count > MAX_ELEMENTS:

@@ -16,8 +16,9 @@ from ipc.wire.messages import TensorRef
 
 ALIGNMENT = 64
 MAX_DIMS = 8
-DTYPES = frozenset(
-    (
+ELEMENT_NBYTES = {
+    name: np.dtype(name).itemsize
+    for name in (
         "bool",
         "int8",
         "int16",
@@ -31,7 +32,7 @@ DTYPES = frozenset(
         "float32",
         "float64",
     )
-)
+}
 
 
 def layout(parts: Iterable[tuple[str, str, Sequence[int]]]) -> tuple[list[TensorRef], int]:
@@ -47,11 +48,12 @@ def layout(parts: Iterable[tuple[str, str, Sequence[int]]]) -> tuple[list[Tensor
 
 def nbytes_of(dtype: str, shape: Sequence[int]) -> int:
     """Bytes of a C-contiguous tensor. Raises `ProtocolError` for an unknown dtype or an impossible shape."""
-    if dtype not in DTYPES:
+    element_nbytes = ELEMENT_NBYTES.get(dtype)
+    if element_nbytes is None:
         raise ProtocolError(f"dtype {dtype!r} is not a tensor dtype")
-    if len(shape) > MAX_DIMS or any(dim < 0 for dim in shape):
+    if len(shape) > MAX_DIMS or min(shape, default=0) < 0:
         raise ProtocolError(f"shape {list(shape)} is not a tensor shape")
-    return math.prod(shape) * np.dtype(dtype).itemsize
+    return math.prod(shape) * element_nbytes
 
 
 def raw(buffer: memoryview, ref: TensorRef) -> memoryview:

@@ -27,9 +27,9 @@ class Tally:
         """Write on turns of `loop` from now on."""
         self._loop = loop
 
-    def amount(self, child: Any) -> Amount:
-        """The counter or gauge `child` of prometheus_client, to be counted with."""
-        return Amount(self, child)
+    def amount(self, *children: Any) -> Amount:
+        """Counters or gauges of prometheus_client that always change together, to be counted with."""
+        return Amount(self, children)
 
     def observations(self, child: Any) -> Observations:
         """The histogram `child` of prometheus_client, to be observed with."""
@@ -51,12 +51,12 @@ class Tally:
 
 
 class Amount:
-    """A counter or gauge."""
+    """Counters or gauges that change together."""
 
-    __slots__ = ("_child", "_noted", "_tally", "_waiting")
+    __slots__ = ("_children", "_noted", "_tally", "_waiting")
 
-    def __init__(self, tally: Tally, child: Any) -> None:
-        self._tally, self._child = tally, child
+    def __init__(self, tally: Tally, children: tuple[Any, ...]) -> None:
+        self._tally, self._children = tally, children
         self._waiting, self._noted = 0.0, False
 
     def inc(self, amount: float = 1.0) -> None:
@@ -70,7 +70,8 @@ class Amount:
         """Hand over the amounts that wait."""
         waiting, self._waiting, self._noted = self._waiting, 0.0, False
         if waiting:
-            self._child.inc(waiting)
+            for child in self._children:
+                child.inc(waiting)
 
 
 class Observations:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -72,20 +73,27 @@ def test_what_a_device_had_begun_may_wait_again_after_the_loss_of_its_worker(
 ) -> None:
     sent: list[tuple[int, int]] = []
 
-    def choose(client: Client, attempts: Attempts) -> Channel:
-        return cast(Channel, type("Place", (), {"slot": 0}))
+    class Place:
+        """A worker that dies on the first request."""
 
-    async def send(channel: Channel, attempts: Attempts) -> str:
-        made = attempts.work
-        sent.append((made.start_by_ns, made.waits_until_ns))
-        if len(sent) == 1:
-            raise WorkerLost("died", suspect=suspect)
-        return "done"
+        slot = 0
+
+        def submit(self, work: Work, payload: Any, *, solo: bool) -> tuple[int, asyncio.Future[Any]]:
+            sent.append((work.start_by_ns, work.waits_until_ns))
+            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            if len(sent) == 1:
+                future.set_exception(WorkerLost("died", suspect=suspect))
+            else:
+                future.set_result(SimpleNamespace(answer=lambda channel: "done"))
+            return len(sent), future
+
+    def choose(client: Client, attempts: Attempts) -> Channel:
+        return cast(Channel, Place())
 
     async def work(client: Client) -> None:
         made = request(1800)
         both = made.start_by_ns, made.start_by_ns
-        answer: Any = await client._run(made, None, send)
+        answer: Any = await client.call(made)
         assert answer == "done"
         assert sent == [both, (0, made.deadline_ns) if suspect else both]
 
@@ -136,10 +144,6 @@ def test_a_sequence_waits_for_its_own_worker_and_asks_no_other(tmp_path: Path) -
     """A silent worker, then one that this new frontend has yet to join, then one that has the model to load."""
     asked: list[int] = []
 
-    async def send(to: Any, attempts: Attempts) -> str:
-        asked.append(to.slot)
-        return "done"
-
     async def work(client: Client) -> None:
         client.workers.is_open = lambda slot: True  # type: ignore[method-assign]
         loaded, other = ModelStatus("m", "loaded"), ModelStatus("m", "available")
@@ -151,7 +155,9 @@ def test_a_sequence_waits_for_its_own_worker_and_asks_no_other(tmp_path: Path) -
             (channel(slot, other), {"models": {"m": loaded}}),
         ):
             client.channels[:] = sorted((stranger, home), key=lambda each: each.slot)
-            answering = asyncio.ensure_future(client._run(step(), None, send))
+            for each in client.channels:
+                answer_at(each, asked)
+            answering = asyncio.ensure_future(client.call(step()))
             for _ in range(10):
                 await asyncio.sleep(0)
             assert not answering.done() and not asked
@@ -160,7 +166,7 @@ def test_a_sequence_waits_for_its_own_worker_and_asks_no_other(tmp_path: Path) -
             for name, value in joins.items():
                 setattr(home, name, value)
             client.workers.changed()
-            assert await answering == "done" and asked == [slot]
+            assert cast(Any, await answering) == "done" and asked == [slot]
             asked.clear()
 
     asyncio.run(with_client(tmp_path, work, worker__count="2"))
@@ -184,18 +190,31 @@ def test_a_worker_is_there_for_frontends_once_a_process_holds_the_slot_and_has_a
 def test_a_sequence_that_its_worker_does_not_know_is_looked_for_nowhere_else(tmp_path: Path) -> None:
     asked: list[int] = []
 
-    async def send(to: Any, attempts: Attempts) -> str:
-        asked.append(to.slot)
-        raise SequenceUnknown("sequence 5 is not known")
-
     async def work(client: Client) -> None:
         loaded = ModelStatus("m", "loaded")
         client.channels.extend((channel(0, loaded), channel(1, loaded)))
+        for each in client.channels:
+            answer_at(each, asked, SequenceUnknown("sequence 5 is not known"))
         with pytest.raises(SequenceUnknown):
-            await client._run(step(), None, send)
+            await client.call(step())
         assert asked == [routing.home(range(2), "m", 5)]
 
     asyncio.run(with_client(tmp_path, work, worker__count="2"))
+
+
+def answer_at(place: Any, asked: list[int], error: PenstockError | None = None) -> None:
+    """Let a channel note each request in `asked`, and answer "done", or `error`."""
+
+    def submit(work: Work, payload: Any, *, solo: bool) -> tuple[int, asyncio.Future[Any]]:
+        asked.append(place.slot)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if error is None:
+            future.set_result(SimpleNamespace(answer=lambda channel: "done"))
+        else:
+            future.set_exception(error)
+        return len(asked), future
+
+    place.submit = submit
 
 
 def channel(slot: int, *statuses: ModelStatus, **state: Any) -> Any:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection
 
 from frontend.engine.answer import Answer, CopyBudget
 from frontend.engine.interface import Payload
@@ -22,7 +21,8 @@ from frontend.engine.local.demand import Demand
 from frontend.engine.local.part_stream import PartStream
 from frontend.engine.local.poison import PoisonList
 from frontend.engine.local.retry import Attempts, Retries
-from frontend.engine.local.workers import TICK_S, Workers
+from frontend.engine.local.workers import PASSING, TICK_S, Workers
+from ipc import deadline
 from ipc.errors import InvalidInput, PenstockError
 from ipc.memory.input_arena import InputArena
 from ipc.processes.paths import RunPaths
@@ -31,9 +31,6 @@ from ipc.store.store import Store
 from ipc.wire.messages import Work
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-Send = Callable[[Channel, Attempts], Awaitable[T]]
 
 POISON_EVERY_TICKS = 10
 # NOTE: free maps of a request may hold what no message can: numbers beyond 64 bits, hundreds of levels.
@@ -111,48 +108,58 @@ class Client:
 
         await self.workers.until(having, deadline_ns, want=lambda: self.demand.want(model))
 
-    def call(self, work: Work, payload: Payload = None) -> Coroutine[Any, Any, Answer]:
+    async def call(self, work: Work, payload: Payload = None) -> Answer:
         """Run one call. Raises a `PenstockError`; cancelling the task cancels the work.
 
         `payload` are the raw tensors of an infer call: bytes, which travel in a message, or a block of `inputs`.
         Neither may change before the call has ended, and the block is still the caller's then.
         """
-        return self._run(work, payload, self._send)
-
-    def stream(self, work: Work, payload: Payload = None) -> Coroutine[Any, Any, PartStream]:
-        """The answer in parts, once the first is there or there is none; closing it ends the work.
-
-        Raises a `PenstockError` as `call` does. What fails from then on ends the iteration with one error.
-        """
-        return self._run(work, payload, self._open)
-
-    async def _run(self, work: Work, payload: Payload, send: Send[T]) -> T:
-        """Send a request until a worker has answered it, or begun to."""
         try:
             attempts = self._retries.begin(work, payload)
             while True:
-                channel = await self._route(attempts)
+                channel = self._channel_now(attempts) or await self._channel_later(attempts)
                 try:
-                    return await send(channel, attempts)
+                    number, future = channel.submit(attempts.work, payload, solo=attempts.solo)
+                    return (await future).answer(channel)
+                except asyncio.CancelledError:
+                    channel.abandon(number, future)
+                    raise
                 except PenstockError as error:
                     if not await self._retries.again(attempts, channel, error):
                         raise
         except _UNSAYABLE as error:
             raise InvalidInput(_BEYOND) from error
 
-    async def _route(self, attempts: Attempts) -> Channel:
-        """A channel, now or after a wait for a restart, a load, or (for a retry) a free credit."""
-        work = attempts.work
+    async def stream(self, work: Work, payload: Payload = None) -> PartStream:
+        """The answer in parts, once the first is there or there is none; closing it ends the work.
 
-        def choose() -> Channel:
+        Raises a `PenstockError` as `call` does. What fails from then on ends the iteration with one error.
+        """
+        try:
+            attempts = self._retries.begin(work, payload)
+            while True:
+                channel = self._channel_now(attempts) or await self._channel_later(attempts)
+                try:
+                    return await self._open(channel, attempts)
+                except PenstockError as error:
+                    if not await self._retries.again(attempts, channel, error):
+                        raise
+        except _UNSAYABLE as error:
+            raise InvalidInput(_BEYOND) from error
+
+    def _channel_now(self, attempts: Attempts) -> Channel | None:
+        """The channel of a worker that takes the request now, None where a wait may bring one. Raises as `_choose`."""
+        deadline.check(attempts.work.waits_until_ns, "before a worker could be found")
+        try:
             return self._choose(attempts)
+        except PASSING:
+            return None
 
-        # PERF: most requests find their worker at once, without a wait being made ready.
-        chosen = self.workers.at_once(choose, work.waits_until_ns)
-        if chosen is not None:
-            return chosen
+    async def _channel_later(self, attempts: Attempts) -> Channel:
+        """A channel after a wait for a restart, a load, or (for a retry) a free credit."""
+        work = attempts.work
         return await self.workers.until(
-            choose,
+            lambda: self._choose(attempts),
             work.waits_until_ns,
             want=lambda: self.demand.want(work.model, self._slot_of(work)),
             patient=bool(attempts.losses),
@@ -175,14 +182,6 @@ class Client:
             return None
         count = self._worker_count
         return routing.sequence_slot(self.channels, work.model, work.step.id, work.caller, count)
-
-    async def _send(self, channel: Channel, attempts: Attempts) -> Answer:
-        number, future = channel.submit(attempts.work, attempts.payload, solo=attempts.solo)
-        try:
-            return (await future).answer(channel)
-        except asyncio.CancelledError:
-            channel.abandon(number, future)
-            raise
 
     async def _open(self, channel: Channel, attempts: Attempts) -> PartStream:
         number, future = channel.submit(attempts.work, attempts.payload, solo=attempts.solo)

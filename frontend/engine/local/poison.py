@@ -82,13 +82,17 @@ class PoisonList:
         elif alone:
             self._judge(name, "poison")
 
+    def __bool__(self) -> bool:
+        """Whether any input is known. Fingerprints need not be taken otherwise."""
+        return bool(self._known)
+
     def is_suspect(self, model: str, call: Call, payload: bytes | memoryview = b"") -> bool:
-        """Whether a worker died on this input. Costs nothing while no input is known."""
-        return bool(self._known) and fingerprint(model, call, payload) in self._known
+        """Whether a worker died on this input."""
+        return fingerprint(model, call, payload) in self._known
 
     def holds(self, model: str, call: Call, payload: bytes | memoryview = b"") -> bool:
-        """Whether this input is poison, and refused. Costs nothing while no input is known."""
-        return bool(self._known) and self._known.get(fingerprint(model, call, payload)) == "poison"
+        """Whether this input is poison, and refused."""
+        return self._known.get(fingerprint(model, call, payload)) == "poison"
 
     def _judge(self, name: str, verdict: Verdict) -> None:
         """The request need not wait for the row: this frontend knows already."""

@@ -128,11 +128,13 @@ class Retries:
 
     def begin(self, work: Work, payload: Payload) -> Attempts:
         """A request came in. Raises `InputRefused` for an input that crashed workers before."""
-        raw = input_arena.bytes_of(payload)
-        if self._poison.holds(work.model, work.call, raw):
-            raise InputRefused("this input crashed worker processes before and is refused for a while")
+        suspect = False
+        if self._poison:
+            raw = input_arena.bytes_of(payload)
+            if self._poison.holds(work.model, work.call, raw):
+                raise InputRefused("this input crashed worker processes before and is refused for a while")
+            suspect = work.step is not None and self._poison.is_suspect(work.model, work.call, raw)
         self._budget.count_request()
-        suspect = work.step is not None and self._poison.is_suspect(work.model, work.call, raw)
         return Attempts(work, payload, suspect=suspect)
 
     async def again(self, attempts: Attempts, channel: Channel, error: PenstockError) -> bool:

@@ -73,7 +73,7 @@ def pick(
     Raises the error of `explain` when no worker has the model, `QueueFull` when all that have it are out of credits.
     """
     able = loaded(channels, work.model, on_demand=on_demand)
-    preferred = [c for c in able if c.slot not in avoid] or able
+    preferred = ([c for c in able if c.slot not in avoid] if avoid else []) or able
     open_ = [c for c in preferred if has_credit(c, work)]
     if not open_:
         raise QueueFull(

@@ -105,15 +105,6 @@ class Workers:
             deadline.check(deadline_ns, "before the workers were done")
             await self.change(deadline.remaining_s(deadline_ns))
 
-    @staticmethod
-    def at_once(attempt: Callable[[], T], deadline_ns: int) -> T | None:
-        """What `attempt` gives now; None where its error may pass. Raises other errors, and `DeadlineExceeded`."""
-        deadline.check(deadline_ns, "before a worker could be found")
-        try:
-            return attempt()
-        except PASSING:
-            return None
-
     async def until(
         self,
         attempt: Callable[[], T],

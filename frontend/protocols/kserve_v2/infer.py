@@ -24,13 +24,16 @@ from frontend.protocols.kserve_v2.infer_bodies import Arrived, Arriving
 from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.protocols.kserve_v2.reading import InferRequest, Target
 from frontend.services import Services
+from frontend.tensors.head_plans import HeadPlan
 from frontend.tensors.models import TensorModel
+from frontend.tensors.request import TensorRequest
 from frontend.tensors.result import TensorResult
 from ipc.errors import PenstockError
 
 LONG_NBYTES = 64 << 10
 """JSON to be parsed, and answers to be packed, above this size are work for a thread."""
 LENGTH_HEADER = "Inference-Header-Content-Length"
+MOST_DIGITS = 18
 
 
 class InferResource(InferenceRoute):
@@ -46,6 +49,9 @@ class InferResource(InferenceRoute):
     async def respond(self, req: Request, resp: Response, scope: RequestScope, target: Target) -> None:
         """One request. Errors of validation begin with the client's id of the request."""
         model, given_id = await self.find(req, scope, target), ""
+        if model.plans and (known := self._known(req, model)) is not None:
+            await self._respond_again(req, resp, scope, model, *known)
+            return
         try:
             async with Arriving(self.services, req, scope.deadline_ns) as arriving:
                 arrived = await arriving.receive()
@@ -56,10 +62,51 @@ class InferResource(InferenceRoute):
                     self._forwarding.apply(req.headers_lower, request)
                 images.defer(model.config, request.inputs, self.services.settings.limits)
                 result = await self.services.inference.run(scope, model, request)
+                if arrived.head_nbytes > 0 and not given_id and not self._forwarding.active:
+                    self._keep(model, arrived, wanted)
             await self._send(req, resp, result, wanted)
         except PenstockError as error:
             reading.identified(error, given_id)
             raise
+
+    def _keep(self, model: TensorModel, arrived: Arrived, wanted: InferRequest) -> None:
+        """Keep the plan of a request that has run, without the bytes of its tensors."""
+        request = TensorRequest(wanted.request.model, wanted.request.version, [], None)
+        bare = InferRequest(request, "", wanted.binary_default, wanted.binary)
+        self.services.inference.keep_plan(model, bytes(arrived.head), wanted.request, bare)
+
+    def _known(self, req: Request, model: TensorModel) -> tuple[HeadPlan, bytes, int] | None:
+        """The plan of a request whose head has been seen, the body, and the bytes of the head."""
+        body, length = self.services.bodies.at_hand(req), req.get_header(LENGTH_HEADER)
+        if body is None or length is None or not length.isdecimal() or req.get_header("Content-Encoding"):
+            return None
+        head_nbytes = int(length[:MOST_DIGITS])
+        plan = model.plans.get(body[:head_nbytes])
+        if plan is None or head_nbytes + plan.nbytes != len(body):
+            return None
+        return plan, body, head_nbytes
+
+    async def _respond_again(
+        self,
+        req: Request,
+        resp: Response,
+        scope: RequestScope,
+        model: TensorModel,
+        plan: HeadPlan,
+        body: bytes,
+        head_nbytes: int,
+    ) -> None:
+        """One request with a known head."""
+        bodies, inference = self.services.bodies, self.services.inference
+        bodies.held_nbytes += len(body)
+        try:
+            result = await inference.run_plan(scope, model, plan, memoryview(body)[head_nbytes:])
+            await self._send(req, resp, result, plan.wanted)
+        except PenstockError as error:
+            reading.identified(error, "")
+            raise
+        finally:
+            bodies.held_nbytes -= len(body)
 
     async def find(self, req: Request, scope: RequestScope, target: Target) -> TensorModel:
         """The model that was asked for, once it can answer. Raises as `TensorInference.find`."""

@@ -117,19 +117,23 @@ class ModelsResource:
         if tail.rstrip("/") == _ALL_STATISTICS:
             await self._statistics.on_get(req, resp)
             return
-        await self._answer(req, resp, tail, "on_get")
+        responder, target = self._responder_at(tail, "on_get")
+        await responder(req, resp, target)
 
     async def on_head(self, req: Request, resp: Response, tail: str) -> None:
         """A HEAD by its path, where a GET has no effect."""
-        await self._answer(req, resp, tail, "on_head")
+        responder, target = self._responder_at(tail, "on_head")
+        await responder(req, resp, target)
 
     async def on_post(self, req: Request, resp: Response, tail: str) -> None:
         """A POST by its path."""
         if tail.rstrip("/") == _ALL_STATISTICS:
             raise falcon.HTTPMethodNotAllowed(["GET"])
-        await self._answer(req, resp, tail, "on_post")
+        responder, target = self._responder_at(tail, "on_post")
+        await responder(req, resp, target)
 
-    async def _answer(self, req: Request, resp: Response, tail: str, method: str) -> None:
+    def _responder_at(self, tail: str, method: str) -> tuple[Any, reading.Target]:
+        """What answers a method on a path, and the target that the path names. Raises Falcon's 404 and 405."""
         target = reading.target_at(tail)
         if target is None or (target.action == "trace/setting" and target.version is not None):
             raise falcon.HTTPNotFound
@@ -140,7 +144,7 @@ class ModelsResource:
                 # The rest of the path may be no model at all.
                 self._services.models.states(target.name)
             raise falcon.HTTPMethodNotAllowed(_methods(resource))
-        await responder(req, resp, target)
+        return responder, target
 
 
 def _methods(resource: Any) -> list[str]:
