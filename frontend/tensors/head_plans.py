@@ -16,11 +16,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from frontend.engine.planning import plan
+from frontend.engine.scope import RequestScope
 from frontend.tensors.models import TensorModel
 from frontend.tensors.program_calls import ALIGNMENT, laid_out
 from frontend.tensors.request import TensorRequest
 from ipc.catalog.model_config import ROW_COST
-from ipc.wire.messages import InferCall, TensorInput, TensorOutput
+from ipc.settings import Settings
+from ipc.wire.messages import InferCall, TensorInput, TensorOutput, Work
 
 MOST_HEADS = 64
 """Plans that a model keeps. The oldest goes for a new one."""
@@ -43,10 +46,9 @@ class HeadPlan:
     cuts: Sequence[tuple[int, int, bytes]]
     wanted: Any
 
-    @property
-    def cost(self) -> int:
-        """Estimated cost of the call."""
-        return ROW_COST * self.call.rows
+    def work(self, scope: RequestScope, settings: Settings, model: TensorModel) -> Work:
+        """The work of the next request."""
+        return plan(scope, settings, model.id, self.call, ROW_COST * self.call.rows, lane=self.lane)
 
     def payload(self, data: memoryview) -> bytes | memoryview:
         """The bytes behind the head as `program_calls.laid_out` places the inputs."""

@@ -22,7 +22,6 @@ from typing import Any
 
 from frontend.engine.answer import Answer
 from frontend.engine.interface import Engine
-from frontend.engine.planning import plan as plan_work
 from frontend.engine.scope import InferenceRecord, RequestScope
 from frontend.tensors import head_plans
 from frontend.tensors.catalog_calls import CatalogCalls
@@ -146,9 +145,10 @@ class TensorInference:
         """
         if scope.inference is not None:
             scope.inference.rows = plan.call.rows
-        work = plan_work(scope, self._settings, model.id, plan.call, plan.cost, lane=plan.lane)
         try:
-            answer = await self._engine.run(scope, work, plan.payload(data))
+            answer = await self._engine.run(
+                scope, plan.work(scope, self._settings, model), plan.payload(data)
+            )
         except (ModelLoadFailed, DependencyConflict, ModelNotFound) as error:
             raise self._unavailable(model.name, plan.version, error) from error
         try:

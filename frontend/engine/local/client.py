@@ -21,8 +21,7 @@ from frontend.engine.local.demand import Demand
 from frontend.engine.local.part_stream import PartStream
 from frontend.engine.local.poison import PoisonList
 from frontend.engine.local.retry import Attempts, Retries
-from frontend.engine.local.workers import PASSING, TICK_S, Workers
-from ipc import deadline
+from frontend.engine.local.workers import TICK_S, Workers
 from ipc.errors import InvalidInput, PenstockError
 from ipc.memory.input_arena import InputArena
 from ipc.processes.paths import RunPaths
@@ -149,11 +148,8 @@ class Client:
 
     def _channel_now(self, attempts: Attempts) -> Channel | None:
         """The channel of a worker that takes the request now, None where a wait may bring one. Raises as `_choose`."""
-        deadline.check(attempts.work.waits_until_ns, "before a worker could be found")
-        try:
-            return self._choose(attempts)
-        except PASSING:
-            return None
+        # PERF: most requests find their worker at once, without a wait being made ready.
+        return self.workers.at_once(self._choose, attempts, attempts.work.waits_until_ns)
 
     async def _channel_later(self, attempts: Attempts) -> Channel:
         """A channel after a wait for a restart, a load, or (for a retry) a free credit."""

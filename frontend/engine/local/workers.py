@@ -22,6 +22,7 @@ from ipc.settings import Settings
 
 log = logging.getLogger(__name__)
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 TICK_S = 0.1
@@ -104,6 +105,15 @@ class Workers:
         while not done():
             deadline.check(deadline_ns, "before the workers were done")
             await self.change(deadline.remaining_s(deadline_ns))
+
+    @staticmethod
+    def at_once(choose: Callable[[A], T], subject: A, deadline_ns: int) -> T | None:
+        """What `choose` gives now; None where its error may pass. Raises other errors, and `DeadlineExceeded`."""
+        deadline.check(deadline_ns, "before a worker could be found")
+        try:
+            return choose(subject)
+        except PASSING:
+            return None
 
     async def until(
         self,

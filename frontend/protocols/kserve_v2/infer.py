@@ -26,7 +26,6 @@ from frontend.protocols.kserve_v2.reading import InferRequest, Target
 from frontend.services import Services
 from frontend.tensors.head_plans import HeadPlan
 from frontend.tensors.models import TensorModel
-from frontend.tensors.request import TensorRequest
 from frontend.tensors.result import TensorResult
 from ipc.errors import PenstockError
 
@@ -71,8 +70,7 @@ class InferResource(InferenceRoute):
 
     def _keep(self, model: TensorModel, arrived: Arrived, wanted: InferRequest) -> None:
         """Keep the plan of a request that has run, without the bytes of its tensors."""
-        request = TensorRequest(wanted.request.model, wanted.request.version, [], None)
-        bare = InferRequest(request, "", wanted.binary_default, wanted.binary)
+        bare = wanted.without_tensors()
         self.services.inference.keep_plan(model, bytes(arrived.head), wanted.request, bare)
 
     def _known(self, req: Request, model: TensorModel) -> tuple[HeadPlan, bytes, int] | None:

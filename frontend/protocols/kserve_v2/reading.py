@@ -47,6 +47,11 @@ class InferRequest:
     binary_default: bool
     binary: dict[str, bool]
 
+    def without_tensors(self) -> InferRequest:
+        """How the answer is wanted, without the bytes that were sent."""
+        request = TensorRequest(self.request.model, self.request.version, [], None)
+        return InferRequest(request, self.id, self.binary_default, self.binary)
+
 
 def parse(name: str, version: int | None, head: bytes | memoryview, data: memoryview | None) -> InferRequest:
     """The request whose JSON is `head`; `data` are the bytes after the JSON, None if the request is not binary.
