@@ -221,8 +221,9 @@ def render(paths: RunPaths, tags: nv_names.Tags = nv_names.NO_TAGS) -> bytes:
     from prometheus_client import generate_latest
     from prometheus_client.multiprocess import MultiProcessCollector
 
-    collector = MultiProcessCollector(None, path=str(paths.metrics()))  # type: ignore[no-untyped-call]
-    families = list(collector.collect())  # type: ignore[no-untyped-call]
+    # NOTE: the library fails on a file without bytes. A process that begins makes one, and leaves it if it dies then.
+    files = [str(path) for path in paths.metrics().glob("*.db") if path.stat().st_size]
+    families = list(MultiProcessCollector.merge(files, accumulate=True))  # type: ignore[no-untyped-call]
     return generate_latest(_Collected(families)) + nv_names.text(families, tags)
 
 

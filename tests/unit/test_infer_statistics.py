@@ -263,6 +263,16 @@ recorder.failed("add", None, 0, errors.InvalidInput.code, 1)
     assert "# TYPE nv_inference_count counter" in text and "nv_inference_count_total" not in text
 
 
+@pytest.mark.parametrize(
+    "name", ["counter_frontend-7.db", "gauge_sum_frontend-7.db", "histogram_worker-7.db"]
+)
+def test_a_process_that_died_while_it_made_a_file_costs_nobody_the_page(name: str, paths: RunPaths) -> None:
+    run(paths, "frontend-0", 'recorder.failed("add", 3, 1, errors.QueueFull.code, 1)\n')
+    whole = metrics.render(paths)
+    (paths.metrics() / name).touch()
+    assert metrics.render(paths) == whole and b'model="add"' in whole
+
+
 @pytest.mark.parametrize("count", [metrics.MOST_TOUCHED, metrics.MOST_TOUCHED + 1])
 def test_series_of_a_long_catalog_begin_with_their_first_use(count: int, paths: RunPaths) -> None:
     names = f"[f'org/m{{n}}' for n in range({count})]"
