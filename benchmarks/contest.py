@@ -9,12 +9,11 @@ from statistics import median
 import numpy as np
 
 from benchmarks.connection import Connection, one_by_one
-from benchmarks.load import closed_loop
+from benchmarks.load import closed_loop, percentile
 from benchmarks.loops.parent import LoopProcess
 from benchmarks.peers.servers import request, vectors_of
 from benchmarks.processes import Server, cpu_seconds, memory_nbytes
 from benchmarks.serving import MINILM
-from benchmarks.statistic import percentile
 
 MANY, GROUPS, LONE = "64 x 1", "8 x 32", "1 x 1"
 _LOADS = {MANY: (64, 1), GROUPS: (8, 32)}

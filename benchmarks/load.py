@@ -20,10 +20,16 @@ from typing import Any, cast
 
 import uvloop
 
-from benchmarks.statistic import percentile
-
 Address = tuple[str, int]
 BROKEN = 0
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Smallest value that at least `percent` of `values` do not exceed. Raises ValueError when there are none."""
+    if not values:
+        raise ValueError("no values")
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(percent / 100 * len(ordered)))]
 
 
 @dataclass(slots=True)

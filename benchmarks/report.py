@@ -1,4 +1,4 @@
-"""Results of one benchmark: progress on the terminal, tables, JSON, plots; and the published summary.
+"""Results of one benchmark: progress on the terminal, tables, JSON, charts; and the published summary.
 
 1. A benchmark makes one `Report`, calls `say` as it goes, and adds tables and plots.
 2. `save` writes `benchmarks/results/<name>.json` with the settings, the machine facts and the raw data.
@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import processor
-from benchmarks.plots import Series, bar_chart, line_chart
+import matplotlib
+from matplotlib import pyplot
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SUMMARY = Path(__file__).resolve().parent / "RESULTS.md"
@@ -36,7 +36,33 @@ _PACKAGES = (
     "numpy",
 )
 
+_EXTENSIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
+"""Vector and matrix extensions that decide how fast a model runs."""
+
 Row = Sequence[str | float | int | None]
+Series = Mapping[str, Sequence[tuple[float, float]]]
+
+matplotlib.use("Agg")
+
+
+def _cpu_field(name: str) -> str:
+    """First value of a field of `/proc/cpuinfo`, empty without the field."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return ""
+
+
+def _cpu_name() -> str:
+    """Model name of the first core."""
+    return _cpu_field("model name") or "unknown"
+
+
+def _cpu_features() -> list[str]:
+    """Extensions of `_EXTENSIONS` that the processor has."""
+    flags = set(_cpu_field("flags").split())
+    return [name for name in _EXTENSIONS if name in flags]
 
 
 def machine() -> dict[str, Any]:
@@ -49,9 +75,9 @@ def machine() -> dict[str, Any]:
             continue
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "cpu": processor.model_name(),
+        "cpu": _cpu_name(),
         "cores": os.cpu_count(),
-        "features": processor.features(),
+        "features": _cpu_features(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load_average": [round(value, 2) for value in os.getloadavg()],
         "python": platform.python_version(),
@@ -80,6 +106,35 @@ def aligned(headers: Sequence[str], rows: Sequence[Row]) -> str:
         texts.append("  ".join([line[0].ljust(widths[0]), *rest]))
     texts.insert(1, "-" * len(texts[0]))
     return "\n".join(texts)
+
+
+def bar_chart(path: Path, title: str, unit: str, values: Mapping[str, float]) -> None:
+    """Horizontal bars, one per name, in the given order from the top."""
+    figure, axes = pyplot.subplots(figsize=(8, 1.2 + 0.35 * len(values)), layout="constrained")
+    bars = axes.barh(list(values), list(values.values()))
+    axes.bar_label(bars, fmt="%.3g", padding=3)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel(unit)
+    axes.set_title(title)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def line_chart(path: Path, title: str, x_label: str, y_label: str, series: Series) -> None:
+    """One line per name over a base-2 logarithmic x axis; y starts at 0."""
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    for name, points in series.items():
+        axes.plot([x for x, _ in points], [y for _, y in points], marker="o", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
 
 
 class Report:

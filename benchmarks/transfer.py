@@ -17,7 +17,7 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 
 from benchmarks.options import parser
 from benchmarks.report import Report, Row
-from benchmarks.statistic import median_ratio
 from ipc.memory.arena import Arena, ArenaView
 from ipc.memory.leases import Block, LeaseTable
 from ipc.processes.paths import SHM_ROOT
@@ -257,6 +256,11 @@ def _show(report: Report, times: dict[tuple[str, int], list[float]], sizes: tupl
 
 def _size(nbytes: int) -> str:
     return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
+
+
+def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Median over rounds of `ours[r] / theirs[r]`: both were measured in the same round, so slow rounds cancel."""
+    return median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def main() -> None:

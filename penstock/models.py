@@ -1,7 +1,7 @@
 """`penstock models list | show | pull | verify` and `penstock verify`: the catalog on the command line.
 
-All models of the catalog directories are meant here, served or not.  Exit codes: 0 fine, 1 what was asked for could
-not be had, 2 and 3 as for the other commands.
+These commands see all models of the catalog directories, served or not. Exit codes: 0 fine, 1 for a model or file that
+cannot be had, 2 and 3 as for the other commands.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ def run(options: argparse.Namespace, config: Settings) -> int:
 
 
 def _run(action: str, options: argparse.Namespace, config: Settings) -> int:
-    # NOTE: imported here, since machines that only route have none of the packages that workers need.
-    from penstock import files, listing
+    # NOTE: imported here, since machines with frontends only have none of the packages of workers.
+    from penstock import files
 
     reading = read_entries(config.catalog.dirs)
     for file in reading.bad:
         print(f"penstock: {file.message}", file=sys.stderr)
     catalog = Catalog(reading.entries.values())
     if action == "list":
-        return listing.print_list(config, options)
+        return files.print_list(config, options)
     if action == "show":
-        return listing.print_one(catalog.find(options.model), as_json=options.json)
+        return files.print_one(catalog.find(options.model), as_json=options.json)
     if action == "pull":
         return max(files.pull(catalog.find(name)) for name in options.model)
     return verification.run(catalog.find(options.model), config, as_json=options.json)

@@ -12,7 +12,7 @@ from scipy.stats import kendalltau
 
 from ipc.wire.extraction import Classification, Entity, Extraction
 from penstock.cli import main
-from penstock.verification import comparing, samples
+from penstock.verification import command, samples
 from tests.tiny import models
 
 LIMITS = (0.9999, 0.99)
@@ -24,7 +24,7 @@ def test_the_worst_token_counts_and_another_number_of_tokens_is_no_agreement() -
     one = np.array([[1.0, 0.0], [0.0, 2.0]])
     turned = np.array([[3.0, 0.0], [1.0, 1.0]])
     zero = np.zeros(3)
-    found = comparing.cosines(
+    found = command.cosines(
         [one, one, np.array([1.0, 1.0]), zero, zero], [turned, one[:1], np.array([2.0, 2.0]), zero, zero + 1]
     )
     assert found == pytest.approx([np.sqrt(0.5), -1.0, 1.0, 1.0, 0.0])
@@ -32,20 +32,20 @@ def test_the_worst_token_counts_and_another_number_of_tokens_is_no_agreement() -
 
 def test_similarities_are_cosine_dot_or_the_sum_of_best_matches() -> None:
     queries, documents = [np.array([3.0, 4.0])], [np.array([1.0, 0.0]), np.array([0.0, 5.0])]
-    assert comparing.similarities(queries, documents, "dot").tolist() == [[3.0, 20.0]]
-    assert comparing.similarities(queries, documents, "cosine") == pytest.approx(np.array([[0.6, 0.8]]))
+    assert command.similarities(queries, documents, "dot").tolist() == [[3.0, 20.0]]
+    assert command.similarities(queries, documents, "cosine") == pytest.approx(np.array([[0.6, 0.8]]))
     tokens = [np.array([[1.0, 0.0], [0.0, 1.0]])]
-    assert comparing.similarities(tokens, [np.array([[2.0, 0.0], [0.0, 3.0], [1.0, 1.0]])], "maxsim") == 5.0
+    assert command.similarities(tokens, [np.array([[2.0, 0.0], [0.0, 3.0], [1.0, 1.0]])], "maxsim") == 5.0
 
 
 def test_kendall_is_that_of_scipy_and_ties_do_not_count() -> None:
     generator = np.random.default_rng(7)
     ours, theirs = generator.normal(size=(1, 12)), generator.normal(size=(1, 12))
     expected = kendalltau(ours[0], theirs[0]).statistic
-    assert comparing.kendall(ours, theirs, 0.0) == pytest.approx(expected)
+    assert command.kendall(ours, theirs, 0.0) == pytest.approx(expected)
     close = theirs + generator.normal(size=theirs.shape) * 1e-6
-    assert comparing.kendall(close, theirs, 1e-4) == 1.0
-    assert comparing.kendall(ours, np.zeros((1, 12)), 0.0) == 1.0
+    assert command.kendall(close, theirs, 1e-4) == 1.0
+    assert command.kendall(ours, np.zeros((1, 12)), 0.0) == 1.0
 
 
 def test_findings_that_one_side_lacks_lower_the_share() -> None:
@@ -54,13 +54,9 @@ def test_findings_that_one_side_lacks_lower_the_share() -> None:
         Extraction(entities=[Entity("Bern", "LOC", 0.8, 2, 6)]),
     ]
     theirs = [ours[0], Extraction(entities=[Entity("Bern", "LOC", 0.8, 2, 5)])]
-    [same] = comparing.compared(
-        comparing.Answers(findings=ours), comparing.Answers(findings=ours), None, LIMITS
-    )  # type: ignore[arg-type]
+    [same] = command.compared(command.Answers(findings=ours), command.Answers(findings=ours), None, LIMITS)  # type: ignore[arg-type]
     assert (same.fine, same.closest, same.rank, same.items) == (True, 1.0, 1.0, 3)
-    [other] = comparing.compared(
-        comparing.Answers(findings=ours), comparing.Answers(findings=theirs), None, LIMITS
-    )  # type: ignore[arg-type]
+    [other] = command.compared(command.Answers(findings=ours), command.Answers(findings=theirs), None, LIMITS)  # type: ignore[arg-type]
     assert (other.fine, other.rank) == (False, 0.5)
 
 
