@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ipc.catalog.option_names import FAMILY_OPTIONS
-from ipc.wire.messages import Call, InputItem, ScoreCall
+from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.classification import SequenceClassifier, load_classifier
 from workers.adapters.shared.heads import stored_activation
@@ -27,9 +27,9 @@ from workers.adapters.shared.packing import PackedBatch
 from workers.adapters.shared.pairs import (
     PairTokenizer,
     ScoreAdapter,
-    activated,
     activation,
     pair_excess,
+    query_of,
     texts_of,
 )
 
@@ -47,10 +47,12 @@ class CrossEncoderAdapter(ScoreAdapter):
         options=FAMILY_OPTIONS["cross_encoder"],
     )
     overflows = ("truncate", "truncate_left", "error")
+    _model: SequenceClassifier
 
-    def __init__(self, classifier: SequenceClassifier, pairs: PairTokenizer, function: nn.Module) -> None:
-        """Put the parts together; `function` turns logits into scores."""
-        self._classifier, self._pairs, self._function = classifier, pairs, function
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held by weights and buffers."""
+        return self._model.memory_bytes
 
     @classmethod
     def load(cls, context: LoadContext) -> CrossEncoderAdapter:
@@ -70,25 +72,9 @@ class CrossEncoderAdapter(ScoreAdapter):
         )
         return cls(classifier, PairTokenizer(tokenizer, limit, "longest_first"), function)
 
-    @property
-    def max_sequence_length(self) -> int:
-        """Longest pair in tokens, special tokens included."""
-        return self._pairs.limit
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes held by weights and buffers."""
-        return self._classifier.memory_bytes
-
-    @property
-    def packed(self) -> bool:
-        """Whether batches run without padding."""
-        return self._classifier.packed
-
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Tokenize the query once and join it with each document; an instruction goes before the query."""
-        asked = call.query if isinstance(call, ScoreCall) else InputItem("")
-        [query] = texts_of([asked], call.names.query)
+        query = query_of(call)
         if call.instruction:
             query = f"{call.instruction} {query}"
         [first] = self._pairs.halves([query])
@@ -107,18 +93,10 @@ class CrossEncoderAdapter(ScoreAdapter):
             for pair in pairs
         ]
 
-    def collate(self, prepared: Sequence[Prepared]) -> PackedBatch:
-        """One packed batch of host tensors."""
-        return self._classifier.pack([item.payload for item in prepared])
-
-    def padding_ratio(self, batch: PackedBatch) -> float:
-        """What the classifier pads."""
-        return self._classifier.padding_ratio([batch])
-
     @torch.inference_mode()
     def score(self, batch: PackedBatch) -> torch.Tensor:
         """fp32 [pairs] on the device."""
-        return activated(self._classifier.logits(batch)[:, 0], self._function)
+        return self.scores(self._model.logits(batch)[:, 0])
 
 
 def _stored_activation(directory: Path, config: Any) -> nn.Module:

@@ -20,7 +20,6 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 
 from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InputTooLong, InvalidInput
@@ -38,6 +37,7 @@ from workers.adapters.shared.image_extracting import (
 )
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import divided, padding_share
+from workers.adapters.shared.tokenizing import rust_copy
 from workers.strategies import stepping
 
 MOST_WORDS = 10_000
@@ -130,16 +130,12 @@ class PageReader:
 
     def __init__(self, tokenizer: Any, limit: int, *, placed: bool) -> None:
         """`placed`: the tokenizer takes boxes itself. Raises ValueError for one that does not tell words apart."""
-        if not tokenizer.is_fast:
-            raise ValueError("the tokenizer of this model is not a fast one; words of tokens need it")
         self._tokenizer, self._limit, self._placed = tokenizer, limit, placed
         self._stride = limit // 4
         self.pad_id = int(tokenizer.pad_token_id or 0)
-        # A question that leaves no room would make the Rust object panic, which ends the process: it is counted before.
-        self._counter: Tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-        self._counter.no_padding()
-        self._counter.no_truncation()
-        # The Rust object takes its settings from the first call; later ones, which are equal, do not touch them.
+        # A question that leaves no room makes the Rust object panic, which ends the process: count its tokens first.
+        self._counter = rust_copy(tokenizer, "words of tokens need it")
+        # The Rust object takes its settings from the first call. Later calls have equal settings and do not touch them.
         self._encode("a", ["b"], [[0, 0, 0, 0]])
 
     def question_length(self, question: str) -> int:

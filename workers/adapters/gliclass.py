@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from tokenizers import Tokenizer
-from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from ipc.catalog.option_names import FAMILY_OPTIONS
@@ -23,12 +21,12 @@ from ipc.wire.extraction import Extraction
 from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.building import BUILDING, parameter_bytes
-from workers.adapters.shared.checkpoint import CheckpointError, position_limit
-from workers.adapters.shared.encoder import rectangle_padding, rectangles
+from workers.adapters.shared.checkpoint import CheckpointError, load_tokenizer, position_limit, shortest
+from workers.adapters.shared.encoder import padded, rectangle_padding
 from workers.adapters.shared.extracting import NOT_FINITE, ExtractAdapter, place_of, ranked, text_of
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import PackedBatch, TokenSequence, pack
-from workers.adapters.shared.tokenizing import as_ids
+from workers.adapters.shared.tokenizing import as_ids, rust_copy
 
 EXTRA = "gliclass"
 LABEL, SEPARATOR = "<<LABEL>>", "<<SEP>>"
@@ -66,27 +64,20 @@ class GliclassAdapter(ExtractAdapter):
 
     def __init__(self, model: Any, tokenizer: Any, context: LoadContext) -> None:
         """Take over a library model (eval mode, on its device). Raises ValueError for a slow tokenizer."""
-        if not tokenizer.is_fast:
-            raise ValueError("the tokenizer of this model is not a fast one")
         self._model, self._name = model, context.model_id
-        self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-        self._backend.no_truncation()
-        self._backend.no_padding()
+        self._backend = rust_copy(tokenizer)
         self._pad_id = int(tokenizer.pad_token_id or 0)
         self._kind = str(context.options.get("classification_type") or KINDS[1])
         self._prompt_first = bool(model.config.prompt_first)
-        # NOTE: the library pools without a mask, which only the first token does not notice.
+        # NOTE: the library pools without a mask; only pooling of the first token bears padding.
         self._ragged = model.config.pooling_strategy == "first"
-        positions = position_limit(model.model.encoder_model)
-        known = [limit for limit in (context.max_sequence_length, positions) if limit is not None]
-        self._limit = min(known) if known else 512
+        self._limit = shortest(context.max_sequence_length, position_limit(model.model.encoder_model))
 
     @classmethod
     def load(cls, context: LoadContext) -> GliclassAdapter:
         """Load with the library. Raises ImportError that names the extra, ValueError for other architectures."""
         library = require("gliclass", EXTRA)
-        tokenizer = AutoTokenizer.from_pretrained(str(context.directory), local_files_only=True)
-        context.progress("tokenizer", 1.0)
+        tokenizer = load_tokenizer(context)
         transformers_logging.disable_progress_bar()
         with BUILDING:
             model, report = library.GLiClassModel.from_pretrained(
@@ -114,17 +105,22 @@ class GliclassAdapter(ExtractAdapter):
         """Bytes held by weights and buffers."""
         return parameter_bytes(self._model)
 
-    def refuse_options(self, call: ExtractCall) -> None:
-        """Refuse options of wrong type or range, and labels that hold the model's own markers."""
-        for label in self._wanted(call).labels:
+    def wanted_of(self, call: ExtractCall) -> _Wanted:
+        """Options and labels of a call. Raises `InvalidInput` for labels that hold the model's own markers."""
+        options = OptionReader(call)
+        kind = options.choice("classification_type", self._kind, KINDS)
+        wanted = _Wanted(call.labels, kind, options.threshold("threshold", 0.0))
+        for label in call.labels:
             if LABEL in label or SEPARATOR in label:
                 raise InvalidInput(
                     f"params.labels: {label[:64]!r} holds a mark that parts labels in this model"
                 )
+        return wanted
 
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Tokenize labels and text together; raises `InputTooLong` for a text that may not be cut."""
-        wanted = self._wanted(call)
+        assert isinstance(call, ExtractCall)
+        wanted = self.wanted_of(call)
         prompt = "".join(LABEL + label for label in wanted.labels) + SEPARATOR
         # NOTE: `encode` keeps the interpreter's lock for as long as it takes, `encode_batch` does not.
         [alone] = self._backend.encode_batch_fast([prompt])
@@ -177,22 +173,13 @@ class GliclassAdapter(ExtractAdapter):
         counts = [0] * len(labels)
         for given, packed in enumerate(batch.restore.tolist()):
             counts[packed] = labels[given]
-        for start, lens in self._rectangles(batch):
-            mask = torch.arange(lens[0], device=batch.ids.device) < torch.tensor(
-                lens, device=batch.ids.device
-            ).unsqueeze(1)
-            ids = torch.full(mask.shape, self._pad_id, device=batch.ids.device)
-            ids[mask] = batch.ids[0, start : start + sum(lens)]
-            most = max(counts[len(rows) : len(rows) + len(lens)])
-            output = self._model(input_ids=ids, attention_mask=mask.long(), max_num_classes=most)
+        # NOTE: the library's other poolings read padding, so such models get sequences of one length together.
+        runs = None if self._ragged else [(run.start, [run.length] * run.rows) for run in batch.layout.runs]
+        for part in padded(batch, self._pad_id, runs):
+            most = max(counts[part.first : part.first + len(part.ids)])
+            output = self._model(**part.inputs(), max_num_classes=most)
             rows.extend(output.logits.float().cpu())
         return [rows[packed][: labels[given]] for given, packed in enumerate(batch.restore.tolist())]
-
-    def _rectangles(self, batch: PackedBatch) -> list[tuple[int, list[int]]]:
-        """(first token, lengths) of the sequences to run together."""
-        if self._ragged:
-            return list(rectangles(batch))
-        return [(run.start, [run.length] * run.rows) for run in batch.layout.runs]
 
     def _cut(self, ids: list[int], excess: int, text_tokens: int) -> list[int]:
         """`ids` without the last `excess` of their text tokens."""
@@ -206,13 +193,4 @@ class GliclassAdapter(ExtractAdapter):
         return InputTooLong(
             f"Item {index}: observed {total} tokens {parts} exceeds context cap {self._limit} for {self._name}",
             model=self._name,
-        )
-
-    def _wanted(self, call: Call) -> _Wanted:
-        """What the call asks for; raises `InvalidInput` for an option that cannot be used."""
-        options = OptionReader(call)
-        return _Wanted(
-            call.labels if isinstance(call, ExtractCall) else [],
-            options.choice("classification_type", self._kind, KINDS),
-            options.threshold("threshold", 0.0),
         )

@@ -106,9 +106,25 @@ class GlinerAdapter(ExtractAdapter):
         """The caller's labels, then the fields of the schema."""
         return list(dict.fromkeys([*call.labels, *fields_of(call)]))
 
-    def refuse_options(self, call: ExtractCall) -> None:
-        """Refuse options of wrong type or range, relations without a layer for them, and the model's own markers."""
-        wanted = self._wanted(call)
+    def wanted_of(self, call: ExtractCall) -> Wanted:
+        """Options, labels and fields of a call.
+
+        Raises `InvalidInput` for relations where the model has no layer for relations, and for labels that hold the
+        model's own markers.
+        """
+        options = OptionReader(call)
+        threshold = options.threshold("threshold", 0.5)
+        wanted = Wanted(
+            labels=self.labels_of(call),
+            relations=options.texts("relations", MOST_RELATIONS, LONGEST_RELATION),
+            fields=fields_of(call),
+            threshold=threshold,
+            relation_threshold=options.threshold("relation_threshold", threshold),
+            adjacency_threshold=options.threshold("adjacency_threshold", threshold),
+            flat=options.flag("flat_ner", True),
+            multi_label=options.flag("multi_label", False),
+            merge=options.flag("merge_adjacent_entities", False),
+        )
         if wanted.relations and not self._relational:
             raise InvalidInput("params.options.relations: this model finds no relations")
         for text in (*wanted.labels, *wanted.relations):
@@ -117,12 +133,13 @@ class GlinerAdapter(ExtractAdapter):
                 raise InvalidInput(
                     f"params.labels: {text[:64]!r} holds {marker!r}, which marks labels in this model"
                 )
+        return wanted
 
     def group(self, call: Call) -> Hashable:
         """Relation models choose their entities within the forward pass, so thresholds and relations separate them."""
         if not self._relational or not isinstance(call, ExtractCall):
             return None
-        wanted = self._wanted(call)
+        wanted = self.wanted_of(call)
         return wanted.threshold, wanted.adjacency_threshold, tuple(wanted.relations)
 
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
@@ -131,9 +148,8 @@ class GlinerAdapter(ExtractAdapter):
         Raises `InputTooLong` for labels that leave no room for a word, and for a text that is too long where the caller
         asked for an error.
         """
-        if not isinstance(call, ExtractCall):
-            raise InvalidInput("this model does not support anything but extract")
-        wanted = self._wanted(call)
+        assert isinstance(call, ExtractCall)
+        wanted = self.wanted_of(call)
         prompt = self._words.prompt_tokens(wanted.labels, wanted.relations)
         prepared: list[Prepared | ItemFailure] = []
         for item in items:
@@ -207,22 +223,6 @@ class GlinerAdapter(ExtractAdapter):
         choices["relation_threshold"] = [one.relation_threshold for one in wanted]
         spans, relations = self._model.decode_batch(output, collated, **choices)
         return spans, relations, finite
-
-    def _wanted(self, call: ExtractCall) -> Wanted:
-        """What the call asks for; raises `InvalidInput` for an option that cannot be used."""
-        options = OptionReader(call)
-        threshold = options.threshold("threshold", 0.5)
-        return Wanted(
-            labels=self.labels_of(call),
-            relations=options.texts("relations", MOST_RELATIONS, LONGEST_RELATION),
-            fields=fields_of(call),
-            threshold=threshold,
-            relation_threshold=options.threshold("relation_threshold", threshold),
-            adjacency_threshold=options.threshold("adjacency_threshold", threshold),
-            flat=options.flag("flat_ner", True),
-            multi_label=options.flag("multi_label", False),
-            merge=options.flag("merge_adjacent_entities", False),
-        )
 
 
 def _require_weights(directory: Path, model: torch.nn.Module) -> None:

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 
 from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InputTooLong, InvalidInput
@@ -21,6 +20,7 @@ from ipc.wire.messages import ExtractCall
 from workers.adapters.base import AdapterSpec
 from workers.adapters.shared.image_extracting import CHARACTERS_PER_TOKEN, Detector, Found, Scene, corners_of
 from workers.adapters.shared.options import OptionReader
+from workers.adapters.shared.tokenizing import rust_copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,7 @@ class GroundingDinoAdapter(Detector):
     def __init__(self, model: Any, processor: Any) -> None:
         """Take over a loaded model and its processor. Raises ValueError for a tokenizer that tells no places."""
         super().__init__(model, processor)
-        if not processor.tokenizer.is_fast:
-            raise ValueError("the tokenizer of this model is not a fast one; places of labels need it")
-        self._tokenizer: Tokenizer = Tokenizer.from_str(processor.tokenizer.backend_tokenizer.to_str())
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
+        self._tokenizer = rust_copy(processor.tokenizer, "places of labels need it")
         self._longest = int(model.config.max_text_len)
 
     def wanted_of(self, call: ExtractCall) -> _Wanted:

@@ -1,9 +1,9 @@
-"""Named entities by token classification, grouped and placed as transformers' pipeline does it.
+"""Named entities by token classification, grouped and placed by the rules of transformers' pipeline.
 
 1. `prepare` tokenizes with places; a text that is too long is cut, or read in overlapping windows ("chunk").
 2. `extract` classifies every token, groups tokens of one kind (`aggregation_strategy`) and merges windows.
 
-The rules are those of `transformers/pipelines/token_classification.py` (5.23); entities lose blanks at their ends.
+The rules are those of `transformers/pipelines/token_classification.py` (5.23). Blanks at the ends of an entity are cut.
 """
 
 from __future__ import annotations
@@ -20,8 +20,15 @@ from ipc.errors import InvalidInput
 from ipc.wire.extraction import Entity, Extraction
 from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared
-from workers.adapters.shared.classification import TokenClassifier, in_steps, load_classifier
-from workers.adapters.shared.extracting import NOT_FINITE, ClassifierAdapter, OffsetTokenizer, Window, text_of
+from workers.adapters.shared.classification import (
+    ClassifierAdapter,
+    ClassifierBatch,
+    ClassifierItem,
+    TokenClassifier,
+    in_steps,
+    load_classifier,
+)
+from workers.adapters.shared.extracting import NOT_FINITE, OffsetTokenizer, Window, text_of
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import PackedBatch
 
@@ -31,7 +38,7 @@ OUTSIDE = "O"
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What a request wants of its entities."""
+    """What a request asks of its entities; without labels all kinds are given."""
 
     strategy: str
     threshold: float
@@ -39,25 +46,16 @@ class _Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
-    """One item: its text, its windows, and what is wanted."""
+class _Text(ClassifierItem):
+    """One item with its text and windows."""
 
     text: str
     windows: list[Window]
-    wanted: _Wanted
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """Items with their windows laid out in packed rows."""
-
-    texts: list[_Text]
-    rows: list[PackedBatch]
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """A token, a word or an entity: its label's number or name, score and place."""
+    """A token, a word or an entity: label, score, and place in characters."""
 
     label: str
     score: float
@@ -65,7 +63,7 @@ class _Span:
     end: int
 
 
-class NerAdapter(ClassifierAdapter):
+class NerAdapter(ClassifierAdapter[TokenClassifier]):
     """A token classifier and the grouping of its tags."""
 
     spec: ClassVar[AdapterSpec] = AdapterSpec(
@@ -81,8 +79,7 @@ class NerAdapter(ClassifierAdapter):
     def __init__(self, classifier: TokenClassifier, tokenizer: OffsetTokenizer, limit: int) -> None:
         """Put the parts together; `limit` is the longest sequence in tokens."""
         super().__init__(classifier, limit)
-        self._classifier, self._tokenizer = classifier, tokenizer
-        self._tags = classifier.labels
+        self._tokenizer, self._tags = tokenizer, classifier.labels
         kinds = [_kind(tag) for tag in self._tags if tag != OUTSIDE]
         self._own = tuple(dict.fromkeys([*kinds, *(tag for tag in self._tags if tag != OUTSIDE)]))
 
@@ -94,22 +91,30 @@ class NerAdapter(ClassifierAdapter):
 
     @property
     def own_labels(self) -> Sequence[str]:
-        """Kinds of entities, and the tags themselves (`B-PER`) for `aggregation_strategy` "none"."""
+        """Kinds of entities, and the tags (`B-PER`) for `aggregation_strategy` "none"."""
         return self._own
 
-    def refuse_options(self, call: ExtractCall) -> None:
-        """Refuse options of wrong type or range, and windows without grouping."""
-        if _wanted(call).strategy == "none" and call.overflow == "chunk":
+    def wanted_of(self, call: ExtractCall) -> _Wanted:
+        """Options and labels of a call. Raises `InvalidInput` for overlapping windows without grouping."""
+        options = OptionReader(call)
+        wanted = _Wanted(
+            options.choice("aggregation_strategy", "simple", STRATEGIES),
+            options.threshold("threshold", 0.0),
+            frozenset(call.labels),
+        )
+        if wanted.strategy == "none" and call.overflow == "chunk":
             raise InvalidInput(
                 "params.options.overflow_policy: chunk needs an aggregation_strategy other than none"
             )
+        return wanted
 
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Tokenize with places."""
-        wanted, texts = _wanted(call), [text_of(item) for item in items]
+        assert isinstance(call, ExtractCall)
+        wanted, texts = self.wanted_of(call), [text_of(item) for item in items]
         return [
             Prepared(
-                _Text(text, windows, wanted),
+                _Text([window.sequence for window in windows], wanted, text, windows),
                 sum(len(w.sequence.ids) for w in windows),
                 excess is not None,
                 excess=excess,
@@ -119,21 +124,11 @@ class NerAdapter(ClassifierAdapter):
             )
         ]
 
-    def collate(self, prepared: Sequence[Prepared]) -> _Batch:
-        """All windows of all items in packed rows."""
-        texts = [item.payload for item in prepared]
-        sequences = [window.sequence for text in texts for window in text.windows]
-        return _Batch(texts, self._classifier.rows(sequences))
-
-    def padding_ratio(self, batch: _Batch) -> float:
-        """What the classifier pads."""
-        return self._classifier.padding_ratio(batch.rows)
-
-    def extract(self, batch: _Batch) -> list[Extraction | ItemFailure]:
+    def extract(self, batch: ClassifierBatch) -> list[Extraction | ItemFailure]:
         """The entities of each item, by place."""
         scores = (one for row in in_steps(batch.rows) for one in self._scores(row))
         found: list[Extraction | ItemFailure] = []
-        for text in batch.texts:
+        for text in batch.items:
             read = [next(scores) for _ in text.windows]
             if not all(np.isfinite(one).all() for one in read):
                 found.append(NOT_FINITE)
@@ -166,16 +161,6 @@ class NerAdapter(ClassifierAdapter):
         return [span for _, span in spans] if strategy == "none" else _grouped(spans)
 
 
-def _wanted(call: Call) -> _Wanted:
-    options = OptionReader(call)
-    labels = call.labels if isinstance(call, ExtractCall) else ()
-    return _Wanted(
-        options.choice("aggregation_strategy", "simple", STRATEGIES),
-        options.threshold("threshold", 0.0),
-        frozenset(labels),
-    )
-
-
 def _units(window: Window, scores: np.ndarray, strategy: str) -> Iterator[tuple[int, float, int, int]]:
     """(label, score, start, end) of each token, or of each word where the strategy goes by words."""
     starts, ends = window.places[:, 0], window.places[:, 1]
@@ -192,7 +177,7 @@ def _units(window: Window, scores: np.ndarray, strategy: str) -> Iterator[tuple[
 
 
 def _word_scores(scores: np.ndarray, first: np.ndarray, last: np.ndarray, strategy: str) -> np.ndarray:
-    """float32 [words, labels] from the scores of their tokens, which are `first` up to `last`."""
+    """float32 [words, labels] from the scores of the tokens `first` up to `last` (excluded) of each word."""
     if strategy == "first":
         return scores[first]
     if strategy == "average":
@@ -204,7 +189,7 @@ def _word_scores(scores: np.ndarray, first: np.ndarray, last: np.ndarray, strate
 
 
 def _grouped(spans: list[tuple[int, _Span]]) -> list[_Span]:
-    """Neighbours of one kind as one entity, unless the later one begins anew ("B-"); scores are averaged."""
+    """Neighbours of one kind as one entity with the mean score; a tag that begins with "B-" starts another entity."""
     groups: list[list[_Span]] = []
     before = -2
     for at, span in spans:
@@ -233,7 +218,7 @@ def _kind(label: str) -> str:
 
 
 def _merge(spans: list[_Span]) -> list[_Span]:
-    """Of entities that overlap (seen in two windows) the longer one, then the surer one."""
+    """Of entities that overlap, as found in two windows, keep the longer one; of equally long ones the surer one."""
     merged: list[_Span] = []
     for span in sorted(spans, key=lambda one: one.start):
         if not merged or span.start >= merged[-1].end:
@@ -244,7 +229,7 @@ def _merge(spans: list[_Span]) -> list[_Span]:
 
 
 def _rendered(text: _Text, spans: list[_Span]) -> list[Entity]:
-    """Entities that are sure enough and asked for."""
+    """The entities of one text above the threshold and among the labels of the request."""
     found = []
     for span in spans:
         wanted = not text.wanted.labels or span.label in text.wanted.labels

@@ -19,7 +19,7 @@ import torch
 from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared, SparseRows
-from workers.adapters.shared.checkpoint import load_transformer
+from workers.adapters.shared.checkpoint import load_model
 from workers.adapters.shared.images import VisualEncoder, from_first_image, load_image_processor
 from workers.adapters.shared.late_interaction import LateInteraction
 from workers.adapters.shared.packing import masked_share
@@ -134,14 +134,7 @@ class PageRetriever(LateInteraction, PageInputs):
         )
         processor.image_processor = images
         context.progress("tokenizer", 1.0)
-        model = load_transformer(
-            context.directory,
-            device=context.device,
-            dtype=context.dtype,
-            trust_remote_code=trust,
-            factory=getattr(transformers, cls.model_class),
-        )
-        context.progress("weights", 1.0)
+        model = load_model(context, getattr(transformers, cls.model_class))
         positions = int(model.config.vlm_config.text_config.max_position_embeddings)
         adapter = cls(model, processor, min(context.max_sequence_length or positions, positions))
         taken = len(adapter.process(text=[""])["input_ids"])

@@ -19,13 +19,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from ipc.catalog.option_names import FAMILY_OPTIONS
-from ipc.wire.messages import Call, InputItem, ScoreCall
+from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.building import parameter_bytes
-from workers.adapters.shared.checkpoint import load_transformer
+from workers.adapters.shared.checkpoint import load_model, load_tokenizer, shortest, stored_limit
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.linears import lay_out_linears
 from workers.adapters.shared.options import OptionReader
@@ -33,9 +33,9 @@ from workers.adapters.shared.packing import Int64Array, PackedBatch, TokenSequen
 from workers.adapters.shared.pairs import (
     PairTokenizer,
     ScoreAdapter,
-    activated,
     activation,
     pair_excess,
+    query_of,
     texts_of,
 )
 from workers.adapters.shared.tokenizing import as_ids
@@ -80,6 +80,7 @@ class Qwen3RerankerAdapter(ScoreAdapter):
         options=FAMILY_OPTIONS["qwen3_reranker"],
     )
     uses = frozenset(("default_instruction",))
+    _model: TextEncoder
 
     def __init__(
         self,
@@ -93,8 +94,8 @@ class Qwen3RerankerAdapter(ScoreAdapter):
 
         Raises ValueError when prefix and suffix leave no room for a pair.
         """
-        self._encoder, self._pairs, self._answers = encoder, pairs, answers
-        self._wording, self._function = wording, function
+        super().__init__(encoder, pairs, function)
+        self._answers, self._wording = answers, wording
         prefix, suffix = (as_ids(half.ids) for half in pairs.halves([wording.prefix, wording.suffix]))
         self._prefix, self._suffix = prefix, suffix
         self._room = pairs.limit - len(prefix) - len(suffix)
@@ -110,27 +111,17 @@ class Qwen3RerankerAdapter(ScoreAdapter):
         Raises ValueError for templates or answers that do not fit the model.
         """
         options = context.options
-        trust = {"local_files_only": True, "trust_remote_code": context.trust_remote_code}
-        tokenizer = AutoTokenizer.from_pretrained(str(context.directory), **trust)
-        context.progress("tokenizer", 1.0)
-        model = load_transformer(
-            context.directory,
-            device=context.device,
-            dtype=context.dtype,
-            trust_remote_code=context.trust_remote_code,
-            factory=AutoModelForCausalLM,
-        )
+        tokenizer = load_tokenizer(context)
+        model = load_model(context, AutoModelForCausalLM)
         words = [str(options.get("positive_token", "yes")), str(options.get("negative_token", "no"))]
         answers = _rows_of(model, tokenizer, words)
         backbone = model.base_model
         del model
-        context.progress("weights", 1.0)
         if context.device.type == "cpu":
             lay_out_linears(backbone)
         special_ids, pad_id = frozenset(tokenizer.all_special_ids), int(tokenizer.pad_token_id or 0)
         encoder = TextEncoder(backbone, special_ids=special_ids, pad_id=pad_id)
-        known = (context.max_sequence_length, tokenizer.model_max_length, encoder.position_limit)
-        limit = min(int(length) for length in known if length)
+        limit = shortest(context.max_sequence_length, stored_limit(tokenizer), encoder.position_limit)
         return cls(
             encoder,
             PairTokenizer(tokenizer, limit, "longest_first"),
@@ -140,24 +131,13 @@ class Qwen3RerankerAdapter(ScoreAdapter):
         )
 
     @property
-    def max_sequence_length(self) -> int:
-        """Longest pair in tokens, with everything around it."""
-        return self._pairs.limit
-
-    @property
     def memory_bytes(self) -> int:
         """Bytes held by weights and buffers."""
-        return parameter_bytes(self._encoder.model, self._answers)
-
-    @property
-    def packed(self) -> bool:
-        """Whether batches run without padding."""
-        return self._encoder.packed
+        return parameter_bytes(self._model.model, self._answers)
 
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Fill the template for each document, tokenize, and fit it into the model's length."""
-        asked = call.query if isinstance(call, ScoreCall) else InputItem("")
-        [query] = texts_of([asked], call.names.query)
+        query = query_of(call)
         default = OptionReader(call).text("default_instruction", INSTRUCTION)
         instruction = call.instruction or default
         texts = texts_of(items, call.names.text)
@@ -190,22 +170,14 @@ class Qwen3RerankerAdapter(ScoreAdapter):
         most = self._room // 2
         return query if len(half.ids) <= most else query[: half.offsets[most - 1][1]]
 
-    def collate(self, prepared: Sequence[Prepared]) -> PackedBatch:
-        """One packed batch of host tensors."""
-        return self._encoder.pack([item.payload for item in prepared])
-
-    def padding_ratio(self, batch: PackedBatch) -> float:
-        """What the encoder pads."""
-        return self._encoder.padding_ratio([batch])
-
     @torch.inference_mode()
     def score(self, batch: PackedBatch) -> torch.Tensor:
         """fp32 [pairs] on the device."""
-        batch = batch.to(self._encoder.device)
-        rows = self._encoder.token_rows(batch)
+        batch = batch.to(self._model.device)
+        rows = self._model.token_rows(batch)
         last = rows.index_select(0, batch.layout.last.index_select(0, batch.restore))
         logits = self._answers(last.float())
-        return activated(logits[:, 0] - logits[:, 1], self._function)
+        return self.scores(logits[:, 0] - logits[:, 1])
 
 
 def _rows_of(model: Any, tokenizer: Any, words: Sequence[str]) -> nn.Linear:

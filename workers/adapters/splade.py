@@ -22,7 +22,7 @@ from transformers import AutoModelForMaskedLM
 from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.wire.messages import Call, EncodeCall, InputItem
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared, SparseRows
-from workers.adapters.shared.checkpoint import CheckpointError, load_transformer
+from workers.adapters.shared.checkpoint import CheckpointError, load_model
 from workers.adapters.shared.options import NO_LIMIT, OptionReader
 from workers.adapters.shared.packing import Layout, Run
 from workers.adapters.shared.sentence_transformers_layout import (
@@ -157,8 +157,8 @@ class SpladeAdapter(TextAdapter):
             raise UnsupportedLayoutError(f"unsupported SPLADE pooling {strategy!r} with {activation!r}")
         parts: list[Any] = []
 
-        def load(directory: Path, **arguments: Any) -> Any:
-            model = load_transformer(directory, factory=AutoModelForMaskedLM, **arguments)
+        def load(context: LoadContext, **arguments: Any) -> Any:
+            model = load_model(context, AutoModelForMaskedLM, **arguments)
             parts.extend((model, head_of(model)))
             return model
 

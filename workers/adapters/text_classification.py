@@ -12,17 +12,22 @@ from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.wire.extraction import Classification, Extraction
 from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared
-from workers.adapters.shared.classification import SequenceClassifier, load_classifier
-from workers.adapters.shared.extracting import NOT_FINITE, ClassifierAdapter, OffsetTokenizer, ranked, text_of
+from workers.adapters.shared.classification import (
+    ClassifierAdapter,
+    ClassifierBatch,
+    ClassifierItem,
+    SequenceClassifier,
+    load_classifier,
+)
+from workers.adapters.shared.extracting import NOT_FINITE, OffsetTokenizer, ranked, text_of
 from workers.adapters.shared.options import OptionReader
-from workers.adapters.shared.packing import PackedBatch, TokenSequence
 
 FUNCTIONS = ("auto", "sigmoid", "softmax", "none")
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What a request wants of the scores; `top_k` 0 is all."""
+    """What a request asks of the scores. With `top_k` 0 and without labels all classes are given."""
 
     function: str
     threshold: float
@@ -30,15 +35,7 @@ class _Wanted:
     labels: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Text:
-    """One tokenized item."""
-
-    sequence: TokenSequence
-    wanted: _Wanted
-
-
-class TextClassificationAdapter(ClassifierAdapter):
+class TextClassificationAdapter(ClassifierAdapter[SequenceClassifier]):
     """A sequence classifier with labels of its own."""
 
     spec: ClassVar[AdapterSpec] = AdapterSpec(
@@ -54,8 +51,7 @@ class TextClassificationAdapter(ClassifierAdapter):
     def __init__(self, classifier: SequenceClassifier, tokenizer: OffsetTokenizer, limit: int) -> None:
         """Put the parts together; `limit` is the longest sequence in tokens."""
         super().__init__(classifier, limit)
-        self._classifier, self._tokenizer = classifier, tokenizer
-        self._own = classifier.labels
+        self._tokenizer, self._own = tokenizer, classifier.labels
 
     @classmethod
     def load(cls, context: LoadContext) -> TextClassificationAdapter:
@@ -68,37 +64,37 @@ class TextClassificationAdapter(ClassifierAdapter):
         """The model's classes."""
         return self._own
 
-    def refuse_options(self, call: ExtractCall) -> None:
-        """Refuse options of wrong type or range."""
-        _wanted(call)
+    def wanted_of(self, call: ExtractCall) -> _Wanted:
+        """Options and labels of a call."""
+        options = OptionReader(call)
+        return _Wanted(
+            options.choice("function_to_apply", "auto", FUNCTIONS),
+            options.threshold("threshold", 0.0),
+            options.whole("top_k", 0, 1),
+            frozenset(call.labels),
+        )
 
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Tokenize."""
-        wanted, texts = _wanted(call), [text_of(item) for item in items]
+        assert isinstance(call, ExtractCall)
+        wanted, texts = self.wanted_of(call), [text_of(item) for item in items]
         return [
             Prepared(
-                _Text(window.sequence, wanted), len(window.sequence.ids), excess is not None, excess=excess
+                ClassifierItem([window.sequence], wanted),
+                len(window.sequence.ids),
+                excess is not None,
+                excess=excess,
             )
             for [window], excess in self._tokenizer.windows(texts, call.overflow)
         ]
 
-    def collate(self, prepared: Sequence[Prepared]) -> tuple[list[_Wanted], PackedBatch]:
-        """What is wanted of each item, and one packed batch."""
-        texts: list[_Text] = [item.payload for item in prepared]
-        return [text.wanted for text in texts], self._classifier.pack([text.sequence for text in texts])
-
-    def padding_ratio(self, batch: tuple[list[_Wanted], PackedBatch]) -> float:
-        """What the classifier pads."""
-        return self._classifier.padding_ratio([batch[1]])
-
-    def extract(self, batch: tuple[list[_Wanted], PackedBatch]) -> list[Extraction | ItemFailure]:
+    def extract(self, batch: ClassifierBatch) -> list[Extraction | ItemFailure]:
         """The classes of each item, the likeliest first."""
-        wanted, packed = batch
-        logits = self._classifier.logits(packed).cpu()
+        logits = self._classifier.logits_of_rows(batch.rows)
         finite = torch.isfinite(logits).all(dim=1).tolist()
         return [
-            Extraction(classifications=self._classes(row, one)) if fine else NOT_FINITE
-            for row, one, fine in zip(logits, wanted, finite, strict=True)
+            Extraction(classifications=self._classes(row, item.wanted)) if fine else NOT_FINITE
+            for row, item, fine in zip(logits, batch.items, finite, strict=True)
         ]
 
     def _classes(self, logits: torch.Tensor, wanted: _Wanted) -> list[Classification]:
@@ -111,19 +107,9 @@ class TextClassificationAdapter(ClassifierAdapter):
         return chosen[: wanted.top_k or None]
 
     def _function(self) -> str:
-        """How the model's own configuration wants its logits read (pipelines/text_classification.py)."""
+        """The function that the model's configuration asks for, by transformers' rule (text_classification.py)."""
         config = self._classifier.config
         if config.problem_type == "regression":
             return "none"
         multiple = config.problem_type == "multi_label_classification" or config.num_labels == 1
         return "sigmoid" if multiple else "softmax"
-
-
-def _wanted(call: Call) -> _Wanted:
-    options = OptionReader(call)
-    return _Wanted(
-        options.choice("function_to_apply", "auto", FUNCTIONS),
-        options.threshold("threshold", 0.0),
-        options.whole("top_k", 0, 1),
-        frozenset(call.labels if isinstance(call, ExtractCall) else ()),
-    )

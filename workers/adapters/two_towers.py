@@ -19,7 +19,7 @@ from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.extras import require
 from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared, SparseRows
-from workers.adapters.shared.checkpoint import load_transformer, position_limit
+from workers.adapters.shared.checkpoint import load_model, position_limit, shortest
 from workers.adapters.shared.images import VisualEncoder, from_first_image, load_image_processor
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import masked_share
@@ -70,19 +70,9 @@ class TwoTowersAdapter(VisualEncoder):
         processor = load_image_processor(context.directory, trust_remote_code=context.trust_remote_code)
         tokenizer = TextTokenizer.load(context.directory, trust_remote_code=context.trust_remote_code)
         context.progress("tokenizer", 1.0)
-        model = load_transformer(
-            context.directory,
-            device=context.device,
-            dtype=context.dtype,
-            trust_remote_code=context.trust_remote_code,
-        )
-        context.progress("weights", 1.0)
-        known = [
-            length
-            for length in (context.max_sequence_length, position_limit(model.text_model))
-            if length is not None
-        ]
-        adapter = cls(model, tokenizer, processor, min(known), bool(context.options.get("normalize", True)))
+        model = load_model(context)
+        limit = shortest(context.max_sequence_length, position_limit(model.text_model))
+        adapter = cls(model, tokenizer, processor, limit, bool(context.options.get("normalize", True)))
         context.progress("proof", 1.0)
         return adapter
 

@@ -1,7 +1,7 @@
 """Load a transformers model from a local directory: explicit dtype, no pickled code, nothing left random.
 
-transformers fills weights that a checkpoint lacks with random numbers and only warns. Here that is an error, except
-for the pooler, which no family of ours reads.
+transformers fills weights that a checkpoint lacks with random numbers and only warns. Here missing weights are an
+error, except those of the pooler, which no family of ours reads.
 """
 
 from __future__ import annotations
@@ -11,20 +11,55 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING, AutoConfig, AutoModel, AutoModelForTextEncoding
+from transformers import (
+    MODEL_FOR_TEXT_ENCODING_MAPPING,
+    AutoConfig,
+    AutoModel,
+    AutoModelForTextEncoding,
+    AutoTokenizer,
+)
 from transformers.utils import logging as transformers_logging
 
+from workers.adapters.base import LoadContext
 from workers.adapters.shared.building import BUILDING
 from workers.loading.source import PICKLED, is_plain
 
-# Arguments of from_pretrained that a stored file may not set.
 _OURS = frozenset(
     {"dtype", "torch_dtype", "attn_implementation", "local_files_only", "device_map", "use_safetensors"}
 )
+"""Arguments of from_pretrained that a stored file may not set."""
+_NO_LIMIT = 10**9
+"""transformers marks "no limit stored" with a larger number."""
+_DEFAULT_LENGTH = 512
 
 
 class CheckpointError(ValueError):
     """The weights in the directory do not make up the model that its config describes."""
+
+
+def load_model(
+    context: LoadContext, factory: Any = None, directory: Path | None = None, **arguments: Any
+) -> Any:
+    """`load_transformer` of the context's directory, or of `directory` inside; reports the phase "weights"."""
+    model = load_transformer(
+        directory or context.directory,
+        device=context.device,
+        dtype=context.dtype,
+        trust_remote_code=context.trust_remote_code,
+        factory=factory,
+        **arguments,
+    )
+    context.progress("weights", 1.0)
+    return model
+
+
+def load_tokenizer(context: LoadContext) -> Any:
+    """The transformers tokenizer of the context's directory; reports the phase "tokenizer"."""
+    tokenizer = AutoTokenizer.from_pretrained(
+        str(context.directory), local_files_only=True, trust_remote_code=context.trust_remote_code
+    )
+    context.progress("tokenizer", 1.0)
+    return tokenizer
 
 
 def load_transformer(
@@ -60,8 +95,8 @@ def load_transformer(
     except ValueError as error:
         if "scaled_dot_product_attention" not in str(error):
             raise
-        # NOTE: its parts choose for themselves, from a config that the first attempt has not marked: in Grounding DINO
-        # the text tower offers SDPA, and its mask would be misread by "eager".
+        # NOTE: each part of the model chooses its attention. In Grounding DINO the text tower offers SDPA, and "eager"
+        # would misread its mask. The first attempt has written into the config, so the config is read again.
         arguments["config"] = AutoConfig.from_pretrained(str(directory), **described)
         model, report = _load(factory, directory, arguments, None)
     missing = sorted(name for name in report["missing_keys"] if "pooler." not in name)
@@ -97,7 +132,7 @@ def position_offset(model: torch.nn.Module) -> int:
 
 
 def position_limit(model: Any) -> int | None:
-    """How many tokens the model has positions for, or None where that is unbounded or not stated."""
+    """How many tokens the model has positions for. None where the number is unbounded or not stated."""
     config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
     positions = getattr(config, "max_position_embeddings", None)
     if not isinstance(positions, int) or positions <= 0:
@@ -110,3 +145,14 @@ def attends_causally(model: torch.nn.Module) -> bool:
     if getattr(getattr(model, "config", None), "is_causal", None) is False:
         return False
     return any(getattr(module, "is_causal", False) is True for module in model.modules())
+
+
+def stored_limit(tokenizer: Any) -> int | None:
+    """The longest text in tokens as stored with a transformers tokenizer, or None."""
+    limit = tokenizer.model_max_length
+    return int(limit) if limit and limit < _NO_LIMIT else None
+
+
+def shortest(*limits: int | None) -> int:
+    """The least of the limits that are known, in tokens; 512 where none is."""
+    return min((limit for limit in limits if limit is not None), default=_DEFAULT_LENGTH)

@@ -1,11 +1,12 @@
 """Classification heads of transformers over packed batches: of whole sequences, and of single tokens.
 
-The transformer runs as one packed row (`TextEncoder`). Its classification head is the model's own code: the base model
-in it is replaced by a stand-in that hands over hidden states which are there already. At load this has to prove itself
-against the untouched model:
+The transformer runs as one packed row (`TextEncoder`). The head is the model's own code: a stand-in takes the place of
+the base model and hands the hidden states of the row to the head. At load the divided model is compared with the
+untouched one, and the first of these ways that gives the same logits is used:
 
-1. whole sequences: the head over their first tokens alone; else over all their tokens, padded;
-2. else, and for models with a decoder, the untouched model over padded rectangles.
+1. for whole sequences the head over the first tokens alone, then the head over all tokens, padded; for tokens the head
+   over the row;
+2. the untouched model over padded rectangles. Models with a decoder always run this way.
 """
 
 from __future__ import annotations
@@ -13,18 +14,25 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import nn
-from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from workers.adapters.base import LoadContext
-from workers.adapters.shared.attention import HALF
+from workers.adapters.base import LoadContext, Prepared
 from workers.adapters.shared.building import parameter_bytes
-from workers.adapters.shared.checkpoint import load_transformer
-from workers.adapters.shared.encoder import TextEncoder, rectangle_padding, rectangles
+from workers.adapters.shared.checkpoint import load_model, load_tokenizer, shortest, stored_limit
+from workers.adapters.shared.encoder import (
+    TextEncoder,
+    agree,
+    padded,
+    random_sequences,
+    rectangle_padding,
+)
+from workers.adapters.shared.extracting import ExtractAdapter
 from workers.adapters.shared.linears import lay_out_linears
 from workers.adapters.shared.packing import PackedBatch, TokenSequence, divided, pack
 from workers.strategies import stepping
@@ -32,12 +40,10 @@ from workers.strategies import stepping
 log = logging.getLogger(__name__)
 
 _PROOF_LENGTHS = (3, 40, 17, 17, 1)
-# transformers marks "no limit stored" with a huge number.
-_NO_LIMIT = 10**9
 
 
 class _Given(nn.Module):
-    """Stands in the place of a base model: answers every call with the hidden states that were put into it."""
+    """Stands in for a base model and answers every call with the hidden states in `hidden`."""
 
     def __init__(self, base: Any) -> None:
         super().__init__()
@@ -52,7 +58,7 @@ class _Given(nn.Module):
 
 
 class _Classifier(ABC):
-    """What both kinds of heads share: the packed transformer, the head, and their proof."""
+    """A packed transformer, a classification head, and the comparison with the untouched model."""
 
     factory: ClassVar[Any]
     batch_tokens = 16384
@@ -87,17 +93,11 @@ class _Classifier(ABC):
 
     @property
     def position_limit(self) -> int | None:
-        """How many tokens the model has positions for, or None where that is not known."""
+        """How many tokens the model has positions for, or None where the number is not known."""
         if self._encoder is not None:
             return self._encoder.position_limit
         positions = getattr(self.config, "max_position_embeddings", None)
         return positions if isinstance(positions, int) and positions > 0 else None
-
-    def limit(self, wanted: int | None, stored: int | None) -> int:
-        """The longest sequence in tokens: as the catalog or else the tokenizer says, within the model's positions."""
-        chosen = wanted or (stored if stored and stored < _NO_LIMIT else None)
-        known = [length for length in (chosen, self.position_limit) if length is not None]
-        return min(known) if known else 512
 
     def pack(self, sequences: list[TokenSequence]) -> PackedBatch:
         """One batch of host tensors; thread-safe."""
@@ -106,7 +106,7 @@ class _Classifier(ABC):
         return pack(sequences, pin=self.device.type == "cuda")
 
     def rows(self, sequences: list[TokenSequence]) -> list[PackedBatch]:
-        """The same in several rows where an item alone (many labels, many windows) is over the token budget."""
+        """`pack` in several rows where the sequences have more than `batch_tokens`."""
         tokens = [len(sequence.ids) for sequence in sequences]
         return [self.pack(sequences[part]) for part in divided(tokens, self.batch_tokens)]
 
@@ -116,7 +116,7 @@ class _Classifier(ABC):
 
     @torch.inference_mode()
     def _divide(self, special_ids: frozenset[int]) -> None:
-        """Part base model and head; a difference or an error puts the model together again."""
+        """Divide base model and head; after a difference or an error put the model together again."""
         name, model = self.model.base_model_prefix, self.model
         attention = model.config._attn_implementation
         batch = self._proof_batch(special_ids)
@@ -129,7 +129,7 @@ class _Classifier(ABC):
                 return
             reason = "the head gives other values over packed rows"
         except Exception as failure:
-            # NOTE: model code outside ours may raise anything; the whole model remains.
+            # NOTE: model code outside ours may raise anything; the whole model still works.
             reason = f"{type(failure).__name__}: {str(failure).partition(chr(10))[0]}"
         log.warning("%s runs whole and padded: %s", type(model).__name__, reason)
         setattr(model, name, self._base)
@@ -139,11 +139,6 @@ class _Classifier(ABC):
     @abstractmethod
     def _prove(self, batch: PackedBatch, wanted: torch.Tensor) -> bool:
         """Whether the divided model gives the `wanted` logits, in packed order."""
-
-    def _agrees(self, got: torch.Tensor, wanted: torch.Tensor) -> bool:
-        """Whether two results agree within the precision of the model."""
-        error = float((got.float() - wanted.float()).norm() / wanted.float().norm().clamp(min=1e-12))
-        return error <= (5e-2 if self.model.dtype in HALF else 1e-3)
 
     def _head(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Logits of hidden states [n, tokens, width] by the model's own head."""
@@ -158,35 +153,16 @@ class _Classifier(ABC):
 
     def _whole(self, batch: PackedBatch) -> torch.Tensor:
         """Logits of the untouched model, in packed order: per sequence, or per token of the row."""
-        parts = []
-        for start, lens in rectangles(batch):
-            mask, stop = self._mask(lens), start + sum(lens)
-            ids = torch.full(mask.shape, self._pad_id, device=self.device)
-            ids[mask] = batch.ids[0, start:stop]
-            arguments = {"input_ids": ids, "attention_mask": mask.long()}
-            if batch.types is not None:
-                arguments["token_type_ids"] = torch.zeros_like(ids)
-                arguments["token_type_ids"][mask] = batch.types[0, start:stop]
-            logits = self.model(**arguments).logits
-            parts.append(logits[mask] if logits.dim() == 3 else logits)
-        return torch.cat(parts)
-
-    def _mask(self, lens: list[int]) -> torch.Tensor:
-        """bool [n, longest]: which places of a rectangle hold tokens."""
-        sizes = torch.tensor(lens, device=self.device)
-        return torch.arange(lens[0], device=self.device) < sizes[:, None]
+        found = []
+        for part in padded(batch, self._pad_id):
+            logits = self.model(**part.inputs()).logits
+            found.append(logits[part.mask] if logits.dim() == 3 else logits)
+        return torch.cat(found)
 
     def _proof_batch(self, special_ids: frozenset[int]) -> PackedBatch:
-        """Random sequences of ordinary tokens that end as the model's own do."""
-        generator = torch.Generator().manual_seed(0)
-        ordinary = [token for token in range(min(self.config.vocab_size, 1000)) if token not in special_ids]
-        limit = self.position_limit or max(_PROOF_LENGTHS)
-        drawn = [
-            torch.randint(len(ordinary), (min(length, limit),), generator=generator)
-            for length in _PROOF_LENGTHS
-        ]
-        sequences = [TokenSequence(torch.tensor(ordinary)[places].numpy()) for places in drawn]
-        return pack(sequences).to(self.device)
+        """Random sequences of ordinary tokens."""
+        vocabulary, limit = min(self.config.vocab_size, 1000), self.position_limit
+        return pack(random_sequences(vocabulary, special_ids, _PROOF_LENGTHS, limit)).to(self.device)
 
 
 class SequenceClassifier(_Classifier):
@@ -201,26 +177,29 @@ class SequenceClassifier(_Classifier):
         rows = self._whole(batch) if self._encoder is None else self._divided(batch)
         return rows.float().index_select(0, batch.restore)
 
+    def logits_of_rows(self, rows: Sequence[PackedBatch]) -> torch.Tensor:
+        """fp32 [n of all rows, labels] on the host, row after row, each row a step.  Device thread only."""
+        return torch.cat([self.logits(row) for row in in_steps(rows)]).cpu()
+
     def _divided(self, batch: PackedBatch) -> torch.Tensor:
         assert self._encoder is not None
         rows = self._encoder.token_rows(batch)
         if self._first_only:
             hidden = rows[batch.layout.first][:, None]
             return self._head(hidden, torch.ones(hidden.shape[:2], dtype=torch.long, device=self.device))
-        parts = []
-        for start, lens in rectangles(batch):
-            mask = self._mask(lens)
-            hidden = rows.new_zeros((*mask.shape, rows.shape[1]))
-            hidden[mask] = rows[start : start + sum(lens)]
-            parts.append(self._head(hidden, mask.long()))
-        return torch.cat(parts)
+        found = []
+        for part in padded(batch, self._pad_id):
+            hidden = rows.new_zeros((*part.mask.shape, rows.shape[1]))
+            hidden[part.mask] = rows[part.place]
+            found.append(self._head(hidden, part.mask.long()))
+        return torch.cat(found)
 
     def _prove(self, batch: PackedBatch, wanted: torch.Tensor) -> bool:
         self._first_only = True
-        if self._agrees(self._divided(batch), wanted):
+        if agree(self._divided(batch), wanted):
             return True
         self._first_only = False
-        return self._agrees(self._divided(batch), wanted)
+        return agree(self._divided(batch), wanted)
 
 
 class TokenClassifier(_Classifier):
@@ -239,10 +218,10 @@ class TokenClassifier(_Classifier):
         return self._head(rows, torch.ones(rows.shape[:2], dtype=torch.long, device=self.device))[0]
 
     def _prove(self, batch: PackedBatch, wanted: torch.Tensor) -> bool:
-        return self._agrees(self._divided(batch), wanted)
+        return agree(self._divided(batch), wanted)
 
 
-K = TypeVar("K", bound=_Classifier)
+K = TypeVar("K", SequenceClassifier, TokenClassifier)
 
 
 class Loaded(NamedTuple, Generic[K]):
@@ -253,31 +232,68 @@ class Loaded(NamedTuple, Generic[K]):
     limit: int
 
 
+@dataclass(frozen=True, slots=True)
+class ClassifierItem:
+    """One item: the token sequences to classify, and what the request asks of the item, in the family's form."""
+
+    sequences: Sequence[TokenSequence]
+    wanted: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifierBatch:
+    """Items, and the sequences of all items in packed rows."""
+
+    items: list[Any]
+    rows: list[PackedBatch]
+
+
+class ClassifierAdapter(ExtractAdapter, Generic[K]):
+    """Base of the extract families around a classification head; payloads are `ClassifierItem`."""
+
+    def __init__(self, classifier: K, limit: int) -> None:
+        """`limit` is the longest sequence in tokens."""
+        self._classifier: K = classifier
+        self._limit = limit
+        self.packed = classifier.packed
+
+    @property
+    def max_sequence_length(self) -> int:
+        """Longest sequence in tokens, special tokens included."""
+        return self._limit
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held by weights and buffers."""
+        return self._classifier.memory_bytes
+
+    def collate(self, prepared: Sequence[Prepared]) -> ClassifierBatch:
+        """All sequences of all items in packed rows."""
+        items: list[ClassifierItem] = [item.payload for item in prepared]
+        return ClassifierBatch(
+            items, self._classifier.rows([sequence for item in items for sequence in item.sequences])
+        )
+
+    def padding_ratio(self, batch: ClassifierBatch) -> float:
+        """Share of padding in the forward passes of the classifier."""
+        return self._classifier.padding_ratio(batch.rows)
+
+
 def load_classifier(context: LoadContext, kind: type[K]) -> Loaded[K]:
     """Tokenizer and model of `context.directory`; progress phases are "tokenizer" and "weights"."""
-    tokenizer = AutoTokenizer.from_pretrained(
-        str(context.directory), local_files_only=True, trust_remote_code=context.trust_remote_code
-    )
-    context.progress("tokenizer", 1.0)
-    model = load_transformer(
-        context.directory,
-        device=context.device,
-        dtype=context.dtype,
-        trust_remote_code=context.trust_remote_code,
-        factory=kind.factory,
-    )
+    tokenizer = load_tokenizer(context)
+    model = load_model(context, kind.factory)
     if context.device.type == "cpu":
         lay_out_linears(model)
-    context.progress("weights", 1.0)
     pad_id = int(tokenizer.pad_token_id or 0)
     classifier = kind(model, special_ids=frozenset(tokenizer.all_special_ids), pad_id=pad_id)
     classifier.batch_tokens = context.batch_tokens
-    limit = classifier.limit(context.max_sequence_length, tokenizer.model_max_length)
-    return Loaded(classifier, tokenizer, limit)
+    stated = context.max_sequence_length or stored_limit(tokenizer)
+    return Loaded(classifier, tokenizer, shortest(stated, classifier.position_limit))
 
 
 def in_steps(rows: Sequence[PackedBatch]) -> Iterator[PackedBatch]:
-    """The rows of a batch, one step each."""
+    """The rows of a batch, each as a step of its own (`workers.strategies.stepping`)."""
     return stepping.each(rows, [int(row.ids.shape[1]) for row in rows])
 
 

@@ -1,15 +1,15 @@
-"""Run a transformer over a packed batch and give its token vectors as rows.
+"""Run a transformer over a packed batch; the result is one vector per token, as rows.
 
-Two ways behind one call: the packed one sends the row through the model as it is, the padded one cuts it into
-rectangles of similar lengths.  At load the packed way has to prove itself: a few random sequences go through both,
-and only where the results agree is it used.  Models that bypass transformers' attention registry take the padded way.
+There are two ways behind one call. The packed way sends the row through the model as it is. The padded way cuts the row
+into rectangles of similar lengths. At load a few random sequences go both ways, and the packed way is used only where
+the results agree. Models that bypass transformers' attention registry take the padded way.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,12 +20,11 @@ from workers.adapters.shared.packing import PackedBatch, TokenSequence, filled, 
 
 log = logging.getLogger(__name__)
 
-# A padded rectangle ends where a sequence is shorter than this share of its longest one, or at this many rows.
 _LEAST_FILL = 0.8
 _MOST_ROWS = 64
-
-# Lengths of the sequences in the proof: repeated, single-token and longer than common sliding windows.
+"""A rectangle ends at this many rows, or at a sequence shorter than `_LEAST_FILL` of the rectangle's longest."""
 _PROOF_LENGTHS = (3, 150, 17, 17, 1, 40)
+"""Lengths of the sequences in the proof: repeated, single-token and longer than common sliding windows."""
 
 
 class TextEncoder:
@@ -75,40 +74,26 @@ class TextEncoder:
 
     def _padded_rows(self, batch: PackedBatch) -> torch.Tensor:
         """The row as rectangles of similar lengths, padded on the right, one forward each."""
-        parts = []
-        done = 0
-        for start, lens in rectangles(batch):
-            places = torch.arange(lens[0], device=self.device)
-            mask = places < torch.tensor(lens, device=self.device)[:, None]
-            stop = start + sum(lens)
-            ids = torch.full(mask.shape, self._pad_id, device=self.device)
-            ids[mask] = batch.ids[0, start:stop]
-            attended = (
-                mask
-                if batch.layout.seen is None
-                else places < batch.layout.seen[done : done + len(lens), None]
-            )
-            done += len(lens)
-            arguments = {"input_ids": ids, "attention_mask": attended.long()}
-            if batch.types is not None:
-                types = torch.zeros_like(ids)
-                types[mask] = batch.types[0, start:stop]
-                arguments["token_type_ids"] = types
-            parts.append(self.model(**arguments).last_hidden_state[mask])
-        return torch.cat(parts)
+        vectors, seen = [], batch.layout.seen
+        for part in padded(batch, self._pad_id):
+            count, longest = part.mask.shape
+            attended = part.mask
+            if seen is not None:
+                attended = (
+                    torch.arange(longest, device=self.device) < seen[part.first : part.first + count, None]
+                )
+            vectors.append(self.model(**part.inputs(attended)).last_hidden_state[part.mask])
+        return torch.cat(vectors)
 
     @torch.inference_mode()
     def _prove(self, special_ids: frozenset[int]) -> bool:
         """Compare both ways; on a difference or an error go back to the padded one and log why."""
         batch = self.pack(self._proof_sequences(special_ids)).to(self.device)
-        wanted = self._padded_rows(batch).float()
+        wanted = self._padded_rows(batch)
         try:
             self._use_packed_attention()
-            got = self._packed_rows(batch).float()
-            error = float((got - wanted).norm() / wanted.norm().clamp(min=1e-12))
-            reason = (
-                None if error <= (5e-2 if self.dtype in HALF else 1e-3) else f"results differ by {error:.1e}"
-            )
+            got = self._packed_rows(batch)
+            reason = None if agree(got, wanted) else f"results differ by {difference(got, wanted):.1e}"
         except (
             Exception
         ) as failure:  # NOTE: model code outside ours may raise anything; the padded way remains.
@@ -135,20 +120,76 @@ class TextEncoder:
         """Random sequences of ordinary tokens, within the model's positions."""
         config = self.model.config.get_text_config()
         special = {*special_ids, self._pad_id, getattr(config, "pad_token_id", None)}
-        ordinary = torch.ones(int(config.vocab_size), dtype=torch.bool)
-        ordinary[[token for token in special if token is not None and 0 <= token < len(ordinary)]] = False
-        candidates = ordinary.nonzero()[:, 0]
-        generator = torch.Generator().manual_seed(0)
-        sequences = []
-        for length in _PROOF_LENGTHS:
-            count = min(length, self.position_limit or length)
-            drawn = torch.randint(len(candidates), (count,), generator=generator)
-            sequences.append(TokenSequence(ids=candidates[drawn].numpy()))
-        return sequences
+        return random_sequences(int(config.vocab_size), special, _PROOF_LENGTHS, self.position_limit)
+
+
+class Rectangle(NamedTuple):
+    """Neighbouring sequences of a packed row, padded on the right to the longest of them.
+
+    place  the tokens of these sequences in the row
+    first  number of the first sequence in the row
+    ids    int64 [n, longest]
+    mask   bool [n, longest], true at tokens
+    types  int64 [n, longest] segment ids, or None where the row has none
+    """
+
+    place: slice
+    first: int
+    ids: torch.Tensor
+    mask: torch.Tensor
+    types: torch.Tensor | None
+
+    def inputs(self, attended: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        """Arguments of a transformers model; `attended` takes the place of the mask."""
+        mask = self.mask if attended is None else attended
+        types = {} if self.types is None else {"token_type_ids": self.types}
+        return {"input_ids": self.ids, "attention_mask": mask.long(), **types}
+
+
+def padded(
+    batch: PackedBatch, pad_id: int, pieces: Iterable[tuple[int, list[int]]] | None = None
+) -> Iterator[Rectangle]:
+    """The row in rectangles on its device: by default those of `rectangles`, else `pieces` in the same form."""
+    first, device = 0, batch.ids.device
+    for start, lens in rectangles(batch) if pieces is None else pieces:
+        place = slice(start, start + sum(lens))
+        mask = torch.arange(lens[0], device=device) < torch.tensor(lens, device=device)[:, None]
+        ids, types = torch.full(mask.shape, pad_id, device=device), None
+        ids[mask] = batch.ids[0, place]
+        if batch.types is not None:
+            types = torch.zeros_like(ids)
+            types[mask] = batch.types[0, place]
+        yield Rectangle(place, first, ids, mask, types)
+        first += len(lens)
+
+
+def random_sequences(
+    vocabulary: int, special: Iterable[int | None], lengths: Sequence[int], limit: int | None
+) -> list[TokenSequence]:
+    """The same random sequences in every call, of these lengths (at most `limit`), without the `special` ids."""
+    ordinary = torch.ones(vocabulary, dtype=torch.bool)
+    ordinary[[token for token in special if token is not None and 0 <= token < vocabulary]] = False
+    candidates = ordinary.nonzero()[:, 0]
+    generator = torch.Generator().manual_seed(0)
+    drawn = [
+        torch.randint(len(candidates), (min(length, limit or length),), generator=generator)
+        for length in lengths
+    ]
+    return [TokenSequence(candidates[places].numpy()) for places in drawn]
+
+
+def difference(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Norm of the difference as a share of the norm of `wanted`."""
+    return float((got.float() - wanted.float()).norm() / wanted.float().norm().clamp(min=1e-12))
+
+
+def agree(got: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether two results are equal within the precision in which the model computed `wanted`."""
+    return difference(got, wanted) <= (5e-2 if wanted.dtype in HALF else 1e-3)
 
 
 def rectangles(batch: PackedBatch) -> Iterator[tuple[int, list[int]]]:
-    """Cut a row, sorted longest first, into (first token, lengths) of sequences to pad together."""
+    """(first token, lengths) of neighbouring sequences to pad together; the row is sorted longest first."""
     start = 0
     lens: list[int] = []
     for run in batch.layout.runs:

@@ -1,9 +1,9 @@
-"""What the extract families share: no vectors, one place that refuses what a family cannot use, and places in texts.
+"""The base of the extract families, and tokenizing with places.
 
-1. A family states by class attributes how it treats labels, `output_schema` and texts that are too long; its own
-   `check` reads the options, which refuses bad ones.
-2. Families whose answers point into a text tokenize it into token ids with their places, in one window or in
-   overlapping ones. Places count characters of the text as it was sent, whatever the tokenizer normalises.
+1. A family states by class attributes how it treats labels, `output_schema` and texts that are too long. Its
+   `wanted_of` reads the options of a call and refuses bad ones.
+2. Families whose answers point into a text tokenize the text into token ids with places, in one window or in
+   overlapping windows. Places count characters of the text as sent, whatever the tokenizer normalises.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -22,26 +22,21 @@ from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import Adapter, Excess, ItemFailure
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import TokenSequence
-from workers.adapters.shared.tokenizing import as_ids
-
-if TYPE_CHECKING:
-    from workers.adapters.shared.classification import SequenceClassifier, TokenClassifier
+from workers.adapters.shared.tokenizing import as_ids, rust_copy
 
 NOT_FINITE = ItemFailure("INFERENCE_ERROR", "the model gave a value that is not finite")
-
-
 _OVERLAP = 8
-"""Neighbouring windows share one part in so many of their tokens."""
+"""Neighbouring windows share an eighth of their tokens."""
 
 
 class ExtractAdapter(Adapter):
     """Base of the families that find something in an item.
 
-    labels      "required": the caller names what to look for; "own": the model's own, which the caller's may narrow;
-                "unused": ignored
-    overflows   what may be done with texts that are too long (`ipc.catalog.option_names.OVERFLOW_POLICIES`)
-    schema      whether `output_schema` is honoured; where it is not, it is ignored
-    asks        whether the instruction is read
+    labels     "required": the caller names what to look for; "own": the labels of the model, which the caller may
+               narrow; "unused": labels of the caller are ignored
+    overflows  what may be done with texts that are too long (`ipc.catalog.option_names.OVERFLOW_POLICIES`)
+    schema     whether `output_schema` is honoured; otherwise `output_schema` is ignored
+    asks       whether the instruction is read
     """
 
     labels: ClassVar[Literal["required", "own", "unused"]] = "unused"
@@ -51,22 +46,22 @@ class ExtractAdapter(Adapter):
 
     @property
     def uses(self) -> frozenset[str]:
-        """Its options, and those of labels, schema and instruction that it reads."""
+        """All options of the family, and "labels", "output_schema" and "instruction" where the family reads these."""
         read = {"labels": self.labels != "unused", "output_schema": self.schema, "instruction": self.asks}
         return frozenset((*self.spec.options, *(name for name, used in read.items() if used)))
 
     @property
     def dims(self) -> dict[str, int]:
-        """Nothing here has a width."""
+        """No vectors."""
         return {}
 
     @property
     def own_labels(self) -> Sequence[str]:
-        """The labels that the model itself knows; empty where the caller brings them."""
+        """The labels of the model; empty where the caller brings the labels."""
         return ()
 
     def refuse_unsupported(self, call: Call) -> None:
-        """Refuse what this family cannot use, before anything is queued."""
+        """Refuse labels, overflow policies and options that this family cannot use."""
         super().refuse_unsupported(call)
         if not isinstance(call, ExtractCall):
             return
@@ -87,30 +82,16 @@ class ExtractAdapter(Adapter):
                 )
 
     def labels_of(self, call: ExtractCall) -> list[str]:
-        """What the call asks to look for."""
+        """The labels to look for."""
         return call.labels
 
     @abstractmethod
+    def wanted_of(self, call: ExtractCall) -> Any:
+        """What a call asks of its items, in the family's own form. Raises `InvalidInput` that names field and limit."""
+
     def refuse_options(self, call: ExtractCall) -> None:
-        """Read the options once; raises `InvalidInput` for one that cannot be used."""
-
-
-class ClassifierAdapter(ExtractAdapter):
-    """Base of the families around a classification head; `limit` is the longest sequence in tokens."""
-
-    def __init__(self, classifier: SequenceClassifier | TokenClassifier, limit: int) -> None:
-        self._limit, self._memory_bytes = limit, classifier.memory_bytes
-        self.packed = classifier.packed
-
-    @property
-    def max_sequence_length(self) -> int:
-        """Longest sequence in tokens, special tokens included."""
-        return self._limit
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes held by weights and buffers."""
-        return self._memory_bytes
+        """Refuse what `wanted_of` refuses, or less where `prepare` refuses the rest."""
+        self.wanted_of(call)
 
 
 def text_of(item: InputItem) -> str:
@@ -121,14 +102,14 @@ def text_of(item: InputItem) -> str:
 
 
 def place_of(item: InputItem, call: Call) -> int:
-    """The index of `item` in its request, for messages; `prepare` sees only a part of the items."""
+    """The index of `item` in its request, for messages; `prepare` gets only some items of a request."""
     return next((index for index, other in enumerate(call.items) if other is item), 0)
 
 
 def ranked(
     labels: Sequence[str], scores: Sequence[float], threshold: float | None = None
 ) -> list[Classification]:
-    """Labels with their scores, the likeliest first; those below `threshold` are left out."""
+    """Labels with their scores, the likeliest first, without scores below `threshold`."""
     pairs = sorted(zip(labels, scores, strict=True), key=lambda pair: -pair[1])
     return [Classification(label, score) for label, score in pairs if threshold is None or score >= threshold]
 
@@ -137,9 +118,9 @@ def ranked(
 class Window:
     """One sequence of tokens of a text.
 
-    kept    int64 [k], the tokens that are no special ones
+    kept    int64 [k], the tokens without the special ones
     places  int64 [k, 2], start and end of each kept token in the text, in characters
-    inner   bool [k], whether a kept token goes on with the word of the token before it
+    inner   bool [k], whether a kept token belongs to the word of the token before
     """
 
     sequence: TokenSequence
@@ -153,16 +134,15 @@ class OffsetTokenizer:
 
     def __init__(self, tokenizer: Any, limit: int) -> None:
         """Copy the Rust object of a transformers tokenizer. Raises ValueError when it has none."""
-        if not tokenizer.is_fast:
-            raise ValueError("the tokenizer of this model is not a fast one; places in the text need it")
-        text = tokenizer.backend_tokenizer.to_str()
+        right = _cutter(tokenizer, limit)
+        stride = max(1, limit // _OVERLAP) if limit > _OVERLAP else 0
         self._cutting = {
-            "truncate": _cut(text, limit),
-            "error": _cut(text, limit),
-            "truncate_left": _cut(text, limit, direction="left"),
-            "chunk": _cut(text, limit, stride=max(1, limit // _OVERLAP) if limit > _OVERLAP else 0),
+            "truncate": right,
+            "error": right,
+            "truncate_left": _cutter(tokenizer, limit, direction="left"),
+            "chunk": _cutter(tokenizer, limit, stride=stride),
         }
-        self._special = int(self._cutting["error"].num_special_tokens_to_add(is_pair=False))
+        self._special = int(right.num_special_tokens_to_add(is_pair=False))
         self._uses_types = "token_type_ids" in tokenizer.model_input_names
         self._prefixed = bool(getattr(self._cutting["chunk"].model, "continuing_subword_prefix", None))
         self._unknown_id = tokenizer.unk_token_id
@@ -170,7 +150,7 @@ class OffsetTokenizer:
         self.pad_id = int(tokenizer.pad_token_id or 0)
 
     def windows(self, texts: Sequence[str], overflow: str) -> list[tuple[list[Window], Excess | None]]:
-        """The windows of each text (more than one only for "chunk"), and how much of it was cut, if anything."""
+        """The windows of each text (several only for "chunk"), and how much of the text was cut, if anything."""
         found: list[tuple[list[Window], Excess | None]] = []
         for text, encoding in zip(texts, self._cutting[overflow].encode_batch(list(texts)), strict=True):
             encodings = [encoding, *encoding.overflowing] if overflow == "chunk" else [encoding]
@@ -189,7 +169,7 @@ class OffsetTokenizer:
         return Window(TokenSequence(as_ids(encoding.ids), types), kept, places, np.asarray(inner, dtype=bool))
 
     def _is_inner(self, text: str, encoding: Any, at: int) -> bool:
-        """transformers' rule of what continues a word (pipelines/token_classification.py: gather_pre_entities)."""
+        """Whether a token continues a word, by transformers' rule (token_classification.py: gather_pre_entities)."""
         token = encoding.ids[at]
         if token == self._unknown_id:
             return False
@@ -199,9 +179,8 @@ class OffsetTokenizer:
         return start > 0 and " " not in text[start - 1 : start + 1]
 
 
-def _cut(text: str, limit: int, *, stride: int = 0, direction: str = "right") -> Tokenizer:
+def _cutter(tokenizer: Any, limit: int, *, stride: int = 0, direction: str = "right") -> Tokenizer:
     """A copy of a Rust tokenizer that cuts at `limit` tokens, special tokens included."""
-    backend: Tokenizer = Tokenizer.from_str(text)
-    backend.no_padding()
+    backend = rust_copy(tokenizer, "places in the text need it")
     backend.enable_truncation(limit, stride=stride, direction=direction)
     return backend

@@ -23,12 +23,12 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 import torch
 
-from ipc.errors import InputTooLong, InvalidInput
+from ipc.errors import InputTooLong
 from ipc.wire.extraction import DetectedObject, Extraction
 from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.building import parameter_bytes
-from workers.adapters.shared.checkpoint import load_transformer
+from workers.adapters.shared.checkpoint import load_model
 from workers.adapters.shared.extracting import NOT_FINITE, ExtractAdapter
 from workers.adapters.shared.images import first_image, require_vision
 
@@ -74,14 +74,7 @@ class ImageExtractAdapter(ExtractAdapter):
             str(context.directory), trust_remote_code=context.trust_remote_code, local_files_only=True
         )
         context.progress("processor", 1.0)
-        model = load_transformer(
-            context.directory,
-            device=context.device,
-            dtype=context.dtype,
-            trust_remote_code=context.trust_remote_code,
-            factory=getattr(transformers, cls.model_class),
-        )
-        context.progress("weights", 1.0)
+        model = load_model(context, getattr(transformers, cls.model_class))
         return cls.build(model, processor, context)
 
     @classmethod
@@ -100,21 +93,12 @@ class ImageExtractAdapter(ExtractAdapter):
         return parameter_bytes(self._model)
 
     @abstractmethod
-    def wanted_of(self, call: ExtractCall) -> Any:
-        """What a call asks for, read once for all its items. Raises `InvalidInput` that names field and limit."""
-
-    @abstractmethod
     def prepared(self, image: Any, item: InputItem, wanted: Any) -> Prepared | ItemFailure:
         """One decoded picture (PIL, RGB, upright) ready for the device."""
 
-    def refuse_options(self, call: ExtractCall) -> None:
-        """Read the options once."""
-        self.wanted_of(call)
-
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Decode and process the first image of each item."""
-        if not isinstance(call, ExtractCall):
-            raise InvalidInput("this model does not support anything but extract")
+        assert isinstance(call, ExtractCall)
         wanted = self.wanted_of(call)
         return [self._one(item, wanted) for item in items]
 

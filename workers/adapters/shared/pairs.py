@@ -1,8 +1,7 @@
 """Families that read query and document together: their base, and pairs of texts tokenized from several threads.
 
-A pair shares its first text with others more often than not (one premise with many hypotheses, one query with many
-documents), so both halves are tokenized alone, each distinct one once, and then joined by the tokenizer's own
-post-processor, which also cuts the pair to its length.
+Pairs of one request mostly share a text: one premise has many hypotheses, one query many documents. So each distinct
+half is tokenized alone, once. The tokenizer's own post-processor joins two halves and cuts the pair to its length.
 """
 
 from __future__ import annotations
@@ -11,12 +10,13 @@ from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from tokenizers import Tokenizer
 from torch import nn
 
 from ipc.errors import InvalidInput
-from ipc.wire.messages import Call, InputItem
-from workers.adapters.base import Adapter, Excess
+from ipc.wire.messages import Call, InputItem, ScoreCall
+from workers.adapters.base import Adapter, Excess, Prepared
+from workers.adapters.shared.classification import SequenceClassifier
+from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.long_texts import (
     CHARACTERS_PER_TOKEN,
     LONG,
@@ -24,14 +24,14 @@ from workers.adapters.shared.long_texts import (
     goes_word_by_word,
 )
 from workers.adapters.shared.options import OptionReader
-from workers.adapters.shared.packing import TokenSequence
-from workers.adapters.shared.tokenizing import as_ids
+from workers.adapters.shared.packing import PackedBatch, TokenSequence
+from workers.adapters.shared.tokenizing import as_ids, rust_copy
 
 Strategy = Literal["only_first", "only_second", "longest_first"]
 
 
 class Pair(NamedTuple):
-    """Two texts as one sequence, whether something of them was cut, and the tokens that both have uncut."""
+    """Two texts as one sequence. `tokens` counts both texts before anything was cut."""
 
     sequence: TokenSequence
     truncated: bool
@@ -43,13 +43,7 @@ class PairTokenizer:
 
     def __init__(self, tokenizer: Any, limit: int, strategy: Strategy) -> None:
         """Copy the Rust object of a transformers tokenizer. Raises ValueError when it has none."""
-        if not tokenizer.is_fast:
-            raise ValueError("the tokenizer of this model is not a fast one; pairs need it")
-        text = tokenizer.backend_tokenizer.to_str()
-        self._halves, self._cut, self._cut_left = (Tokenizer.from_str(text) for _ in range(3))
-        for backend in (self._halves, self._cut, self._cut_left):
-            backend.no_padding()
-            backend.no_truncation()
+        self._halves, self._cut, self._cut_left = (rust_copy(tokenizer, "pairs need it") for _ in range(3))
         self._word_by_word = goes_word_by_word(self._halves)
         self._cut.enable_truncation(limit, strategy=strategy)
         self._cut_left.enable_truncation(limit, strategy=strategy, direction="left")
@@ -64,10 +58,9 @@ class PairTokenizer:
         return list(self._halves.encode_batch(list(texts), add_special_tokens=False))
 
     def sides(self, texts: Sequence[str], overflow: str) -> list[Any]:
-        """As `halves`, but of long texts no more than what `join` keeps.
+        """As `halves`, but of a long text only the side that `join` keeps; with `error` every text is whole.
 
-        For halves that only are cut, or whose other halves have at most `limit` tokens. What `join` says of the tokens
-        of such a pair is not all of them; with `error` every text is whole.
+        For halves whose other half has at most `limit` tokens. `Pair.tokens` then counts only the tokens of that side.
         """
         longest = max(map(len, texts), default=0)
         if (
@@ -80,10 +73,9 @@ class PairTokenizer:
         return [encode_side(self._halves, text, self.limit, left=left) for text in texts]
 
     def join(self, first: Any, second: Any, overflow: str = "truncate") -> Pair:
-        """Two halves as the model reads them; with `truncate_left` they lose their beginnings.
+        """Two halves as the model reads them. A pair that is too long loses ends, with `truncate_left` beginnings.
 
-        The strategy must be able to cut enough: with "only_first" the second half and the special tokens have to leave
-        room for a token of the first.
+        With the strategy "only_first" the second half and the special tokens must leave room for a token of the first.
         """
         whole = len(first.ids) + len(second.ids) + self.special
         cutting = self._cut_left if overflow == "truncate_left" else self._cut
@@ -93,26 +85,61 @@ class PairTokenizer:
 
 
 class ScoreAdapter(Adapter):
-    """A model without vectors.
+    """Base of these families: pairs run through one model as one packed row.
 
     `overflows` is what may be done with pairs that are too long (`ipc.catalog.option_names.OVERFLOW_POLICIES`).
     """
 
     overflows: ClassVar[Collection[str]] = ("truncate", "error")
 
+    def __init__(
+        self, model: TextEncoder | SequenceClassifier, pairs: PairTokenizer, function: nn.Module
+    ) -> None:
+        """Put the parts together; `function` turns logits into scores."""
+        self._model, self._pairs, self._function = model, pairs, function
+
     @property
     def dims(self) -> dict[str, int]:
         """No vectors."""
         return {}
+
+    @property
+    def max_sequence_length(self) -> int:
+        """Longest pair in tokens, with all text and special tokens around the pair."""
+        return self._pairs.limit
+
+    @property
+    def packed(self) -> bool:
+        """Whether batches run without padding."""
+        return self._model.packed
 
     def refuse_unsupported(self, call: Call) -> None:
         """Refuse LoRA, and overflow policies that cannot cut a pair."""
         super().refuse_unsupported(call)
         OptionReader(call).refuse_overflow(self.overflows)
 
+    def collate(self, prepared: Sequence[Prepared]) -> PackedBatch:
+        """One packed batch of host tensors."""
+        return self._model.pack([item.payload for item in prepared])
+
+    def padding_ratio(self, batch: PackedBatch) -> float:
+        """Share of padding in the forward passes of the model."""
+        return self._model.padding_ratio([batch])
+
+    def scores(self, logits: torch.Tensor) -> torch.Tensor:
+        """fp32 scores of logits."""
+        found: torch.Tensor = self._function(logits.float())
+        return found
+
+
+def query_of(call: Call) -> str:
+    """The query of a score call. Raises `InvalidInput` for a query without text."""
+    [query] = texts_of([call.query if isinstance(call, ScoreCall) else InputItem("")], call.names.query)
+    return query
+
 
 def pair_excess(query: int, pair: int, limit: int) -> Excess:
-    """How much of a pair was cut, from the tokens of query and pair with everything around them."""
+    """How much of a pair was cut. `query` and `pair` count tokens, with all tokens around them."""
     if query >= limit:
         return Excess(query, limit, in_query=True)
     return Excess(pair, limit, "with the query")
@@ -132,9 +159,3 @@ def activation(name: str) -> nn.Module:
     if name not in known:
         raise ValueError(f"unknown activation {name!r}: use {', '.join(known)}")
     return known[name]()
-
-
-def activated(logits: torch.Tensor, function: nn.Module) -> torch.Tensor:
-    """fp32 scores of fp32 logits."""
-    scores: torch.Tensor = function(logits.float())
-    return scores

@@ -19,7 +19,7 @@ import torch
 from ipc.wire.messages import InputItem
 from workers.adapters.base import Adapter, Excess, LoadContext, Prepared
 from workers.adapters.shared.building import parameter_bytes
-from workers.adapters.shared.checkpoint import load_transformer
+from workers.adapters.shared.checkpoint import load_model, shortest
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.linears import lay_out_linears
 from workers.adapters.shared.long_texts import Part
@@ -113,13 +113,13 @@ class TextModel:
         context: LoadContext,
         layout: ModelLayout,
         *,
-        load: Callable[..., Any] = load_transformer,
+        load: Callable[..., Any] = load_model,
         backbone_of: Callable[[Any], Any] = lambda model: model,
     ) -> TextModel:
         """Load from a layout; progress phases are "tokenizer" and "weights".
 
-        `load` gives the model with the arguments of `load_transformer`, `backbone_of` the part of it that makes the
-        token vectors.
+        `load` takes the arguments of `load_model` and returns the model. `backbone_of` returns the part of the model
+        that makes the token vectors.
         """
         tokenizer = TextTokenizer.load(
             layout.transformer,
@@ -129,21 +129,16 @@ class TextModel:
         )
         context.progress("tokenizer", 1.0)
         model = load(
-            layout.transformer,
-            device=context.device,
-            dtype=context.dtype,
-            trust_remote_code=context.trust_remote_code,
+            context,
+            directory=layout.transformer,
             config_arguments=layout.config_arguments,
             model_arguments=layout.model_arguments,
         )
-        context.progress("weights", 1.0)
         if context.device.type == "cpu":
             lay_out_linears(model)
         encoder = TextEncoder(backbone_of(model), special_ids=tokenizer.special_ids, pad_id=tokenizer.pad_id)
-        limit = _length_limit(
-            context.max_sequence_length or layout.max_sequence_length or tokenizer.stored_max_length,
-            encoder.position_limit,
-        )
+        stated = context.max_sequence_length or layout.max_sequence_length or tokenizer.stored_max_length
+        limit = shortest(stated, encoder.position_limit)
         tokenizer.limit(limit)
         prompts = _prompts(layout, context.options)
         return cls(encoder, tokenizer, prompts, limit, layout.include_prompt, context.batch_tokens)
@@ -288,9 +283,3 @@ def _prompts(layout: ModelLayout, options: Mapping[str, Any]) -> Prompts:
         document_template=options.get("document_template"),
         default_instruction=options.get("default_instruction"),
     )
-
-
-def _length_limit(wanted: int | None, positions: int | None) -> int:
-    """The longest sequence, clipped to the model's positions; 512 tokens where nothing says anything."""
-    known = [limit for limit in (wanted, positions) if limit is not None]
-    return min(known) if known else 512

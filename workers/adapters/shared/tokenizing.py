@@ -1,7 +1,7 @@
 """Tokenize texts from several threads at once.
 
 A transformers tokenizer sets truncation on its Rust object in every call, which two threads must not do at the same
-time.  So the Rust object is configured once, at load, and called directly; encoding releases the interpreter lock.
+time. So the Rust object is configured once, at load, and called directly. Encoding releases the interpreter lock.
 Tokenizers without a Rust object are called under a lock.
 """
 
@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from tokenizers import Encoding, normalizers
+from tokenizers import Encoding, Tokenizer, normalizers
 from transformers import AutoTokenizer
 
 from ipc.wire.messages import InputItem
 from workers.adapters.base import ItemRefused
+from workers.adapters.shared.checkpoint import stored_limit
 from workers.adapters.shared.long_texts import (
     CHARACTERS_PER_TOKEN,
     LONG,
@@ -30,8 +31,8 @@ from workers.adapters.shared.long_texts import (
     goes_word_by_word,
 )
 
-# transformers marks "no limit stored" with a huge number.
 _NO_LIMIT = 10**9
+"""Limit of a tokenizer that is not limited yet."""
 
 
 class Tokens(NamedTuple):
@@ -79,8 +80,7 @@ class TextTokenizer:
     @property
     def stored_max_length(self) -> int | None:
         """The limit stored with the tokenizer, in tokens, or None."""
-        limit = self._tokenizer.model_max_length
-        return int(limit) if limit and limit < _NO_LIMIT else None
+        return stored_limit(self._tokenizer)
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -238,6 +238,19 @@ def _add_lower_casing(backend: Any) -> None:
     if any(isinstance(step, normalizers.Lowercase) for step in steps):
         return
     backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
+
+
+def rust_copy(tokenizer: Any, purpose: str = "") -> Tokenizer:
+    """A copy of a transformers tokenizer's Rust object that neither pads nor cuts.
+
+    Raises ValueError, whose message ends in `purpose`, for a tokenizer without a Rust object.
+    """
+    if not tokenizer.is_fast:
+        raise ValueError("the tokenizer of this model is not a fast one" + (purpose and f"; {purpose}"))
+    backend: Tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
 
 
 def as_ids(values: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 
 from ipc.errors import InvalidInput
 from ipc.wire.extraction import Entity, Extraction, Relation
 from ipc.wire.messages import ExtractCall
+from workers.adapters.shared.checkpoint import stored_limit
+from workers.adapters.shared.tokenizing import rust_copy
 
 Fields = Mapping[str, bool]
 """Field names in order, with whether a field collects many texts."""
@@ -35,7 +36,6 @@ _MOST_ENDS = 100
 """First words, and last words, of which a token-level decoder makes spans."""
 _MOST_PAIRED = 50
 """Entities of one text between which relations are looked for."""
-_NO_LIMIT = 10**9
 
 
 def fields_of(call: ExtractCall) -> Fields:
@@ -126,15 +126,9 @@ class WordTokenizer:
     def __init__(self, processor: Any) -> None:
         """Take the splitter and a copy of the tokenizer's Rust object. Raises ValueError when it has none."""
         tokenizer = processor.transformer_tokenizer
-        if not tokenizer.is_fast:
-            raise ValueError("the tokenizer of this model is not a fast one")
-        self._processor = processor
-        self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-        self._backend.no_truncation()
-        self._backend.no_padding()
+        self._processor, self._backend = processor, rust_copy(tokenizer)
         self._special = int(self._backend.num_special_tokens_to_add(is_pair=False))
-        stored = tokenizer.model_max_length
-        self.limit: int | None = int(stored) if stored and stored < _NO_LIMIT else None
+        self.limit = stored_limit(tokenizer)
 
     def prompt_tokens(self, labels: Sequence[str], relations: Sequence[str]) -> int:
         """Tokens before the text: labels, relations and the special ones."""
