@@ -32,7 +32,7 @@ import os
 from frontend import announce
 from ipc.memory import copies
 from ipc.processes.liveness import is_held
-from ipc.processes.notify import Notifier
+from ipc.processes.starting import Notifier
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from ipc.errors import Draining
 from ipc.memory.arena import Arena
 from ipc.metrics.registry import WorkerMetrics
 from ipc.processes.liveness import start_ticks
-from ipc.processes.notify import Notifier
+from ipc.processes.starting import Notifier
 from ipc.settings import Settings
 from ipc.wire.messages import VERSION, Credits, Leaving, Load, Models, Submit, Welcome
 from workers.device import devices

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from frontend.engine.scope import RequestScope
-from frontend.tensors.classification import check_ranked
 from frontend.tensors.models import ExpectedInput, TensorModel
 from frontend.tensors.request import InputTensor, RegionUse, TensorRequest, WantedOutput
+from frontend.tensors.result import check_ranked
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput
 from ipc.memory import bytes_elements

@@ -21,9 +21,8 @@ from frontend.http.rendering import off_loop_if
 from frontend.tensors import load_parameters
 from frontend.tensors.agreement import Agreement
 from frontend.tensors.load_parameters import Brought
-from frontend.tensors.overriding import Change, Overriding, shown
+from frontend.tensors.overriding import Change, ControlServices, Overriding, shown
 from frontend.tensors.request import UnavailableModel
-from frontend.tensors.surroundings import Surroundings
 from frontend.tensors.version_states import State
 from ipc import deadline
 from ipc.catalog.repository.layout import model_of
@@ -62,7 +61,7 @@ class IndexEntry(NamedTuple):
 class RepositoryControl:
     """Loads, unloads and lists the models of this server."""
 
-    def __init__(self, services: Surroundings) -> None:
+    def __init__(self, services: ControlServices) -> None:
         self._services = services
         self._explicit = services.settings.repository.control == "explicit"
         self._marks = Marks(services.store)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from frontend.tensors.control import RepositoryControl
 from frontend.tensors.live_settings import LogSettings, TraceSettings
+from frontend.tensors.overriding import ControlServices
 from frontend.tensors.regions import ClientRegions
 from frontend.tensors.statistics import Reader, RequestCounters
-from frontend.tensors.surroundings import Surroundings
 from frontend.tracing.tracer import Tracer
 from ipc.metrics.registry import FrontendMetrics
 
@@ -31,7 +31,7 @@ class Extensions:
         self.trace_settings.apply()
 
 
-def make(services: Surroundings, metrics: FrontendMetrics, tracer: Tracer | None) -> Extensions:
+def make(services: ControlServices, metrics: FrontendMetrics, tracer: Tracer | None) -> Extensions:
     """Those of a frontend."""
     settings = services.settings
     return Extensions(

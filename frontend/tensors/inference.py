@@ -26,13 +26,12 @@ from frontend.engine.scope import InferenceRecord, RequestScope
 from frontend.tensors import head_plans
 from frontend.tensors.catalog_calls import CatalogCalls
 from frontend.tensors.checking import CheckedRequest, check
-from frontend.tensors.classification import classify
 from frontend.tensors.head_plans import HeadPlan
 from frontend.tensors.models import TensorModel, TensorModels
 from frontend.tensors.program_calls import ProgramCalls, outputs_of, regions_of
 from frontend.tensors.regions import ClientRegions
 from frontend.tensors.request import TensorRequest, TimeoutExpired, UnavailableModel
-from frontend.tensors.result import OutputTensor, TensorResult
+from frontend.tensors.result import OutputTensor, TensorResult, classify
 from frontend.tensors.uploading import InputMemory
 from ipc.errors import (
     DeadlineExceeded,

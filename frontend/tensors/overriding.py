@@ -15,16 +15,39 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from frontend.engine.catalog_following import CatalogFollower
+from frontend.engine.interface import Directory
+from frontend.http.bodies import BodyReader
 from frontend.tensors.load_parameters import Brought
-from frontend.tensors.surroundings import Surroundings
+from frontend.tensors.models import TensorModels
+from ipc.catalog.entries import Catalog
 from ipc.catalog.repository import entries, layout
 from ipc.catalog.repository.entries import RepositoryEntry
 from ipc.catalog.repository.layout import id_of, is_repository, split_id
 from ipc.catalog.repository.overrides import Override, Overrides
 from ipc.errors import BodyTooLarge, ConfigError, DeadlineExceeded, InvalidInput, ModelLoadFailed
-from ipc.store.store import Marks
+from ipc.settings import Settings
+from ipc.store.store import Marks, Store
+
+
+class ControlServices(Protocol):
+    """The part of `frontend.services.Services` that control of models by name uses.
+
+    `Services` holds the control, so the control cannot import `Services`. `models` and `follower` exist once the
+    frontend has started.
+    """
+
+    settings: Settings
+    catalog: Catalog
+    slot: int
+    store: Store
+    directory: Directory
+    bodies: BodyReader
+    models: TensorModels
+    follower: CatalogFollower
+
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +62,7 @@ class Change(NamedTuple):
 class Overriding:
     """The overrides of this server, as loads and unloads by name change them."""
 
-    def __init__(self, services: Surroundings, marks: Marks) -> None:
+    def __init__(self, services: ControlServices, marks: Marks) -> None:
         self._services, self._marks = services, marks
         self._overrides = Overrides(services.settings.paths, services.store)
 

@@ -1,12 +1,12 @@
 """Shared memory of clients by region name: registered through any frontend, known to all of them at once.
 
-1. `register_system` opens the object once, looks at its size, and puts a row into the table of the server
+1. `register_system` opens the object once, checks its size, and puts a row into the table of the server
    (`ipc.store.regions`), which outlives this process.
-2. `resolve` turns a tensor's use of a region into the bytes that a worker reads or writes itself; nothing is read here.
-3. `unregister` takes the row away, once the requests that use the region (`holding`) have ended. Requests that a worker
+2. `resolve` turns a tensor's use of a region into the bytes that a worker reads or writes. A frontend reads no region.
+3. `unregister` removes the row, once the requests that use the region (`holding`) have ended. Requests that a worker
    has begun hold the memory itself and go on.
 
-Who may call this is the protocol's business (admin scope); whether anybody may, the setting `shared_memory.enabled`.
+The protocol decides whether a caller may call this (admin scope); `shared_memory.enabled` decides whether anybody may.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ClientRegions:
 
     @property
     def cuda_offered(self) -> bool:
-        """Whether CUDA regions are offered: shared memory is, and this host has a GPU that workers use."""
+        """Whether CUDA regions are offered: `shared_memory.enabled`, and workers use a GPU of this host."""
         return self._settings.enabled and self._gpu
 
     async def register_system(self, name: str, key: str, offset: int, nbytes: int) -> None:
@@ -81,21 +81,16 @@ class ClientRegions:
         await self._table.add(RegionEntry(name, "cuda", handle.hex(), 0, nbytes, device))
         log.info("CUDA memory region %a registered: %d bytes of device %d", name, nbytes, device)
 
-    async def unregister(self, kind: Kind | None, name: str) -> bool:
-        """Forget a region, of that kind or of any (None); false when there was none, which is no error.
+    async def unregister(self, kind: Kind | None, name: str | None) -> int:
+        """Forget a region, or all (None), of a kind or of both kinds (None); returns the number of forgotten regions.
 
-        Raises `Unsupported` for system regions (or any) where they are not offered; for CUDA regions it never does.
+        An unknown name is no error. Raises `Unsupported` where shared memory is not offered, except for CUDA regions.
         """
         self._check_removable(kind)
-        found = await self._table.remove(lambda entry: entry.name == name and kind in (None, entry.kind))
-        log.info("shared memory region %a %s", name, "unregistered" if found else "was not registered")
-        return bool(found)
-
-    async def unregister_all(self, kind: Kind | None) -> int:
-        """Forget all regions of a kind, or of both (None); returns how many. Raises as `unregister` does."""
-        self._check_removable(kind)
-        gone = await self._table.remove(lambda entry: kind in (None, entry.kind))
-        log.info("%d shared memory regions unregistered", gone)
+        gone = await self._table.remove(lambda it: name in (None, it.name) and kind in (None, it.kind))
+        log.info(
+            "shared memory %s: %d regions unregistered", "of all names" if name is None else ascii(name), gone
+        )
         return gone
 
     def status(self, kind: Kind | None, name: str = "") -> list[RegionEntry]:
@@ -114,12 +109,12 @@ class ClientRegions:
         return found
 
     def holding(self, names: Iterable[str]) -> AbstractContextManager[None]:
-        """Regions that a request uses stay listed inside. Raises `RegionNotFound`, `Unsupported`."""
+        """Keep the regions of a request listed inside the context. Raises `RegionNotFound`, `Unsupported`."""
         self._check_offered(None)
         return self._table.holding(names)
 
     def resolve(self, use: RegionUse) -> Region:
-        """The bytes that a tensor's region parameters mean, for a call to a worker.
+        """The bytes of a tensor's region parameters, for a call to a worker.
 
         Raises `Unsupported`, `RegionNotFound`, or `InvalidInput` for what lies outside the region.
         """
@@ -133,7 +128,7 @@ class ClientRegions:
             raise Unsupported("CUDA shared memory is not offered: this server has no GPU")
 
     def _check_removable(self, kind: Kind | None) -> None:
-        # NOTE: clients in use unregister everything, of both kinds, before they begin.
+        # NOTE: clients unregister all regions of both kinds before they begin, also at servers without GPUs.
         if kind != "cuda":
             self._check_offered(kind)
 

@@ -1,14 +1,19 @@
-"""Our own processes: how a Python process is started, imports large libraries, and its title in `ps`.
+"""Our own processes: starting one, importing large libraries, the title in `ps`, and the report that one is ready.
 
 Modules come from this installation and its libraries, never from the current directory (`-P`): a `workers.py` or a
 `frontend/` that lies where somebody starts the server is not ours. docs/adr/0026 has the reasons.
+
+Readiness goes by the sd_notify datagram protocol. Processes report (`Notifier`), systemd or the embedded supervisor
+listens (`Listener`). Fields: READY=1, STOPPING=1, STATUS=text, WATCHDOG=1.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,7 +31,7 @@ def command(module: str, *arguments: str) -> list[str]:
 
 
 def environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """`given` (this process's environment when None) in which a child finds our modules, and none by its directory."""
+    """`given`, or this process's environment, changed so that a child imports our modules and none by its directory."""
     found = dict(os.environ if given is None else given)
     places = [part for part in found.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(TOP)]
     return found | {
@@ -53,10 +58,72 @@ def importing() -> Iterator[None]:
 
 
 def title(text: str) -> None:
-    """Show `penstock: text` in `ps`, in place of the command line. Without the library that stays as it is."""
+    """Show `penstock: text` in `ps` in place of the command line, if setproctitle is installed."""
     os.environ.setdefault(_KEEP_ENVIRONMENT, "1")
     try:
         from setproctitle import setproctitle
     except ImportError:
         return
     setproctitle(f"penstock: {text}")
+
+
+_BEHIND = (errno.EAGAIN, errno.ENOBUFS)
+
+
+class Notifier:
+    """Sends fields to the socket in `address` (`$NOTIFY_SOCKET` unless given); silent when there is none."""
+
+    def __init__(self, address: str | None = None) -> None:
+        self.address = os.environ.get("NOTIFY_SOCKET", "") if address is None else address
+        self._socket = (
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) if self.address else None
+        )
+        if self._socket is not None:
+            self._socket.setblocking(False)
+
+    def send(self, **fields: str | int) -> bool:
+        """Send upper-cased fields, for example `send(ready=1, status="2 models loaded")`. Never raises or waits.
+
+        False when the listener is behind and the fields are lost: send again what must arrive. True when the listener
+        is gone.
+        """
+        if self._socket is None:
+            return True
+        target = "\0" + self.address[1:] if self.address.startswith("@") else self.address
+        try:
+            self._socket.sendto("\n".join(f"{k.upper()}={v}" for k, v in fields.items()).encode(), target)
+        except OSError as error:
+            return error.errno not in _BEHIND
+        return True
+
+
+class Listener:
+    """Bound datagram socket of one child."""
+
+    def __init__(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self.path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._socket.bind(str(path))
+        self._socket.setblocking(False)
+
+    def fileno(self) -> int:
+        """Descriptor to poll."""
+        return self._socket.fileno()
+
+    def receive(self) -> dict[str, str]:
+        """All fields that have arrived; a later value replaces an earlier one."""
+        fields: dict[str, str] = {}
+        while True:
+            try:
+                data = self._socket.recv(4096)
+            except BlockingIOError:
+                return fields
+            for line in data.decode("utf-8", "replace").splitlines():
+                name, _, value = line.partition("=")
+                fields[name] = value
+
+    def close(self) -> None:
+        """Close and remove the socket."""
+        self._socket.close()
+        self.path.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ipc.processes.notify import Listener
+from ipc.processes.starting import Listener
 from tests.harness.server import ROOT, Server, make_server, wait_until
 
 COMMAND = [sys.executable, "-m", "workers", "--slot", "0"]

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from frontend.tensors.classification import MOST_ELEMENTS, check_ranked, top
+from frontend.tensors.result import MOST_ELEMENTS, check_ranked, top
 from ipc.errors import InvalidInput
 
 

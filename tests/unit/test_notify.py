@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ipc.processes.notify import Listener, Notifier
+from ipc.processes.starting import Listener, Notifier
 
 
 def test_reports_are_lost_only_to_a_listener_that_is_behind(tmp_path: Path) -> None:

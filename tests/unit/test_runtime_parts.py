@@ -13,7 +13,7 @@ import pytest
 from ipc.errors import Unsupported
 from ipc.memory.arena import BLOCKS_OFFSET, Arena
 from ipc.memory.leases import LeaseTable
-from ipc.processes.notify import Listener, Notifier
+from ipc.processes.starting import Listener, Notifier
 from ipc.settings import Settings
 from ipc.wire.messages import InferCall, Submit, Work
 from tests.fakes.jobs import adapter, make_job

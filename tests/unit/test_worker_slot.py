@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ipc.processes.notify import Notifier
 from ipc.processes.paths import prepare_run_dir
+from ipc.processes.starting import Notifier
 from ipc.settings import load
 from tests.fakes.child import FakeChild
 from tests.fakes.clock import Clock

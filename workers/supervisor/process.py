@@ -23,8 +23,8 @@ from ipc.metrics import registry as metrics
 from ipc.processes import starting as processes
 from ipc.processes import sweep
 from ipc.processes.liveness import SlotLock, SlotTaken
-from ipc.processes.notify import Listener
 from ipc.processes.paths import RunPaths, prepare_run_dir
+from ipc.processes.starting import Listener
 from ipc.settings import Settings
 from workers.spare import Assignment
 from workers.supervisor.children import QUARANTINE_S, Backoff, Child, Spares

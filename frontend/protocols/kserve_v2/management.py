@@ -273,14 +273,6 @@ def regions(services: Services, kind: Kind, name: str) -> list[SystemRegion] | l
     return [SystemRegion(entry.name, entry.key, entry.offset, entry.nbytes) for entry in entries]
 
 
-async def unregister(services: Services, kind: Kind, name: str) -> None:
-    """Forget a region of a kind, or all of them (""). An unknown name is no error."""
-    if name:
-        await services.extensions.regions.unregister(kind, name)
-    else:
-        await services.extensions.regions.unregister_all(kind)
-
-
 def traced_model(services: Services, name: str) -> str:
     """Full name of a model, under which its trace settings are kept. Raises `InvalidInput` for an unknown model."""
     try:

@@ -263,7 +263,7 @@ async def _change_regions(kind: Kind, services: Services, req: Request, tail: st
     if action == "status":
         raise falcon.HTTPMethodNotAllowed(["GET"])
     if action == "unregister":
-        await management.unregister(services, kind, name)
+        await regions.unregister(kind, name or None)
     elif not name:
         raise InvalidInput("the path has no name for the region: .../region/NAME/register")
     elif kind == "system":

@@ -47,14 +47,6 @@ def is_healthy(services: Services, mode: str) -> bool:
     return True if mode == "live" else is_ready(services)
 
 
-async def control(services: Services, action: str, model: str, deadline_ns: int) -> None:
-    """`load` a model and wait for it, or begin to `unload` it. Raises as `RepositoryControl` does."""
-    if action == "load":
-        await services.extensions.control.load(model, {}, deadline_ns)
-    else:
-        await services.extensions.control.unload(model, {}, deadline_ns)
-
-
 def repository_index(services: Services) -> pb.ModelRepositoryIndex:
     """Names of all models."""
     names = sorted({entry.name for entry in services.extensions.control.index()})

@@ -86,9 +86,8 @@ def mount(app: falcon.asgi.App[Any, Any], services: Services, statuses: Statuses
     app.add_route("/api/status/{model:path}", status)
     app.add_route("/api/infer/{target:path}", InferResource(services, statuses))
     app.add_route("/api/profile", resource("profile", show=_profile))
-    for action in ("load", "unload"):
-        control = resource("control", change=partial(_control, action))
-        app.add_route(f"/api/modelcontrol/{action}/{{model:path}}", control)
+    app.add_route("/api/modelcontrol/load/{model:path}", resource("control", change=_load))
+    app.add_route("/api/modelcontrol/unload/{model:path}", resource("control", change=_unload))
     app.add_route("/api/repository/index", resource("index", show=_repository_index))
     app.add_route("/api/sharedmemorycontrol/status", resource("regions", show=_regions))
     app.add_route("/api/sharedmemorycontrol/{rest:path}", resource("regions", change=_change_regions))
@@ -114,8 +113,12 @@ async def _profile(services: Services, req: Request, resp: Response) -> None:
     await management.profile()
 
 
-async def _control(action: str, services: Services, req: Request, resp: Response, model: str) -> None:
-    await management.control(services, action, model, req.context.penstock.deadline_ns)
+async def _load(services: Services, req: Request, resp: Response, model: str) -> None:
+    await services.extensions.control.load(model, {}, req.context.penstock.deadline_ns)
+
+
+async def _unload(services: Services, req: Request, resp: Response, model: str) -> None:
+    await services.extensions.control.unload(model, {}, req.context.penstock.deadline_ns)
 
 
 async def _repository_index(services: Services, req: Request, resp: Response) -> pb.ModelRepositoryIndex:
@@ -136,7 +139,7 @@ async def _change_regions(services: Services, req: Request, resp: Response, rest
     regions, (action, _, path) = services.extensions.regions, rest.partition("/")
     name, _, more = path.partition("/")
     if rest in ("unregister/all", "unregisterall"):
-        await regions.unregister_all(None)
+        await regions.unregister(None, None)
     elif action == "unregister" and name and not more:
         await regions.unregister(None, name)
     elif action == "register" and name and more.count("/") >= 2:

@@ -121,7 +121,7 @@ async def system_unregister(
     call: Call, message: pb.SystemSharedMemoryUnregisterRequest
 ) -> pb.SystemSharedMemoryUnregisterResponse:
     """Forget a system region, or all of them."""
-    await management.unregister(call.services, "system", message.name)
+    await call.services.extensions.regions.unregister("system", message.name or None)
     return pb.SystemSharedMemoryUnregisterResponse()
 
 
@@ -150,7 +150,7 @@ async def cuda_unregister(
     call: Call, message: pb.CudaSharedMemoryUnregisterRequest
 ) -> pb.CudaSharedMemoryUnregisterResponse:
     """Forget a CUDA region, or all of them."""
-    await management.unregister(call.services, "cuda", message.name)
+    await call.services.extensions.regions.unregister("cuda", message.name or None)
     return pb.CudaSharedMemoryUnregisterResponse()
 
 

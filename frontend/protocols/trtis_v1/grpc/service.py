@@ -105,10 +105,9 @@ async def _profile(call: Call, request: pb.ProfileRequest, made: pb.ProfileRespo
 
 
 async def _control(call: Call, request: pb.ModelControlRequest, made: pb.ModelControlResponse) -> None:
-    load = request.type == pb.ModelControlRequest.LOAD
-    await management.control(
-        call.services, "load" if load else "unload", request.model_name, call.context.deadline_ns
-    )
+    control = call.services.extensions.control
+    change = control.load if request.type == pb.ModelControlRequest.LOAD else control.unload
+    await change(request.model_name, {}, call.context.deadline_ns)
 
 
 async def _repository(call: Call, request: pb.RepositoryRequest, made: pb.RepositoryResponse) -> None:
@@ -128,7 +127,7 @@ async def _change_regions(
     elif action == "unregister":
         await regions.unregister(None, request.unregister.name)
     elif action == "unregister_all":
-        await regions.unregister_all(None)
+        await regions.unregister(None, None)
     elif action == "status":
         found, status = management.regions(call.services), made.shared_memory_status
         status.shared_memory_region.extend(found)
