@@ -25,12 +25,12 @@ from ipc.settings import Settings
 
 
 class Application:
-    """The ASGI callable; under a server that does not call back at a disconnect, it has `receive` note it.
+    """The ASGI callable. Under a server without a callback for disconnects, `receive` notes the disconnect.
 
-    Falcon waits for the first piece of a body before it does anything. A body whose declared length is over the limit
-    is not waited for, so that its refusal comes before a client that asks first (`Expect: 100-continue`) sends it. The
-    same goes for a request whose key does not let it in, for one with a path that is refused, and for one on a port
-    that does not answer its path.
+    Falcon waits for the first piece of a body before any other work. Requests that will be refused must not wait: a
+    client that asks first (`Expect: 100-continue`) gets the refusal and never sends the body. These are requests with
+    a declared length over the limit, without a valid key, with a refused path, or on a port that does not serve the
+    path.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Application:
         self._known = known
 
     def render_refusal(self, error: PenstockError, path: str) -> tuple[int, bytes, dict[str, str]]:
-        """(status, body, headers) of what the server refuses before the application, for `frontend.server.refusal`."""
+        """(status, body, headers) of an error that the server finds itself (`frontend.server.refusal`)."""
         return as_bytes(protocol_of(path, self._known).render_error(error, path))
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -94,7 +94,7 @@ def create(config: Settings | None = None) -> Application:
         DeadlineMiddleware(services),
     ]
     app: falcon.asgi.App[Any, Any] = falcon.asgi.App(middleware=middleware)
-    # Every answer with content names its type; one of TRTIS v1 in text has none.
+    # Every answer names its media type, except text of TRTIS v1, which has none.
     app.resp_options.default_media_type = None  # type: ignore[assignment]
     errors = ErrorRenderer(known)
     app.add_error_handler(Exception, errors.unexpected)

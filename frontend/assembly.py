@@ -1,6 +1,6 @@
-"""Makes what the responders of one frontend share, in the order in which one needs the other.
+"""Makes the services of one frontend, each after the services that it needs.
 
-The client begins to look for workers here. Everything else waits for requests. No other module of the frontend knows
+The client begins to look for workers here; all other services wait for requests. No other module of the frontend knows
 the engine over ZeroMQ.
 """
 
@@ -25,7 +25,7 @@ from ipc.store.store import Store
 
 
 def assemble(services: Services, families: FrontendMetrics) -> Callable[[], Awaitable[None]]:
-    """Fill in the services, on the event loop; returns what says goodbye to the workers."""
+    """Fill in the services, on the event loop; returns the function that says goodbye to the workers."""
     settings, name = services.settings, f"frontend-{services.slot}"
     services.recorder = Recorder(families, services.catalog)
     services.copies = CopyBudget(settings.arena.copy_out_bytes)

@@ -1,4 +1,4 @@
-"""What the responders of one frontend share. Filled in at start-up, after the fork."""
+"""The services that all responders of one frontend share, filled in after the fork (`frontend.assembly`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ipc.store.store import Store
 
 @dataclass(slots=True)
 class Services:
-    """Engine, readers, recorder and settings of this process; the late ones exist once `started` is true."""
+    """Engine, readers, recorder and settings of this process; fields without a value exist once `started` is true."""
 
     settings: Settings
     catalog: Catalog

@@ -1,4 +1,4 @@
-"""Addresses in the settings, as Gunicorn and gRPC both take them: their forms, and whether they can be had.
+"""Addresses in the settings, as Gunicorn and gRPC both take them: their forms, and whether they are free.
 
 1. `check` looks at the form when settings are read; `parse` gives host and port.
 2. `ensure_free` binds and lets go, before anything of the server has begun.
@@ -48,7 +48,7 @@ def port_of(bind: str, setting: str) -> int:
 
 
 def check(section: str, field: str, value: str) -> str:
-    """The allowed forms where `value` is no address for `section.field`, else empty."""
+    """The allowed forms if `value` is no address for `section.field`, otherwise empty."""
     sockets = (section, field) == ("server", "bind")
     if not value:
         return "" if not sockets and section == "server" else FORM
@@ -63,7 +63,7 @@ def check(section: str, field: str, value: str) -> str:
 
 
 def ensure_free(bind: str, setting: str) -> None:
-    """Raise `ConfigError` when nobody could listen on the address now."""
+    """Raise `ConfigError` if another program listens on the address, or this process may not."""
     if path := unix_path(bind):
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(path) == 0:
@@ -79,7 +79,7 @@ def ensure_free(bind: str, setting: str) -> None:
             host, port, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind, protocol) as probe:
-            # NOTE: else connections of an earlier life that still wait to end would look like a server.
+            # NOTE: without SO_REUSEADDR, closing connections of an earlier life look like a server.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:

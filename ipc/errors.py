@@ -132,7 +132,7 @@ class AccessRefused(PenstockError):
 
 
 class Unauthenticated(AccessRefused):
-    """No key was sent, or one that is not known; `presented` tells which."""
+    """The request has no key, or an unknown key; `presented` says which."""
 
     code, status = "UNAUTHENTICATED", 401
 

@@ -1,4 +1,4 @@
-"""Packages that not everybody has: import one, or say which extra brings the package and how to install the extra."""
+"""Optional packages: import a package, or say which extra brings the package and how to install the extra."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Log lines as JSON or text, with the request id, written by a thread of their own so that a blocked pipe blocks
-nobody.
+"""Log lines as JSON or text, with the request id, written by a thread of their own: a blocked pipe blocks no request.
 
-When the reader of the log falls behind, lines are dropped and counted; the count is logged once it moves again.
+When the reader of the log falls behind, lines are dropped and counted. The next written line is preceded by the count.
 """
 
 from __future__ import annotations
@@ -110,8 +109,8 @@ def is_text(settings: Log, stream: TextIO) -> bool:
 def configure(settings: Log, source: str, stream: TextIO | None = None, *, forks: bool = False) -> None:
     """Send all logging of this process to `stream` (stderr) in the configured form; `source` names the process.
 
-    A process that forks writes its lines itself: the thread that writes them elsewhere would not be in its children.
-    Warnings of libraries are lines of the level debug: they help only somebody who changes the code.
+    A process that forks writes its lines without the thread, since its children would lack the thread. Warnings of
+    libraries are lines of level debug, since they help developers only.
     """
     out = stream or sys.stderr
     handler: logging.Handler = logging.StreamHandler(out) if forks else _Writer(out)
@@ -128,7 +127,7 @@ def configure(settings: Log, source: str, stream: TextIO | None = None, *, forks
 
 
 def write(text: str) -> None:
-    """Have the thread of the log write a text as it is: a reader that stands still holds up nobody else."""
+    """Write a text as it is, by the thread of the log, so that a blocked reader blocks nothing else."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, _Writer):
             handler.put(text)

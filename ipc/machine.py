@@ -38,7 +38,7 @@ def free_memory_nbytes() -> int:
 
 
 def memory_nbytes() -> int:
-    """Memory of the host, or the lower limit of the control group; the same at every look. 0 if unknown."""
+    """Memory of the host, or the lower limit of the control group; the same at every call. 0 if unknown."""
     total = _meminfo("MemTotal:")
     limit = _text(CGROUP / "memory.max")
     return min(total, int(limit)) if limit.isdigit() else total
@@ -75,7 +75,7 @@ _GAP = re.compile(r"[^a-z0-9]+")
 
 
 def gpu_type(name: str, memory_bytes: int = 0) -> str:
-    """`l4` of `NVIDIA L4`, `a100-80gb` of an A100 with that memory or such a name; `unknown` for any other device."""
+    """The name that SIE clients use: `l4` for `NVIDIA L4`, `a100-80gb` by memory or name, else `unknown`."""
     words = f"-{_GAP.sub('-', name.lower()).strip('-')}-"
     if words == f"-{CPU}-":
         return CPU

@@ -28,7 +28,7 @@ _SHOWN = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)
 
 
 def is_size(field: str) -> bool:
-    """Whether a field is a number of bytes, which its name says."""
+    """Whether a field is a number of bytes, by its name."""
     return "bytes" in field.split("_")
 
 
@@ -51,7 +51,7 @@ def shown_size(nbytes: int) -> str:
 
 
 def of_text(field: str, kind: Any, text: str) -> Any:
-    """What one text stands for: the parts of a list, with commas between them, a size in bytes, or the text."""
+    """The value of a text: the parts of a list, separated by commas, a size in bytes, or the text."""
     if isinstance(inspect.type_info(kind), inspect.VarTupleType):
         return [part.strip() for part in text.split(",") if part.strip()]
     return size(text) if is_size(field) else text
@@ -68,7 +68,7 @@ def shown(field: str, value: Any) -> str:
 
 
 def taken(field: str, kind: Any) -> str:
-    """What a field of this type (`msgspec.inspect`) takes, in words."""
+    """The allowed values of a field of this type (`msgspec.inspect`), in words."""
     if isinstance(kind, inspect.BoolType):
         return "true or false"
     if isinstance(kind, inspect.UnionType):

@@ -37,7 +37,7 @@ SIE_NAMES = {
     "SIE_MACHINE_PROFILE": "server.machine_profile",
     "SIE_GPU_TYPE": "server.gpu_type",
 }
-"""Environment variables of SIE that mean a setting here; one of ours wins over them."""
+"""Environment variables of SIE that set a setting of ours; a variable of ours wins."""
 FLAGS = {
     "server.bind": "--bind",
     "worker.count": "--workers",
@@ -50,7 +50,7 @@ FLAGS = {
 
 CORES_OF_A_WORKER = 4
 MEMORY_OF_A_WORKER = 4 << 30
-"""What a worker on CPU is to have where `worker.count` is 0."""
+"""Cores and bytes of memory of a worker on CPU when `worker.count` is 0."""
 
 Positive = Annotated[int, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -169,7 +169,7 @@ class Arena(Section, frozen=True):
 
 
 class SharedMemory(Section, frozen=True):
-    """Shared memory that clients of the tensor protocols register: which of it they may, and how much."""
+    """Shared memory that clients of the tensor protocols register: allowed names and limits."""
 
     enabled: bool = False
     key_prefix: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = "client_"
@@ -180,7 +180,7 @@ class SharedMemory(Section, frozen=True):
 
 
 class Limits(Section, frozen=True):
-    """What a request may be and how long it may take."""
+    """Limits of a request: sizes, numbers, times."""
 
     max_body_bytes: Positive = 256 << 20
     max_buffered_bytes: Positive = 1 << 30
@@ -309,7 +309,7 @@ class Settings(Section, frozen=True):
 
     @property
     def state_root(self) -> Path:
-        """Directory of what is kept from one start to the next, when `run.state_dir` names one that lasts."""
+        """Directory of state that survives a restart, if `run.state_dir` names a lasting directory."""
         return Path(self.run.state_dir) if self.run.state_dir else self.paths.root / "state"
 
     @property

@@ -1,8 +1,8 @@
-"""How much of a bound each caller may fill: all of it while it is free, else a part by its share.
+"""How much of a bound each caller may fill: the whole bound while there is room, then a part by its share.
 
-Used on both sides of the socket: for a frontend's credits at a worker, and for the bound of a worker's queue. Without
-shares, the first caller that floods the server would fill the bound, and the other callers would be refused before they
-can take turns.
+Both sides of the socket use shares: frontends for their credits at a worker, workers for the bound of their queue.
+Without shares, a caller that floods the server would fill the bound, and the other callers would be refused before
+they can take turns.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class _Held:
-    """What one caller has in flight."""
+    """Cost and number of a caller's requests in flight."""
 
     cost: int = 0
     requests: int = 0
@@ -27,10 +27,10 @@ class Shares:
         self._callers: dict[str, _Held] = {}
 
     def allows(self, limit: int, caller: str, share: float) -> bool:
-        """Whether `caller` may have more in flight: there is room, or it is below its part of `limit`.
+        """Whether `caller` may have more in flight: there is room, or the caller is below its part of `limit`.
 
-        The parts are by the shares of those who have something in flight, so the sum may exceed `limit` by its half for
-        the second caller, by a third for the third, and so on.
+        The parts follow the shares of callers with requests in flight. The sum may exceed `limit`: by a half for the
+        second caller, by a third for the third, and so on.
         """
         if self.cost < limit:
             return True

@@ -1,8 +1,8 @@
-"""The configuration that this server runs with: the last one that was right.
+"""The configuration in force: the last configuration without mistakes.
 
 1. Gunicorn's configuration file calls `accept` at the start and again on every reload (SIGHUP).
-2. At the start a mistake is raised. On a reload it is told, and the configuration accepted before stays.
-3. Frontends are forked from the arbiter and serve with what it accepted, whatever the files say by then.
+2. At the start a mistake is raised. On a reload a mistake is logged, and the accepted configuration stays.
+3. Frontends are forked from the arbiter and serve with the accepted configuration, also when the files change later.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _accepted: Configuration | None = None
 
 
 def read(config: settings.Settings | None = None) -> Configuration:
-    """`config` (this process's settings when None) with what it names. Raises `ConfigError`."""
+    """`config`, or this process's settings, with the catalog, keys and secrets it names. Raises `ConfigError`."""
     config = config or settings.load()
     otlp.check(config.tracing)
     port.validate_address(config.grpc)
@@ -53,7 +53,7 @@ def read(config: settings.Settings | None = None) -> Configuration:
 
 
 def restrictions_of(config: settings.Settings) -> Restrictions:
-    """What the section `kserve` restricts. Raises `ConfigError` for what is wrong in the section."""
+    """The restrictions of the section `kserve`. Raises `ConfigError` for a mistake in the section."""
     Forwarding(config.kserve.forward_headers)
     return Restrictions.of(config.kserve.restricted_file)
 
@@ -90,5 +90,5 @@ def _address(chosen: Configuration) -> tuple[bool, str]:
 
 
 def current() -> Configuration:
-    """What was accepted last; outside Gunicorn, what can be read now. Raises `ConfigError`."""
+    """The accepted configuration; outside of Gunicorn, the present files. Raises `ConfigError`."""
     return _accepted or read()

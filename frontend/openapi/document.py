@@ -1,6 +1,6 @@
-"""The OpenAPI 3.1 document of all operations of this build: those of the protocols, and those of the server itself.
+"""The OpenAPI 3.1 document of all operations of this build, of the protocols and of the server itself.
 
-1. All structs that the table names become components, by msgspec; the structs that they refer to follow.
+1. msgspec makes components of all structs that the table names, and of the structs that they refer to.
 2. Every operation gets its parameters, its bodies by `$ref` in each media type, its statuses and their headers.
 3. Headers and parameters that recur are components too.
 
@@ -65,7 +65,7 @@ WITH_RETRY = frozenset({429, 503, 504})
 
 
 def document(operations: Iterable[Operation], version: str) -> dict[str, Any]:
-    """The whole document; `version` is that of this build."""
+    """The whole document of a build of this `version`."""
     table = list(operations)
     paths: dict[str, dict[str, Any]] = {}
     for operation in table:
@@ -227,7 +227,7 @@ SERVER = (
 
 
 def operations() -> tuple[Operation, ...]:
-    """All of them."""
+    """All operations of this build."""
     return (*SIE, *KSERVE, *TRTIS, *SERVER)
 
 

@@ -28,7 +28,7 @@ class Operation:
     """One method on one path.
 
     `{model}` in a path is a model's name and may hold slashes; other names in braces are words. `body` is the struct of
-    requests and `answer` that of answers (None: text), both written in each of `media`. `errors` maps further statuses
+    requests, `answer` the struct of answers (None: text), in each media type of `media`. `errors` maps further statuses
     to the struct of their body (None: text). `timed` answers carry the timing headers.
     """
 
@@ -53,7 +53,7 @@ class Operation:
     error_media: tuple[str, ...] = (TEXT,)
     """Media types of errors without a struct; none: their body is empty and has no type."""
     retry_header: bool = True
-    """Whether every answer that passes with time carries Retry-After."""
+    """Whether errors that pass with time carry Retry-After."""
     error_code_header: bool = True
     """Whether errors carry X-SIE-Error-Code."""
     closed: bool = True

@@ -1,4 +1,4 @@
-"""Which protocols are served, and which of them renders the errors of a path."""
+"""The protocols of this build, and the choice of the protocol that renders the errors of a path."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Rendered = tuple[int, dict[str, Any] | None, dict[str, str]]
 
 
 def as_bytes(rendered: Rendered) -> tuple[int, bytes, dict[str, str]]:
-    """The same with the body as it is sent, and its type among the headers."""
+    """The rendered error with its body as bytes, and the media type among the headers."""
     status, body, headers = rendered
     if body is None:
         return status, b"", headers
@@ -40,13 +40,13 @@ class WireProtocol(Protocol):
         """Add the routes of this protocol."""
 
     def inference_at(self, path: str) -> tuple[str, str]:
-        """(operation, model) that `path` asks for, to count what is refused before a responder; empty for none."""
+        """(operation, model) of `path`, to count requests refused before a responder; empty for other paths."""
 
     def render_error(self, error: PenstockError, path: str, req: Request | None = None) -> Rendered:
-        """The form of an error on `path`; `req` is None where the server refuses a request itself."""
+        """The form of an error on `path`; `req` is None if the server refuses the request itself."""
 
     def render_http(self, error: falcon.HTTPError, path: str) -> Rendered:
-        """The same for what the framework refuses itself: unknown paths, wrong methods, bad header fields."""
+        """The form of an error of the framework: unknown paths, wrong methods, bad header fields."""
 
 
 def protocols() -> list[WireProtocol]:
@@ -67,8 +67,8 @@ def grpc_services(services: Services) -> list[GrpcService]:
 
 
 def protocol_of(path: str, known: Sequence[WireProtocol]) -> WireProtocol:
-    """The protocol whose prefix fits best, whole segments of the path; the first one serves what no prefix claims."""
-    # PERF: asked for every request.
+    """The protocol with the longest prefix of whole segments of `path`; the first protocol, if none fits."""
+    # PERF: called for every request.
     whole, best, longest = f"{path}/", known[0], 0
     for protocol in known:
         for prefix in protocol.prefixes:

@@ -1,6 +1,6 @@
-"""One frame of the status stream: the fields of the SIE contract in both spellings, and what the page needs besides.
+"""One frame of the status stream: the fields of the SIE contract in both spellings, and further fields for the page.
 
-1. `TrafficReader` reads what all frontends did lately: counters, histograms, recent requests, errors, latencies.
+1. `TrafficReader` reads the files of all frontends: counters, histograms, recent requests, errors, latencies.
 2. `build` makes the frame, in any thread.
 3. Devices: every worker, with the memory and the batches of its last statistics.
 4. Models: every entry of the catalog, with the states that workers announced.
@@ -38,7 +38,7 @@ MEASURED_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """One reading. `latencies` has percentiles by model, and those of all under the empty name."""
+    """One reading. `latencies` has percentiles by model, and of all models under the empty name."""
 
     totals: Totals
     requests: list[Recent]
@@ -84,7 +84,7 @@ def _percentiles(values: list[float]) -> dict[str, Any]:
 
 
 def request_fields(record: Recent) -> dict[str, Any]:
-    """A finished request as it goes into a frame; `other` is what no phase accounts for."""
+    """A finished request as it goes into a frame; `other` is the time outside of all phases."""
     total = record.phases.get("total", 0.0)
     phases = {name: round(record.phases.get(name, 0.0), 3) for name in PHASES}
     return {
@@ -123,7 +123,7 @@ def histogram_fields(totals: Totals) -> dict[str, dict[str, Any]]:
 
 
 def fault_fields(totals: Totals) -> dict[str, dict[str, float]]:
-    """What went wrong since the start, by reason: restarts of workers, retries, poison, leases taken back, OOM."""
+    """Faults since the start, by reason: restarts of workers, retries, poison, leases taken back, OOM."""
     found = {
         kind: _by_label(totals, family, label)
         for kind, family, label in (
@@ -196,7 +196,7 @@ def gpu_fields(worker: WorkerView, budget_bytes: int) -> dict[str, Any]:
 
 
 def device_fields(worker: WorkerView, restarts: dict[str, float], budget_bytes: int) -> dict[str, Any]:
-    """One entry of `devices`: every worker, those on CPU and those that are down included."""
+    """One entry of `devices`: every worker, also on CPU, also while it is down."""
     fields: dict[str, Any] = {
         "worker": worker.slot,
         "state": "unresponsive" if worker.state == "ready" and not worker.responsive else worker.state,
@@ -235,7 +235,7 @@ def device_fields(worker: WorkerView, restarts: dict[str, float], budget_bytes: 
 
 
 def _utilization_pct(worker: WorkerView, stats: Stats) -> float:
-    """What the device says; on CPU the share of the worker's threads that is in use."""
+    """Utilization that the device reports; on CPU the share of the worker's threads in use."""
     if device_of(worker) != CPU:
         return round((stats.utilization or 0.0) * 100, 1)
     return round(min(100.0, stats.cpu * 100 / max(1, worker.threads)), 1)
@@ -332,7 +332,7 @@ BUNDLE = "default"
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the event loop knew at one moment."""
+    """Directory and readiness at one moment, copied on the event loop."""
 
     workers: Sequence[WorkerView]
     ready: bool
@@ -388,6 +388,6 @@ def _server(services: Services) -> dict[str, Any]:
 
 
 def _saturated(workers: Sequence[WorkerView]) -> bool:
-    """Whether every worker has as much as it admits."""
+    """Whether every worker has admitted as much as its bound allows."""
     stats = [worker.stats for worker in workers if worker.stats is not None]
     return bool(stats) and all(each.admitted >= each.bound for each in stats)

@@ -1,9 +1,9 @@
-"""The last requests of every frontend, in one small file per frontend that any of them can read.
+"""The last requests of every frontend, in one small file per frontend that all frontends read.
 
-A file holds two rings of fixed slots: answers and errors, so that a flood of good answers does not wash out the errors.
-Only the frontend that holds the slot writes. A slot is `sequence number, length, checksum, msgpack`. A reader that
-meets a slot with a wrong checksum waits for it once, since it may be being written; if nothing has changed at the next
-look, its writer was killed in the middle, and the slot is passed over.
+A file holds two rings of fixed places: answers and errors, so that many answers do not displace the errors. Only the
+frontend that owns the file writes. A place is `sequence number, length, checksum, msgpack`. If a checksum is wrong, the
+frontend may be writing the place: the reader waits for the place once. If the next reading finds the same, the writer
+was killed in the middle, and the reader skips the place.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_MODEL = 96
 
 
 class Recent(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One finished request: when it ended (Unix seconds), what it was, how it ended, milliseconds by phase."""
+    """One finished request: end (Unix seconds), ids, kind, outcome, milliseconds by phase."""
 
     at: float
     request_id: str
@@ -49,7 +49,7 @@ class Recent(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @property
     def failed(self) -> bool:
-        """Whether it was answered with an error; a client that went away is none."""
+        """Whether the answer was an error; a client that went away is no error."""
         return self.status >= 400 and self.status != CLIENT_GONE
 
 
@@ -58,7 +58,7 @@ _decoder: msgspec.msgpack.Decoder[Recent] = msgspec.msgpack.Decoder(Recent)
 
 
 def ring_path(paths: RunPaths, name: str) -> Path:
-    """File of the frontend slot `name`; it lies beside the metric files and is swept with them."""
+    """File of the frontend slot `name`; beside the metric files, and swept with them."""
     return paths.metrics() / f"{name}.recent"
 
 
@@ -101,7 +101,7 @@ class RecentWriter:
 
 
 def open_ring(paths: RunPaths, name: str) -> RecentWriter | None:
-    """The ring of recent requests; without room for it the server serves all the same."""
+    """The ring of recent requests; None without room on the disk, which the server survives."""
     try:
         return RecentWriter(ring_path(paths, name))
     except OSError as error:
@@ -118,7 +118,7 @@ class _Seen(NamedTuple):
 
 
 class RecentReader:
-    """Reads what is new in the rings of all frontends."""
+    """Reads new requests from the rings of all frontends."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._directory = paths.metrics()

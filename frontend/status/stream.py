@@ -1,10 +1,10 @@
-"""`/ws/status`: frames as text messages, built once for all viewers of this frontend, and only while there is one.
+"""`/ws/status`: frames as text messages, built once for all viewers of this frontend, and only for viewers.
 
 1. A handshake from a page of another origin is refused, unless `server.status_origins` names it.
 2. The first viewer starts the feed: all workers are asked for `Stats`.
 3. Every 200 ms: look at the directory on the loop, read the files and encode the frame in a thread.
-4. A viewer that was slow gets the newest frame next; those between are left out, so nothing piles up.
-5. What a client sends is read and thrown away. A drain ends the stream with 1001.
+4. A slow viewer gets the newest frame next and misses the frames between, so nothing piles up.
+5. Messages of a client are read and discarded. A drain ends the stream with 1001.
 
 `/`: the live page for browsers, `OK` for everyone else. The page is static and holds no data of the server.
 
@@ -133,7 +133,7 @@ class StreamResource:
         self._feed: Feed | None = None
 
     async def on_get(self, req: Request, resp: Response) -> None:
-        """What a handshake would be answered, and if with yes: 426, since this address speaks WebSocket only."""
+        """The answer that refuses a handshake, else 426, since this address speaks WebSocket only."""
         self._admit(req)
         raise falcon.HTTPError(
             falcon.HTTP_426,
@@ -176,7 +176,7 @@ class StreamResource:
 
 
 async def _until_gone(ws: WebSocket) -> None:
-    """Read and forget what the client sends, until it goes."""
+    """Read and discard messages of the client until the connection ends."""
     with contextlib.suppress(falcon.WebSocketDisconnected, OSError):
         while True:
             with contextlib.suppress(falcon.PayloadTypeError):
@@ -184,7 +184,7 @@ async def _until_gone(ws: WebSocket) -> None:
 
 
 def origin_allowed(origin: str | None, host: str, allowed: str) -> bool:
-    """Whether a page of `origin` may connect: clients without one, the same host and port, and those in `allowed`."""
+    """Whether a page of `origin` may connect: no origin, the same host and port, or listed in `allowed`."""
     if origin is None:
         return True
     names = [name.strip().rstrip("/").lower() for name in allowed.split(",") if name.strip()]
@@ -220,5 +220,5 @@ def mount(app: falcon.asgi.App[Any, Any], services: Services) -> None:
     """Add `/` and `/ws/status`."""
     app.add_route("/", PageResource())
     app.add_route("/ws/status", StreamResource(services))
-    # The stream reads by itself what clients send, so Falcon need not do so to notice that they go.
+    # The stream reads messages of clients itself, so Falcon need not read to notice a disconnect.
     app.ws_options.max_receive_queue = 0

@@ -1,4 +1,4 @@
-"""What both tensor protocols offer besides inference, made once per frontend (`Services.extensions`)."""
+"""Services of both tensor protocols besides inference, made once per frontend (`Services.extensions`)."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Extensions:
     trace_settings: TraceSettings
 
     def apply(self) -> None:
-        """Follow what other frontends changed, and tell them what they wait for; called twice a second."""
+        """Follow changes of other frontends, and report to frontends that wait; called twice a second."""
         self.control.tell()
         self.log_settings.apply()
         self.trace_settings.apply()
 
 
 def make(services: ControlServices, metrics: FrontendMetrics, tracer: Tracer | None) -> Extensions:
-    """Those of a frontend."""
+    """Make the extensions of a frontend."""
     settings = services.settings
     return Extensions(
         RequestCounters(metrics, services.catalog, lambda name: services.models.known(name)),

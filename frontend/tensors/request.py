@@ -19,7 +19,7 @@ _FIRST = 1
 
 @dataclass(slots=True)
 class RegionUse:
-    """A part of a registered shared memory region, by the region's name; nothing of it is checked yet."""
+    """A part of a registered shared memory region, by the region's name; not checked yet."""
 
     name: str
     offset: int
@@ -28,20 +28,20 @@ class RegionUse:
 
 @dataclass(slots=True, frozen=True)
 class Plan:
-    """What a recipe will make: a tensor of `shape`, of images of so many `pixels` in all."""
+    """The tensor that a recipe will make: its `shape`, and the `pixels` of all its images."""
 
     shape: list[int]
     pixels: int = 0
 
 
 class Recipe(Protocol):
-    """How a tensor is made of what was sent in its stead. Both are long work, which yields between its steps.
+    """Makes a tensor of other data that a client sent (images). Both methods are long work and yield between steps.
 
-    They raise `InvalidInput` for what was sent that is none, `BodyTooLarge` for what would become too large.
+    They raise `InvalidInput` for data of another form, `BodyTooLarge` for a tensor that would be too large.
     """
 
     def plan(self, data: bytes | memoryview) -> Steps[Plan]:
-        """What will be made, before anything is."""
+        """Shape and size of the tensor, before any work is done."""
 
     def write(self, data: bytes | memoryview, shape: list[int], place: memoryview) -> Steps[None]:
         """Put the tensor of that shape into its place, which may hold anything."""
@@ -114,10 +114,10 @@ Reason = Literal["model", "version", "unloaded", "failed"]
 
 
 class UnavailableModel(ModelNotFound):
-    """No such model or version, or a known one that was unloaded or failed to load (`reason`)."""
+    """No such model or version, or the model was unloaded or failed to load (`reason`)."""
 
     def __init__(self, model: str, version: int | None, reason: Reason, why: str = "", **detail: Any) -> None:
-        """`why` says more where more is known, such as the error of the load."""
+        """`why` adds details, such as the error of the load."""
         named = f"model {model[:200]!a}" + (f" version {version}" if version is not None else "")
         super().__init__(f"{named} is not available ({reason}{': ' + why if why else ''})", **detail)
         self.model, self.version, self.reason, self.why = model, version, reason, why

@@ -50,9 +50,9 @@ class OutputTensor:
 
 @dataclass(slots=True)
 class TensorResult:
-    """What was computed; `version` is the one that answered. Its tensors are valid while `answer` is open.
+    """The outputs of version `version` of a model. The tensors are valid while `answer` is open.
 
-    `batches`: whether that version has a batch dimension, which is the first of its shapes then.
+    `batches`: whether the version has a batch dimension, the first of each shape.
     """
 
     model: str
@@ -65,7 +65,7 @@ class TensorResult:
 
     @property
     def has_many_classes(self) -> bool:
-        """Whether rendering its classifications is long work."""
+        """Whether rendering the classifications is long work."""
         ranked = (output.classes for output in self.outputs if output.classes)
         return sum(len(rows) * len(rows[0]) for rows in ranked) > INLINE_CLASSES
 
@@ -81,10 +81,9 @@ INLINE_ELEMENTS = 1 << 14
 async def classify(
     outputs: list[OutputTensor], wanted: Sequence[WantedOutput], model: TensorModel, rows: int
 ) -> None:
-    """Put `classes` in the place of the data of those outputs that are wanted so, one list for each of `rows`.
+    """Replace the data of outputs that are wanted as classes by `classes`, one list for each of `rows`.
 
-    The values are read while the answer is open. Raises `InvalidInput` as `check_ranked`, for what only the result
-    tells.
+    The answer must be open. Raises `InvalidInput` as `check_ranked`, since some shapes are known from the result only.
     """
     counts = {one.name: one.classes for one in wanted if one.classes is not None}
     for output in outputs if counts else ():
@@ -134,7 +133,7 @@ def _ranked(row: np.ndarray, count: int) -> tuple[list[float], list[int]]:
     keys = np.where(np.isnan(row), -np.inf, row) if row.dtype.kind == "f" else row
     places = np.arange(len(keys))
     if count < len(keys):
-        # PERF: only what reaches the last place is sorted; ties with it stay in, so that the lowest index wins.
+        # PERF: only values that reach the last place are sorted; ties stay, so that the lowest index wins.
         last = np.partition(keys, len(keys) - count)[len(keys) - count] if count else None
         places = np.flatnonzero(keys >= last) if count else places[:0]
     backwards = places[::-1]

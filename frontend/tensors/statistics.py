@@ -1,10 +1,10 @@
-"""What tensor requests took: counted by each frontend for its slot, and summed up over the whole server.
+"""Counts and times of tensor requests, by frontend, and their sums over the whole server.
 
 1. `RequestCounters` counts ended requests into the metric files of the slot (`penstock_infer_*`); workers count their
-   runs (`workers.reporting.batches`). Counters go on when a process is started again. Batch sizes and models are
-   labels of few values: sizes are rounded (`ipc.metrics.families`), names that the catalog lacks are left out.
-2. `Reader.read` sums the files. A reading that was begun after it was asked for is shared by all who asked, none is
-   kept: figures that two frontends give one after the other never go back.
+   runs (`workers.reporting.batches`). Counters go on when a process is started again. Labels have few values: batch
+   sizes are rounded (`ipc.metrics.families`), models that the catalog lacks are not counted.
+2. `Reader.read` sums the files. Callers that ask before a reading begins share that reading. No reading is kept, so
+   figures from two frontends, one after the other, never go back.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TIMES = {
 
 @dataclass(slots=True)
 class Duration:
-    """How many, and nanoseconds of all of them together."""
+    """A count, and nanoseconds of all counted together."""
 
     count: int = 0
     ns: int = 0
@@ -61,7 +61,7 @@ class RunStatistics:
 
 @dataclass(slots=True)
 class RequestStatistics(RunStatistics):
-    """Requests, of all batch sizes or of one; the phases are those of answered requests."""
+    """Requests of one batch size or of all; the phases belong to answered requests."""
 
     success: Duration = field(default_factory=Duration)
     fail: Duration = field(default_factory=Duration)
@@ -72,8 +72,8 @@ class RequestStatistics(RunStatistics):
 class ModelStatistics:
     """One version of a model. `last_inference_ms` is Unix time in milliseconds, 0: never.
 
-    `by_request_size` is keyed by the batch size of requests (0: failed before it was known), `by_run_size` by that of
-    the model's runs. Sizes above 32 are rounded up to a power of two, in these keys only.
+    `by_request_size` is keyed by the batch size of requests (0: failed before the size was known), `by_run_size` by
+    the batch size of runs. Sizes above 32 are rounded up to a power of two, in these keys only.
     """
 
     last_inference_ms: int = 0
@@ -88,18 +88,18 @@ class ModelStatistics:
 class ServerStatistics:
     """All models by (name, version), and calls to the server itself by kind (`ipc.metrics.families.CALLS`).
 
-    Version -1 (`ipc.metrics.families.UNVERSIONED`) has what failed before its version was known.
+    Version -1 (`ipc.metrics.families.UNVERSIONED`) has requests that failed before their version was known.
     """
 
     models: dict[tuple[str, int], ModelStatistics] = field(default_factory=dict)
     calls: dict[str, Duration] = field(default_factory=dict)
 
     def of(self, model: str, version: int) -> ModelStatistics:
-        """Those of one version; all zero when nothing was counted yet."""
+        """Statistics of one version; all zero before the first count."""
         return self.models.get((model, version)) or ModelStatistics()
 
     def of_state(self, state: VersionState) -> ModelStatistics:
-        """Those of a version as `TensorModels.states` lists it; figures go by full names."""
+        """Statistics of a version that `TensorModels.states` lists, found by the model's full name."""
         return self.of(model_of(state.id), state.version)
 
 
@@ -118,7 +118,7 @@ class Reader:
         return await asyncio.shield(self._next)
 
     async def _read(self, before: asyncio.Task[ServerStatistics] | None) -> ServerStatistics:
-        """A new reading, when the one before has ended; who asks from now on waits for the next."""
+        """Read after the reading `before` has ended. Later callers wait for the next reading."""
         if before is not None:
             await asyncio.wait([before])
         self._running, self._next = self._next, None
@@ -138,7 +138,7 @@ class Reader:
 
 
 def _note(found: ServerStatistics, name: str, labels: dict[str, str], value: float) -> None:
-    """Put one series, named without prefix and suffix, to where it belongs."""
+    """Add one series, named without prefix and suffix, to the statistics."""
     if "kind" in labels:
         call = found.calls.setdefault(labels["kind"], Duration())
         if name == "calls":
@@ -147,7 +147,7 @@ def _note(found: ServerStatistics, name: str, labels: dict[str, str], value: flo
             call.ns = round(value * 1e9)
         return
     version = int(labels["version"]) if "version" in labels else None
-    # What workers count is by catalog id.
+    # Workers count by catalog id.
     key = split_id(labels["model"]) if version is None else (labels["model"], version)
     model = found.models.setdefault(key, ModelStatistics())
     if name == "rows":
@@ -207,7 +207,7 @@ class Times(NamedTuple):
 
     @classmethod
     def of(cls, timing: Timing, total_ns: int) -> Times:
-        """Phases as the worker tells them."""
+        """Phases from the times of the worker."""
         return cls(timing.queue_ns, timing.prepare_ns, timing.device_ns, timing.copy_ns, total_ns)
 
 
@@ -239,7 +239,7 @@ class RequestCounters:
         self._rows: dict[tuple[str, int, int, str], _Row] = {}
 
     def ended(self, record: InferenceRecord, code: str, total_ns: int) -> None:
-        """A request ended: with error `code`, or answered. A request for a model that nobody knows is not counted."""
+        """A request ended: with error `code`, or answered. A request for an unknown model is not counted."""
         if not code:
             if record.timing is not None and record.version is not None:
                 times = Times.of(record.timing, total_ns)
@@ -270,7 +270,7 @@ class RequestCounters:
         row.last.set(time.time())
 
     def failed(self, model: str, version: int | None, rows: int, code: str, total_ns: int) -> None:
-        """A request failed with error `code`; `version` None and `rows` 0 are for what was not known yet."""
+        """A request failed with error `code`; `version` None and `rows` 0: not known yet."""
         if not self._known(model):
             return
         key = (model, str(UNVERSIONED if version is None else version), str(size_label(rows)))

@@ -162,7 +162,7 @@ class Exporter:
         self._thread.start()
 
     def put(self, ended: Ended) -> None:
-        """Take one ended request; with `MAX_WAITING` of them waiting it is dropped and counted."""
+        """Take one ended request, or drop and count the request while `MAX_WAITING` requests wait."""
         if len(self._waiting) >= MAX_WAITING:
             self._count("dropped", 1)
             return
@@ -171,7 +171,7 @@ class Exporter:
             self._wake.set()
 
     def close(self) -> None:
-        """Send what waits, for at most `CLOSE_S`."""
+        """Send the waiting requests, for at most `CLOSE_S`."""
         self._closing = True
         self._wake.set()
         self._thread.join(CLOSE_S)

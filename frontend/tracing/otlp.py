@@ -79,7 +79,7 @@ def read_headers(file: str) -> dict[str, str]:
 
 
 def connect(config: Tracing, instance: str) -> Send:
-    """A function that sends spans and tells whether the collector took them; `instance` names this process."""
+    """A function that sends spans and returns whether the collector took them; `instance` names this process."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan

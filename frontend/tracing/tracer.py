@@ -1,14 +1,11 @@
-"""Which requests are traced, and what is kept of each until it has ended.
+"""Chooses the requests to trace, and keeps the server span of each until the request ends.
 
-1. `begin` decides (`sampling`): a valid `traceparent` brings its own sampled flag, a request without one is sampled by
-   its trace id.
+1. `begin` decides: by the sampled flag of a valid `traceparent`, otherwise by the share of trace ids (`Sampling`).
 2. The request goes to the worker under the span's id, and the worker's times come back with the result.
-3. `end` hands one record to the exporting thread. Spans are made there, not on the event loop.
+3. `end` hands one record to the exporting thread, which makes the spans.
 
-Which requests are traced: by the flag of a valid `traceparent`, otherwise by a share of all trace ids.
-
-A model may have a share of its own. It is not known yet when a request begins, so the largest share decides there, and
-that of the model when the request has ended.
+A model may have a share of its own. The model is unknown when a request begins: there the largest share decides. The
+share of the model decides when the request ends.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ _ALL = 1 << 64
 
 
 class Sampling:
-    """The shares in force, 0 to 1; None: no request at all, whatever its `traceparent` says."""
+    """The shares in force, 0 to 1; None: no request at all, not even with a sampled `traceparent`."""
 
     def __init__(self, share: float | None) -> None:
         self.choose(share, {})
@@ -37,11 +34,11 @@ class Sampling:
         self._most = max(self._bound, *self._by_model.values()) if self._by_model else self._bound
 
     def begins(self, trace_id: str, parent: str) -> bool:
-        """Whether a request is traced as far as one can tell when it begins."""
+        """Whether a request may be traced, before its model is known."""
         return _within(self._most, trace_id, parent)
 
     def keeps(self, trace_id: str, parent: str, model: str) -> bool:
-        """Whether one that has ended is exported; `model` is its catalog id."""
+        """Whether an ended request is exported; `model` is its catalog id."""
         return not self._by_model or _within(
             self._by_model.get(split_id(model)[0], self._bound), trace_id, parent
         )
@@ -88,7 +85,7 @@ class Sink(Protocol):
         """Take one, or drop and count it."""
 
     def close(self) -> None:
-        """Export what is left, within a bound."""
+        """Export the waiting requests, within a bound of time."""
 
 
 class Tracer:
@@ -133,5 +130,5 @@ class Tracer:
         )
 
     def close(self) -> None:
-        """Export what is left; may take the exporter's bound, so call it in a thread."""
+        """Export the waiting requests; call in a thread, since this may take as long as the exporter allows."""
         self._sink.close()

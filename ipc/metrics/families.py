@@ -272,7 +272,7 @@ STATES = ("available", "loading", "loaded", "unloading", "failed")
 SEQUENCE_STATES = ("active", "waiting")
 REJECTIONS = ("queue_full", "no_worker", "loading", "deadline", "too_long", "draining")
 NO_KEY = "-"
-"""Label of requests that were refused for want of a known key."""
+"""Label of requests that were refused because they had no known key."""
 ACCESS_REFUSALS = ("unauthenticated", "forbidden", "rate_limited")
 TRACED = ("exported", "failed", "dropped")
 CANCEL_STAGES = ("queued", "running")

@@ -2,9 +2,9 @@
 
 1. A file of prometheus_client's multi-process mode only grows at its end, so the place of every value is found once.
 2. `MetricFiles.read` and `series` gather the values at these places with numpy and add up equal series of all slots.
-3. Only series that have counted something come out, so a large catalog of idle models costs nothing.
+3. The result has series above zero only, so a large catalog of idle models costs nothing.
 
-The files are read a few times per second while somebody watches, which `ipc.metrics.registry.render` is too slow for.
+The live page reads the files several times a second; `ipc.metrics.registry.render` is too slow for that.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class MetricFiles:
         return _totals(self._index, self._sums())
 
     def series(self, prefix: str) -> dict[Series, float]:
-        """Present value of every series of that name that has counted something, of instants the latest; as `read`."""
+        """Present values above zero of series whose name begins so, the latest of instants. Blocks on files."""
         values, known = self._sums(), self._index.series
         return {
             known[number]: float(values[number])
@@ -141,7 +141,7 @@ class MetricFiles:
         """float64 [series]."""
         empty = np.empty(0, np.int64), np.empty(0)
         summed, highest = [empty], [empty]
-        # NOTE: in one order, since sums of fractions that are rounded in another might go back.
+        # NOTE: always in this order: rounded sums in another order might go back.
         for path in sorted(self._directory.glob("*.db")):
             if path.name.startswith((*_SUMMED, _HIGHEST)):
                 found = self._values(path)
@@ -154,7 +154,7 @@ class MetricFiles:
         return sums
 
     def _values(self, path: Path) -> tuple[np.ndarray, np.ndarray] | None:
-        """(number of the series int64 [n], value float64 [n]) of one file; None when it is gone or was replaced."""
+        """(number of the series int64 [n], value float64 [n]) of one file; None if the file is gone or was replaced."""
         try:
             with path.open("rb") as file:
                 inode, data = os.fstat(file.fileno()).st_ino, _used(file.read())
@@ -209,7 +209,7 @@ def _note_sample(
 
 
 def _histogram(bounds: list[str], found: Mapping[str, float]) -> Histogram:
-    """The files count each bucket for itself, the exposition all up to it."""
+    """The files count each bucket alone; a `Histogram` counts up to each bound."""
     counts = np.cumsum([found.get(bound, 0.0) for bound in bounds]).astype(int).tolist()
     finite = [float(bound) for bound in bounds if bound != "+Inf"]
     return Histogram(finite, counts[: len(finite)], counts[-1] if counts else 0, found.get("sum", 0.0))

@@ -1,7 +1,7 @@
 """Our figures under the names that other inference servers gave them: `nv_inference_*`, `nv_gpu_*`.
 
-They are sums of our own families, made when `/metrics` is asked for, so that counting costs nothing. Their counters
-have no `_total`, which prometheus_client would add: therefore this module writes the text.
+The figures are sums of our own families, made for each answer of `/metrics`, so that counting costs nothing. Counters
+of these names have no `_total`, which prometheus_client would add: therefore this module writes the text.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _NO_GPU = ("", "cpu")
 
 
 class NvFamily(NamedTuple):
-    """One family: `sources` are samples of ours, added up over all labels but those it has, times `scale`.
+    """One family: samples of ours (`sources`), summed by `labels`, times `scale`.
 
-    Of models it has further labels: `gpu_uuid` where a GPU is known to have run them, and their tags, with an
-    underscore in front of their names.
+    Families of models have further labels: `gpu_uuid` if a GPU ran the model, and the tags of the model, with an
+    underscore in front of the tag's name.
     """
 
     name: str
@@ -94,7 +94,7 @@ LOAD_RATIO = NvFamily(
 
 
 def text(families: Iterable[Any], tags: Tags = NO_TAGS) -> bytes:
-    """Exposition of all of them, from families as prometheus_client collects them."""
+    """Exposition of all these families, from the families that prometheus_client collects."""
     wanted = {source for family in (*INFERENCE, *GPU) for source in family.sources}
     samples: _Samples = {source: [] for source in wanted}
     for family in families:
@@ -116,7 +116,7 @@ def _sums(row: NvFamily, samples: _Samples, tags: Tags) -> dict[Labels, float]:
         for labels, value in samples[source]:
             name, version = labels["model"], labels.get("version")
             if version is None:
-                # What workers count is by catalog id.
+                # Workers count by catalog id.
                 name, number = split_id(name)
                 version = str(number)
             known = {**labels, "model": name, "version": version}
@@ -140,7 +140,7 @@ def _tag_labels(tags: Mapping[str, str]) -> Labels:
 
 
 def _without_idle(sums: dict[Labels, float]) -> dict[Labels, float]:
-    """The same without the zeros of no GPU, with which every family begins, where there are figures of GPUs."""
+    """Drop zeros without a GPU, with which every family begins, once there are figures of a GPU."""
     with_gpu = {_without_gpu(key) for key in sums if _without_gpu(key) != key}
     return {key: value for key, value in sums.items() if value or key not in with_gpu}
 
@@ -150,7 +150,7 @@ def _without_gpu(key: Labels) -> Labels:
 
 
 def _of_devices(row: NvFamily, samples: _Samples) -> dict[Labels, float]:
-    """By device: workers that share one measure the same."""
+    """Values by device: workers on the same device measure the same, so the highest value counts."""
     found: dict[Labels, float] = {}
     for labels, value in samples[row.sources[0]]:
         if key := _gpu_label(labels["uuid"]):

@@ -40,7 +40,7 @@ from ipc.processes.paths import RunPaths
 from ipc.wire.messages import LANES
 
 MOST_TOUCHED = 200
-"""Models whose series exist at zero from the start; of a longer catalog's, series begin with their first use."""
+"""Longest catalog whose series exist at zero from the start; in a longer one, series begin with their first use."""
 
 
 def configure(paths: RunPaths, slot: str) -> None:
@@ -55,7 +55,7 @@ def configure(paths: RunPaths, slot: str) -> None:
 
 
 def retire(paths: RunPaths, slot: str) -> None:
-    """A process ends in good order: its gauges go, its counters stay."""
+    """A process ends in good order: drop its gauges, keep its counters."""
     from prometheus_client import multiprocess
 
     multiprocess.mark_process_dead(slot, str(paths.metrics()))  # type: ignore[no-untyped-call]
@@ -90,7 +90,7 @@ def _make(family: Family, registry: Any) -> Any:
 
 
 def _touched(models: Iterable[str]) -> list[str]:
-    """PERF: a model has some 300 series: 2,000 models would be 100 MB of files, and a scrape would take a minute."""
+    """PERF: a model has some 300 series. 2,000 models would take 100 MB of files and a minute for each scrape."""
     names = list(models)
     return names if len(names) <= MOST_TOUCHED else []
 
@@ -103,7 +103,7 @@ class FrontendMetrics(_Families):
         self.tally = Tally()
 
     def touch(self, models: Iterable[str], workers: int, version: str) -> None:
-        """Make every family exist at zero from the first scrape on; those of `MOST_TOUCHED` models at most."""
+        """Make every series exist at zero from the first scrape on, of `MOST_TOUCHED` models at most."""
         models = _touched(models)
         self.build_info.labels(version).set(1)
         for slot in range(workers):
@@ -132,7 +132,7 @@ class FrontendMetrics(_Families):
                 self.sie_duration.labels(model, "encode", phase)
 
     def _touch_infer(self, model: str, version: int) -> None:
-        """Families of tensor requests; the many of a batch size exist once it has been asked for."""
+        """Series of tensor requests. Series of a batch size above 1 begin with the first request of that size."""
         key, unsized = (model, str(version)), (model, str(UNVERSIONED), "0")
         self.infer_rows.labels(*key, ""), self.infer_last.labels(*key)
         for name in ("requests", "seconds", "queue", "input", "compute", "output"):
@@ -142,7 +142,7 @@ class FrontendMetrics(_Families):
             self.infer_failures.labels(*unsized, reason)
 
     def touch_keys(self, names: Iterable[str]) -> None:
-        """Make the families about API keys exist at zero; `names` are those of the keys."""
+        """Make the series of API keys exist at zero; `names` are the names of the keys."""
         for reason in ACCESS_REFUSALS:
             self.access_refused.labels(reason)
         self.by_key.labels(NO_KEY, "401")
@@ -158,7 +158,7 @@ class WorkerMetrics(_Families):
         self.worker, self.device = worker, ""
 
     def touch(self, models: Iterable[str], device: str) -> None:
-        """Make every family exist at zero from the first scrape on; those of `MOST_TOUCHED` models at most.
+        """Make every series exist at zero from the first scrape on, of `MOST_TOUCHED` models at most.
 
         `device` is the uuid of the device.
         """
@@ -217,7 +217,7 @@ class SupervisorMetrics(_Families):
 
 
 def render(paths: RunPaths, tags: nv_names.Tags = nv_names.NO_TAGS) -> bytes:
-    """Text exposition of all slots merged; reads files, so call it in a thread. `tags` are those of models."""
+    """Text exposition of all slots merged; reads files, so call in a thread. `tags` are tags of models."""
     from prometheus_client import generate_latest
     from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -228,11 +228,11 @@ def render(paths: RunPaths, tags: nv_names.Tags = nv_names.NO_TAGS) -> bytes:
 
 
 class _Collected:
-    """Families that have been read already, in the place of a registry."""
+    """Stands in for a registry: gives families that have been collected."""
 
     def __init__(self, families: list[Any]) -> None:
         self._families = families
 
     def collect(self) -> list[Any]:
-        """All of them."""
+        """All families."""
         return self._families

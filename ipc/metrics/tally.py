@@ -1,10 +1,10 @@
 """Figures that are counted for every request, added up in memory and written to the metric files a little later.
 
 PERF: an increment of prometheus_client's multi-process mode takes a lock and packs two numbers into a mapped file. A
-request has about 24 of them. Here they are additions; one turn of the event loop writes those of all requests of
+request needs about 24 increments. Here an increment is an addition, and one turn of the event loop writes the sums of
 the last 20 ms. A killed process loses the counts of that time.
 
-All of it belongs to one thread, that of the event loop.
+Only the thread of the event loop may use this module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FLUSH_S = 0.02
 
 
 class Tally:
-    """What has been counted and is not written yet. Everything is written at once until `follow` was called."""
+    """Counts that are not written yet. Until `follow` is called, every count is written at once."""
 
     def __init__(self) -> None:
         self._fresh: list[Amount | Observations] = []
@@ -28,11 +28,11 @@ class Tally:
         self._loop = loop
 
     def amount(self, *children: Any) -> Amount:
-        """Counters or gauges of prometheus_client that always change together, to be counted with."""
+        """Count with counters or gauges of prometheus_client that always change together."""
         return Amount(self, children)
 
     def observations(self, child: Any) -> Observations:
-        """The histogram `child` of prometheus_client, to be observed with."""
+        """Observe with the histogram `child` of prometheus_client."""
         return Observations(self, child)
 
     def note(self, changed: Amount | Observations) -> None:
@@ -67,7 +67,7 @@ class Amount:
             self._tally.note(self)
 
     def write(self) -> None:
-        """Hand over the amounts that wait."""
+        """Write the waiting amounts."""
         waiting, self._waiting, self._noted = self._waiting, 0.0, False
         if waiting:
             for child in self._children:
@@ -94,7 +94,7 @@ class Observations:
             self._tally.note(self)
 
     def write(self) -> None:
-        """Hand over the amounts that wait."""
+        """Write the waiting amounts."""
         # NOTE: the library observes single values only; these are the three fields that `Histogram.observe` changes.
         for place, count in enumerate(self._counts):
             if count:

@@ -1,7 +1,7 @@
-"""Who is alive: slot locks, process descriptors, start times, life pipes.
+"""Tells living processes from dead ones: slot locks, process descriptors, start times, life pipes.
 
 - `SlotLock`: an flock that the kernel drops when its holder dies, SIGKILL included.
-- `lock_on`: an flock for one change of something shared, awaited without holding up the event loop.
+- `lock_on`: an flock around one change of shared state, awaited without blocking the event loop.
 - `open_pidfd`: a descriptor that becomes readable when the process dies, checked against its start time so that a
   recycled pid is never taken for the old process.
 - `life_pipe`: EOF on the read end comes exactly when every holder of the write end is gone.
@@ -84,7 +84,7 @@ def is_held(path: Path) -> bool:
 
 @asynccontextmanager
 async def lock_on(path: Path, until_ns: int, where: str) -> AsyncIterator[None]:
-    """Hold the lock at `path` meanwhile; a holder that stands still delays only those that want the same lock.
+    """Hold the lock at `path` inside the context. A holder that stands still delays the waiters of this lock only.
 
     Raises `DeadlineExceeded` that names the stage `where`, and `OSError`.
     """
@@ -99,7 +99,7 @@ async def lock_on(path: Path, until_ns: int, where: str) -> AsyncIterator[None]:
 
 
 def _is_taken(lock: int) -> bool:
-    """Whether the lock is ours now."""
+    """Try to take the lock; whether this process holds it now."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Where things lie: run directory, sockets, locks, arenas, and the files that come with the package.
+"""Paths: run directory, sockets, locks, arenas, and the files that come with the package.
 
 Every path is derived from one `RunPaths`, so that two servers on one host never meet unless they share a run directory.
 """
@@ -16,7 +16,7 @@ from ipc.processes.starting import TOP
 
 SHM_ROOT = Path("/dev/shm")
 SERVER = "server"
-"""Name of the lock that the arbiter holds: whose run directory it is."""
+"""Name of the lock that the arbiter holds as the owner of the run directory."""
 _SUN_PATH_MAX = 107
 
 
@@ -33,7 +33,7 @@ class RunPaths:
         return self.root / f"worker-{slot}.sock"
 
     def notify_socket(self, slot: int) -> Path:
-        """Datagram socket on which the embedded supervisor hears a worker slot."""
+        """Datagram socket on which the embedded supervisor receives notices of a worker slot."""
         return self.root / f"notify-{slot}.sock"
 
     def lock(self, name: str) -> Path:

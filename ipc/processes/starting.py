@@ -1,7 +1,7 @@
 """Our own processes: starting one, importing large libraries, the title in `ps`, and the report that one is ready.
 
-Modules come from this installation and its libraries, never from the current directory (`-P`): a `workers.py` or a
-`frontend/` that lies where somebody starts the server is not ours. docs/adr/0026 has the reasons.
+Modules come from this installation and its libraries, never from the current directory (`-P`), which may hold a
+`workers.py` or a `frontend/` of its own. docs/adr/0026 has the reasons.
 
 Readiness goes by the sd_notify datagram protocol. Processes report (`Notifier`), systemd or the embedded supervisor
 listens (`Listener`). Fields: READY=1, STOPPING=1, STATUS=text, WATCHDOG=1.
@@ -22,7 +22,7 @@ TOP = Path(__file__).resolve().parents[2]
 """The directory with `frontend`, `ipc`, `workers` and `penstock`: the source tree, or a folder of the installation."""
 
 _KEEP_ENVIRONMENT = "SPT_NOENV"
-"""Tells setproctitle to leave the environment that /proc/PID/environ shows; else a title is written over it."""
+"""Makes setproctitle keep the environment in /proc/PID/environ, which a title would overwrite."""
 
 
 def command(module: str, *arguments: str) -> list[str]:

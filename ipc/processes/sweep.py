@@ -1,7 +1,7 @@
-"""Removes the leftovers of dead processes: arenas, sockets and metric files of slots whose lock nobody holds.
+"""Removes the leftovers of dead processes: arenas, sockets and metric files of slots whose lock is free.
 
-A slot is swept only while its lock is held by the sweeper, and an arena only when nobody holds it, so a live owner is
-never touched. Runs at the start of every process that takes a slot, at the start and stop of the server, and on demand.
+The sweeper holds the lock of a slot while it sweeps the slot, and removes an arena only if no process holds the arena's
+lock: files of a live owner stay. Runs when a process takes a slot, when the server starts and stops, and on demand.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def sweep_frontend(paths: RunPaths, slot: int) -> list[str]:
 
 
 def _ownerless(paths: RunPaths, slot: int | str = "*") -> list[Path]:
-    """Arenas whose owner is dead. A live owner may have its slot in another run directory, of the same instance."""
+    """Arenas of dead owners. A live owner may have a slot in another run directory of the same instance."""
     return [path for path in paths.arenas(slot) if not is_held(path)]
 
 
 def _unlink(files: list[Path]) -> list[str]:
-    """Remove those of `files` that exist; returns their names."""
+    """Remove the `files` that exist; returns their names."""
     found = [path for path in files if path.exists() or path.is_socket()]
     for path in found:
         path.unlink(missing_ok=True)
@@ -75,7 +75,7 @@ def sweep(paths: RunPaths) -> list[str]:
 
 
 def forget(paths: RunPaths) -> None:
-    """The server starts: what clients registered and asked for by name at an earlier one is gone."""
+    """The server starts: drop regions, loads by name and the start-up mark of the run before."""
     store.begin(paths)
     _unlink([paths.announced(), *paths.control().iterdir()])
     shutil.rmtree(paths.overrides(), ignore_errors=True)

@@ -27,7 +27,7 @@ class KserveProtocol:
         routes.mount(app, services)
 
     def inference_at(self, path: str) -> tuple[str, str]:
-        """Which entry a name stands for is not known before the request is let in."""
+        """(operation, "") of `path`: the model is looked up after the request is let in."""
         return ("infer" if path.endswith("/infer") else ""), ""
 
     def render_error(
@@ -37,5 +37,5 @@ class KserveProtocol:
         return errors.render(error, path)
 
     def render_http(self, error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """The same for an error of the framework."""
+        """(status, JSON body, headers) of an error of the framework."""
         return errors.render_http(error, path)

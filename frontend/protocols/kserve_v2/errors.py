@@ -18,7 +18,7 @@ _STATUSES = {
     "MODEL_LOAD_FAILED": 500,
     "DEPENDENCY_CONFLICT": 500,
 }
-"""Where this protocol differs from `PenstockError.status`."""
+"""Statuses that differ from `PenstockError.status`."""
 _HTTP = {
     404: ("there is nothing at this path", "NOT_FOUND"),
     405: ("this path does not answer to this method", "METHOD_NOT_ALLOWED"),
@@ -43,7 +43,7 @@ def render(error: PenstockError, path: str) -> tuple[int, dict[str, Any], dict[s
 
 
 def text_of(error: PenstockError) -> str:
-    """The message as clients of this protocol know it."""
+    """The message in the words of this protocol."""
     if isinstance(error, QueueFull):
         return f"Exceeds maximum queue size: {error.message}"
     if not isinstance(error, UnavailableModel):
@@ -58,7 +58,7 @@ def text_of(error: PenstockError) -> str:
 
 
 def render_http(error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """The same for an error of the framework."""
+    """(status, body, headers) of an error of the framework."""
     text, code = _HTTP.get(error.status_code, (error.description or error.title or "", "INVALID_INPUT"))
     return error.status_code, _body(text, code, False, {}), {}
 

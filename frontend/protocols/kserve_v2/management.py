@@ -3,7 +3,7 @@
 1. A handler takes the services and plain arguments, calls the engine or the services of `frontend.tensors`, and returns
    a struct or a plain value.
 2. `routes` renders the structs as JSON, `grpc.management` as protocol buffers. Fields have the names of the contract.
-3. The description of the API takes the types of its answers from here.
+3. The description of the API takes the types of answers from here.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class CudaRegion(msgspec.Struct):
 
 
 def server_metadata(services: Services) -> ServerMetadata:
-    """Name, version, and the extensions that are really offered, in the order of the specification."""
+    """Name, version, and the extensions that this server offers, in the order of the specification."""
     regions = services.extensions.regions
     memory = (("system_shared_memory", regions.offered), ("cuda_shared_memory", regions.cuda_offered))
     offered = [extension for extension, is_offered in memory if is_offered]
@@ -201,7 +201,7 @@ def _tensor(tensor: TensorConfig, config: ModelConfig) -> TensorMetadata:
 
 
 def output_metadata(tensor: TensorConfig, config: ModelConfig) -> TensorMetadata:
-    """An output as answers have it: an output whose name marks text is BYTES."""
+    """An output in the form of answers: BYTES for an output whose name marks text."""
     plain = _tensor(tensor, config)
     if strings.is_marked(tensor.name, tensor.datatype, len(plain.shape)):
         return TensorMetadata(tensor.name, BYTES, plain.shape[:1])
@@ -282,7 +282,7 @@ def traced_model(services: Services, name: str) -> str:
 
 
 async def reload_catalog(services: Services) -> bool:
-    """Read the model files again; whether they say something new.
+    """Read the model files again; returns whether they have changed.
 
     Raises `InvalidInput` for files with mistakes; the models stay as they were.
     """

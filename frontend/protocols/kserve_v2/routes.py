@@ -2,7 +2,7 @@
 
 1. A fixed path has a resource of its own. Below `/v2/models` and `/v2/repository` the end of the path decides, since
    names of models may hold slashes.
-2. A responder asks `Restrictions` first, then calls its handler, then sends what the handler returns.
+2. A responder asks `Restrictions`, calls its handler, and sends the result of the handler.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class ModelsResource:
         responder = getattr(resource, method, None)
         if responder is None:
             if not target.action:
-                # The rest of the path may be no model at all.
+                # Raises if no model has this name.
                 self._services.models.states(target.name)
             raise falcon.HTTPMethodNotAllowed(_methods(resource))
         return responder, target
@@ -155,7 +155,7 @@ class RepositoryResource(Resource):
     """Everything below /v2/repository; none of the paths has a GET."""
 
     async def on_get(self, req: Request, resp: Response, tail: str) -> None:
-        """405 for a path of this folder, else 404."""
+        """405 for a known path, otherwise 404."""
         if _INDEX.fullmatch(tail) or _CONTROL.fullmatch(tail):
             raise falcon.HTTPMethodNotAllowed(["POST"])
         raise falcon.HTTPNotFound
@@ -168,7 +168,7 @@ class ReloadResource(Resource):
         super().__init__(services, "model-repository")
 
     async def on_post(self, req: Request, resp: Response) -> None:
-        """201 when the files say something new, else 200; the answer is that of `/v1/config`."""
+        """201 if the files have changed, otherwise 200; the body is the body of `/v1/config`."""
         self._services.restrictions.require_secret(self._api, req.get_header)
         changed = await management.reload_catalog(self._services)
         schemas.send(resp, management.model_server_states(self._services))
@@ -308,7 +308,10 @@ async def _change_trace_settings(services: Services, req: Request, target: Targe
 
 
 def configuration(name: str, config: ModelConfig) -> dict[str, Any]:
-    """The configuration of a model under the name that it was asked for by."""
+    """The configuration of a model as JSON, under the name that the client used; other names as in `ModelConfig`.
+
+    Fields that do not apply are left out.
+    """
     made: dict[str, Any] = {
         "name": name,
         "platform": config.platform,

@@ -1,4 +1,4 @@
-"""JSON bodies of the protocol as typed structs. Fields that are not named here are ignored."""
+"""JSON bodies of the protocol: their structs, reading a body, sending an answer. Unnamed fields are ignored."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ T = TypeVar("T")
 LONG_NBYTES = 64 << 10
 """Bodies above this size are parsed by a thread."""
 SMALL_NBYTES = 1 << 20
-"""Largest body of a request that only names things."""
+"""Largest body of a management request."""
 MOST_DEPTH = 100
 """Levels of nested lists in `data`."""
 
 
 class Decoder:
-    """Reads one kind of body; `empty_ok` says whether an empty one stands for `{}`."""
+    """Reads one kind of body; with `empty_ok` an empty body stands for `{}`."""
 
     def __init__(self, kind: type[Any], *, empty_ok: bool = False) -> None:
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
@@ -56,7 +56,7 @@ def send(resp: Response, value: Any) -> None:
 
 
 def send_empty(resp: Response) -> None:
-    """Answer 200 with an empty body; the media type is that of the contract's examples."""
+    """Answer 200 with an empty body; the media type follows the examples of the contract."""
     resp.content_type = falcon.MEDIA_JSON
     resp.data = b""
 
@@ -83,7 +83,7 @@ def _check_length(nbytes: int, most_nbytes: int) -> None:
 
 
 class InputParameters(msgspec.Struct, gc=False):
-    """Where the bytes of an input are, when they are not in the JSON."""
+    """Place of an input's bytes outside of the JSON."""
 
     binary_data_size: int | UnsetType = UNSET
     shared_memory_region: str | UnsetType = UNSET

@@ -23,7 +23,7 @@ from ipc.errors import PenstockError, ResourceExhausted
 
 
 def is_own_client(req: falcon.asgi.Request) -> bool:
-    """Whether a client of SIE's own sent the request: by its version, or by the name of its packages."""
+    """Whether a client library of SIE sent the request, by its version header or its user agent."""
     agent = (req.get_header("User-Agent") or "").lower()
     return req.get_header("X-SIE-SDK-Version") is not None or any(name in agent for name in _PACKAGES)
 
@@ -72,5 +72,5 @@ class SieProtocol:
         return render(error, own_client=req is not None and is_own_client(req))
 
     def render_http(self, error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """The same for an error of the framework."""
+        """(status, JSON body, headers) of an error of the framework."""
         return errors.render_http(error)

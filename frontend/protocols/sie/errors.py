@@ -83,7 +83,7 @@ def render(error: PenstockError, own_client: bool = False) -> tuple[int, dict[st
 
 
 def render_http(error: falcon.HTTPError) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """The same for an error of the framework, such as an unknown path."""
+    """(status, body, headers) of an error of the framework, such as an unknown path."""
     detail: Any = {404: "Not Found", 405: "Method Not Allowed"}.get(error.status_code)
     if detail is None:
         title = error.title or falcon.code_to_http_status(error.status)[4:]

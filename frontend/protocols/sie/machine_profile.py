@@ -1,8 +1,9 @@
 """The header by which clients ask for a kind of machine.
 
-1. `server.machine_profile` names this machine; requests for others are refused. Empty: the header is ignored, unless
-2. `server.machine_profile_strict` asks for more: then `server.gpu_type` counts, else the type of the workers' GPUs, and
-   where neither is known no machine fits.
+1. `server.machine_profile` names this machine; requests for other machines are refused.
+2. If `server.machine_profile` is empty, the header is ignored, unless `server.machine_profile_strict` is set. Then the
+   header must name `server.gpu_type`, or, if this is empty, the type of the workers' GPUs. If no type is known, every
+   request with the header is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _SHOWN = 64
 def check_machine_profile(req: Request, services: Services) -> None:
     """Raise `InvalidInput` when the request asks for another machine than this one.
 
-    Raises `NoReplica` when that depends on the workers' devices and none has told its own yet.
+    Raises `NoReplica` if the answer depends on the workers' devices and no worker has reported a device yet.
     """
     asked, server = req.get_header(HEADER), services.settings.server
     if asked is None or not (server.machine_profile or server.machine_profile_strict):
@@ -42,7 +43,7 @@ def check_machine_profile(req: Request, services: Services) -> None:
 
 
 def profiles_of(server: Server, devices: Sequence[str]) -> list[str]:
-    """The profiles of this server, by its settings or by the names of its workers' devices ("": not told yet)."""
+    """The profiles of this server, by its settings or by the names of its workers' devices ("": unknown yet)."""
     named = server.machine_profile or server.gpu_type
     if named:
         return [named]

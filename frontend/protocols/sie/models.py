@@ -159,13 +159,13 @@ class ModelResource:
 
 
 class AdminResource:
-    """Both routes; `load` tells them apart."""
+    """POST of `load` or, if not `load`, of `unload`."""
 
     def __init__(self, services: Services, *, load: bool) -> None:
         self._services, self._load = services, load
 
     async def on_post(self, req: Request, resp: Response, model: str) -> None:
-        """200 with the final state, 202 with the present one when nobody waits for the end or it takes too long."""
+        """200 with the final state; 202 with the present state if the client does not wait or the deadline passes."""
         services, context = self._services, req.context.penstock
         async with services.bodies.hold(req, context.deadline_ns) as body:
             given = (body or b"{}", "application/json", AdminRequest, services.settings.limits)

@@ -37,7 +37,7 @@ class TrtisProtocol:
         routes.mount(app, services, self._statuses)
 
     def inference_at(self, path: str) -> tuple[str, str]:
-        """Which entry a name stands for is not known before the request is let in."""
+        """(operation, "") of `path`: the model is looked up after the request is let in."""
         return ("infer" if path.startswith(_INFER) else ""), ""
 
     def render_error(
@@ -54,6 +54,6 @@ class TrtisProtocol:
     def render_http(
         self, error: falcon.HTTPError, path: str
     ) -> tuple[int, dict[str, Any] | None, dict[str, str]]:
-        """405 for a wrong verb, 400 for everything else below `/api/`, without body and NV-Status."""
+        """405 for a wrong verb, else 400, without body and NV-Status; faults below routing keep their status."""
         known = (405, 426, 431, 408)
         return error.status_code if error.status_code in known else 400, None, dict(error.headers or {})

@@ -30,7 +30,7 @@ def set_status(resp: Response, status: pb.RequestStatus) -> None:
 
 
 def set_failure(resp: Response, error: PenstockError, status: pb.RequestStatus) -> None:
-    """An empty answer that speaks through its headers."""
+    """An empty answer with the status of an error in its headers."""
     tracebacks.forget(error)
     resp.status = http_status_of(error)
     resp.data = b""
@@ -47,9 +47,9 @@ def wants_json(req: Request) -> bool:
 
 
 def set_message(req: Request, resp: Response, message: Message) -> None:
-    """A message as the body: text, which has no type in this contract, or the form that is asked for.
+    """A message as the body: text, which has no media type in this contract, or the form of the request.
 
-    JSON and the wire format have the whole message; of a ServerStatus in text, clients get what release 1.4 knows.
+    JSON and the wire format have the whole message; a ServerStatus in text has the fields of release 1.4.
     """
     if wants_json(req):
         resp.content_type, resp.data = "application/json", json_format.MessageToJson(message).encode()
@@ -61,7 +61,7 @@ def set_message(req: Request, resp: Response, message: Message) -> None:
 
 
 def number_of(text: str) -> int | None:
-    """Digits as a number, None for anything else."""
+    """The number that digits write, None for other text."""
     if not (text.isascii() and text.isdigit()):
         return None
     return int(text.lstrip("0")[:_MOST_DIGITS] or "0")

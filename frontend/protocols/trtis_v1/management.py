@@ -48,7 +48,7 @@ def is_healthy(services: Services, mode: str) -> bool:
 
 
 def repository_index(services: Services) -> pb.ModelRepositoryIndex:
-    """Names of all models."""
+    """Names of all models, sorted."""
     names = sorted({entry.name for entry in services.extensions.control.index()})
     return pb.ModelRepositoryIndex(models=[pb.ModelRepositoryIndex.ModelEntry(name=name) for name in names])
 
@@ -73,10 +73,10 @@ async def profile() -> None:
 
 
 def is_ready(services: Services) -> bool:
-    """Whether the server is ready; strictly: every version is ready as well that was asked to be loaded.
+    """Whether the server is ready, and with `trtis.strict_readiness` every version that was asked for as well.
 
-    Nobody has asked for a model of the catalog that is loaded on demand, nor, where models are loaded by name, for a
-    model of a repository that nobody has named.
+    Not asked for: models of the catalog that are loaded on demand, and, if models are loaded by name, models of a
+    repository without a load by name.
     """
     if not services.engine.ready()[0]:
         return False
@@ -87,7 +87,7 @@ def is_ready(services: Services) -> bool:
 
 
 def _is_asked_for(services: Services, state: VersionState) -> bool:
-    """Whether a version that is not ready should be."""
+    """Whether the settings or a load by name ask for a version."""
     if not is_repository(state.id):
         return state.status.state != "available" or not services.settings.catalog.on_demand
     if services.settings.repository.control == "none":
@@ -97,7 +97,7 @@ def _is_asked_for(services: Services, state: VersionState) -> bool:
 
 
 def is_exiting(services: Services) -> bool:
-    """Whether the server stops; a frontend that drains because a reload replaces it says nothing about the server."""
+    """Whether the server stops. A frontend that a reload replaces drains as well, while the server goes on."""
     return services.drain.draining and not SUCCESSION.is_replaced(services.since_ns)
 
 
@@ -142,7 +142,7 @@ async def server_status(services: Services, server_id: str, model: str = "") -> 
 
 
 def _former(services: Services, statistics: ServerStatistics) -> dict[str, set[int]]:
-    """Versions by full name that have answered, or were removed while this frontend ran."""
+    """Versions by full name that have answered, or were removed during the life of this frontend."""
     answered = {key for key, counted in statistics.models.items() if counted.requests.success.count}
     found: dict[str, set[int]] = {}
     for name, number in answered | services.follower.removed:
@@ -187,7 +187,7 @@ def _refuse_unknown(services: Services, name: str) -> None:
 
 
 def _states(services: Services, name: str) -> list[VersionState]:
-    """The versions of a model; without the number that stands for a model without versions."""
+    """The versions of a model, without the stand-in version of a model that has none."""
     with contextlib.suppress(UnavailableModel):
         found = services.models.states(name)
         return [state for state in found if state.state != "UNAVAILABLE" or not _is_absent(services, state)]
@@ -200,7 +200,7 @@ def _is_absent(services: Services, state: VersionState) -> bool:
 
 
 def _config_of(services: Services, name: str) -> ModelConfig | None:
-    """The configuration of the version that answers now; if none answers, that of the newest version's file."""
+    """The configuration of the version that answers now; if none answers, of the newest version's file."""
     with contextlib.suppress(PenstockError):
         return services.models.find(name).config
     with contextlib.suppress(UnavailableModel):
@@ -210,7 +210,7 @@ def _config_of(services: Services, name: str) -> ModelConfig | None:
 
 
 def _rendered(config: ModelConfig, name: str) -> pb.ModelConfig:
-    """PERF: many short-lived clients ask; the message is made once for each configuration that was found."""
+    """PERF: many short-lived clients ask for the status; the message is made once for each configuration."""
     known = _CONFIGS.get(name)
     if known is None or known[0] is not config:
         _CONFIGS.pop(name, None)
@@ -223,8 +223,7 @@ def _rendered(config: ModelConfig, name: str) -> pb.ModelConfig:
 def _config_message(config: ModelConfig, name: str) -> pb.ModelConfig:
     """The configuration under the `name` that clients ask for.
 
-    This contract has no tensor without dims: such a tensor is shown as one element, which the
-    model takes without a shape.
+    This contract has no tensor without dims. The message shows such a tensor as one element, with an empty reshape.
     """
     message: pb.ModelConfig = config_messages.message_of(pb, config, name)
     shown: list[pb.ModelInput | pb.ModelOutput] = [*message.input, *message.output]

@@ -1,6 +1,6 @@
 """The routes of this contract for the schema, one row each.
 
-Their bodies are raw tensors and protobuf messages, of which the schema knows nothing, and most have no media type;
+Bodies are raw tensors and protobuf messages, which JSON Schema cannot describe, most without a media type;
 docs/trtis.md describes them.
 """
 
@@ -72,4 +72,4 @@ OPERATIONS = (
     _get("/api/sharedmemorycontrol/status", "All shared memory regions.", _FORMAT),
     _post("/api/sharedmemorycontrol/{rest}", "Register or unregister a shared memory region."),
 )
-"""All of them."""
+"""All operations of this contract."""

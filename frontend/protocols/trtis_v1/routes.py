@@ -1,9 +1,9 @@
 """The routes over HTTP, and the management calls in the form of HTTP.
 
-1. A handler takes the request and returns a message, None for an empty body. Errors of the tree become 400 (or the
+1. A handler takes the request and returns a message, None for an empty body. A `PenstockError` becomes 400 (or the
    status of a refused key) with an empty body.
-2. `NV-Status` says how the request went. Every call is counted by its kind, for the status of the server.
-3. A path that does not fit is unknown: 400 without body and `NV-Status`.
+2. `NV-Status` carries the outcome. Every call is counted by its kind, for the status of the server.
+3. An unknown path gets 400 without body and `NV-Status`.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 class UnknownMode(InvalidInput):
-    """A health check other than live and ready; the only failure whose code is UNKNOWN."""
+    """A health check other than live and ready, the only failure with code UNKNOWN."""
 
 
 def code_of(error: PenstockError) -> pb.RequestStatusCode:
@@ -77,7 +77,7 @@ def http_status_of(error: PenstockError) -> int:
 
 
 def message_of(error: PenstockError, model: str = "") -> str:
-    """Text of an error; for a model that cannot be asked it begins as clients know it."""
+    """Text of an error. Errors of unavailable models begin with the words that clients know."""
     if isinstance(error, UnavailableModel):
         why = _WHY[error.reason] + (f": {error.why}" if error.why else "")
         return f"Inference request for unknown model '{error.model[:200]}': {why}"
@@ -119,7 +119,7 @@ class Statuses:
         return self._server_id
 
     def success(self) -> pb.RequestStatus:
-        """The next number, and all is well."""
+        """The status of a success, with the next number."""
         return pb.RequestStatus(code=SUCCESS, server_id=self._server_id, request_id=self.numbers.next())
 
     def success_line(self) -> str:
@@ -130,7 +130,7 @@ class Statuses:
     def failure(self, error: PenstockError, model: str = "", *, numbered: bool = True) -> pb.RequestStatus:
         """The status of an error; `numbered` is false for failures before the scheduling: their number is 0.
 
-        It goes into the log too: over HTTP every failure is a 400.
+        The status is logged as well, since over HTTP every failure is a 400.
         """
         code, message = code_of(error), message_of(error, model)
         level = logging.WARNING if code == pb.RequestStatusCode.INTERNAL else logging.INFO

@@ -12,7 +12,7 @@ from ipc.errors import InvalidInput
 from ipc.protos import trtis_v1_pb2 as pb
 
 CACHED_CHARACTERS = 2048
-"""Headers up to this length are remembered: clients send the same one again and again, and get the same one."""
+"""Headers up to this length are remembered, since clients send the same header again and again."""
 MOST_MARKS = 8192
 """`MARKS` in a long header: everything that costs the parser time has at least one of these marks."""
 MARKS = ":{}<>[],;\"'"
@@ -45,7 +45,7 @@ def one_line(message: Message) -> str:
 def response_lines(wire: bytes) -> tuple[str, bytes]:
     """`one_line` and `many_lines` of an InferResponseHeader in the wire format.
 
-    PERF: most answers of a model have the same header, and printing one takes as long as the rest of the protocol.
+    PERF: most answers of a model have the same header, and printing a header takes as long as the rest of the protocol.
     """
     header = pb.InferResponseHeader.FromString(wire)
     return one_line(header), many_lines(header)
@@ -84,7 +84,7 @@ _remembered = lru_cache(maxsize=512)(_parse)
 
 
 def as_of_1_4(status: pb.ServerStatus) -> pb.ServerStatus:
-    """A copy with what release 1.4 knows: a reader of text refuses a whole status for one unknown name.
+    """A copy with the fields of release 1.4: a reader of text refuses a whole status for one unknown name.
 
     Fields and names of values that are younger than release 1.4 are left out; the wire format and JSON have all of
     them. Counts of zero are left out too: later releases lack some of the families of release 1.4 (`profile_stats`).

@@ -17,7 +17,7 @@ from ipc.protos import model_config_pb2
 
 
 class LoadFailed(PenstockError):
-    """A load by name has failed: INTERNAL, where an inference request to such a model gets NOT_FOUND."""
+    """A load by name has failed: INTERNAL. An inference request to a failed model gets NOT_FOUND."""
 
 
 async def server_live(call: Call, message: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
@@ -120,7 +120,7 @@ async def system_register(
 async def system_unregister(
     call: Call, message: pb.SystemSharedMemoryUnregisterRequest
 ) -> pb.SystemSharedMemoryUnregisterResponse:
-    """Forget a system region, or all of them."""
+    """Forget a system region, or all system regions."""
     await call.services.extensions.regions.unregister("system", message.name or None)
     return pb.SystemSharedMemoryUnregisterResponse()
 
@@ -149,7 +149,7 @@ async def cuda_register(
 async def cuda_unregister(
     call: Call, message: pb.CudaSharedMemoryUnregisterRequest
 ) -> pb.CudaSharedMemoryUnregisterResponse:
-    """Forget a CUDA region, or all of them."""
+    """Forget a CUDA region, or all CUDA regions."""
     await call.services.extensions.regions.unregister("cuda", message.name or None)
     return pb.CudaSharedMemoryUnregisterResponse()
 
@@ -199,6 +199,6 @@ def _log_setting_of(name: str, value: pb.LogSettingsRequest.SettingValue) -> boo
 
 
 def _fields(struct: msgspec.Struct) -> dict[str, Any]:
-    """The fields of a struct, as the constructor of the message with the same fields takes them."""
+    """The fields of a struct, as keywords for the message with the same fields."""
     fields: dict[str, Any] = msgspec.to_builtins(struct)
     return fields

@@ -55,13 +55,13 @@ class TrtisService:
         }
 
     def message_of(self, error: PenstockError) -> str:
-        """The words of the contract, for what ends an rpc itself."""
+        """Text of an error that ends an rpc."""
         return message_of(error)
 
     def _method(
         self, kind: str, response: Callable[[], Any], work: Work, need: Need | Callable[[Any], Need] = "infer"
     ) -> Method:
-        """A unary method: `work` fills a response, whose status says how it went; both are counted by kind."""
+        """A unary method: `work` fills a response, the status carries the outcome; calls are counted by `kind`."""
 
         async def answer(call: Call, request: Any) -> Answer:
             began, made = time.perf_counter_ns(), response()
@@ -119,7 +119,7 @@ async def _repository(call: Call, request: pb.RepositoryRequest, made: pb.Reposi
 async def _change_regions(
     call: Call, request: pb.SharedMemoryControlRequest, made: pb.SharedMemoryControlResponse
 ) -> None:
-    """Do what the request asks for; only `status` has an answer. Raises as `ClientRegions` does."""
+    """Register, unregister or list regions. Raises as `ClientRegions` does."""
     regions = call.services.extensions.regions
     action = request.WhichOneof("shared_memory_control")
     if action == "register":
@@ -151,5 +151,5 @@ async def _register(call: Call, wanted: pb.SharedMemoryControlRequest.Register) 
 
 
 def _need_of_regions(request: pb.SharedMemoryControlRequest) -> Need:
-    """To look is free for every caller, to change is the administrator's."""
+    """Every caller may look; changes need an administrator."""
     return "infer" if request.WhichOneof("shared_memory_control") == "status" else "admin"
