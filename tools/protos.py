@@ -1,7 +1,7 @@
 """Writes the modules of `ipc/protos/` from the .proto files beside them: `python -m tools.protos` (`make protos`).
 
 One `_pb2.py` for Python and one `_pb2.pyi` for mypy per file. The services of a file need no module of their own:
-`frontend/grpc/methods.py` reads them from the descriptors.
+`frontend/grpc/server.py` reads them from the descriptors.
 """
 
 from __future__ import annotations
