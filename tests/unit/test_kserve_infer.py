@@ -222,16 +222,11 @@ class Regions:
     """Remembers what was unregistered."""
 
     def __init__(self) -> None:
-        self.gone: list[str] = []
+        self.gone: list[str | None] = []
 
-    async def unregister(self, kind: Kind | None, name: str) -> bool:
-        """One."""
+    async def unregister(self, kind: Kind | None, name: str | None) -> int:
+        """Note the name, None for all regions."""
         self.gone.append(name)
-        return True
-
-    async def unregister_all(self, kind: Kind | None) -> int:
-        """All of them."""
-        self.gone.append("*")
         return 1
 
 
@@ -246,7 +241,7 @@ def test_an_empty_name_does_not_stand_for_all_regions(kind: Kind, tmp_path: Path
     assert regions.gone == []
     for tail in ("region/a/unregister", "unregister"):
         asyncio.run(resource.on_post(request(b""), Response(), tail))
-    assert regions.gone == ["a", "*"]
+    assert regions.gone == ["a", None]
 
 
 class Traces:
