@@ -1,4 +1,4 @@
-"""What protocols call: the engine and the directory of models, planned work, answers, the scope of a request.
+"""The engine and the directory of models that protocols call; the scope of a request, its plan, answer and end.
 
 All of the frontend may import this package. `local` is the engine over ZeroMQ: only the start of a frontend imports it.
 """

@@ -1,11 +1,11 @@
-"""What an engine gives back for a request: tensors, rows, errors of items, timing, and the right to read them.
+"""The answer of an engine: tensors, rows, errors of items, timing, and the right to read them.
 
     with await engine.run(scope, work) as answer:
         ... render copies of answer.tensors()
         resp.stream = body_of(answer.hand_over(), ...)      # only where the body goes on reading afterwards
 
-Leaving the context checks that nobody took the memory back and ends the lease. A body writer takes the answer over
-(`hand_over`), checks after each copy, and ends the lease itself.
+Leaving the context checks that the worker has not revoked the memory, and ends the lease. A body writer takes over the
+answer (`hand_over`), checks after each copy, and ends the lease itself.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Answer:
     def repeat(self, firsts: Sequence[int]) -> None:
         """Give each item the rows of item `firsts[index]`, in private copies; the lease is the caller's to end then.
 
-        Any thread may call this. Raises `LeaseRevoked` when the memory was taken back meanwhile.
+        Any thread may call this. Raises `LeaseRevoked` if the worker has taken the memory back.
         """
         copies = {}
         for name, values in self.tensors().items():

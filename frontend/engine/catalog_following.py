@@ -1,7 +1,8 @@
-"""Keeps the catalog of a running frontend as its files say; workers do the same by themselves.
+"""Keeps the catalog of a running frontend in step with its files; workers follow the files by themselves.
 
-A new model is known here a second or two after its file has settled, and a request for it waits until a worker knows it
-too. The model of a bad file stays as it was, or answers with the mistake, and the log names file, line and field.
+A frontend knows a new model a second or two after its file has settled. A request for the model waits until a worker
+knows the model too. A bad file leaves its model as before, or the model answers with the mistake; the log names file,
+line and field.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ class CatalogFollower:
         store: Store,
         is_loaded: Callable[[str, str], bool] = lambda name, revision: False,
     ) -> None:
-        """`is_loaded` tells whether some worker has a model, with files of that revision."""
+        """`is_loaded` says whether some worker has a model, with files of that revision."""
         self._settings, self._catalog, self._is_loaded = settings, catalog, is_loaded
         self._wanted: Catalog | None = None
-        """The catalog of the files, while more than that is served."""
+        """The catalog of the files, while this frontend serves more models than the files name."""
         self._turn = asyncio.Lock()
-        """Held from reading the files until what they say is served, so that nobody serves what is older."""
+        """Held from reading the files until their catalog is served, so that no older reading replaces a newer one."""
         self.removed: set[tuple[str, int]] = set()
-        """(model, version) of what was in a repository while this frontend ran; some may be there again."""
+        """(model, version) pairs that left a repository during the life of this frontend; some may be back."""
         self._overrides = Overrides(settings.paths, store)
         places = settings.repository.dirs, self._overrides
         self._watch = CatalogWatch(settings.catalog.dirs, catalog.files, *places)

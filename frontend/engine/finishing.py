@@ -1,7 +1,7 @@
 """The one place where a request ends, over HTTP and gRPC alike.
 
-A request is counted in the metrics and in the statistics of tensor models, remembered for the live page, and its span
-is closed, from what the request's scope knows by then. Nothing else counts a request.
+The finisher reads the request's scope, counts the request in the metrics and in the statistics of tensor models, adds
+the request to the live page, and closes its span. No other module counts a request.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Finisher:
             self.tracer.end(scope, *outcome)
 
     def count_inference(self, scope: RequestScope) -> None:
-        """Count a request of tensors in the statistics, by what its scope knows."""
+        """Count a request of tensors in the statistics, from its scope."""
         if scope.inference is not None and self.statistics is not None:
             total_ns = int((time.perf_counter() - scope.started) * 1e9)
             self.statistics.ended(scope.inference, scope.error, total_ns)

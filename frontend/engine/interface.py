@@ -1,7 +1,7 @@
-"""The engine as protocols see it: runs work on models, and knows which models exist and how they are.
+"""The engine as protocols see it: runs work on models, and knows which models exist and in which states.
 
-`frontend.engine.local` is the implementation for the workers of this host. Nothing here says where a model runs:
-deadlines of the caller are in the request's scope, and an engine that reaches other hosts turns them into time left.
+`frontend.engine.local` is the implementation for workers of this host. The interface does not say where a model runs:
+the request's scope has the deadline, and an engine that reaches other hosts turns the deadline into time left.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Payload = bytes | memoryview | InputBlock | None
 """Raw tensors that go with an infer call: bytes, or a block of this frontend's input arena."""
 
 STATE_ORDER = ("loaded", "loading", "unloading", "failed", "available")
-"""States of a model, those first that tell most about it over several workers."""
+"""States of a model; over several workers, the first of these states is the state of the model."""
 
 
 class Engine(ABC):
@@ -43,7 +43,7 @@ class Engine(ABC):
     ) -> AbstractAsyncContextManager[AnswerStream]:
         """Run planned work that is answered in parts, as `run`; leaving the context ends the work.
 
-        Entered once the first part is there, or none will come.
+        The context is entered when the first part has arrived, or the stream has ended without a part.
         """
 
     @abstractmethod
@@ -53,10 +53,10 @@ class Engine(ABC):
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """What is known of one worker at one moment; nothing in it changes afterwards, so any thread may read it.
+    """One worker at one moment. The view never changes, so any thread may read it.
 
-    `state` is absent, connecting, ready or leaving. `responsive`: it is ready and answered lately. `preloaded`: it has
-    tried everything that is loaded at the start. `name` is that of its device.
+    `state` is absent, connecting, ready or leaving. `responsive`: the worker is ready and has answered lately.
+    `preloaded`: the worker has tried all models of the start. `name` is the name of its device.
     """
 
     slot: int
@@ -71,7 +71,7 @@ class WorkerView:
 
 
 class Directory(ABC):
-    """Which models exist, how they are over all workers, and what loads and unloads them."""
+    """The models: which exist, their states over all workers, loads and unloads."""
 
     catalog: Catalog
     """The models that exist, by id."""
@@ -87,11 +87,11 @@ class Directory(ABC):
 
     @abstractmethod
     def status(self, model: str) -> ModelStatus:
-        """State of a model over all workers: loaded when one of them has it, else the state that tells most."""
+        """State of a model over all workers: the first of `STATE_ORDER` that some worker reports."""
 
     @abstractmethod
     def is_loaded(self, model: str, revision: str = "") -> bool:
-        """Whether some worker has the model, with files of that revision (empty: whichever)."""
+        """Whether some worker has the model, with files of that revision (empty: any)."""
 
     @abstractmethod
     def why_unavailable(self, model: str) -> PenstockError:
@@ -99,11 +99,11 @@ class Directory(ABC):
 
     @abstractmethod
     def workers(self) -> Sequence[WorkerView]:
-        """All workers by slot, those that are down included."""
+        """All workers by slot, also workers that are down."""
 
     @abstractmethod
     def watch(self, on: bool) -> bool:
-        """Ask all workers for their `stats`, or for no more; whether all that serve have answered since."""
+        """Ask all workers to send `stats`, or to stop; returns whether all serving workers have answered since."""
 
     @abstractmethod
     async def wait(self, done: Callable[[], bool], deadline_ns: int) -> None:
@@ -111,16 +111,16 @@ class Directory(ABC):
 
     @abstractmethod
     async def ensure_loaded(self, model: str, deadline_ns: int, others: Collection[str] = ()) -> ModelStatus:
-        """Wait until some worker has the model, or one of `others`, and ask for it where nobody has.
+        """Wait until some worker has the model or one of `others`; ask for the model if no worker has it.
 
-        Raises why the model cannot be had, or not in time.
+        Raises the reason if the model cannot be loaded, or not in time.
         """
 
     @abstractmethod
     async def load(self, model: str, wait: bool, deadline_ns: int) -> str:
         """Load a model although its last load may have failed; returns its state, `loading` only unless `wait`.
 
-        Raises what keeps the model from being loaded.
+        Raises the error that keeps the model from being loaded.
         """
 
     @abstractmethod

@@ -1,6 +1,6 @@
-"""What the options of a request resolve to, by one rule for encode, score and extract.
+"""Resolves the options of a request, by one rule for encode, score and extract.
 
-The runtime options of the profile (`options.profile`, else the default one), with the request's options laid over them.
+Options of the request replace the runtime options of the profile (`options.profile`, or the default profile).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plans a request once: what it costs, in which lane it goes, and the `Work` that travels."""
+"""Plans a request once: its cost, its lane, and the `Work` that travels to a worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def plan(
     lane: str = "",
     streams: bool = False,
 ) -> Work:
-    """The work of a request. `lane` empty: the one that fits the cost; `streams`: the answer comes in parts."""
+    """The work of a request. `lane` empty: chosen by the cost; `streams`: the answer comes in parts."""
     return Work(
         model,
         call,

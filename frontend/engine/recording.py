@@ -113,23 +113,23 @@ class Recorder:
                 histogram.observe(milliseconds / 1000)
 
     def called(self, key: str, code: str) -> None:
-        """A request with the API key of that name, or without one of the file, ended with HTTP status `code`."""
+        """A request with the API key named `key` ended with HTTP status `code`; `NO_KEY` for requests without one."""
         self._amounts("by_key", key, code).inc()
 
     def refused(self, reason: str) -> None:
-        """A request was refused for what its key is or may: unauthenticated, forbidden or rate_limited."""
+        """A request was refused for its key: unauthenticated, forbidden or rate_limited."""
         self._amounts("access_refused", reason).inc()
 
     def traced(self, outcome: str, requests: int) -> None:
-        """The spans of that many requests were exported, could not be (failed), or found no room (dropped)."""
+        """Spans of so many requests were exported, failed to be exported, or were dropped for lack of room."""
         self._metrics.traced.labels(outcome).inc(requests)
 
     def in_flight(self, model: str, lane: str) -> _InFlight:
-        """One more request is being served meanwhile; its label stays though the model may leave the catalog."""
+        """Count one more request inside the context; its label stays, even if the model leaves the catalog."""
         return self._gauges(self.model_label(model), lane)
 
     def flush(self) -> None:
-        """Write what was counted now, for somebody who is about to read the metric files."""
+        """Write the counts now, for a reader of the metric files."""
         self._tally.flush()
 
     def retried(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""What is known about one request: ids, trace, start, deadline, caller, and how it went so far."""
+"""The scope of one request: ids, trace, start, deadline, caller, times of phases, outcome."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class ServerSpan:
 
 @dataclass(slots=True)
 class InferenceRecord:
-    """What the statistics of tensor models count of a request, as far as it is known.
+    """Facts of a tensor request for the statistics, filled in as they become known.
 
-    `model` and `version` are as the client named them until the model was `found`; then they are its full name and the
-    version that answers. `rows` 0: not known yet. `timing` and the `uuid` of the device come with the answer.
+    `model` and `version` are the client's names until the model is `found`, then the full name and the version that
+    answers. `rows` 0: not known yet. `timing` and the `uuid` of the device come with the answer.
     """
 
     model: str
@@ -55,12 +55,11 @@ class InferenceRecord:
 class RequestScope:
     """Ids and instants of one request. `phases` (milliseconds) is filled by the engine and the protocol.
 
-    `parent` is the caller's traceparent in the form of version 00; `traceparent` is that of our own span, empty unless
-    the request is traced. `counted_status` is the HTTP status that the request is counted under, where that of
-    the answer does not tell how it ended; 0: that of the answer. `streams`: the answer is made while it is sent, and
-    who makes it says when the request has ended. `start_by_ns` above 0 is when the request stops waiting for its turn
-    on a device, before its deadline; what runs by then goes on. `host` is the address that the request came from.
-    `inference` is filled by requests of tensors, and counted where the request ends (`frontend.engine.finishing`).
+    `parent` is the caller's traceparent in the form of version 00. `traceparent` names our own span, empty unless the
+    request is traced. `counted_status` is the HTTP status for the metrics, if the status of the answer does not show
+    the outcome; 0: the status of the answer. `streams`: the answer is made while it is sent, and its maker ends the
+    request. `start_by_ns` above 0: a request that has not begun on a device by then stops waiting. `host` is the
+    address of the client. Requests of tensors fill `inference`, which `frontend.engine.finishing` counts.
     """
 
     request_id: str
@@ -88,7 +87,7 @@ class RequestScope:
 
     @property
     def caller(self) -> str:
-        """Whom the work for this request counts for: its key, else its address."""
+        """The caller in whose name work of this request runs: the key, or without a key the address."""
         return self.grant.caller or self.host
 
     def ran(self, worker: int, timing: Timing, trace: Trace | None) -> None:
@@ -110,11 +109,11 @@ class RequestScope:
 
 
 current_scope: ContextVar[RequestScope | None] = ContextVar("current_scope", default=None)
-"""That of the request that a task works on."""
+"""The scope of the request that the present task works on."""
 
 
 def scope_of_request(req: Request, limits: Limits) -> RequestScope:
-    """Context of an HTTP request, which is the current one of its task from now on."""
+    """Make the scope of an HTTP request, the current scope of its task from now on."""
     made = scope_of_ids(req.get_header("X-Request-ID") or "", req.get_header("traceparent") or "", limits)
     client = req.scope.get("client")
     made.host = client[0] if client else ""
@@ -123,7 +122,7 @@ def scope_of_request(req: Request, limits: Limits) -> RequestScope:
 
 
 def scope_of_ids(given: str, traceparent: str, limits: Limits) -> RequestScope:
-    """Context of a request from what its caller sent; ids that are not safe to echo are replaced by fresh ones."""
+    """Make a scope from the caller's ids; new ids replace ids that are not safe to echo."""
     request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{random.getrandbits(128):032x}"
     parent = _parent(traceparent)
     return RequestScope(
@@ -156,7 +155,7 @@ def plain_scope() -> RequestScope:
 
 
 def common_headers(made: RequestScope, server: Server) -> dict[str, str]:
-    """What every answer says of its request and of the server."""
+    """Headers of every answer about its request and the server."""
     common = {
         "X-Request-ID": made.request_id,
         "X-Trace-ID": made.trace_id,

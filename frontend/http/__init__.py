@@ -1,4 +1,4 @@
-"""What every HTTP route uses: bodies in, answers out, limits of values, errors, disconnects.
+"""Tools of every HTTP route: reading bodies within limits, decoding, sending answers, errors, disconnects.
 
 Protocol packages import this package; it imports no protocol.
 """

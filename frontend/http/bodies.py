@@ -2,8 +2,8 @@
 
 1. A declared length over the limit is refused at once; otherwise bytes are counted as they arrive, so that a client
    that declares much and sends little takes no room from others.
-2. All bodies share a budget. What was decoded from a body lives as long as the request, so the body counts as long.
-3. Reading ends with the request's deadline, and with the client: a body that was cut short is never decoded.
+2. All bodies share a budget. A body counts until its request ends, since decoded values live as long.
+3. Reading ends with the request's deadline, and when the client goes away: an incomplete body is never decoded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class BodyReader:
 
     @contextmanager
     def holding(self, nbytes: int) -> Iterator[None]:
-        """Count `nbytes` that have been received whole, meanwhile. Raises `QueueFull` as `hold` does."""
+        """Count `nbytes` of a received message inside the context. Raises `QueueFull` as `hold` does."""
         self.held_nbytes += nbytes
         try:
             self.check_room(nbytes)
@@ -63,7 +63,7 @@ class BodyReader:
         return None if body is None or len(body) > self.limits.max_body_bytes else body
 
     def trim_soon(self) -> None:
-        """Give what the C library keeps of large bodies back to the system, once their requests are forgotten."""
+        """Return memory of large bodies, which the C library keeps, to the system once their requests have ended."""
         if self._trimming is None:
             self._trimming = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._trim)
 
@@ -79,7 +79,7 @@ class BodyReader:
         return HeldBody(self, req, deadline_ns)
 
     def pour(self, req: Request, deadline_ns: int, take: Callable[[bytes], object]) -> PouredBody:
-        """The same for a body that is kept elsewhere: `take` gets its pieces as they arrive."""
+        """As `hold`, for a body that is kept elsewhere: `take` gets the pieces as they arrive."""
         return PouredBody(self, req, deadline_ns, take)
 
 
@@ -118,7 +118,7 @@ class HeldBody:
 
     async def _read(self) -> bytes:
         length = self._declared_nbytes()
-        # PERF: what has arrived with the head needs no timer.
+        # PERF: a body that arrived with the head needs no timer.
         if length is not None and self._req.stream.tell() >= length:
             body = await self._req.stream.read()
             self._count(len(body))
@@ -161,7 +161,7 @@ class HeldBody:
 
 
 class PouredBody(HeldBody):
-    """One body that somebody else keeps, and its share of the budget."""
+    """One body that is kept elsewhere, and its share of the budget."""
 
     __slots__ = ("_take",)
 

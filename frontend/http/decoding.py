@@ -1,7 +1,7 @@
-"""Bodies to typed structs, with every way in which that can fail turned into `InvalidInput`.
+"""Decodes bodies into typed structs; every failure becomes `InvalidInput`.
 
-Depth is limited by msgspec itself. Repeated keys are searched for only when a key name occurs more often in the bytes
-than it may, or may be spelled with escapes, since a full check costs more than the decoding.
+msgspec limits the depth. The search for repeated keys runs only if a key name occurs too often in the bytes, or may be
+spelled with escapes, since a full check costs more than the decoding.
 """
 
 from __future__ import annotations

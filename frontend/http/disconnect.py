@@ -1,9 +1,9 @@
 """Ends work when its client goes away.
 
-The request's ASGI scope says how things stand under `CALLBACK_KEY`: None while no work runs, a function to call at the
-disconnect while work runs, `GONE` from the disconnect on. Penstock's own server sets it from the connection, which
-costs nothing while the client stays. Another ASGI server tells of a disconnect by an event only: `noting` sets `GONE`
-when the event is received, and a second task waits for the event while work runs and the body has been read.
+`CALLBACK_KEY` of the ASGI scope holds None while no work runs, a function to call at the disconnect while work runs,
+`GONE` after the disconnect. Penstock's own server sets the key from the connection, at no cost while the client stays.
+Another ASGI server sends an event only: `noting` sets `GONE` when the event is received, and a second task waits for
+the event while work runs and the body has been read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def note_disconnect(scope: Any) -> None:
 
 
 def is_gone(scope: Any) -> bool:
-    """Whether the client of `scope` is known to have gone."""
+    """Whether the client of `scope` has gone, as far as the server knows."""
     return scope.get(CALLBACK_KEY) is GONE
 
 

@@ -1,4 +1,4 @@
-"""Probes and metrics."""
+"""The routes of probes (`/healthz`, `/readyz`, `/health`) and of `/metrics`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class MetricsResource:
         resp.data = await asyncio.to_thread(metrics.render, self._services.settings.paths, dict(self._tags))
 
     def _note_tags(self) -> None:
-        """The tags in the configurations of models; those of an unloaded one are kept, since its figures are."""
+        """The tags in the configurations of models; an unloaded model keeps its tags, as it keeps its figures."""
         for worker in self._services.directory.workers():
             for status in worker.models.values():
                 if status.config is not None:
@@ -68,7 +68,7 @@ class MetricsResource:
 
 
 class HealthResource:
-    """`OK`, in JSON too, for clients that tell a single server from a gateway by what `/health` answers."""
+    """`OK`, also as JSON, for clients that distinguish a server from a gateway by the answer of `/health`."""
 
     async def on_get(self, req: Request, resp: Response) -> None:
         """`OK`, or a map for a client that names JSON."""

@@ -24,7 +24,7 @@ class InferenceRoute(ABC):
         self.services = services
 
     async def on_post(self, req: Request, resp: Response, target: Any = "", model: str = "") -> None:
-        """One request; `target` or `model` is what the path names. Raises a `PenstockError`, which ends the request."""
+        """One request; `target` or `model` comes from the path. Raises a `PenstockError`, which ends the request."""
         scope: RequestScope = req.context.penstock
         scope.operation = self.operation
         await until_disconnect(self.respond(req, resp, scope, target or model), req.scope)

@@ -1,4 +1,4 @@
-"""What an extract request asks to look for: labels and a schema, checked before anything is loaded."""
+"""Labels and output schema of an extract request, checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGEST_SCHEMA = 64 << 10
 
 
 def check_labels(labels: Sequence[str] | None, limits: Limits, field: str = "params.labels") -> list[str]:
-    """The labels in the caller's order, each once. Raises `InvalidInput` for one of `field` that cannot be used."""
+    """The labels in the caller's order, each once. Raises `InvalidInput` for an unusable label of `field`."""
     given = list(labels or ())
     check_label_count(len(given), limits, field)
     for index, label in enumerate(given):
@@ -41,7 +41,7 @@ def check_label_count(count: int, limits: Limits, field: str) -> None:
 
 
 def check_schema(schema: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The output schema; what it may hold is the family's to say. Raises `InvalidInput` for one that is too large."""
+    """The output schema, whose content the model family checks. Raises `InvalidInput` if the schema is too large."""
     if schema is not None:
         try:
             nbytes = len(msgspec.msgpack.encode(schema))

@@ -1,9 +1,9 @@
-"""The addresses that HTTP is served on, and which paths each of them answers.
+"""The addresses of HTTP, and the paths that each address serves.
 
 1. Gunicorn listens on `addresses`; every frontend accepts on all of them.
-2. `Listeners.serves` tells by the port that a request came in on whether its path is answered there. `server.bind`
-   answers everything, but for /metrics where that is only wanted elsewhere.
-3. What is not answered there is refused (`refuse`) before keys are looked at, as an unknown path would be.
+2. `Listeners.serves` decides by the port of a request whether its path is served there. `server.bind` serves all paths,
+   except /metrics if the settings want metrics elsewhere only.
+3. Other requests are refused like an unknown path (`refuse`), before keys are looked at.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def addresses(server: Server) -> list[str]:
 
 
 def check(config: Settings) -> None:
-    """Raise `ConfigError` for addresses that cannot be told apart by their ports."""
+    """Raise `ConfigError` for addresses with the same port."""
     server, grpc = config.server, config.grpc
     Listeners(server)
     for bind, setting in binds(config).items():
@@ -53,7 +53,7 @@ def binds(config: Settings) -> dict[str, str]:
 
 
 class Listeners:
-    """What is answered where."""
+    """The paths that each port serves."""
 
     def __init__(self, server: Server) -> None:
         """Raises `ConfigError` as `check`."""
@@ -72,7 +72,7 @@ class Listeners:
             raise ConfigError("server.metrics_bind and server.health_bind: one port on two hosts")
 
     def serves(self, scope: dict[str, Any]) -> bool:
-        """Whether the path of an ASGI scope is answered on the port that it came in on."""
+        """Whether the port of an ASGI scope serves its path."""
         if not self._alone:
             return True
         path: str = scope["path"]

@@ -1,8 +1,7 @@
-"""Images as bytes: what they are and how large, read from their headers, before anything decodes them.
+"""Format and size of images, read from their headers before any decoder runs.
 
-The declared format is not trusted. PNG, JPEG, GIF, WebP and BMP are known; everything else (SVG, archives, text) is
-refused, and so is an image whose header promises more pixels than the limit. Reading a header takes a bounded number of
-steps.
+The declared format is not trusted. PNG, JPEG, GIF, WebP and BMP are known; other data (SVG, archives, text) and images
+with more pixels than the limit are refused. Reading a header takes a bounded number of steps.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class RequestMiddleware:
 
 
 class DeadlineMiddleware:
-    """Applies the caller's own deadline; comes after the middleware that decides who is let in."""
+    """Applies the caller's own deadline; runs after the middleware that checks keys."""
 
     def __init__(self, services: Services) -> None:
         self._limits = services.settings.limits
@@ -107,7 +107,7 @@ class ErrorRenderer:
             return
         status, body, headers = protocol_of(req.path, self._known).render_error(error, req.path, req)
         if isinstance(error, Unauthenticated):
-            # RFC 6750, section 3: a request without a key is only told which kind is wanted.
+            # RFC 6750, section 3: a request without a key learns the scheme only.
             wrong = ', error="invalid_token"' if error.presented else ""
             headers["WWW-Authenticate"] = f'Bearer realm="penstock"{wrong}'
         await _answer(req, resp, ws, status, body, headers)

@@ -2,7 +2,7 @@
 
 1. Percent-encoding is decoded once, as UTF-8; slashes may be encoded too, since names of models have slashes.
 2. Slashes at the start become one. Further ones stay: keys of shared memory in paths begin with a slash.
-3. A path that a proxy could read otherwise is refused: a segment `.` or `..`, a backslash, a control character,
+3. A path that a proxy could read in another way is refused: a segment `.` or `..`, a backslash, a control character,
    percent signs that encode nothing.
 """
 
@@ -35,7 +35,7 @@ def normalized(raw: bytes) -> str:
 
 
 def normalize(scope: dict[str, Any]) -> bool:
-    """Put the normalized path into an ASGI scope, or keep why there is none for `check`; returns whether there is."""
+    """Put the normalized path into an ASGI scope, or keep the reason for `check`; returns whether there is a path."""
     try:
         scope["path"] = normalized(scope.get("raw_path") or quote(scope["path"]).encode())
     except InvalidInput as error:

@@ -1,7 +1,7 @@
-"""A bound that callers share: no caller holds more of it than is free.
+"""A bound that callers share: no caller holds more places than are free.
 
-One caller alone holds half of the places at most, two a third each, n callers 1/(n + 1) each: whoever comes next finds
-some. A single request may take all of them at once while they are free.
+One caller alone holds half of the places at most, two a third each, n callers 1/(n + 1) each: the next caller finds
+free places. A single request may take all free places at once.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Threads of their own for large bodies and answers, which so hold up neither metrics nor the joining of workers.
+"""Threads for large bodies and answers, apart from the threads of metrics and of joining workers.
 
 1. Work is taken in pieces (`in_steps`), or is short enough to be one piece (`off_loop`).
-2. Each caller has a line of pieces, and the threads take from each line in turn: whoever sends much waits behind its
-   own. A request has one piece in line at a time.
+2. Each caller has a line of pieces, and the threads take from each line in turn: a caller with much work waits behind
+   its own work. A request has one piece in line at a time.
 3. A piece begins only while its request lives: not after its deadline, and not after its client has left.
-4. Whoever is cancelled while a piece runs waits for its end, so that no thread reads memory that was given back.
+4. A request that is cancelled while a piece runs waits for the piece, so that no thread reads freed memory.
 
 Encoded pictures and strings become tensors in `MAKING`, so that large bodies and answers do not wait behind them.
 """
@@ -35,7 +35,7 @@ Steps = Generator[None, None, T]
 
 
 class _Piece(NamedTuple):
-    """Work for a thread, and what waits for it."""
+    """Work for a thread, and the future of its result."""
 
     caller: str
     deadline_ns: int
@@ -73,7 +73,7 @@ class Line:
         finally:
             if expiry is not None:
                 expiry.cancel()
-            # NOTE: an error refers to this frame, which must not refer to what holds the error.
+            # NOTE: an error refers to this frame, so this frame must not refer to the holder of the error.
             del piece, done, expiry
 
     def _take(self) -> None:
@@ -122,7 +122,7 @@ async def _ended(done: asyncio.Future[Any]) -> None:
         with suppress(asyncio.CancelledError):
             await asyncio.wait([done])
     if not done.cancelled():
-        # NOTE: what went wrong after its request was cancelled is nobody's any more.
+        # NOTE: the error of a cancelled request has no reader.
         done.exception()
 
 

@@ -4,8 +4,8 @@
    generation is checked after the copy, so a revoked lease ends the response and never shows another request's data.
 2. The lease ends with the last copy. A client that has not taken everything after `lease_copy_after_s` gets the rest
    from a private copy, so a slow reader never holds arena memory.
-3. Private copies share a budget; a slow reader that does not fit into it is cut off. A body that holds no lease is
-   private already: it is not copied again, but counts in the same way once its reader is slow.
+3. Private copies share a budget; a slow reader that does not fit into the budget is cut off. A body without a lease is
+   private already: such a body is not copied, but counts as well once its reader is slow.
 """
 
 from __future__ import annotations

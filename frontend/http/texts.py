@@ -1,4 +1,4 @@
-"""Texts of requests and how many there are, against the limits of the server."""
+"""Checks number and size of texts against the limits of the server."""
 
 from __future__ import annotations
 

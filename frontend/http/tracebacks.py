@@ -1,9 +1,9 @@
-"""Errors without the frames that they came through.
+"""Drops the tracebacks of errors that were answered.
 
-The traceback of an error refers to those frames, and they to the body and the tensors of the request. A frame that
-refers to the error as well, or to a task or future that has ended with it, closes a circle: all of it would stay until
-the cyclic collector runs, which many megabytes in few objects do not make it do. So whoever tells a client of an error
-lets go of its traceback.
+The traceback of an error refers to frames, and the frames refer to body and tensors of the request. A frame that refers
+to the error, or to a task or future that ended with the error, closes a circle. Such a circle stays until the
+cyclic collector runs, and a few large objects do not make the collector run. So the code that renders an error drops
+its traceback.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""How many values a body holds and where its long ones are, found without building any of them.
+"""Counts the values of a body and finds its long values, without building them.
 
-A decoded value takes about a hundred bytes and may be written in one or two, so a body that is nothing but empty maps
-costs fifty times its size once it is decoded. Bodies above `UNCHECKED_NBYTES` are therefore counted first. Where images
-make up most of a body, only the rest is looked through.
+A decoded value takes about a hundred bytes and may be written in one or two: a body of empty maps takes fifty times its
+size once decoded. Bodies above `UNCHECKED_NBYTES` are therefore counted first. If images make up most of a body, only
+the rest is searched.
 
-A large body is looked through in pieces of `PIECE_NBYTES`: one step over all of it would hold the interpreter, and with
-it the event loop, though another thread does it.
+A large body is searched in pieces of `PIECE_NBYTES`: one step over the whole body would hold the interpreter lock, and
+so the event loop, even in another thread.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """The HTTP server of a frontend: uvicorn's parser on uvloop under Gunicorn, with deadlines and a lossless drain.
 
-Gunicorn's settings name its worker class; the application imports `drain` and `limits` alone.
+Gunicorn's hooks import `worker`; the application imports `drain`, the gRPC server `descriptors`.
 """

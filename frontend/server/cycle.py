@@ -3,7 +3,7 @@
 - A body message above `SLICE_BYTES` is written in slices, each after the transport has drained, so that at most
   `WRITE_HIGH_WATER_BYTES + SLICE_BYTES` (plus chunk framing) wait in user space for a slow reader.
 - The head leaves with the first piece of the body in one write, so that a process that is killed in between leaves no
-  answer cut in two: a proxy could not send such a request again.
+  answer cut in two: a proxy could not repeat such a request.
 - The response says `Connection: close` when the process drains, or when the request body has not arrived completely.
   That is decided when the response starts, the last moment at which it can be said.
 """
@@ -62,7 +62,7 @@ class _HeadWithBody:
             self._transport.write(self._taken())
 
     def close(self) -> None:
-        """Write what is held and close."""
+        """Write the held bytes and close."""
         self.flush()
         self._transport.close()
 
@@ -161,7 +161,7 @@ class Cycle(RequestResponseCycle):
         await super().send(_body_event(view[last:], more_body))
 
     def disconnect(self) -> None:
-        """Tell the application that nobody waits for the rest of the response."""
+        """Tell the application that the client has left before the end of the response."""
         if not self.response_complete:
             self.disconnected = True
             self.waiting_for_100_continue = False

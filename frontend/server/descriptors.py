@@ -1,7 +1,7 @@
-"""Open files of a frontend, set apart: those of HTTP's connections, of gRPC's, and of all else.
+"""Divides the open files of a frontend: HTTP connections, gRPC connections, and all other files.
 
-All else is what a frontend cannot do without: sockets to workers, arenas, metric files, health checks. Where the hard
-limit of the process is too low for everything that the settings allow, HTTP and gRPC get less, in proportion.
+The other files are indispensable: sockets to workers, arenas, metric files, health checks. If the hard limit of the
+process is too low for all connections that the settings allow, HTTP and gRPC get less, in proportion.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 OTHERS = 512
 _LEAST_SHARE = 2
-"""Of a hard limit that is very low, all else gets at most one part in so many."""
+"""Under a very low hard limit, other files get at most one part in so many."""
 
 
 def wanted(connections: Sequence[int]) -> int:
-    """Open files for these numbers of connections, and all else."""
+    """Open files for these numbers of connections, and other files."""
     return sum(connections) + OTHERS
 
 

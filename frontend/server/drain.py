@@ -1,4 +1,4 @@
-"""The moment at which this frontend begins to drain, and who wants to know.
+"""The moment at which this frontend begins to drain, and the functions to call then.
 
 The server calls `begin` on SIGTERM; the application registers with `on_begin` (to fail readiness, end streams, say
 goodbye to workers) or asks `draining`. The same object is in the lifespan and request scopes as

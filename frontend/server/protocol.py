@@ -1,11 +1,11 @@
-"""One HTTP/1 connection: uvicorn's httptools protocol with what the sweep needs and with answers to bad requests.
+"""One HTTP/1 connection: uvicorn's httptools protocol with states for the sweep and answers to bad requests.
 
 A connection is in one of these states, and the sweep (`frontend.server.serving`) ends those that stay too long:
 
 1. `idle_since`: no byte of a request has arrived since the last one was answered, or since the connection was accepted;
 2. `head_since`: a request line or its header fields are arriving;
 3. `running`: a request is with the application; its body may still be arriving, more requests may wait in `pipeline`;
-4. `lingering_since`: the last answer is written, what still arrives is thrown away until the client hangs up.
+4. `lingering_since`: the last answer is written, further bytes are discarded until the client hangs up.
 
 No timer is made per request: uvicorn's keep-alive timer is replaced by the sweep.
 """
@@ -124,7 +124,7 @@ class PenstockProtocol(HttpToolsProtocol):
             self.refuse(too_many_connections(self.limits.max_connections))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the application; requests that wait behind the running one are dropped unstarted."""
+        """Tell the application; waiting requests are dropped before they start."""
         self.server_state.lingering.discard(self)
         self.pipeline.clear()
         if self.running is not None:
@@ -262,7 +262,7 @@ class PenstockProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
-        """Start the request that waits next; else send a postponed refusal, or become idle."""
+        """Start the next waiting request, or send a postponed refusal, or become idle."""
         self.server_state.total_requests += 1
         self.running = None
         if self.lingering_since or self.transport.is_closing():
@@ -305,7 +305,7 @@ class PenstockProtocol(HttpToolsProtocol):
         self.linger()
 
     def linger(self) -> None:
-        """Send what is written, then throw away what arrives until the client hangs up or the sweep ends it.
+        """Send the written bytes, then discard arriving bytes until the client hangs up or the sweep cuts.
 
         Closing at once with unread data would reset the connection and could take the answer with it
         (RFC 9112, section 9.6).

@@ -2,8 +2,8 @@
 
 On SIGTERM (reload, stop, or a request count that is used up):
 
-1. take in every connection that waits in the accept queue, then close the listeners; that of the health address stays
-   open when the whole server stops: a probe of life must not kill a server that drains;
+1. take in every connection that waits in the accept queue, then close the listeners. The health address stays open when
+   the whole server stops, since a failed liveness probe must not kill a draining server;
 2. tell the application (`Drain.begin`); from now on answers say `Connection: close`;
 3. connections that stay idle for `drain_s` are closed; requests in work may go on until `answer_until_s`, then they
    get 503;
@@ -11,9 +11,8 @@ On SIGTERM (reload, stop, or a request count that is used up):
 
 SIGINT and SIGQUIT cut all connections and exit as soon as the application has shut down.
 
-One coarse timer per process that ends connections which are past a deadline.
-
-Each sweep looks at every connection once (about a microsecond each):
+The sweep is one coarse timer per process that ends connections past a deadline. Each sweep looks at every connection
+once (about a microsecond each):
 
 1. a client that takes nothing of a waiting response for `write_stall_s` is cut off, also while the connection closes;
 2. a request body that arrives below the floor is answered 408;
@@ -290,7 +289,7 @@ class DrainingServer(Server):
         return not (self._probed and address and address[1] == self._limits.health_port)
 
     async def _end_connections(self) -> None:
-        """End what the drain left over: unanswered requests with 503, the rest by cutting the connection."""
+        """End the connections that the drain left: unanswered requests with 503, others by cutting."""
         if not self._is_busy():
             return
         state = self.server_state

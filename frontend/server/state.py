@@ -1,4 +1,4 @@
-"""What all connections of one frontend process share, and what the process grants to them."""
+"""State that all connections of one frontend process share, and the limits of the process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ServerLimits:
     max_connections: int = 10_000
     """Open connections per process; one more is answered 503."""
     max_grpc_connections: int = 0
-    """Connections of the gRPC server in the same process, whose descriptors are not HTTP's."""
+    """Connections of the gRPC server in the same process, which take descriptors as well."""
     write_stall_s: float = 60.0
     """How long a client may take nothing of a response that waits for it."""
     max_header_bytes: int = 65_536

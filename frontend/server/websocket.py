@@ -1,6 +1,6 @@
 """One WebSocket connection: uvicorn's protocol with an end that never waits for the client.
 
-- `is_handshake` says which offers are taken; all others are served as plain HTTP (RFC 9110, section 7.8).
+- `is_handshake` accepts offers; requests with other offers are served as plain HTTP (RFC 9110, section 7.8).
 - A drain says goodbye with 1001 (going away, RFC 6455, section 7.4.1).
 - After the closing frame, and after an unanswered ping, the connection is cut `FAREWELL_S` later at the latest, so
   that a client that reads nothing holds neither memory nor a drain.

@@ -4,8 +4,8 @@
 `timeout` hold; its `keepalive` and `worker_connections` are superseded by `limits`. The access log is off unless
 `accesslog` is set.
 
-Gunicorn's native class (`worker_class = "asgi"`) serves the same application and is the alternative. Of what this class
-adds, it lacks:
+Gunicorn's native class (`worker_class = "asgi"`) serves the same application and is the alternative. The native class
+lacks:
 
 - the header deadline for silent and half-header connections, the floor for slow bodies, the connection cap;
 - the deadline for clients that do not read their response;
@@ -75,7 +75,7 @@ class PenstockWorker(UvicornWorker):  # type: ignore[misc]
             sys.exit(Arbiter.WORKER_BOOT_ERROR)
 
     def _beat(self, server: DrainingServer) -> None:
-        """Tell the arbiter that this process turns over; drain when there is no arbiter any more."""
+        """Tell the arbiter that this process turns over; drain if the arbiter is gone."""
         self.notify()
         if os.getppid() != self.ppid and not server.should_exit:
             self.log.critical("The arbiter is gone; this frontend drains.")

@@ -1,4 +1,4 @@
 """The worker's end of the ZeroMQ socket: sessions, dispatch, leases given.
 
-`workers.runtime` and the book of jobs import this package.
+`workers.runtime` and the table of jobs import this package.
 """

@@ -11,10 +11,9 @@
 Requests, releases and cancels of one turn of the event loop leave together. A request that the socket does not take
 fails with `WorkerLost`.
 
-What one frontend has outstanding at one worker: the cost of its requests, by lane.
-
-A stream whose client has enough parts rests at the worker, in no queue: meanwhile it costs nothing here either, so that
-clients who do not read use up nobody's credits. What the worker does with its own bound is `JobTable.rest`.
+`Outstanding` counts the cost of one frontend's requests at one worker, by lane. A stream whose client has enough parts
+rests at the worker, in no queue, and costs nothing here: clients that do not read use no credits of other clients.
+`JobTable.rest` does the same for the bound of the worker.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ class Outstanding:
                 self._add(request)
 
     def end(self, request: Submit) -> None:
-        """It is answered, or nobody waits for it any more."""
+        """The request is answered, or its caller has left."""
         stream = self._streams.pop(request.id, None)
         if stream is None or stream[1].open:
             self._remove(request)
@@ -152,7 +151,7 @@ class Silence:
 
     @property
     def is_long(self) -> bool:
-        """Whether nothing was heard for `SILENCE_S`."""
+        """Whether the worker has sent nothing for `SILENCE_S`."""
         return self._seconds >= SILENCE_S
 
     def look(self) -> None:
@@ -249,7 +248,7 @@ class Channel:
             self._send(Ping(int(self._last_ping * 1000)))
 
     def _expire(self) -> None:
-        """Fail what is past its deadline; the worker does so too, but it may hang."""
+        """Fail requests past their deadline. The worker does the same, but may hang."""
         now = time.monotonic_ns()
         for request, (future, message) in list(self._pending.items()):
             if now >= message.work.deadline_ns + EXPIRE_GRACE_NS and not future.done():
@@ -317,7 +316,7 @@ class Channel:
                 self.release(delivery.result, delivery.arena)
 
     def release(self, result: Result, arena: ArenaView) -> None:
-        """End the lease of a result; only its own worker life is told."""
+        """End the lease of a result. Only the worker life that gave the lease gets the message."""
         if result.block is not None and arena is self._arena:
             self._put(Release(result.block.offset, result.block.generation))
 
@@ -362,7 +361,7 @@ class Channel:
             self._dealer.put(message)
 
     def _send(self, message: ToWorker) -> bool:
-        """Send a message now; whether the socket took it."""
+        """Send a message now; returns whether the socket took the message."""
         if self._dealer is None:
             return False
         self._dealer.put(message)

@@ -1,10 +1,10 @@
 """How a frontend runs work on the workers of its host: chooses a worker, sends, and follows the rule of retries.
 
-1. `call` and `stream` choose a channel and send. No worker now means waiting for a change, up to the restart or load
-   wait; a model that nobody has is asked for (`frontend.engine.local.demand`).
-2. After an error of the worker the table of `frontend.engine.local.retry` says what is next.
+1. `call` and `stream` choose a channel and send. Without a worker they wait for a change, up to the restart or load
+   wait, and ask for a model that no worker has (`frontend.engine.local.demand`).
+2. After an error of the worker the table of `frontend.engine.local.retry` names the next action.
 3. The answer is an `Answer`: numpy views on the arena, whose lease ends when its context is left. A stream is a
-   `PartStream` of them; the rule of retries ends with its first part.
+   `PartStream` of answers; after its first part nothing is retried.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ipc.wire.messages import Work
 log = logging.getLogger(__name__)
 
 POISON_EVERY_TICKS = 10
-# NOTE: free maps of a request may hold what no message can: numbers beyond 64 bits, hundreds of levels.
+# NOTE: free maps of a request may hold values that no message can: numbers beyond 64 bits, hundreds of levels.
 _UNSAYABLE = (OverflowError, RecursionError)
 _BEYOND = "options, output_schema or metadata: a number is beyond 64 bits, or values are nested too deep"
 
@@ -49,7 +49,7 @@ class Client:
         on_retry: Callable[[str], None] = lambda reason: None,
         copies: CopyBudget | None = None,
     ) -> None:
-        """`copies` bounds what is kept of parts that slow clients do not take."""
+        """`copies` bounds the memory for parts that slow clients have not taken."""
         self._copies = copies or CopyBudget(settings.arena.copy_out_bytes)
         self._copy_after_s = settings.arena.lease_copy_after_s
         self._on_demand, self._worker_count = settings.catalog.on_demand, settings.worker_count
@@ -96,7 +96,7 @@ class Client:
         await self.workers.wait(done, deadline_ns)
 
     async def ready(self, model: str, deadline_ns: int, others: Collection[str] = ()) -> None:
-        """Wait until some worker has `model` loaded, or one of `others`, and ask for `model`.
+        """Ask for `model`, and wait until some worker has loaded `model` or one of `others`.
 
         Raises why it cannot be had, or not in time.
         """
@@ -162,7 +162,7 @@ class Client:
         )
 
     def _choose(self, attempts: Attempts) -> Channel:
-        """The channel of the worker that takes a request now. Raises why there is none."""
+        """The channel of the worker that takes a request now. Raises the reason if there is none."""
         work, channels = attempts.work, self.workers.channels
         if work.step is not None:
             slot, count, is_open = self._slot_of(work), self._worker_count, self.workers.is_open

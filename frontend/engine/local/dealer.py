@@ -1,8 +1,8 @@
 """The frontend's end of the socket to one worker.
 
 1. Messages of one turn of the event loop wait in a bundle and leave together at the end of the turn.
-2. Arriving messages are handed over one by one. The ZeroMQ descriptor is edge-triggered, so the socket is looked at
-   again after every send.
+2. Arriving messages are handed over one by one. The ZeroMQ descriptor is edge-triggered, so every send is followed by
+   another look at the socket.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Dealer:
         self._schedule()
 
     def flush(self) -> bool:
-        """Send all waiting messages now; whether the socket took them."""
+        """Send all waiting messages now; returns whether the socket took them."""
         if self._socket is None or not len(self._bundle):
             return self._socket is not None
         frames = self._bundle.take()

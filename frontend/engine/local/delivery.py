@@ -1,4 +1,4 @@
-"""A result as it reaches a frontend, before anybody reads it, and the lease under which its block is read."""
+"""A result as it reaches a frontend, and the lease under which the frontend reads its block."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ArenaLease:
         self.arena.check(self.block.offset, self.block.generation)
 
     def release(self) -> None:
-        """Tell the worker that the block is read no more."""
+        """Tell the worker that no reader of the block is left."""
         self.sender.release(self.result, self.arena)
 
 

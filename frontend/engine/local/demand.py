@@ -1,19 +1,18 @@
-"""A frontend's asking for models: who should load what, by `frontend.engine.local.demand`, and the explicit
-loads and unloads.
-1. `want` is called for every request whose model no worker has; the worker that the placement names is asked at most
-1. `want` is called for every request whose model no worker has; the worker that placement names is asked at most once
-   a second. One that still unloads the model may be asked too: it loads it again afterwards.
-2. `tick` looks at all models: one that keeps its workers busy, or that has fewer workers than its entry asks for, gets
-   another one.
-3. `load` and `unload` are what an operator asks for by name; they wait until the workers say that it is done. `renew`
-   is the part of a load that concerns workers which serve the model as its files were before.
+"""Loads that a frontend asks workers for: on demand, for more copies of a busy model, and by name.
 
-On which worker a model is loaded: a pure policy, so that all frontends that see the same decide the same.
+1. `want` is called for every request whose model no worker has. The frontend asks the worker that placement names, at
+   most once a second. A worker that still unloads the model may be asked too: the worker loads the model afterwards.
+2. `tick` looks at all models. A model that keeps its workers busy, or that has fewer workers than its entry asks for,
+   gets another worker.
+3. `load` and `unload` are orders of an operator, by name; they wait until the workers report the end. `renew` is the
+   part of a load for workers that serve older files of the model.
 
-1. A model that no worker has goes to the worker with most free memory; of equal ones to the lowest slot.
-2. It stays there: a model that some worker has or loads is not loaded elsewhere only because there is room.
-3. A model that keeps all its workers busy for some time gets another one, if it fits there without an eviction.
-4. A model with `replicas` in its catalog entry gets that many workers as soon as it has one.
+Placement is a pure policy, so that frontends with the same view decide the same.
+
+1. A model that no worker has goes to the worker with most free memory, among equal ones to the lowest slot.
+2. A model that some worker has or loads is not loaded elsewhere only because there is room.
+3. A model that keeps all its workers busy for some time gets another worker, if it fits there without an eviction.
+4. A model with `replicas` in its catalog entry gets that many workers as soon as one worker has the model.
 """
 
 from __future__ import annotations

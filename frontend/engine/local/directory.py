@@ -17,7 +17,7 @@ from ipc.wire.messages import ModelStatus
 
 
 class LocalDirectory(Directory):
-    """What this frontend knows of models and workers."""
+    """Models and workers, as far as this frontend knows."""
 
     def __init__(self, settings: Settings, catalog: Catalog, client: Client) -> None:
         self.catalog, self._client, self._on_demand = catalog, client, settings.catalog.on_demand
@@ -63,7 +63,7 @@ class LocalDirectory(Directory):
         return [c.models[model] for c in self._client.channels if c.state == "ready" and model in c.models]
 
     def is_loaded(self, model: str, revision: str = "") -> bool:
-        """Whether some worker has the model, with files of that revision (empty: whichever)."""
+        """Whether some worker has the model, with files of that revision (empty: any)."""
         told = self._told(model)
         return any(each.state == "loaded" and revision in ("", each.revision) for each in told)
 
@@ -76,7 +76,7 @@ class LocalDirectory(Directory):
         return [_view(channel) for channel in self._client.channels]
 
     def watch(self, on: bool) -> bool:
-        """Ask all workers for their `stats`, or for no more; whether all that serve have answered since."""
+        """Ask all workers to send `stats`, or to stop; returns whether all serving workers have answered since."""
         return self._client.workers.watch(on)
 
     async def wait(self, done: Callable[[], bool], deadline_ns: int) -> None:

@@ -1,9 +1,8 @@
 """The engine over the workers of this host: runs planned work through the client and notes in the scope how it went.
 
-Equal items of one request, which get equal results.
-
-Rows of a batch differ in their last bits by their place in it. Items that are equal would so lose their order in a
-ranking, and a vector that was asked for twice would come in two versions. All of them get the result of the first.
+Equal items of one request get equal results. Rows of a batch differ in their last bits by their place in the batch:
+equal items would lose their order in a ranking, and the same text would have two vectors. So the first of equal items
+is computed, and the others get its result.
 """
 
 from __future__ import annotations

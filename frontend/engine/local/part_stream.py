@@ -1,12 +1,12 @@
 """The parts of one streamed answer, as a frontend reads them.
 
 1. Parts that arrive wait here, as many as the worker may send ahead (`ipc.wire.streams`).
-2. A part is valid until the next one is asked for; then its lease ends, and the worker is told what was taken.
-3. The stream ends like the request: without a word, or with one error. A worker that is lost is one error too; what
-   has begun is never run again.
+2. A part is valid until the reader asks for the next. Then its lease ends, and the worker learns how many were taken.
+3. The stream ends without an error, or with one. The loss of the worker is an error too: a stream that has begun is
+   never run again.
 
-A part in a block that nobody asks for is copied after `arena.lease_copy_after_s`, so that a slow client holds no arena
-memory; one that finds no room in the budget for copies ends the stream.
+After `arena.lease_copy_after_s` a part that waits in a block is copied, so that a slow client holds no arena memory. If
+the budget for copies has no room, the stream ends.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class PartStream(AnswerStream):
         return answer
 
     def _end(self) -> None:
-        """Keep the final result, or raise why there is none."""
+        """Keep the final result, or raise the error of the stream."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -99,7 +99,7 @@ class PartStream(AnswerStream):
             ) from lost
 
     async def _something(self) -> None:
-        """Wait until there is a part, or none will come."""
+        """Wait until there is a part, or the stream has ended."""
         while not (self._waiting or self._failure or self._final.done()):
             self._wanted = asyncio.get_running_loop().create_future()
             await self._wanted
@@ -183,7 +183,7 @@ class PartStream(AnswerStream):
             self._copies.give(len(delivery.kept))
 
     def _drop(self, delivery: Delivery) -> None:
-        """Give a part back that nobody will see."""
+        """Give back a part that no reader will see."""
         self._stop_timer(delivery)
         self._give_copy(delivery)
         if delivery.arena is not None:

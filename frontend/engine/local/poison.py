@@ -1,11 +1,11 @@
-"""Inputs on which workers died, as all frontends of a server know them.
+"""Inputs on which workers died, known to all frontends of a server.
 
-1. An input has a name: a hash of the model, the call and the raw tensors (`fingerprint`), which tells nothing of them.
+1. An input has a name: a hash of the model, the call and the raw tensors (`fingerprint`) that hides them.
 2. An input is *suspect* when its worker died while the flight record of the arena named its request: a thread of that
    worker was working on it, alone or with others.
 3. An input is *poison* when a worker died on it while it was suspect and ran alone. Poison is refused.
 4. Both are rows of the store (`ipc.store`) and end after `limits.poison_ttl_s`. The newest `MOST` rows are kept.
-   Frontends look at them once a second; the frontend that saw the death knows at once.
+   Frontends read the rows once a second; the frontend that saw the death knows at once.
 
 Requests that may run twice are suspect for the time of their own retry only (`frontend.engine.local.retry`): the rows
 are for requests of sequences and streams, which are not run again, and for poison.
@@ -31,7 +31,7 @@ MOST = 4096
 
 
 def fingerprint(model: str, call: Call, payload: bytes | memoryview = b"") -> str:
-    """Hash of what would be run: model, call and raw tensors.
+    """Hash of an input: model, call and raw tensors.
 
     What begins a sequence is the same under any id, and a call by whatever route it came.
     """
@@ -45,14 +45,14 @@ def fingerprint(model: str, call: Call, payload: bytes | memoryview = b"") -> st
 
 
 class _Judged(msgspec.Struct, frozen=True):
-    """What is known of one input, and since when, in seconds since 1970."""
+    """State of one input, and its begin in seconds since 1970."""
 
     verdict: Verdict
     at: float
 
 
 class PoisonList:
-    """What this frontend knows of suspect and of poisonous inputs."""
+    """Suspect and poisonous inputs, as far as this frontend knows."""
 
     def __init__(self, store: Store, ttl_s: float) -> None:
         self._table, self._ttl_s = Table(store, "poison", _Judged), ttl_s
@@ -61,7 +61,7 @@ class PoisonList:
         """Verdicts of this frontend of which there is no row yet: they hold here even without one."""
 
     def refresh(self) -> None:
-        """Take in what other frontends found, and forget what is older than its time. Raises `OSError`."""
+        """Read the rows of other frontends, and drop rows past their time. Raises `OSError`."""
         oldest = time.time() - self._ttl_s
         self._own = {name: found for name, found in self._own.items() if found.at >= oldest}
         rows = {name: found.verdict for name, found in self._table.rows().items() if found.at >= oldest}
@@ -83,7 +83,7 @@ class PoisonList:
             self._judge(name, "poison")
 
     def __bool__(self) -> bool:
-        """Whether any input is known. Fingerprints need not be taken otherwise."""
+        """Whether any input is known; without one, no request needs a fingerprint."""
         return bool(self._known)
 
     def is_suspect(self, model: str, call: Call, payload: bytes | memoryview = b"") -> bool:

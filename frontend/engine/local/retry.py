@@ -1,4 +1,4 @@
-"""What follows an error of a request that was sent to a worker: the table from errors to next actions.
+"""The table from errors of a worker to next actions, for requests that were sent to a worker.
 
 | error | next |
 |---|---|
@@ -12,8 +12,8 @@
 Requests of a sequence follow the second table: only their own worker will do, and its loss is the end of the sequence.
 
 A request that was on the device when the worker died is a suspect and may run once more, alone, within the budget. A
-bystander was only queued there: its losses do not count as attempts and take nothing from the budget, since nothing ran
-for it and one death makes bystanders of all that waited. They are bounded by `MAX_LOSSES` and the deadline.
+bystander was only queued there. Its losses are no attempts and take nothing from the budget, since nothing ran for the
+request and one death makes bystanders of all waiting requests. `MAX_LOSSES` and the deadline bound its losses.
 """
 
 from __future__ import annotations
@@ -138,9 +138,9 @@ class Retries:
         return Attempts(work, payload, suspect=suspect)
 
     async def again(self, attempts: Attempts, channel: Channel, error: PenstockError) -> bool:
-        """Do what follows an error of that worker; false where the error is the answer to the caller.
+        """Do the next action after an error of a worker; false if the error is the answer to the caller.
 
-        Raises what the caller is told in its place.
+        Raises the error that the caller gets in its place.
         """
         table = NEXT if attempts.work.step is None else NEXT_IN_SEQUENCE
         action = table.get(type(error))

@@ -1,9 +1,9 @@
-"""Which worker takes a request: model loaded, answering, in credit, then the one that is free first.
+"""Chooses the worker of a request: model loaded, answering, in credit; among these the first to be free.
 
-A worker is free first by its outstanding cost, its rate, and for how long its present step runs already.
+The time until a worker is free follows from its outstanding cost, its rate, and the age of its present step.
 
-A sequence goes to the worker in the slot that the hash of its id names, whatever else that worker has to do. When no
-worker fits, the error says why, and how long it will last: from the drain rate of the workers, or the load time.
+A sequence goes to the worker in the slot that the hash of its id names, however busy that worker is. When no worker
+fits, the error has the reason, and a Retry-After from the drain rate of the workers or the load time.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from ipc.errors import (
 from ipc.wire.messages import ModelStatus, Step, Work
 
 DEFAULT_LOAD_S = 5
-"""Seconds that a load is expected to take when nothing is known of it."""
+"""Expected seconds of a load without further knowledge."""
 CPU_UUID = "cpu"
-"""What a worker without a GPU tells as the id of its device."""
+"""Device id that a worker without a GPU reports."""
 
 
 def retry_after_s(channels: Sequence[Channel]) -> float:
@@ -208,7 +208,7 @@ def _loading(model: str, statuses: Sequence[ModelStatus]) -> ModelLoading:
 
 
 def why_failed(status: ModelStatus) -> PenstockError:
-    """The failure of a load as a worker tells it."""
+    """The failure of a load, as the worker reports it."""
     if status.error_class == "DEPENDENCY":
         return DependencyConflict(status.error_message, compatible_bundles=[])
     return ModelLoadFailed(

@@ -1,4 +1,4 @@
-"""The workers of this host as one frontend knows them: a channel to each, and what waits for their changes.
+"""The workers of this host as one frontend knows them: a channel to each, and waiting for their changes.
 
 Every 100 ms: look for worker sockets in the run directory and advance every channel.
 """
@@ -81,7 +81,7 @@ class Workers:
         return is_held(self._paths.lock(f"worker-{slot}")) and self._paths.worker_socket(slot).exists()
 
     def watch(self, on: bool) -> bool:
-        """Ask all workers for `Stats`, or for no more; whether all that serve have answered since."""
+        """Ask all workers to send `Stats`, or to stop; returns whether all serving workers have answered since."""
         for channel in self.channels:
             channel.watch(on)
         return all(channel.stats is not None for channel in self.channels if channel.state == "ready")
@@ -108,7 +108,7 @@ class Workers:
 
     @staticmethod
     def at_once(choose: Callable[[A], T], subject: A, deadline_ns: int) -> T | None:
-        """What `choose` gives now; None where its error may pass. Raises other errors, and `DeadlineExceeded`."""
+        """The result of `choose` now; None if its error may pass. Raises other errors, and `DeadlineExceeded`."""
         deadline.check(deadline_ns, "before a worker could be found")
         try:
             return choose(subject)
