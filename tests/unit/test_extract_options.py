@@ -16,8 +16,8 @@ from ipc.wire.extraction import Entity
 from ipc.wire.messages import ExtractCall
 from workers.adapters import registry
 from workers.adapters.base import LoadContext
+from workers.adapters.gliner import fields_of, filled
 from workers.adapters.shared.options import OptionReader
-from workers.adapters.shared.word_spans import fields_of, filled
 from workers.loading.failure import classify
 
 FAMILIES = ("ner", "text_classification", "nli_zero_shot", "gliner", "gliclass")

@@ -1,56 +1,312 @@
 """Entities of any type by GLiNER: labels go before the text, spans of words are scored against each label.
 
-Words, collating, forward pass and decoding are those of the library (`gliner` 0.2.29); here are its limits:
+Words, collating, forward pass and decoding are those of the library (`gliner` 0.2.29). This module adds limits:
 
 1. `prepare` splits words, counts their tokens and cuts the text to the model's words and positions, so that the library
-   never cuts a label away;
-2. `collate` makes rectangles of similar lengths, each within a bound of span scores;
-3. `extract` decodes with each item's own options, of the likeliest candidates only, so that a threshold of 0 over many
-   labels costs no more than a little.
+   never cuts a label away.
+2. `collate` makes rectangles of similar lengths, each within a bound of span scores.
+3. `extract` decodes with each item's own options, and only the likeliest candidates, so that a threshold of 0 over many
+   labels costs little.
 
 Models with a relations layer also score relations between their entities (`options.relations`).
+
+With an `output_schema` the names of its `properties` are labels to look for. A property of type "array" collects all
+texts found under its name, any other property takes the likeliest text, or null.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InputTooLong, InvalidInput
 from ipc.extras import require
-from ipc.wire.extraction import Extraction
+from ipc.wire.extraction import Entity, Extraction, Relation
 from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.building import BUILDING, parameter_bytes
-from workers.adapters.shared.checkpoint import CheckpointError
+from workers.adapters.shared.checkpoint import CheckpointError, stored_limit
 from workers.adapters.shared.extracting import NOT_FINITE, ExtractAdapter, place_of, text_of
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import masked_share
-from workers.adapters.shared.word_spans import (
-    Batch,
-    Wanted,
-    Words,
-    WordTokenizer,
-    bound_candidates,
-    bound_pairs,
-    fields_of,
-    found_in,
-    rectangles,
-)
+from workers.adapters.shared.tokenizing import rust_copy
 
 EXTRA = "gliner"
 KINDS = ("UniEncoderSpanGLiNER", "UniEncoderTokenGLiNER", "UniEncoderSpanRelexGLiNER")
 MOST_RELATIONS = 50
 LONGEST_RELATION = 200
+Fields = Mapping[str, bool]
+"""Field names in order, with whether a field collects many texts."""
+
+MOST_FIELDS = 200
+LONGEST_NAME = 200
+
+
+_LEAST_FILL = 0.8
+"""A rectangle ends at a text shorter than this share of the rectangle's longest text."""
+_MOST_VALUES = 1 << 26
+"""Most values of a rectangle: spans (words x widths x the larger of labels and hidden size) or paired entities."""
+_MOST_CANDIDATES = 1000
+"""Most spans of one text among which the decoder chooses."""
+_MOST_ENDS = 100
+"""Most first words, and most last words, of which a token-level decoder makes spans."""
+_MOST_PAIRED = 50
+"""Most entities of one text between which relations are looked for."""
+
+
+def fields_of(call: ExtractCall) -> Fields:
+    """The fields of a call's schema, none without one. Raises `InvalidInput` for a schema of another form."""
+    schema = call.output_schema
+    if schema is None:
+        return {}
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or not properties:
+        raise InvalidInput("params.output_schema.properties: a map with at least one field is needed")
+    if len(properties) > MOST_FIELDS:
+        raise InvalidInput(
+            f"params.output_schema.properties: {len(properties)} given, the limit is {MOST_FIELDS}"
+        )
+    return {_name(name): _collects(name, value) for name, value in properties.items()}
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME or not name.isprintable():
+        raise InvalidInput(
+            f"params.output_schema.properties: {str(name)[:64]!r} must be 1 to {LONGEST_NAME} printable characters"
+        )
+    return name
+
+
+def _collects(name: str, value: Any) -> bool:
+    kind = value.get("type", "string") if isinstance(value, dict) else None
+    items = value.get("items") if isinstance(value, dict) else None
+    nested = isinstance(items, dict) and items.get("type", "string") != "string"
+    if kind not in ("string", "array") or nested:
+        raise InvalidInput(
+            f"params.output_schema.properties.{name[:64]}: only strings and arrays of strings can be filled"
+        )
+    return bool(kind == "array")
+
+
+def filled(fields: Fields, entities: Sequence[Entity]) -> dict[str, Any]:
+    """The texts found for each field."""
+    data: dict[str, Any] = {}
+    for name, collects in fields.items():
+        found = [entity for entity in entities if entity.label == name]
+        if collects:
+            data[name] = [entity.text for entity in found]
+        else:
+            data[name] = max(found, key=lambda entity: entity.score).text if found else None
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Labels and options of a request; thresholds are probabilities."""
+
+    labels: Sequence[str]
+    relations: Sequence[str]
+    fields: Fields
+    threshold: float
+    relation_threshold: float
+    adjacency_threshold: float
+    flat: bool
+    multi_label: bool
+    merge: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """One item: its text, the words with their places in characters, and whether words were cut.
+
+    `tokens` counts the tokens of the words and of the labels before them.
+    """
+
+    text: str
+    words: list[str]
+    starts: list[int]
+    ends: list[int]
+    tokens: int
+    cut: bool
+    wanted: Wanted
+
+
+@dataclass(slots=True)
+class Batch:
+    """Items, and the collated rectangles, each with the places of its items in `items`."""
+
+    items: list[Words]
+    parts: list[tuple[list[int], dict[str, Any]]] = field(default_factory=list)
+
+
+class WordTokenizer:
+    """Splits texts into words with the library's splitter, and counts tokens.  Thread-safe."""
+
+    def __init__(self, processor: Any) -> None:
+        """Take the splitter and a copy of the tokenizer's Rust object. Raises ValueError when it has none."""
+        tokenizer = processor.transformer_tokenizer
+        self._processor, self._backend = processor, rust_copy(tokenizer)
+        self._special = int(self._backend.num_special_tokens_to_add(is_pair=False))
+        self.limit = stored_limit(tokenizer)
+
+    def prompt_tokens(self, labels: Sequence[str], relations: Sequence[str]) -> int:
+        """Tokens of the labels and relations before the text, and special tokens."""
+        more = {"relations": [list(relations)]} if relations else {}
+        [[*words]], _ = self._processor.prepare_inputs([[]], [list(labels)], **more)
+        return int(self._counts(words).sum()) + self._special
+
+    def split(
+        self, text: str, wanted: Wanted, prompt: int, most_words: int, *, from_end: bool = False
+    ) -> Words:
+        """The first words of a text, or with `from_end` the last ones.
+
+        At most `most_words`, and no more than the model has positions for behind a prompt of `prompt` tokens.
+        """
+        found = list(self._processor.words_splitter(text))
+        kept = found[-most_words:] if from_end else found[:most_words]
+        counts = self._counts([word for word, _, _ in kept])
+        if self.limit is not None:
+            taken = np.cumsum(counts[::-1] if from_end else counts)
+            fitting = int(np.searchsorted(taken, self.limit - prompt, side="right"))
+            place = slice(len(kept) - fitting, None) if from_end else slice(fitting)
+            kept, counts = kept[place], counts[place]
+        return Words(
+            text,
+            [word for word, _, _ in kept],
+            [start for _, start, _ in kept],
+            [end for _, _, end in kept],
+            prompt + int(counts.sum()),
+            len(kept) < len(found),
+            wanted,
+        )
+
+    def count(self, text: str) -> int:
+        """Words of a text."""
+        return sum(1 for _ in self._processor.words_splitter(text))
+
+    def _counts(self, words: list[str]) -> np.ndarray:
+        """int64 [words] tokens of each word."""
+        if not words:
+            return np.zeros(0, dtype=np.int64)
+        # NOTE: `encode` keeps the interpreter's lock for as long as it takes, `encode_batch` does not.
+        [encoding] = self._backend.encode_batch([words], is_pretokenized=True, add_special_tokens=False)
+        places = [place for place in encoding.word_ids if place is not None]
+        return np.bincount(np.asarray(places, dtype=np.int64), minlength=len(words))
+
+
+def rectangles(items: Sequence[Words], width: int, hidden: int) -> Iterator[list[int]]:
+    """Groups of items to pad together, as places in `items`, longest text first; items without words are left out.
+
+    `width` is the widest span in words, `hidden` the width of the model.
+    """
+    order = sorted(
+        (place for place, item in enumerate(items) if item.words), key=lambda place: -len(items[place].words)
+    )
+    group: list[int] = []
+    for place in order:
+        longest = len(items[(group or [place])[0]].words)
+        labels = max(len(items[other].wanted.labels) for other in (*group, place))
+        paired = _MOST_PAIRED**2 * len(items[place].wanted.relations) * hidden
+        values = (len(group) + 1) * max(longest * width * max(labels, hidden), paired)
+        if group and (len(items[place].words) < _LEAST_FILL * longest or values > _MOST_VALUES):
+            yield group
+            group = []
+        group.append(place)
+    if group:
+        yield group
+
+
+def bound_candidates(
+    logits: torch.Tensor, lengths: Sequence[int], wanted: Sequence[Wanted], at_ends: bool
+) -> tuple[list[bool], torch.Tensor]:
+    """Whether the scores of each item are finite, and the logits with minus infinity for the unlikely candidates.
+
+    `logits` are fp32 [items, words, widths, labels] of spans, or with `at_ends` [items, words, labels, 3] of starts,
+    ends and insides; `lengths` counts the words of each item. Where a span has one label, its other labels go first.
+    """
+    finite, bounded = [], logits.clone()
+    for row, length, one in zip(bounded, lengths, wanted, strict=True):
+        labels = len(one.labels)
+        known = row[:length, :labels] if at_ends else row[:length, :, :labels]
+        finite.append(bool(torch.isfinite(known).all()))
+        if at_ends:
+            _keep(known[..., 0], _MOST_ENDS)
+            _keep(known[..., 1], _MOST_ENDS)
+            continue
+        if not one.multi_label:
+            best = known.amax(dim=-1, keepdim=True)
+            known.masked_fill_(known < best, float("-inf"))
+        _keep(known, _MOST_CANDIDATES)
+    return finite, bounded
+
+
+def _keep(logits: torch.Tensor, most: int) -> None:
+    """Set all but the `most` largest values to minus infinity, in place."""
+    if logits.numel() > most:
+        dropped = torch.ones(logits.numel(), dtype=torch.bool, device=logits.device)
+        dropped[torch.topk(logits.flatten(), most).indices] = False
+        logits.masked_fill_(dropped.view(logits.shape), float("-inf"))
+
+
+def bound_pairs(core: Any) -> None:
+    """Let a relation model pair only the likeliest entities of each text, as pairs grow with the square of entities."""
+    select = core.select_span_target_embedding
+
+    def bounded(
+        rep: Any, scores: Any, mask: Any, labels: Any = None, threshold: float = 0.5, **more: Any
+    ) -> Any:
+        flat = mask.view(len(mask), -1).bool()
+        if scores is not None and scores.size(-1) and flat.shape[1] > _MOST_PAIRED:
+            best = scores.amax(dim=-1).view(len(mask), -1).masked_fill(~flat, float("-inf"))
+            last = torch.topk(best, _MOST_PAIRED, dim=1).values[:, -1:]
+            mask = (flat & (best >= last)).view(mask.shape).to(mask.dtype)
+        return select(rep, scores, mask, labels, threshold, **more)
+
+    core.select_span_target_embedding = bounded
+
+
+def found_in(item: Words, spans: Sequence[Any], relations: Sequence[Any]) -> Extraction:
+    """The library's spans (`start` and `end` are words) and relations of one item as an answer."""
+    entities = []
+    for span in spans:
+        start, end = item.starts[span.start], item.ends[span.end]
+        entities.append(Entity(item.text[start:end], span.entity_type, float(span.score), start, end))
+    related = [
+        Relation(entities[head].text, entities[tail].text, str(name), float(score))
+        for head, name, tail, score in relations
+        if head < len(entities) and tail < len(entities)
+    ]
+    if item.wanted.merge:
+        entities = _merged(item.text, entities)
+    return Extraction(entities=entities, relations=related, data=filled(item.wanted.fields, entities))
+
+
+def _merged(text: str, entities: Sequence[Entity]) -> list[Entity]:
+    """Join neighbours of one label with at most one character between them; the first one's score holds.
+
+    The rule is that of the NuNER Zero model card.
+    """
+    merged: list[Entity] = []
+    for entity in entities:
+        before = merged[-1] if merged else None
+        near = before is not None and entity.start is not None and entity.start - (before.end or 0) in (0, 1)
+        if before is not None and near and before.label == entity.label:
+            piece = text[before.start : entity.end]
+            merged[-1] = Entity(piece, before.label, before.score, before.start, entity.end)
+        else:
+            merged.append(entity)
+    return merged
 
 
 class GlinerAdapter(ExtractAdapter):
-    """One GLiNER with its words splitter."""
+    """One GLiNER."""
 
     spec: ClassVar[AdapterSpec] = AdapterSpec(
         family="gliner",
@@ -136,17 +392,17 @@ class GlinerAdapter(ExtractAdapter):
         return wanted
 
     def group(self, call: Call) -> Hashable:
-        """Relation models choose their entities within the forward pass, so thresholds and relations separate them."""
+        """Thresholds and relations of a relation model, whose forward pass depends on them; else None."""
         if not self._relational or not isinstance(call, ExtractCall):
             return None
         wanted = self.wanted_of(call)
         return wanted.threshold, wanted.adjacency_threshold, tuple(wanted.relations)
 
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
-        """Split, count and cut.
+        """Split texts into words and cut them to the model's limits.
 
-        Raises `InputTooLong` for labels that leave no room for a word, and for a text that is too long where the caller
-        asked for an error.
+        Raises `InputTooLong` for labels that leave no room for a word, and with the policy "error" for a text that is
+        too long.
         """
         assert isinstance(call, ExtractCall)
         wanted = self.wanted_of(call)
@@ -176,7 +432,7 @@ class GlinerAdapter(ExtractAdapter):
         width = max(int(getattr(self._model.config, "max_width", 1) or 1), 1)
         for places in rectangles(items, width, int(self._model.config.hidden_size)):
             chosen = [items[place] for place in places]
-            # NOTE: a transformers tokenizer is not safe in two threads, and a retry collates beside the next batch.
+            # NOTE: a transformers tokenizer is not thread-safe, and a retry may collate while the next batch does.
             with self._collating:
                 collated = self._model.collate_batch(
                     [{"tokenized_text": item.words, "ner": None} for item in chosen],
@@ -188,11 +444,11 @@ class GlinerAdapter(ExtractAdapter):
         return batch
 
     def padding_ratio(self, batch: Batch) -> float:
-        """What the collator filled the rectangles up with."""
+        """Share of padding in the collated rectangles."""
         return masked_share(collated["attention_mask"] for _, collated in batch.parts)
 
     def extract(self, batch: Batch) -> list[Extraction | ItemFailure]:
-        """The entities (and relations) of each item, by place."""
+        """The entities and relations of each item."""
         found: list[Extraction | ItemFailure] = [Extraction() for _ in batch.items]
         for places, collated in batch.parts:
             wanted = [batch.items[place].wanted for place in places]
@@ -226,7 +482,7 @@ class GlinerAdapter(ExtractAdapter):
 
 
 def _require_weights(directory: Path, model: torch.nn.Module) -> None:
-    """Raise CheckpointError where safetensors lack a weight: the library leaves it random and says nothing."""
+    """Raise CheckpointError where safetensors lack a weight, which the library would leave random without a word."""
     from safetensors import safe_open
 
     stored: set[str] = set()
