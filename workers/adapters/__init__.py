@@ -1,4 +1,4 @@
-"""Model families: one module per family behind the interface of `base`; `registry` imports a family when asked.
+"""Model families behind the interface of `base`; `registry` imports a family when a model needs the family.
 
 Lifecycle and operations import this package; families never import each other.
 """

@@ -1,13 +1,13 @@
 """The interface between the worker's device thread and a model family.
 
-A family states what it can do as data (`AdapterSpec`); operations refuse the rest before anything reaches the device.
+A family states its abilities as data (`AdapterSpec`); operations refuse other requests before anything is queued.
 
 1. `load` builds the model from a local directory, on a loading thread.
-2. `refuse_unsupported` refuses what the family cannot answer, before anything is queued.
-3. `prepare` makes items ready for the device (tokens, pixels) on any of the preparing threads.
-4. `collate` lays the prepared items of one batch into host tensors, on the device thread or the one that forms ahead.
+2. `refuse_unsupported` refuses calls that the family cannot answer, before anything is queued.
+3. `prepare` makes items ready for the device (tokens, pixels), on any preparing thread.
+4. `collate` lays the prepared items of one batch into host tensors, on the device thread or the thread form-ahead.
 5. `encode`, `score` or `extract` runs the batch on the device thread; the answer has one entry per prepared item.
-   `infer` runs one of named tensors (`shared.program.ProgramAdapter` is the base of such families).
+   `infer` runs a batch of named tensors (`shared.program.ProgramAdapter` is the base of such families).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from ipc.catalog.model_config import ModelConfig
+from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.catalog.repository.entries import RepositoryEntry
 from ipc.errors import InvalidInput
 from ipc.wire.extraction import Extraction
@@ -38,13 +39,13 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about one model family.
 
     family      name used in the catalog, for example "dense"
-    operations  operations it serves: "encode", "score", "extract", ...
-    inputs      input kinds it accepts: "text", "image", ...
-    outputs     outputs it can give: "dense", "sparse", ...
-    options     keys of a model's `options` that the family understands
-    per_call    those of them that are read from each call only; profiles that differ in nothing else share the weights
+    operations  "encode", "score", "extract", "infer"
+    inputs      kinds of inputs: "text", "image", ...
+    outputs     names of outputs: "dense", "sparse", ...
+    options     options that the family understands; by default those of `FAMILY_OPTIONS`
+    per_call    options that are read from each call only; profiles that differ in nothing else share the weights
     builds_alone whether a load must not overlap others (`shared.building.BUILDING`)
-    lora        whether LoRA adapters can be applied to its models
+    lora        whether LoRA adapters can be applied to the family's models
     needs_proof whether a load fails when none of the canned inferences suits the model (`lifecycle.proof`)
     """
 
@@ -58,12 +59,17 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
     lora: bool = False
     needs_proof: bool = True
 
+    def __post_init__(self) -> None:
+        if not self.options:
+            msgspec.structs.force_setattr(self, "options", FAMILY_OPTIONS.get(self.family, ()))
+
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """How much of an item was cut: `tokens` were found, `limit` fit; both count what is read `beside` it, if anything.
+    """How much of an item was cut: the item has `tokens`, the model takes `limit`.
 
-    `in_query` tells that the query of the call was too long.
+    `beside` names a text that the model reads beside the item; both numbers count its tokens too. With `in_query` the
+    query of the call was too long, not the item.
     """
 
     tokens: int
@@ -76,9 +82,10 @@ class Excess:
 class Prepared:
     """One item ready for a batch.
 
-    `cost` is its token count, special tokens included; `rows` is how many token vectors it gives in `multivector`.
-    `slot` is the row that an item of a sequence must have in its batch. `excess` is for messages about an item that is
-    `truncated`, where its family counts what it cuts.
+    cost    tokens, special tokens included
+    rows    token vectors that the item gives in `multivector`
+    slot    row that an item of a sequence must have in its batch
+    excess  how much of a `truncated` item was cut, where the family counts that; for messages
     """
 
     payload: Any
@@ -91,11 +98,11 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """How long items of a model wait for others, and how many tokens make a batch that need not wait.
+    """How long items of a model wait for others, and which batches need not wait.
 
-    A batch with one of the `preferred` numbers of tokens (ascending; the last are `full_tokens`) need not wait; the
-    largest that the waiting items make up is taken. No batch has more than `full_tokens`, unless the batch is one item
-    or the delay has passed.
+    A batch of a `preferred` number of tokens need not wait, and the largest such batch of the waiting items is taken.
+    `preferred` is ascending and ends with `full_tokens`. Only a batch of one item, or a batch after the delay, has more
+    than `full_tokens`.
     """
 
     delay_ns: int
@@ -105,7 +112,7 @@ class Gathering:
 
 @dataclass(frozen=True, slots=True)
 class ItemFailure:
-    """Stands in the place of an item that failed alone; `code` is one of `ipc.errors`."""
+    """Takes the place of an item that failed alone; `code` is a code of `ipc.errors`."""
 
     code: str
     message: str
@@ -121,11 +128,11 @@ class SparseRows:
 
 @dataclass(frozen=True, slots=True)
 class LoadContext:
-    """All that `Adapter.load` may know.
+    """The arguments of `Adapter.load`.
 
-    `progress(phase, fraction)` reports how far a phase has come, 0.0 to 1.0.  `max_sequence_length` (tokens) and
-    `options` come from the model's catalog entry; `repository` is the whole entry of a repository model. An item of
-    several sequences that has more than `batch_tokens` runs in parts.
+    `progress(phase, fraction)` reports how far a phase has come, 0.0 to 1.0. `max_sequence_length` (tokens) and
+    `options` come from the model's catalog entry; `repository` is the entry of a repository model. Sequences of one
+    item with more than `batch_tokens` in all run one part after another.
     """
 
     directory: Path
@@ -141,7 +148,7 @@ class LoadContext:
 
 
 class ItemRefused(Exception):
-    """An item that nobody can use, which fails its request; the preparer says which one it is."""
+    """An item that fails its request; the preparing thread adds the item's index to the message."""
 
     def __init__(self, item: InputItem, message: str) -> None:
         super().__init__(message)
@@ -150,7 +157,7 @@ class ItemRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """What a stream yields to wait: its next step is taken `seconds` later, and other requests run until then."""
+    """A stream yields a pause to wait: its next step is taken `seconds` later, and other requests run until then."""
 
     seconds: float
 
@@ -162,21 +169,21 @@ class Adapter(ABC):
     loras: LoraLayers | None = None
     """The LoRA adapters of this model, in families whose spec has `lora`."""
     gathering: Gathering | None = None
-    """How batches of this model are put together where that is configured; by default what waits is taken."""
+    """How batches of this model are put together, where configured; by default all waiting items are taken."""
     batch_tokens: int | None = None
-    """Most tokens of a batch of several requests, whatever the device may hold; None where the device alone decides."""
+    """Most tokens of a batch of several requests; None where the device's memory alone decides."""
     streams: bool = False
-    """Whether requests are answered with any number of parts, by `stream` in place of the operation's own method."""
+    """Whether `stream` answers requests, in any number of parts, and not the operation's own method."""
 
     @classmethod
     @abstractmethod
     def load(cls, context: LoadContext) -> Self:
-        """Build the model; raises whatever went wrong, for `workers.loading.failure` to classify."""
+        """Build the model. `workers.loading.failure` classifies any exception."""
 
     @property
     @abstractmethod
     def max_sequence_length(self) -> int:
-        """Longest sequence in tokens, special tokens included; longer texts are cut and flagged."""
+        """Longest sequence in tokens, special tokens included; longer texts are cut and marked as truncated."""
 
     @property
     @abstractmethod
@@ -190,18 +197,20 @@ class Adapter(ABC):
 
     @property
     def image_tokens(self) -> int:
-        """About how many tokens an image counts as, before it is prepared."""
+        """Estimated cost of an image in tokens, before the image is prepared."""
         return 1024
 
     @property
     def uses(self) -> frozenset[str]:
-        """What this model reads of a request beside items, query and what protocols resolve: names of options, and
-        "labels", "output_schema" and "instruction" in extract."""
+        """Options that this model reads from a request, without those that protocols resolve.
+
+        Families of extract add "labels", "output_schema" and "instruction".
+        """
         return frozenset()
 
     @property
     def config(self) -> ModelConfig | None:
-        """Inputs and outputs of a model of named tensors, None for any other; the same object as long as it lives."""
+        """Inputs and outputs of a model of named tensors, always the same object; None for other models."""
         return None
 
     def refuse_unsupported(self, call: Call) -> None:
@@ -211,26 +220,26 @@ class Adapter(ABC):
             raise InvalidInput(f"{before}lora, {before}lora_id: this model has no LoRA adapters")
 
     def using(self, lora: str) -> AbstractContextManager[None]:
-        """Within, batches run with this LoRA adapter, or with none where it is empty.  Device thread only."""
+        """While entered, batches run with this LoRA adapter, with "" without any.  Device thread only."""
         return self.loras.using(lora) if lora and self.loras is not None else nullcontext()
 
     def group(self, call: Call) -> Hashable:
-        """What two calls must have in common to share a forward pass, beside model, operation and outputs.
+        """Calls share a forward pass if model, operation, outputs and this value are equal.
 
-        What is applied to single items afterwards (thresholds, names) belongs into their payload instead.
+        Options that are applied to single items after the forward pass (thresholds, names) belong into the payload.
         """
         return None
 
     @abstractmethod
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
-        """Make items of `call` ready; one result per item, in order.  Thread-safe, CPU only."""
+        """Make items of `call` ready for the device; one result per item, in order.  Thread-safe, CPU only."""
 
     @abstractmethod
     def collate(self, prepared: Sequence[Prepared]) -> Any:
         """Lay prepared items into one batch of host tensors (pinned for CUDA).  Thread-safe."""
 
     def padding_ratio(self, batch: Any) -> float:
-        """Share of the tokens of a collated batch, 0 to 1, that only fill it up; read off the host for each batch."""
+        """Share of padding in a collated batch, 0 to 1; computed on the host for each batch."""
         return 0.0
 
     def encode(self, batch: Any, outputs: frozenset[str]) -> dict[str, torch.Tensor | SparseRows]:
@@ -247,30 +256,30 @@ class Adapter(ABC):
         raise InvalidInput("this model does not support score")
 
     def extract(self, batch: Any) -> list[Extraction | ItemFailure]:
-        """Run one batch: what was found in each item.  Device thread only."""
+        """Run one batch: the findings of each item.  Device thread only."""
         raise InvalidInput("this model does not support extract")
 
     def infer(self, batch: NamedBatch) -> Mapping[str, np.ndarray | torch.Tensor]:
         """Run one batch of named tensors: at least the outputs of `batch.outputs`.  Device thread only.
 
-        Inputs come from `batch.array(name)` or `batch.tensor(name, device)`: checked against `config`, joined along the
+        `batch.array(name)` and `batch.tensor(name, device)` give inputs: checked against `config`, joined along the
         rows, in the shape of the program ([rows, *reshape or dims]; without rows when `max_batch_size` is 0).
 
         An output has the shape [rows, *reshape or dims of the program] (without rows when `max_batch_size` is 0), with
         all rows of the batch, and the datatype of `config`: a tensor on any device, or an array. BF16 is a
         `torch.bfloat16` tensor or an array of its 16 bits (uint16); BYTES is an array of objects (`bytes`, or `str`
-        for UTF-8). It may share memory with an input; it is copied before the next batch runs.
+        for UTF-8). An output may share memory with an input: outputs are copied before the next batch runs.
 
-        A `PenstockError` becomes the answer of the request that causes it; any other exception says nothing to the
-        client. When a batch of several requests raises, its halves are tried, so this may be called again for the same.
+        A `PenstockError` becomes the answer of the request that causes the error; the client is not told of any other
+        exception. When a batch of several requests raises, its halves run again.
         """
         raise InvalidInput("this model does not support infer")
 
     def stream(self, batch: NamedBatch) -> Iterator[Mapping[str, np.ndarray | torch.Tensor] | Pause]:
         """The parts of the answer to one request, which is a batch of its own.  Device thread only.
 
-        Each has at least the outputs of `batch.outputs`, as `infer` gives them; it is copied before the next one is
-        asked for. Every step holds the device for as long as it takes. When nobody waits any more the iterator's
-        `close`, if it has one, is called in place of the next step. Nothing is ever run again.
+        Each part has at least the outputs of `batch.outputs`, in the form of `infer`, and is copied before the next
+        part is asked for. No other batch runs during a step. When nobody waits any more the iterator's `close`, if
+        there is one, is called in place of the next step. No step ever runs again.
         """
         raise InvalidInput("this model does not answer in parts")

@@ -21,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.wire.messages import Call, EncodeCall, InputItem, ScoreCall
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import CheckpointError
@@ -41,9 +40,9 @@ from workers.adapters.shared.text_model import (
 )
 
 COMPARISONS = ("dense", "sparse", "colbert")
-"""What a score can be made of, in the order of its weights."""
+"""Parts of a score, in the order of the weights."""
 _OUTPUTS = ("dense", "sparse", "multivector")
-"""The outputs that they compare."""
+"""The output of each part."""
 
 
 class BgeM3Adapter(PairedAdapter, TextAdapter):
@@ -54,7 +53,6 @@ class BgeM3Adapter(PairedAdapter, TextAdapter):
         operations=("encode", "score"),
         inputs=("text",),
         outputs=("dense", "sparse", "multivector", "score"),
-        options=FAMILY_OPTIONS["bge_m3"],
         lora=True,
     )
     uses = frozenset(("score_mode", "score_weights"))
@@ -87,7 +85,7 @@ class BgeM3Adapter(PairedAdapter, TextAdapter):
         }
 
     def refuse_unsupported(self, call: Call) -> None:
-        """Refuse a score mode or weights that do not exist."""
+        """Refuse an unknown score mode, and weights that cannot be used."""
         super().refuse_unsupported(call)
         if isinstance(call, ScoreCall):
             _weights_of(call)
@@ -116,7 +114,7 @@ class BgeM3Adapter(PairedAdapter, TextAdapter):
 
     @torch.inference_mode()
     def score(self, batch: PairBatch) -> torch.Tensor:
-        """fp32 [pairs] on the device; what no pair of the batch asks for is not computed."""
+        """fp32 [pairs] on the device. Only heads that some pair of the batch asks for run."""
         queries = len(batch.query_rows)
         weights = torch.from_numpy(np.stack(batch.extras))
         wanted = weights.any(dim=0).tolist()
@@ -143,7 +141,7 @@ class BgeM3Adapter(PairedAdapter, TextAdapter):
 
     @torch.inference_mode()
     def _found(self, batch: TextBatch, outputs: Collection[str]) -> _Found:
-        """What the heads of `outputs` give for a batch."""
+        """The results of the heads of `outputs` for a batch."""
         found = _Found(batch)
         for row, packed, rows in self._text.run(batch):
             if "dense" in outputs:
@@ -158,7 +156,7 @@ class BgeM3Adapter(PairedAdapter, TextAdapter):
 
 
 class _Found:
-    """What the heads give for a batch, row by row, and what is made of it.
+    """Results of the heads for a batch, row by row, and the outputs of the batch.
 
     first   fp32 [windows, width], the vector of each window's first token
     tokens  the normalised token vectors

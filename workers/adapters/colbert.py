@@ -1,7 +1,7 @@
 """ColBERT: one normalised vector per token, compared by late interaction (arXiv 2004.12832, 2112.01488).
 
-1. A marker token (or text) after the first special token says whether a text is a query or a document.
-2. Queries are filled up to their length with mask tokens, which get vectors but are usually not attended to.
+1. A marker token (or text) after the first special token marks a query or a document.
+2. Queries are filled up to a fixed length with mask tokens, which get vectors but are usually not attended to.
 3. Documents give no vectors for punctuation.
 4. The transformer's token vectors go through the projection and are normalised.
 """
@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InvalidInput
 from ipc.wire.messages import Call, EncodeCall, InputItem
 from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared, SparseRows
@@ -48,7 +47,6 @@ class ColbertAdapter(LateInteraction, TextAdapter):
         operations=("encode", "score"),
         inputs=("text",),
         outputs=("multivector", "score"),
-        options=FAMILY_OPTIONS["colbert"],
         lora=True,
     )
 
@@ -98,7 +96,7 @@ class ColbertAdapter(LateInteraction, TextAdapter):
         return {"multivector": self._width}
 
     def refuse_unsupported(self, call: Call) -> None:
-        """Queries have a fixed length, so they cannot be split."""
+        """Refuse to split queries, which have a fixed length."""
         super().refuse_unsupported(call)
         if call.overflow == "chunk" and isinstance(call, EncodeCall) and call.is_query:
             raise InvalidInput(
@@ -114,7 +112,7 @@ class ColbertAdapter(LateInteraction, TextAdapter):
     def late_payloads(
         self, items: Sequence[InputItem], instruction: str | None, is_query: bool, overflow: str
     ) -> Iterator[tuple[TextPayload, bool]]:
-        """Each item as a payload of a query or a document, and whether it was cut."""
+        """Each query or document as a payload, and whether the text was cut."""
         layout, tokenizer = self._layout, self._text.tokenizer
         marker, prefix = self._markers[is_query]
         before = prefix + self._text.prompts.affixes(instruction, is_query).before
@@ -136,13 +134,13 @@ class ColbertAdapter(LateInteraction, TextAdapter):
         return min(stored or self._text.limit, self._text.limit)
 
     def _marked(self, part: Part, marker: int) -> Part:
-        """The marker behind the special tokens that begin the text."""
+        """The part with the marker behind the first special tokens."""
         at = self._text.tokenizer.frame.before
         types = part.types and [*part.types[:at], 0, *part.types[at:]]
         return Part([*part.ids[:at], marker, *part.ids[at:]], types)
 
     def _expanded(self, part: Part, length: int) -> TextPayload:
-        """A query filled up to `length`; every token of it gives a vector."""
+        """A query filled up to `length` tokens, each of which gives a vector."""
         missing = length - len(part.ids)
         types = part.types and [*part.types, *([0] * missing)]
         sequence = sequence_of(Part([*part.ids, *([self._filler] * missing)], types))
@@ -166,7 +164,7 @@ class ColbertAdapter(LateInteraction, TextAdapter):
         return found.whole()
 
     def _proof_width(self) -> int:
-        """Encode an empty query; raises RuntimeError for values that are not finite."""
+        """The width of the vectors of an empty query. Raises RuntimeError for values that are not finite."""
         [(payload, _)] = self.late_payloads([InputItem("")], None, True, "truncate")
         vectors = self.token_vectors(self._text.collate([payload]))
         if not bool(torch.isfinite(vectors).all()):

@@ -3,8 +3,8 @@
 Serves ...ForSequenceClassification checkpoints, as transformers or sentence-transformers' CrossEncoder saves them.
 
 1. `prepare` joins the query with each document; a pair that is too long loses tokens of its longer half first.
-2. `score` runs the pairs as one packed row and puts the logit through the model's activation: by
-   sentence-transformers' rule (6.2, `cross_encoder/model.py`) the stored one, else a sigmoid.
+2. `score` runs the pairs as one packed row and applies the stored activation to the logit, by default a sigmoid. The
+   rule is that of sentence-transformers 6.2 (`cross_encoder/model.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.classification import SequenceClassifier, load_classifier
@@ -44,7 +43,6 @@ class CrossEncoderAdapter(ScoreAdapter):
         operations=("score",),
         inputs=("text",),
         outputs=("score",),
-        options=FAMILY_OPTIONS["cross_encoder"],
     )
     overflows = ("truncate", "truncate_left", "error")
     _model: SequenceClassifier
@@ -100,7 +98,7 @@ class CrossEncoderAdapter(ScoreAdapter):
 
 
 def _stored_activation(directory: Path, config: Any) -> nn.Module:
-    """The activation that the checkpoint names, or a sigmoid; the code of others than torch is not run."""
+    """The activation that the checkpoint names, or a sigmoid. Code of other packages than torch is not run."""
     path = directory / "config_sentence_transformers.json"
     stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     in_config = getattr(config, "sentence_transformers", None) or {}

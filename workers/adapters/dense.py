@@ -4,8 +4,8 @@ Serves any directory in the sentence-transformers layout and plain transformers 
 
 1. `prepare` puts the prompt around each text and tokenizes; a text that is too long may become several windows.
 2. `collate` packs the sequences into one row without padding.
-3. `encode` runs the transformer, pools each sequence in fp32, applies the layers that follow (Dense, LayerNorm,
-   Normalize) in fp32 and brings the rows back into the order given.
+3. `encode` runs the transformer, pools each sequence, applies the layers after the pooling (Dense, LayerNorm,
+   Normalize), all in fp32, and restores the order of the items.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.wire.messages import Call, EncodeCall, InputItem
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import attends_causally
@@ -42,7 +41,6 @@ class DenseAdapter(TextAdapter):
         operations=("encode",),
         inputs=("text",),
         outputs=("dense",),
-        options=FAMILY_OPTIONS["dense"],
         lora=True,
     )
 
@@ -88,7 +86,7 @@ class DenseAdapter(TextAdapter):
 
     @torch.inference_mode()
     def _vectors(self, batch: TextBatch) -> torch.Tensor:
-        """fp32 [n, dims]; a text in several windows gets their mean before the vectors are normalised."""
+        """fp32 [n, dims]. The vector of a text in several windows is their mean, taken before normalising."""
         found = []
         for _, packed, rows in self._text.run(batch):
             if len(self._token_head):
@@ -99,7 +97,7 @@ class DenseAdapter(TextAdapter):
         return F.normalize(vectors, p=2, dim=-1) if self._normalize else vectors
 
     def _proof_width(self) -> int:
-        """Encode an empty text; its width is the model's.  Raises RuntimeError for values that are not finite."""
+        """The width of the vector of an empty text. Raises RuntimeError for values that are not finite."""
         [part] = self._text.tokenizer.windows([""])[0].parts
         vectors = self._vectors(self._text.collate([TextPayload((sequence_of(part),))]))
         if not bool(torch.isfinite(vectors).all()):
@@ -108,7 +106,7 @@ class DenseAdapter(TextAdapter):
 
 
 def _with_options(layout: ModelLayout, options: Mapping[str, Any], *, causal: bool) -> ModelLayout:
-    """The layout with the catalog's `pooling` and `normalize`, and with defaults for a plain checkpoint."""
+    """The layout with the catalog's `pooling` and `normalize`, or with defaults for a plain checkpoint."""
     plain = layout.pooling is None
     if options.get("pooling") is not None:
         layout = replace(layout, pooling=resolve_modes(options["pooling"]))

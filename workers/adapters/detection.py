@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.wire.messages import ExtractCall
 from workers.adapters.base import AdapterSpec
 from workers.adapters.shared.image_extracting import Detector, Found, Scene
@@ -17,7 +16,7 @@ from workers.adapters.shared.options import OptionReader
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Least score, and the labels asked for (none: all)."""
+    """Least score, and the labels of the request; without labels all count."""
 
     threshold: float
     labels: frozenset[str]
@@ -31,7 +30,6 @@ class DetectionAdapter(Detector):
         operations=("extract",),
         inputs=("image",),
         outputs=("json",),
-        options=FAMILY_OPTIONS["detection"],
     )
     labels = "own"
     model_class = "AutoModelForObjectDetection"
@@ -52,7 +50,7 @@ class DetectionAdapter(Detector):
         return {name: np.asarray(found[name][0]) for name in ("pixel_values", "pixel_mask") if name in found}
 
     def read(self, output: Any, scenes: Sequence[Scene]) -> list[list[Found]]:
-        """All detections over the thresholds."""
+        """The detections of each scene above its threshold and among its labels."""
         results = self._processor.post_process_object_detection(
             output, threshold=0.0, target_sizes=[tuple(scene.size) for scene in scenes]
         )

@@ -1,4 +1,4 @@
-"""Answers to a question about a page, as a span of its words: LayoutLMv3, and LayoutLM, which reads no picture.
+"""Answers to a question about a page, as spans of its words: LayoutLMv3, and LayoutLM, which reads no picture.
 
 The caller brings the words of the page and their boxes (from any OCR) in the item's metadata:
 
@@ -7,8 +7,8 @@ The caller brings the words of the page and their boxes (from any OCR) in the it
     box_format  "pixels" (default): [x, y, width, height] in pixels of the upright picture, as in our answers;
                 "normalized": [left, top, right, bottom] from 0 to 1000, as LayoutLM's processors give them
 
-A page with more words than the model reads is cut, or read in overlapping windows ("chunk"). Spans are scored as
-transformers' document-question-answering pipeline does; of spans over the same words the best one counts.
+A page with more words than the model takes is cut, or read in overlapping windows ("chunk"). Spans are scored by the
+rules of transformers' document-question-answering pipeline; of spans over the same words the best one counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InputTooLong, InvalidInput
 from ipc.wire.extraction import Entity, Extraction
 from ipc.wire.messages import Call, ExtractCall, InputItem
@@ -45,11 +44,9 @@ LONGEST_WORD = 500
 SCALE = 1000
 _FORMATS = ("pixels", "normalized")
 _FARTHEST = 1_000_000
-
-
 KINDS = ("layoutlm", "layoutlmv3")
 _CANDIDATES = 256
-"""Spans of tokens looked at for each answer; several may cover the same words."""
+"""Spans of tokens examined for each answer; several may cover the same words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,7 @@ class Words:
 
 
 def words_of(item: InputItem, where: str) -> Words:
-    """The words in an item's metadata. Raises `InvalidInput` that names what cannot be used below `where`."""
+    """The words in an item's metadata. Raises `InvalidInput` that names the field below `where`."""
     metadata = item.metadata or {}
     words, boxes = metadata.get("words"), metadata.get("boxes")
     if not isinstance(words, list) or not isinstance(boxes, list) or not words:
@@ -129,7 +126,7 @@ class PageReader:
     """The tokenizer of one model, for a question and words. Thread-safe after construction."""
 
     def __init__(self, tokenizer: Any, limit: int, *, placed: bool) -> None:
-        """`placed`: the tokenizer takes boxes itself. Raises ValueError for one that does not tell words apart."""
+        """`placed`: the tokenizer takes boxes. Raises ValueError for a tokenizer that does not know words."""
         self._tokenizer, self._limit, self._placed = tokenizer, limit, placed
         self._stride = limit // 4
         self.pad_id = int(tokenizer.pad_token_id or 0)
@@ -143,14 +140,14 @@ class PageReader:
         return len(self._counter.encode(question.split(), is_pretokenized=True).ids)
 
     def windows(self, question: str, words: Words, size: Size) -> list[Window]:
-        """Windows over all words (whose corners are in pixels), which overlap."""
+        """Overlapping windows over all words; corners are in pixels."""
         scale = SCALE / np.array([size.width, size.height] * 2)
         boxes = np.clip((words.corners * scale).astype(np.int64), 0, SCALE).tolist()
         encoding = self._encode(question, words.texts, boxes)
         return [self._window(encoding, at, boxes) for at in range(len(encoding["input_ids"]))]
 
     def tokens_of(self, windows: Sequence[Window]) -> int:
-        """Tokens of all words beside the question, as one window would have them."""
+        """Tokens of the question and all words in a single window."""
         first, *others = windows
         return len(first.ids) + sum(int((window.words >= 0).sum()) - self._stride for window in others)
 
@@ -186,7 +183,7 @@ class PageReader:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """What a request asks, and which answers it wants."""
+    """Question and options of a request; `whole` keeps all windows of a page."""
 
     text: str
     top_k: int
@@ -197,7 +194,7 @@ class _Question:
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """One item: its pixel values (None: not read), size, words, windows, and question."""
+    """One item: pixel values (None for a model that reads no picture), size, words, windows, and question."""
 
     pixels: np.ndarray | None
     size: Size
@@ -214,7 +211,6 @@ class DocumentQaAdapter(ImageExtractAdapter):
         operations=("extract",),
         inputs=("image",),
         outputs=("json",),
-        options=FAMILY_OPTIONS["document_qa"],
     )
     overflows = ("truncate", "chunk", "error")
     asks = True
@@ -243,7 +239,7 @@ class DocumentQaAdapter(ImageExtractAdapter):
 
     @classmethod
     def build(cls, model: Any, processor: Any, context: LoadContext) -> Self:
-        """With the length that the catalog states."""
+        """With the catalog's length."""
         return cls(model, processor, context.max_sequence_length, context.batch_tokens)
 
     @property
@@ -292,18 +288,18 @@ class DocumentQaAdapter(ImageExtractAdapter):
         return Prepared(page, sum(_cost(page, window) for window in kept), cut, excess=excess)
 
     def collate(self, prepared: Sequence[Prepared]) -> list[_Page]:
-        """The pages as they are; their windows are padded where they run together."""
+        """The pages; `extract` pads their windows."""
         return [item.payload for item in prepared]
 
     def padding_ratio(self, batch: list[_Page]) -> float:
-        """What fills up windows beside longer ones."""
+        """Share of padding in the windows."""
         pairs, tokens, parts = self._parts(batch)
         lengths = [len(window.ids) for _, window in pairs]
         filled = sum(len(lengths[part]) * max(lengths[part]) - sum(lengths[part]) for part in parts)
         return padding_share(sum(tokens), sum(tokens) + filled)
 
     def _parts(self, batch: list[_Page]) -> tuple[list[tuple[_Page, Window]], list[int], list[slice]]:
-        """All windows with their pages, the tokens of each, and which ones run together."""
+        """All windows with their pages, the tokens of each window, and the slices of windows that run together."""
         pairs = [(page, window) for page in batch for window in page.windows]
         tokens = [_cost(page, window) for page, window in pairs]
         return pairs, tokens, divided(tokens, self._batch_tokens)
@@ -341,7 +337,7 @@ class DocumentQaAdapter(ImageExtractAdapter):
 
 
 def _cost(page: _Page, window: Window) -> int:
-    """Tokens of a window, and of the picture beside it."""
+    """Tokens of a window and of the page's picture."""
     return len(window.ids) + (0 if page.pixels is None else patches(page.pixels))
 
 
@@ -360,9 +356,9 @@ def _answers(page: _Page, logits: Sequence[np.ndarray]) -> list[Entity]:
 
 
 def _spans(window: Window, both: np.ndarray, question: _Question) -> list[tuple[tuple[int, int], float]]:
-    """(first word, last word) with the score of its best span of tokens, the best `top_k` of them.
+    """The best `top_k` spans as ((first word, last word), score of the best span of tokens over these words).
 
-    The first token takes part in the softmax, where the model may put what is no answer at all, but answers nothing.
+    The first token takes part in the softmax, as the model's choice for "no answer", but is never an answer.
     """
     allowed = window.words >= 0
     if not allowed.any():

@@ -1,7 +1,7 @@
 """Donut: the fields of a document, its kind, or the answer to a question about it, read from the picture alone.
 
-The model continues its task's prompt with tagged text, which transformers' DonutProcessor turns into a tree. Each text
-in the tree becomes an entity whose label is the path to it ("menu[0].price"); the tree itself stands in `data`.
+The model continues the prompt of its task with tagged text, and transformers' DonutProcessor turns that text into a
+tree. Each text in the tree becomes an entity whose label is its path ("menu[0].price"); `data` holds the tree.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InvalidInput
 from ipc.wire.extraction import Entity, Extraction
 from ipc.wire.messages import ExtractCall
@@ -35,7 +34,6 @@ class DonutAdapter(ImageWriter):
         operations=("extract",),
         inputs=("image",),
         outputs=("json",),
-        options=FAMILY_OPTIONS["donut"],
     )
     model_class = "VisionEncoderDecoderModel"
     default_tokens = 512
@@ -49,9 +47,10 @@ class DonutAdapter(ImageWriter):
         self._patch = int(encoder.patch_size) * 2 ** (len(encoder.depths) - 1)
 
     def _own_task(self) -> str:
-        """The task that the model was trained for, "" where several could be.
+        """The task that the model was trained for, "" where several are possible.
 
-        The token that the checkpoint begins with; else the one tag that begins no field, since only fields are closed.
+        The start token of the checkpoint, if that is a tag; else the only tag without a closing tag, as fields have
+        closing tags and tasks have none.
         """
         generation = getattr(self._model, "generation_config", None)
         for config in (generation, self._model.config, self._model.config.decoder):
@@ -87,7 +86,7 @@ class DonutAdapter(ImageWriter):
         return task, tuple(self._processor.tokenizer(prompt, add_special_tokens=False)["input_ids"])
 
     def room_for(self, prompt: Sequence[int]) -> int:
-        """What the prompt leaves of the decoder's positions; the last token written needs none."""
+        """The decoder's positions after the prompt, and one token more, as the last token needs no position."""
         return self.max_sequence_length - len(prompt) + 1
 
     def tokens_read(self, pixels: np.ndarray) -> int:

@@ -1,7 +1,7 @@
-"""Florence-2: texts, captions, objects and answers from one model, told apart by its task.
+"""Florence-2: texts, captions, objects or answers about a picture, depending on the task.
 
-The prompt of each task, and the reading of what the model writes, are those of transformers' Florence2Processor. Texts
-become entities, boxes become objects; the corners of slanted boxes and of outlines become the box around them.
+The prompt of each task, and the reading of the model's text, are those of transformers' Florence2Processor. Texts
+become entities, boxes become objects; slanted boxes and outlines become the upright box around them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InvalidInput
 from ipc.wire.extraction import DetectedObject, Entity, Extraction
 from ipc.wire.messages import ExtractCall
@@ -41,7 +40,6 @@ class Florence2Adapter(ImageWriter):
         operations=("extract",),
         inputs=("image",),
         outputs=("json",),
-        options=FAMILY_OPTIONS["florence2"],
     )
     model_class = "Florence2ForConditionalGeneration"
     default_task = "<OCR_WITH_REGION>"
@@ -63,12 +61,12 @@ class Florence2Adapter(ImageWriter):
         return int(self._model.config.text_config.max_position_embeddings)
 
     def _refuse_labels(self, call: ExtractCall) -> None:
-        """Labels are the phrases of grounding tasks; `prompt_of` knows the task."""
+        """Labels are the phrases of grounding tasks. `prompt_of` refuses labels of other tasks."""
 
     def prompt_of(self, task: str, call: ExtractCall) -> tuple[str, tuple[int, ...]]:
-        """The picture's places, then the task's question in words.
+        """The places of the picture, then the task's question in words.
 
-        An instruction beside a task that takes none is a question about the picture.
+        An instruction with a task that takes none is a question about the picture.
         """
         if task not in self._tasks:
             raise InvalidInput(
@@ -93,13 +91,13 @@ class Florence2Adapter(ImageWriter):
         return task, (*self._image, tokenizer.bos_token_id, *words, tokenizer.eos_token_id)
 
     def _refuse_marks(self, text: str, field: str) -> None:
-        """Raise `InvalidInput` for what the processor would read as the picture or as a task."""
+        """Raise `InvalidInput` for a text with a mark that stands for the picture or a task."""
         mark = next((mark for mark in self._marks if mark in text), None)
         if mark is not None:
             raise InvalidInput(f"{field}: {mark!r} stands for the picture or a task in this model")
 
     def room_for(self, prompt: Sequence[int]) -> int:
-        """All positions of the decoder, if the prompt fits into those of the encoder."""
+        """All positions of the decoder, if the prompt fits into the positions of the encoder."""
         surplus = len(prompt) - self.max_sequence_length
         return self.max_sequence_length if surplus <= 0 else 1 - surplus
 
@@ -112,7 +110,7 @@ class Florence2Adapter(ImageWriter):
         return {"input_ids": prompts, "attention_mask": torch.ones_like(prompts)}
 
     def read(self, ids: list[int], page: Page) -> Extraction:
-        """Entities or objects, as the task has it."""
+        """Entities or objects, depending on the task."""
         task, size = page.assignment.task, page.size
         text = self._processor.tokenizer.decode(ids, skip_special_tokens=False)
         found = self._processor.post_process_generation(
@@ -129,7 +127,7 @@ class Florence2Adapter(ImageWriter):
 
 
 def _objects(found: Mapping[str, Any], size: Size) -> Extraction:
-    """Boxes, and outlines with the boxes around them; outlines stand in `data` too."""
+    """Boxes, and the boxes around outlines; `data` holds the outlines."""
     boxes = found.get("bboxes", [])
     names = found.get("labels" if "bboxes_labels" not in found else "bboxes_labels", [])
     objects = [_object(name, around(box, size)) for name, box in zip(names, boxes, strict=False)]

@@ -1,8 +1,8 @@
 """Zero-shot classes by GLiClass: all labels go before the text, and one forward pass scores each of them.
 
-The prompt and the model are those of the library (`gliclass` 0.1.21, uni-encoder). What happens to a text that does not
-fit beside its labels is the caller's to say (`options.overflow_policy`): "default" and "error" refuse it with
-`InputTooLong`, "truncate_text" cuts the end of the text and keeps the labels whole.
+The prompt and the model are those of the library (`gliclass` 0.1.21, uni-encoder). `options.overflow_policy` decides
+about a text that does not fit beside its labels: "default" and "error" refuse the text with `InputTooLong`,
+"truncate_text" cuts the end of the text and keeps the labels whole.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import torch
 from transformers.utils import logging as transformers_logging
 
-from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InputTooLong, InvalidInput
 from ipc.extras import require
 from ipc.wire.extraction import Extraction
@@ -35,7 +34,7 @@ KINDS = ("single-label", "multi-label")
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What a request asks of its items."""
+    """Labels and options of a request."""
 
     labels: Sequence[str]
     kind: str
@@ -58,7 +57,6 @@ class GliclassAdapter(ExtractAdapter):
         operations=("extract",),
         inputs=("text",),
         outputs=("json",),
-        options=FAMILY_OPTIONS["gliclass"],
     )
     labels = "required"
 
@@ -126,7 +124,7 @@ class GliclassAdapter(ExtractAdapter):
         [alone] = self._backend.encode_batch_fast([prompt])
         overhead = len(alone.ids)
         cuts = call.options.get("overflow_policy") == "truncate_text"
-        # NOTE: a mark inside a text would count as one more label.
+        # NOTE: a mark inside a text would count as another label.
         texts = [
             text_of(item).replace(LABEL, "<< LABEL >>").replace(SEPARATOR, "<< SEP >>") for item in items
         ]
@@ -144,12 +142,12 @@ class GliclassAdapter(ExtractAdapter):
         return prepared
 
     def collate(self, prepared: Sequence[Prepared]) -> tuple[list[_Wanted], PackedBatch]:
-        """What is wanted of each item, and the sequences sorted by length."""
+        """Labels and options of each item, and the sequences sorted by length."""
         texts: list[_Text] = [item.payload for item in prepared]
         return [text.wanted for text in texts], pack([text.sequence for text in texts])
 
     def padding_ratio(self, batch: tuple[list[_Wanted], PackedBatch]) -> float:
-        """What fills the rectangles up, where texts of several lengths share them."""
+        """Share of padding in the rectangles; 0 where all texts of a rectangle have one length."""
         return rectangle_padding([batch[1]]) if self._ragged else 0.0
 
     def extract(self, batch: tuple[list[_Wanted], PackedBatch]) -> list[Extraction | ItemFailure]:

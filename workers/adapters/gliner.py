@@ -25,7 +25,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InputTooLong, InvalidInput
 from ipc.extras import require
 from ipc.wire.extraction import Entity, Extraction, Relation
@@ -313,7 +312,6 @@ class GlinerAdapter(ExtractAdapter):
         operations=("extract",),
         inputs=("text",),
         outputs=("json",),
-        options=FAMILY_OPTIONS["gliner"],
     )
     labels = "required"
     overflows = ("truncate", "truncate_left", "error")

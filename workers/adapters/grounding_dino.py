@@ -1,8 +1,8 @@
-"""Objects named by the caller, by Grounding DINO: the labels are one text, in which every box points at tokens.
+"""Objects named by the caller, by Grounding DINO: all labels are one text, and every box scores the text's tokens.
 
-The text is "a cat. a dog." in lower case, as the model was trained. The score of a box is that of the token it points
-at most, as in transformers' `post_process_grounded_object_detection`; its label is the caller's label that holds the
-strongest token, if that is over `text_threshold`.
+The text is "a cat. a dog." in lower case, as in training. The score of a box is that of its best token, as in
+transformers' `post_process_grounded_object_detection`. The label of a box is the caller's label that holds the best
+token of all labels, if that token's score reaches `text_threshold`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InputTooLong, InvalidInput
 from ipc.wire.messages import ExtractCall
 from workers.adapters.base import AdapterSpec
@@ -42,7 +41,6 @@ class GroundingDinoAdapter(Detector):
         operations=("extract",),
         inputs=("image",),
         outputs=("json",),
-        options=FAMILY_OPTIONS["grounding_dino"],
     )
     labels = "required"
     model_class = "GroundingDinoForObjectDetection"
@@ -57,7 +55,7 @@ class GroundingDinoAdapter(Detector):
         """Thresholds and labels. Raises `InputTooLong` when the text of all labels is too long for the model."""
         options = OptionReader(call)
         labels = tuple(call.labels)
-        # Each label takes a token and its full stop, so that many never fit, nor do long ones: they are not tokenized.
+        # Too many or too long labels are refused before tokenizing: each takes at least a token and a full stop.
         if 2 * len(labels) + 2 > self._longest:
             raise self._too_long(f"{len(labels)} labels")
         characters = sum(map(len, labels))
@@ -106,7 +104,7 @@ class GroundingDinoAdapter(Detector):
         return {**pixels, **wanted.text}
 
     def read(self, output: Any, scenes: Sequence[Scene]) -> list[list[Found]]:
-        """Boxes whose best token and whose label's best token are likely enough."""
+        """Boxes whose best token and whose label's best token reach the thresholds."""
         chances, corners = torch.sigmoid(output.logits.float()), corners_of(output.pred_boxes)
         return [_detections(scene, *both) for scene, *both in zip(scenes, chances, corners, strict=True)]
 
@@ -122,7 +120,7 @@ def _span(
 
 
 def _detections(scene: Scene, chances: torch.Tensor, corners: torch.Tensor) -> list[Found]:
-    """Of `chances` [boxes, tokens] and relative `corners` [boxes, 4] what the scene wants."""
+    """The detections of a scene, from `chances` [boxes, tokens] and relative `corners` [boxes, 4]."""
     wanted: _Wanted = scene.wanted
     height, width = scene.size
     by_label = torch.stack([chances[:, first:end].amax(1) for first, end in wanted.spans], dim=1)

@@ -15,7 +15,6 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InvalidInput
 from ipc.wire.extraction import Entity, Extraction
 from ipc.wire.messages import Call, ExtractCall, InputItem
@@ -71,7 +70,6 @@ class NerAdapter(ClassifierAdapter[TokenClassifier]):
         operations=("extract",),
         inputs=("text",),
         outputs=("json",),
-        options=FAMILY_OPTIONS["ner"],
     )
     labels = "own"
     overflows = ("truncate", "truncate_left", "chunk", "error")

@@ -13,7 +13,6 @@ from typing import ClassVar
 
 import torch
 
-from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InputTooLong
 from ipc.wire.extraction import Extraction
 from ipc.wire.messages import Call, ExtractCall, InputItem
@@ -51,7 +50,6 @@ class NliZeroShotAdapter(ClassifierAdapter[SequenceClassifier]):
         operations=("extract",),
         inputs=("text",),
         outputs=("json",),
-        options=FAMILY_OPTIONS["nli_zero_shot"],
     )
     labels = "required"
     overflows = ("truncate", "truncate_left", "error")

@@ -1,4 +1,4 @@
-"""ONNX programs (`model.onnx`), run by onnxruntime on the CPU, or on the worker's GPU where its build can."""
+"""ONNX programs (`model.onnx`), run by onnxruntime on the CPU, or on the worker's GPU with a build for CUDA."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class OnnxAdapter(RepositoryProgram):
     )
 
     def __init__(self, session: Any, context: LoadContext, nbytes: int) -> None:
-        """Raises `ModelRefused` for a program that the configuration does not fit."""
+        """Raises `ModelRefused` for a program that does not fit its configuration."""
         entry = entry_of(context)
         inputs, outputs = session.get_inputs(), session.get_outputs()
         taken = tuple(_facts(each, bool(entry.config.inputs)) for each in inputs)
@@ -75,7 +75,7 @@ class OnnxAdapter(RepositoryProgram):
                 path, options, providers=_providers(runtime, cls.device_of(context))
             )
         except Exception as error:
-            # NOTE: the errors of onnxruntime have no base of their own.
+            # NOTE: the errors of onnxruntime have no common base.
             line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             raise SourceError(f"{path.name} cannot be loaded by onnxruntime: {line}", "UNKNOWN") from error
         context.progress("read", 1.0)
@@ -87,13 +87,13 @@ class OnnxAdapter(RepositoryProgram):
         return self._nbytes
 
     def refuse_arrays(self, arrays: Mapping[str, Array]) -> None:
-        """Texts must be UTF-8."""
+        """Refuse texts that are not UTF-8."""
         for name, array in arrays.items():
             if isinstance(array, np.ndarray):
                 _fed(name, array)
 
     def infer(self, batch: NamedBatch) -> Mapping[str, np.ndarray]:
-        """Run the session for the outputs that are wanted."""
+        """Run the session for the outputs of the batch."""
         given = {self._inputs[name]: _fed(name, batch.array(name)) for name in batch.names}
         names = [name for name in self._outputs if name in batch.outputs]
         found = dict(
@@ -113,8 +113,8 @@ def _providers(runtime: Any, device: torch.device) -> list[Any]:
 
 
 def _facts(tensor: Any, stated: bool) -> ProgramTensor:
-    """A tensor of the program. onnxruntime shows [] for rank 0 and for any rank: where the configuration states dims,
-    these count.
+    """A tensor of the program. onnxruntime shows [] for rank 0 and for any rank, so `stated` dims of the configuration
+    count.
     """
     if tensor.type not in _DATATYPES:
         raise ModelRefused(f"{tensor.name[:200]!a} of the program is {tensor.type}, which no named tensor is")
@@ -123,7 +123,7 @@ def _facts(tensor: Any, stated: bool) -> ProgramTensor:
 
 
 def _fed(name: str, array: np.ndarray) -> np.ndarray:
-    """The array as onnxruntime takes it; its texts are UTF-8. Raises `InvalidInput`."""
+    """The array in the form of onnxruntime. Raises `InvalidInput` for a text that is not UTF-8."""
     if array.dtype.kind != "O":
         return array
     try:

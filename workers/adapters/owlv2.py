@@ -1,7 +1,7 @@
 """Objects named by the caller, by OWLv2: image patches are compared with the vectors of label texts.
 
-All pictures of a batch go through the image tower together, whatever their labels; each distinct label text of a batch
-is read once. The model pads a picture to a square at its right and lower edge, which its boxes are relative to.
+All pictures of a batch go through the image tower together, and each distinct label text of a batch goes through the
+text tower once. The model pads a picture to a square at the right and lower edge; boxes are relative to the square.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InputTooLong
 from ipc.extras import require
 from ipc.wire.messages import ExtractCall
@@ -25,7 +24,7 @@ from workers.adapters.shared.packing import padding_share
 from workers.adapters.shared.tokenizing import TextTokenizer
 
 LONGEST_SIDE = 4096
-"""Larger pictures are made smaller first: the padded square would take gigabytes, and the model sees 1008 pixels."""
+"""Larger pictures are made smaller first: the padded square would take gigabytes, and the model uses 1008 pixels."""
 TEMPLATE = "a photo of {label}"
 
 
@@ -46,7 +45,6 @@ class Owlv2Adapter(Detector):
         operations=("extract",),
         inputs=("image",),
         outputs=("json",),
-        options=FAMILY_OPTIONS["owlv2"],
     )
     labels = "required"
     model_class = "Owlv2ForObjectDetection"
@@ -60,7 +58,7 @@ class Owlv2Adapter(Detector):
         self._tokenizer.limit(self._longest)
 
     def refuse_options(self, call: ExtractCall) -> None:
-        """Refuse options that cannot be used; the labels are tokenized only when the pictures are prepared."""
+        """Refuse options that cannot be used. `prepare` tokenizes the labels, and refuses those that are too long."""
         _options(call)
 
     def wanted_of(self, call: ExtractCall) -> _Wanted:
@@ -85,7 +83,7 @@ class Owlv2Adapter(Detector):
         return {"pixel_values": np.asarray(found["pixel_values"][0], np.float32)}
 
     def padding_ratio(self, batch: list[Scenes]) -> float:
-        """What fills up the texts of labels beside the patches of the pictures."""
+        """Share of padding in the texts of labels; the patches of pictures count as tokens."""
         texts = [text for group in batch for text in _texts_of(group.scenes)]
         seen = sum(patches(one.inputs["pixel_values"]) for group in batch for one in group.scenes)
         return padding_share(seen + sum(map(len, texts)), seen + len(texts) * self._longest)
@@ -104,7 +102,7 @@ class Owlv2Adapter(Detector):
         return SimpleNamespace(logits=logits, pred_boxes=model.box_predictor(features, grid))
 
     def _text_vectors(self, texts: Sequence[tuple[int, ...]]) -> torch.Tensor:
-        """[n, d] at unit length; texts are padded to the model's full length, as it was trained."""
+        """[n, d] at unit length; texts are padded to the model's full length, as in training."""
         ids = np.full((len(texts), self._longest), self._tokenizer.pad_id, np.int64)
         mask = np.zeros_like(ids)
         for row, text in enumerate(texts):
@@ -116,7 +114,7 @@ class Owlv2Adapter(Detector):
         return torch.nn.functional.normalize(found.pooler_output, dim=-1)
 
     def read(self, output: Any, scenes: Sequence[Scene]) -> list[list[Found]]:
-        """Of each patch its best label, if that is likely enough."""
+        """The best label of each patch whose score reaches the threshold."""
         found = []
         for scene, logits, boxes in zip(scenes, output.logits, corners_of(output.pred_boxes), strict=True):
             best, label = torch.sigmoid(logits).max(dim=-1)
@@ -134,7 +132,7 @@ def _texts_of(scenes: Sequence[Scene]) -> list[tuple[int, ...]]:
 
 
 def _options(call: ExtractCall) -> tuple[float, str]:
-    """Least score, and the text around a label; raises `InvalidInput` for one without a place for it."""
+    """Least score, and the text around a label. Raises `InvalidInput` for a text without a place for the label."""
     options = OptionReader(call)
     template = options.text("label_template", TEMPLATE, 200)
     if template.count("{label}") != 1:

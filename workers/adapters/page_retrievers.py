@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import load_model
@@ -31,13 +30,13 @@ _TOKEN_KEYS = ("input_ids", "attention_mask", "token_type_ids")
 
 @dataclass(frozen=True, slots=True)
 class PagesBatch:
-    """Model inputs of the pages and of the queries of a batch, and where in it each stands."""
+    """Model inputs of the pages and of the queries of a batch, each with the places of its items in the batch."""
 
     parts: list[tuple[dict[str, torch.Tensor], list[int]]]
 
 
 class _OneAtATime:
-    """A tokenizer that sets padding and truncation on its Rust object in every call, called under a lock."""
+    """A tokenizer called under a lock, as every call sets padding and truncation on its Rust object."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer, self._lock = tokenizer, threading.Lock()
@@ -51,7 +50,7 @@ class _OneAtATime:
 
 
 class PageInputs(VisualEncoder):
-    """The processor of a visual model, run on single items, and the batches made of what it gives."""
+    """The processor of a visual model, run on single items, and batches of its results."""
 
     def __init__(self, model: Any, processor: Any, limit: int) -> None:
         """Take over a model and a transformers processor with a fast tokenizer; `limit` is in tokens."""
@@ -60,7 +59,7 @@ class PageInputs(VisualEncoder):
         self._processor = processor
 
     def process(self, **inputs: Any) -> Inputs:
-        """What the processor makes of one item, without the batch dimension."""
+        """Model inputs of one item, without the batch dimension."""
         found = self._processor(**inputs, return_tensors="pt")
         return {name: tensor[0].numpy() for name, tensor in found.items() if name != "labels"}
 
@@ -69,10 +68,10 @@ class PageInputs(VisualEncoder):
         return from_first_image(item, lambda image: _prepared(self.process(images=[image])))
 
     def query(self, text: str) -> Prepared | ItemFailure:
-        """A text between the model's prefix and its augmentation, cut so that the whole is within the limit.
+        """A text between the model's prefix and its augmentation, cut so that all tokens are within the limit.
 
-        What a text takes there may differ by a token or two from what it takes alone, where it meets the prefix. The
-        mark that stands for an image cannot be part of a text.
+        Next to the prefix a text may have a token or two more or less than alone, so the text is cut again until it
+        fits. A text with the mark that stands for an image is refused.
         """
         mark = self._processor.image_token
         if mark in text:
@@ -98,7 +97,7 @@ class PageInputs(VisualEncoder):
         return PagesBatch(parts)
 
     def padding_ratio(self, batch: PagesBatch) -> float:
-        """What fills up pages beside longer ones, and queries beside longer ones."""
+        """Share of padding in pages and queries."""
         return masked_share(inputs["attention_mask"] for inputs, _ in batch.parts)
 
     def _padded(self, inputs: Sequence[Inputs]) -> dict[str, torch.Tensor]:
@@ -113,7 +112,11 @@ class PageInputs(VisualEncoder):
 
 
 class PageRetriever(LateInteraction, PageInputs):
-    """A ...ForRetrieval model with its processor; families name the class and the load options."""
+    """A ...ForRetrieval model with its processor.
+
+    model_class        transformers class of the model
+    processor_options  load options that are passed to the image processor
+    """
 
     model_class: ClassVar[str]
     processor_options: ClassVar[tuple[str, ...]] = ()
@@ -190,7 +193,6 @@ class ColQwen2Adapter(PageRetriever):
         operations=("encode", "score"),
         inputs=("text", "image"),
         outputs=("multivector", "score"),
-        options=FAMILY_OPTIONS["colqwen2"],
     )
 
 
@@ -200,7 +202,7 @@ def _prepared(inputs: Inputs, excess: Excess | None = None) -> Prepared:
 
 
 def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrays one above another; shorter ones are filled up with zeros along their first dimension."""
+    """Arrays one above another, padded with zeros along their first dimension."""
     longest = max(len(array) for array in arrays)
     found = np.zeros((len(arrays), longest, *arrays[0].shape[1:]), arrays[0].dtype)
     for row, array in zip(found, arrays, strict=True):

@@ -2,8 +2,8 @@
 
 `Model` gives one response to each request, `DecoupledModel` any number. Operators import both as `penstock.model`.
 
-The file is code of whoever can write to the repository, and runs with the rights of the worker; it is loaded only with
-`repository.allow_python`.
+The file is code of any person who can write to the repository, and runs with the rights of the worker. Such a file is
+loaded only with `repository.allow_python`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a model may know: `directory` is that of its version, `device` the one to compute on."""
+    """What a model may know: `directory` holds the files of its version, `device` is the device to compute on."""
 
     name: str
     version: int
@@ -42,15 +42,15 @@ class Context:
 
 
 class BaseModel:
-    """One version of a model; made when it is loaded, dropped when it is unloaded.
+    """One version of a model: created by a load, dropped by an unload.
 
-    `memory_bytes` is what its weights take, for the memory budget of the worker.
+    `memory_bytes` is the size of its weights, for the memory budget of the worker.
     """
 
     memory_bytes: int = 0
 
     def __init__(self, context: Context) -> None:
-        """Load weights here; whatever is raised fails the load, and its first line is told to clients."""
+        """Load weights here. An exception fails the load, and clients see its first line."""
         self.context = context
 
 
@@ -64,13 +64,12 @@ class Model(BaseModel, ABC):
         `batch.array(name)` is an input as a read-only array, `batch.tensor(name, device)` as a tensor: [rows, *dims] of
         all requests of the batch, [*dims] when `max_batch_size` is 0. BYTES are arrays of `bytes` objects, BF16 is its
         16 bits (uint16). `batch.sizes` are the rows of each request and `batch.parameters` its parameters. With
-        `sequence_batching` there is a row for each slot, and the controls are inputs too (docs/sequences.md).
-        Without it an input may lie in memory that the next request is written to: keep a copy, never the array itself.
+        `sequence_batching` there is a row for each slot, and the controls are inputs too (docs/sequences.md). Without
+        `sequence_batching` the next request may overwrite the memory of an input: keep a copy, never the array itself.
 
         An output has the same rows and the datatype of the configuration: an array or a tensor on any device; BYTES an
-        array of objects, `bytes` or `str`. What is raised fails the requests of the batch, whose halves are tried
-        first (but not those of sequences); `ipc.errors.InvalidInput` tells its message to the client, anything else is
-        only logged.
+        array of objects, `bytes` or `str`. An exception fails the batch. Then the halves of the batch run again, except
+        with sequences. Clients see the message of `ipc.errors.InvalidInput`; other exceptions are only logged.
         """
 
 
@@ -79,23 +78,23 @@ class DecoupledModel(BaseModel, ABC):
 
     @abstractmethod
     def stream(self, batch: NamedBatch) -> Iterator[Mapping[str, np.ndarray | torch.Tensor] | Pause]:
-        """The responses to one request, one after the other; usually a generator. None at all is an answer too.
+        """The responses to one request, one after the other; usually a generator. There may be no response.
 
-        `batch` is as in `Model.infer` and has this request alone; each response has at least the outputs of
-        `batch.outputs`, with the rows of the request. It is copied when it was given, so arrays may be used again.
+        `batch` is as in `Model.infer` and has one request; each response has at least the outputs of `batch.outputs`,
+        with the rows of the request. A response is copied before the next step, so its arrays may be used again.
 
-        Every step runs in the thread that runs all models of the worker: other batches run between two steps and wait
-        for one, so steps should be short, and no step should sleep. Yield `Pause(seconds)` in place of a response to
-        wait: other requests, also of this model, run meanwhile. No step is taken while the client has enough responses
-        that it has not read. When it goes away or the time of the request is up the generator is closed at its `yield`,
-        so `finally` is the place for what must be given back. Do not yield inside of a `with torch...` block: torch
-        keeps such states for the thread. What is raised ends the request, after the responses so far:
-        `ipc.errors.InvalidInput` tells its message to the client, anything else is only logged.
+        Every step runs in the thread that runs all models of the worker. Other batches run between two steps, so steps
+        should be short and never sleep. To wait, yield `Pause(seconds)` in place of a response: other requests, also of
+        this model, run meanwhile. No step is taken while the client has enough unread responses. When the client goes
+        away or the request's time is up the generator is closed at its `yield`, so release resources in `finally`. Do
+        not yield inside of a `with torch...` block: torch keeps such states for the thread. An exception ends the
+        request, after the responses so far. Clients see the message of `ipc.errors.InvalidInput`; other exceptions are
+        only logged.
         """
 
 
 class PythonModelAdapter(RepositoryProgram):
-    """An object of the operator's class."""
+    """A loaded `Model` or `DecoupledModel`."""
 
     spec: ClassVar[AdapterSpec] = AdapterSpec(
         family="python_model",
@@ -127,16 +126,16 @@ class PythonModelAdapter(RepositoryProgram):
 
     @property
     def memory_bytes(self) -> int:
-        """What the model says of itself."""
+        """`memory_bytes` of the model."""
         return int(self._model.memory_bytes)
 
     def infer(self, batch: NamedBatch) -> Mapping[str, np.ndarray | torch.Tensor]:
-        """Hand the batch over."""
+        """`Model.infer`."""
         assert isinstance(self._model, Model)
         return self._model.infer(batch)
 
     def stream(self, batch: NamedBatch) -> Iterator[Mapping[str, np.ndarray | torch.Tensor] | Pause]:
-        """Hand the request over."""
+        """`DecoupledModel.stream`."""
         assert isinstance(self._model, DecoupledModel)
         return self._model.stream(batch)
 
@@ -148,10 +147,10 @@ def _class_of(path: Path, wanted: type[BaseModel]) -> type[BaseModel]:
     if spec is None or not isinstance(spec.loader, SourceLoader):
         raise ModelRefused(f"{path.name} is no Python file")
     module = importlib.util.module_from_spec(spec)
-    # NOTE: dataclasses look for the module of their class there.
+    # NOTE: dataclasses look up the module of their class here.
     sys.modules[name] = module
     try:
-        # NOTE: no compiled file is written or read: it would be taken for that of an older version of the same size.
+        # NOTE: no compiled file is written or read, as it could be that of an older version of equal size and time.
         exec(spec.loader.source_to_code(path.read_bytes(), str(path)), vars(module))
     finally:
         del sys.modules[name]

@@ -1,12 +1,12 @@
-"""Rerankers that are language models: asked whether a document answers a query, they say yes or no.
+"""Rerankers that are language models: the model answers with yes or no whether a document answers a query.
 
-The score is the probability of "yes" against "no" as the next token, by the form of the Qwen3-Reranker model cards;
-templates and the two words can be set, so models of the same make with other words fit too.
+The score is the probability of "yes" against "no" as the next token, in the form of the Qwen3-Reranker model cards.
+Templates and both words are options, for similar models with other words.
 
-1. `prepare` fills the template. The prefix and suffix around it are never cut; a pair that is too long loses the end of
-   its document, and a query that takes more than half of the room loses its own end first.
-2. `score` runs the pairs as one packed row and compares the last token's vector with the two words' rows of the output
-   matrix; no other logits are computed.
+1. `prepare` fills the template. The prefix and suffix around the template are never cut. A pair that is too long loses
+   the end of the document; a query of more than half of the room loses its own end first.
+2. `score` runs the pairs as one packed row and multiplies the last token's vector with the two words' rows of the
+   output matrix. No other logits are computed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.building import parameter_bytes
@@ -52,7 +51,7 @@ _FIELDS = re.compile(r"(\{instruction\}|\{query\}|\{text\})")
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """What stands around query and document. Raises ValueError for a template without {query} or without {text}."""
+    """The text around query and document. Raises ValueError for a template without {query} or without {text}."""
 
     template: str = TEMPLATE
     prefix: str = PREFIX
@@ -64,7 +63,7 @@ class Wording:
                 raise ValueError(f"pair_template needs {field} once: {self.template!r}")
 
     def fill(self, instruction: str, query: str, text: str) -> str:
-        """The pair as text; braces inside the values mean nothing."""
+        """The pair as text. Braces inside of the values are plain characters."""
         values = {"{instruction}": instruction, "{query}": query, "{text}": text}
         return "".join(values.get(part, part) for part in _FIELDS.split(self.template))
 
@@ -77,7 +76,6 @@ class Qwen3RerankerAdapter(ScoreAdapter):
         operations=("score",),
         inputs=("text",),
         outputs=("score",),
-        options=FAMILY_OPTIONS["qwen3_reranker"],
     )
     uses = frozenset(("default_instruction",))
     _model: TextEncoder
@@ -136,7 +134,7 @@ class Qwen3RerankerAdapter(ScoreAdapter):
         return parameter_bytes(self._model.model, self._answers)
 
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
-        """Fill the template for each document, tokenize, and fit it into the model's length."""
+        """Fill the template for each document, tokenize, and cut to the model's length."""
         query = query_of(call)
         default = OptionReader(call).text("default_instruction", INSTRUCTION)
         instruction = call.instruction or default
@@ -158,14 +156,14 @@ class Qwen3RerankerAdapter(ScoreAdapter):
         return Prepared(TokenSequence(whole), len(whole), excess is not None, excess=excess)
 
     def _excesses(self, query: str, long: Mapping[int, int]) -> dict[int, Excess]:
-        """How much is cut of the pairs that are too long, from their tokens."""
+        """How much is cut of each pair that is too long. `long` holds the tokens of these pairs by place."""
         around, limit = self._pairs.limit - self._room, self._pairs.limit
         [alone] = self._pairs.halves([query])
         taken = len(alone.ids) + around
         return {at: pair_excess(taken, tokens + around, limit) for at, tokens in long.items()}
 
     def _kept(self, query: str) -> str:
-        """The part of a query that its pairs keep when they are too long: half of the room at most."""
+        """The beginning of a query that fits into half of the room; kept in pairs that are too long."""
         [half] = self._pairs.halves([query])
         most = self._room // 2
         return query if len(half.ids) <= most else query[: half.offsets[most - 1][1]]

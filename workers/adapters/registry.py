@@ -3,7 +3,7 @@
 1. A built-in family name, imported when first asked for.
 2. A name that an installed package registers in the entry-point group `penstock.adapters`.
 3. A dotted path, "package.module:Class".
-4. A file, "/directory/adapter.py:Class": code of the operator's own, run only where that is allowed.
+4. A file, "/directory/adapter.py:Class": code of the operator, run only with `worker.trust_remote_code`.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ BUILT_IN = {
 
 
 class UnknownAdapterError(ValueError):
-    """The name is no family and no importable class; the message lists the nearest names."""
+    """The name is neither a family nor an importable class; the message lists the nearest names."""
 
 
 class AdapterFileRefused(PermissionError):
-    """The adapter is a file, and code of the catalog's directories is not run here."""
+    """The adapter is a file of the catalog, and `worker.trust_remote_code` is off."""
 
 
 def names() -> tuple[str, ...]:
@@ -68,7 +68,7 @@ def names() -> tuple[str, ...]:
 
 
 def refuse_unknown(name: str) -> None:
-    """Raise UnknownAdapterError when `name` is no known family; a dotted path passes, since nothing is imported."""
+    """Raise UnknownAdapterError when `name` is no known family. A dotted path passes, as nothing is imported here."""
     known = names()
     if name in known or ":" in name:
         return
@@ -78,10 +78,10 @@ def refuse_unknown(name: str) -> None:
 
 
 def resolve(name: str, *, files: bool = False) -> type[Adapter]:
-    """The adapter class called `name`; `files` says whether code beside the catalog's files may be run.
+    """The adapter class called `name`; `files` allows code beside the catalog's files.
 
-    Raises UnknownAdapterError when there is none, TypeError when what the name leads to is not an Adapter, ImportError
-    when a dependency of the family is missing, and AdapterFileRefused.
+    Raises UnknownAdapterError for a name without a class, TypeError for a class that is no Adapter, ImportError for a
+    missing dependency of the family, and AdapterFileRefused.
     """
     if ADAPTER_FILE in name:
         if not files:
@@ -114,7 +114,7 @@ def _import_path(path: str) -> Any:
 
 
 def _from_file(path: str) -> Any:
-    """The class of "/directory/adapter.py:Class"; a changed file is a new module, in the place of the old one."""
+    """The class of "/directory/adapter.py:Class". A changed file is run again as a new module."""
     file, _, class_name = path.rpartition(":")
     place = hashlib.sha256(file.encode()).hexdigest()[:16]
     content = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
@@ -133,7 +133,7 @@ def _run_file(name: str, file: str) -> ModuleType:
         raise UnknownAdapterError(f"unknown adapter: {Path(file).name} is no Python file")
     module = importlib.util.module_from_spec(spec)
     before = sys.modules.get(name)
-    # NOTE: dataclasses and type hints look their module up by name while it is being run.
+    # NOTE: dataclasses and type hints look up their module by name while the module runs.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -146,7 +146,7 @@ def _run_file(name: str, file: str) -> ModuleType:
 
 
 def _checked(name: str, found: Any) -> type[Adapter]:
-    """`found`, if it is an Adapter class."""
+    """`found`. Raises TypeError unless `found` is an Adapter class."""
     from workers.adapters.base import Adapter
 
     if not (isinstance(found, type) and issubclass(found, Adapter)):

@@ -1,11 +1,11 @@
 """SPLADE: one weight per term of the vocabulary, from the head of a masked language model (arXiv 2109.10086).
 
-A term's weight is log(1 + relu(largest logit of it over the text)). Reads the sentence-transformers layout of sparse
-encoders and plain ...ForMaskedLM checkpoints. Models whose queries need no inference (`query_encoding: idf`) look the
-weights of a query's tokens up in `idf.json`.
+The weight of a term is log(1 + relu(x)), x being the term's largest logit over the text. Reads the
+sentence-transformers layout of sparse encoders and plain ...ForMaskedLM checkpoints. Models whose queries need no
+inference (`query_encoding: idf`) look up the weights of a query's tokens in `idf.json`.
 
-The whole logits of a batch (tokens x vocabulary) would be its largest tensor by far, and what is pooled from them needs
-only their maximum per sequence. So the head runs over a bounded number of tokens at a time.
+The logits of a batch (tokens x vocabulary) would be the largest tensor by far, and only the maximum per sequence is
+needed. So the head runs over a bounded number of tokens at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from transformers import AutoModelForMaskedLM
 
-from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.wire.messages import Call, EncodeCall, InputItem
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import CheckpointError, load_model
@@ -39,15 +38,13 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 
 CHUNK_TOKENS = 1024
 _WHOLE_HEADS = ("cls", "lm_head", "predictions")
-
-
 _ACTIVATIONS = ("relu", "log1p_relu")
 
 
 def head_of(model: Any) -> Head:
     """The head of a ...ForMaskedLM model: [T, width] to logits [T, vocabulary].
 
-    Raises UnsupportedLayoutError where what is found does not give the model's own logits.
+    Raises UnsupportedLayoutError where the head does not give the model's own logits.
     """
     head = _find(model)
     ids = torch.arange(5, 10, device=model.device)[None]
@@ -90,13 +87,13 @@ def largest_logits(head: Head, rows: torch.Tensor, layout: Layout) -> torch.Tens
 
 
 def _largest_of_one(head: Head, rows: torch.Tensor) -> torch.Tensor:
-    """The same [1, vocabulary] for one sequence longer than a chunk."""
+    """[1, vocabulary] for one sequence longer than a chunk."""
     pieces = [head(piece).amax(0, keepdim=True).float() for piece in rows.split(CHUNK_TOKENS)]
     return torch.cat(pieces).amax(0, keepdim=True)
 
 
 def _chunks(runs: tuple[Run, ...]) -> Iterator[tuple[int, list[Run]]]:
-    """(first token, runs) of neighbouring whole sequences of at most CHUNK_TOKENS; a longer one stands alone."""
+    """(first token, runs) of neighbouring whole sequences of at most CHUNK_TOKENS; a longer sequence stands alone."""
     held: list[Run] = []
     room = CHUNK_TOKENS
     for start, count, length in runs:
@@ -119,7 +116,7 @@ def _chunks(runs: tuple[Run, ...]) -> Iterator[tuple[int, list[Run]]]:
 
 
 class _Extra(NamedTuple):
-    """What applies to one item: how many terms it keeps, and its vector where that needs no inference."""
+    """The number of terms that an item keeps, and the vector of an item that needs no inference."""
 
     max_terms: int
     looked_up: tuple[np.ndarray, np.ndarray] | None = None
@@ -133,7 +130,6 @@ class SpladeAdapter(TextAdapter):
         operations=("encode",),
         inputs=("text",),
         outputs=("sparse",),
-        options=FAMILY_OPTIONS["splade"],
         lora=True,
     )
     uses = frozenset(("max_terms",))
@@ -180,7 +176,7 @@ class SpladeAdapter(TextAdapter):
         _max_terms(call)
 
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
-        """Tokenize; a query of a model that looks queries up is finished here."""
+        """Tokenize. In a model that looks up queries a query is finished here."""
         is_query = isinstance(call, EncodeCall) and call.is_query
         extra = _Extra(_max_terms(call))
         found = self._text.payloads(items, call.instruction, is_query, call.overflow, extra=extra)
@@ -208,7 +204,7 @@ class SpladeAdapter(TextAdapter):
         return {"sparse": found}
 
     def _weights(self, batch: TextBatch) -> torch.Tensor:
-        """fp32 [items, vocabulary]; of a text in several windows the largest of each term."""
+        """fp32 [items, vocabulary]; a text in several windows has the largest weight of each term."""
         largest: torch.Tensor | None = None
         for row, packed, rows in self._text.run(batch):
             logits = largest_logits(self._head, rows, packed.layout).index_select(0, packed.restore)
@@ -243,7 +239,7 @@ def _read_layout(directory: Path) -> tuple[ModelLayout, dict[str, Any]]:
 
 
 def _read_idf(path: Path, text: TextModel, vocabulary: int) -> np.ndarray:
-    """fp32 [vocabulary] weights by token id from a map of token to weight.  Raises CheckpointError without it."""
+    """fp32 [vocabulary] weights by token id, from a map of token to weight. Raises CheckpointError without a file."""
     if not path.is_file():
         raise CheckpointError(f"queries are looked up in {path.name}, which the model lacks")
     weights = np.zeros(vocabulary, dtype=np.float32)

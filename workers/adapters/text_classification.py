@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import torch
 
-from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.wire.extraction import Classification, Extraction
 from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared
@@ -43,7 +42,6 @@ class TextClassificationAdapter(ClassifierAdapter[SequenceClassifier]):
         operations=("extract",),
         inputs=("text",),
         outputs=("json",),
-        options=FAMILY_OPTIONS["text_classification"],
     )
     labels = "own"
     overflows = ("truncate", "truncate_left", "error")

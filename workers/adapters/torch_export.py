@@ -1,10 +1,10 @@
 """Programs of `torch.export` (`model.pt2`): a graph of torch operators, called with its weights and the inputs.
 
-1. The file is opened without executing what it brings (`workers.loading.program_archive`) and moved to the device.
-2. The graph is called directly: no trees of inputs, no guards. That sizes which the program holds for equal are equal,
-   and within its bounds, is checked here; all other shapes are checked against the configuration.
-3. Buffers that the program changes keep their new values; a program that changes tensors in place is rewritten first,
-   so that it never writes into its inputs; what cannot be rewritten is given copies.
+1. The file is opened without executing its content (`workers.loading.program_archive`) and moved to the device.
+2. The graph is called directly, without trees of inputs and guards. Sizes that the program assumes equal or bounded are
+   checked here, all other shapes are checked against the configuration.
+3. Buffers that the program changes keep their new values. A program that changes tensors in place is rewritten, so that
+   the program never writes into its inputs. A program that cannot be rewritten gets copies of its inputs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 @dataclass(frozen=True, slots=True)
 class SizeRule:
-    """One size that the program leaves free: (input, dimension) of its places, and the largest that it may be."""
+    """One size that the program leaves free: its places as (input, dimension), and its largest value."""
 
     places: tuple[tuple[int, int], ...]
     most: int | None
@@ -49,9 +49,8 @@ class TorchExportAdapter(RepositoryProgram):
     )
 
     def __init__(self, program: torch.export.ExportedProgram, context: LoadContext) -> None:
-        """Raises `ModelRefused` for a program that the configuration does not fit, or that is not of tensors only."""
+        """Raises `ModelRefused` for a program that does not fit its configuration, or has more than tensors."""
         entry = entry_of(context)
-        self._program = program
         self._state = _state(program)
         self._forward = program.graph_module.forward
         interface, rules = _describe(program)
@@ -109,7 +108,7 @@ class TorchExportAdapter(RepositoryProgram):
 
 
 def _changes_in_place(program: torch.export.ExportedProgram) -> bool:
-    """Whether an operator of the program, or of a graph inside it (a branch, a block without gradients), does."""
+    """Whether an operator changes a tensor in place, in the program or in a graph inside (a branch, a block)."""
     graphs = [each.graph for each in program.graph_module.modules() if isinstance(each, GraphModule)]
     targets = (node.target for graph in graphs for node in graph.nodes)
     return any(isinstance(each, torch._ops.OpOverload) and each._schema.is_mutable for each in targets)
@@ -127,7 +126,7 @@ def _state(program: torch.export.ExportedProgram) -> list[torch.Tensor]:
 
 
 def _changed_buffers(program: torch.export.ExportedProgram) -> list[torch.Tensor | None]:
-    """For each output before the user's: the buffer that it is the new value of, None for an input's."""
+    """The buffer whose new value each output before the user's outputs is; None for the new value of an input."""
     found: list[torch.Tensor | None] = []
     held = {**program.state_dict, **program.constants}
     for spec in program.graph_signature.output_specs:
@@ -169,7 +168,7 @@ def _facts(name: str, value: torch.Tensor) -> ProgramTensor:
 
 
 def _input_names(program: torch.export.ExportedProgram, count: int) -> list[str]:
-    """Names of the arguments of the module's `forward`; where one holds several tensors, those of the graph."""
+    """Names of the arguments of `forward`, or names in the graph where an argument holds several tensors."""
     called = program.module_call_graph[0].signature
     names = called.forward_arg_names if called is not None else None
     if names is not None and len(names) == count:
@@ -178,7 +177,7 @@ def _input_names(program: torch.export.ExportedProgram, count: int) -> list[str]
 
 
 def _output_names(program: torch.export.ExportedProgram, count: int) -> list[str]:
-    """The keys, if the module gives a dictionary of tensors; else OUTPUT__0, OUTPUT__1, ..."""
+    """The keys of a module that returns a dictionary of tensors; else OUTPUT__0, OUTPUT__1, ..."""
     tree = program.call_spec.out_spec
     if tree is not None and tree.type is dict and len(tree.context) == count:
         return [str(key) for key in tree.context]

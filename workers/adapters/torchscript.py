@@ -1,6 +1,6 @@
-"""TorchScript programs (`model.pt`), which tell neither types nor shapes: their configuration must.
+"""TorchScript programs (`model.pt`). These files have no types and shapes, so a configuration is required.
 
-The file is the operator's own program: TorchScript has no reach to Python, but its operators can read and write files.
+Load only trusted files: TorchScript cannot run Python, but its operators can read and write files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HARMLESS = frozenset(
         *("TupleSlice", "unchecked_cast"),
     )
 )
-"""Operators without a schema that neither change their arguments nor keep them after the call."""
+"""Operators without a schema that neither change nor keep their arguments."""
 
 
 class TorchScriptAdapter(RepositoryProgram):
@@ -42,7 +42,7 @@ class TorchScriptAdapter(RepositoryProgram):
     )
 
     def __init__(self, module: torch.jit.ScriptModule, context: LoadContext) -> None:
-        """Raises `ModelRefused` for a module that the configuration does not fit."""
+        """Raises `ModelRefused` for a module that does not fit its configuration."""
         entry = entry_of(context)
         if not (entry.config.inputs and entry.config.outputs):
             raise ModelRefused(
@@ -77,7 +77,7 @@ class TorchScriptAdapter(RepositoryProgram):
         return sum(each.nbytes for each in (*self._module.parameters(), *self._module.buffers()))
 
     def infer(self, batch: NamedBatch) -> Mapping[str, torch.Tensor]:
-        """Call the module. Outputs are taken by name from a dictionary, else in the order of the configuration."""
+        """Call the module. A dictionary gives outputs by name, other results are in the order of the configuration."""
         names, owns = batch.names, self._owns
         given = {
             argument: batch.tensor(name, self.device, writable=owns)
@@ -92,7 +92,7 @@ class TorchScriptAdapter(RepositoryProgram):
 
 
 def _refuse_types(config: ModelConfig, schema: Any) -> None:
-    """Raise `ModelRefused` for a module that takes or gives anything but tensors, or too few of them."""
+    """Raise `ModelRefused` for inputs or outputs that are no tensors, and for too few outputs."""
     for tensor in (*config.inputs, *config.outputs):
         if tensor.datatype == BYTES:
             raise ModelRefused(f"{tensor.name[:200]!a} is {BYTES}, which no tensor of TorchScript holds")
@@ -117,7 +117,7 @@ def _refuse_types(config: ModelConfig, schema: Any) -> None:
 
 
 def _wrong_output(given: Any) -> str:
-    """The type of an output where that is no tensor, and no list or dictionary of tensors."""
+    """The type of an output that is neither a tensor nor a list or dictionary of tensors; else ""."""
     held = given
     if given.kind() == "ListType":
         held = given.getElementType()
@@ -135,10 +135,9 @@ def _nodes(block: Any) -> Iterator[Any]:
 
 
 def _changes_or_keeps(node: Any) -> bool:
-    """Whether an operator may write into its arguments, or hold on to them: its inputs must be the module's own.
+    """Whether an operator may change or keep its arguments. Then the module gets inputs in memory of their own.
 
-    NOTE: "!" in a schema marks arguments that are changed. Attributes that are set, calls of methods and what is
-    forked have no schema.
+    NOTE: "!" in a schema marks changed arguments. Setting attributes, calling methods and forking have no schema.
     """
     schema = node.schema()
     return "!" in schema or (schema == "(no schema)" and node.kind() not in _HARMLESS)

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.extras import require
 from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared, SparseRows
@@ -87,7 +86,7 @@ class TwoTowersAdapter(VisualEncoder):
         return self._image_cost
 
     def refuse_unsupported(self, call: Call) -> None:
-        """Refuse what the base refuses, and a template without a place for the text."""
+        """Refuse also a template without a place for the text."""
         super().refuse_unsupported(call)
         _template(call)
 
@@ -131,7 +130,7 @@ class TwoTowersAdapter(VisualEncoder):
         )
 
     def padding_ratio(self, batch: TowersBatch) -> float:
-        """What fills up the texts; images are all of one size."""
+        """Share of padding in the texts. All images have one size."""
         return masked_share([batch.attention_mask], len(batch.images) * self._image_cost)
 
     def encode(self, batch: TowersBatch, outputs: frozenset[str]) -> dict[str, torch.Tensor | SparseRows]:
@@ -164,7 +163,6 @@ class ClipAdapter(TwoTowersAdapter):
         operations=("encode",),
         inputs=("text", "image"),
         outputs=("dense",),
-        options=FAMILY_OPTIONS["clip"],
     )
 
 
@@ -177,7 +175,6 @@ class SiglipAdapter(TwoTowersAdapter):
         operations=("encode",),
         inputs=("text", "image"),
         outputs=("dense",),
-        options=FAMILY_OPTIONS["siglip"],
     )
 
     @classmethod
@@ -199,6 +196,6 @@ def _template(call: Call) -> str:
 
 
 def _pooled(features: Any) -> torch.Tensor:
-    """The projected vectors [n, dims]; transformers wraps them into an output object since 5.0."""
+    """The projected vectors [n, dims]. Since 5.0 transformers returns them in an output object."""
     pooled: torch.Tensor = features if isinstance(features, torch.Tensor) else features.pooler_output
     return pooled

@@ -1,4 +1,4 @@
-"""Bringing the files of a model onto this machine, and the reasons of a failure.
+"""Downloading, finding and checking the files of a model, and classifying failed loads.
 
 Lifecycle and adapters import this package.
 """

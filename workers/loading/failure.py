@@ -1,4 +1,4 @@
-"""Sort a failed load into the classes that the models' state shows.
+"""Classify a failed load, for the state of the model.
 
     GATED       the hub refuses this token          permanent
     NOT_FOUND   no such model, revision or file     permanent
@@ -8,7 +8,7 @@
     FINGERPRINT the model gives other values        permanent
     UNKNOWN     anything else                       permanent
 
-Libraries wrap the real reason, so the whole chain of causes is looked at, the outermost first.
+Libraries wrap the real reason, so the whole chain of causes is examined, the outermost first.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _DOWNLOAD = {
     "OFFLINE": "{repo} is not in the hub cache, and HF_HUB_OFFLINE forbids downloads; fetch it with "
     "`penstock models pull` where there is a network, or name a copied directory as its source",
 }
-"""What a failed download is told as."""
+"""Messages of failed downloads."""
 _PATH = re.compile(r"(?<![\w:/])/(?:[\w.+@~-]+/)+")
 
 
 class LoadFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a model is not loaded.  `message` is one line for clients, without paths."""
+    """Why a model is not loaded. `message` is one line for clients, without paths."""
 
     error_class: ErrorClass
     permanent: bool
@@ -97,7 +97,7 @@ def _message(error: BaseException) -> str:
 
 
 def _named(error: BaseException, *names: str) -> bool:
-    """Whether the error's class or a base of it has one of the names.  Spares importing torch and the hub client."""
+    """Whether the error's class or one of its bases has one of the names; spares importing libraries."""
     return any(base.__name__ in names for base in type(error).__mro__)
 
 
@@ -147,7 +147,7 @@ def _is_network(error: BaseException) -> bool:
 
 
 def _offline() -> bool:
-    """Whether the hub client was told to stay off the network."""
+    """Whether HF_HUB_OFFLINE forbids the hub client the network."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)

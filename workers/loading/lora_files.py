@@ -1,11 +1,11 @@
-"""The files of a LoRA adapter: where they lie, and what they hold.
+"""Finding and reading the files of a LoRA adapter.
 
-1. A name that a request brings is only ever looked up. It is a key of the entry's `loras`, or one or two plain path
-   parts below a directory of `catalog.lora_dirs`; whatever leads out of that directory, also by a link, does not exist.
-2. Adapters come in PEFT's layout (arXiv 2106.09685): `adapter_config.json` and `adapter_model.safetensors`. A target
-   layer with weight W gives W x + scale * B A x. The scale is lora_alpha / r, or lora_alpha / sqrt(r) with
-   `use_rslora`; `rank_pattern` and `alpha_pattern` give single layers a rank or alpha of their own. Whatever would
-   change the result in another way is refused by name, so that no adapter is applied in part.
+1. The name in a request is a key of the entry's `loras`, or one or two plain path parts below a directory of
+   `catalog.lora_dirs`. A name that leads out of that directory, also by a link, does not exist.
+2. Adapters have PEFT's layout (arXiv 2106.09685): `adapter_config.json` and `adapter_model.safetensors`. A target layer
+   with weight W gives W x + scale * B A x. The scale is lora_alpha / r, or lora_alpha / sqrt(r) with `use_rslora`;
+   `rank_pattern` and `alpha_pattern` give single layers another rank or alpha. Settings that change the result in
+   another way are refused by name, so that no adapter is applied in part.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from ipc.catalog.entries import DirectorySource, HubSource, LoraSource, ModelEnt
 from workers.loading.source import SourceError, snapshot
 
 Files = tuple[tuple[int, int] | None, ...]
-"""Size and time of each file, None where there is none; empty for a repository."""
-
-
+"""Size and time of each file, None for a missing file; empty for a repository."""
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 FILES = (CONFIG, WEIGHTS)
@@ -54,13 +52,13 @@ _REFUSED = (
 )
 """Fields that must be absent, false or empty."""
 _PLAIN_STARTS = (True, False, "gaussian", "orthogonal", "eva")
-"""Values of `init_lora_weights` that are known to leave the weights of the base as they were."""
+"""Values of `init_lora_weights` that leave the weights of the base unchanged."""
 Positive = Annotated[int, msgspec.Meta(gt=0)]
 Number = float | int
 
 
 def find(entry: ModelEntry, dirs: Iterable[str], name: str) -> LoraSource | None:
-    """Where the adapter of that name is, or None when there is none."""
+    """The source of the adapter called `name`, or None."""
     if name in entry.loras:
         return entry.loras[name]
     if not is_lora_name(name):
@@ -70,7 +68,7 @@ def find(entry: ModelEntry, dirs: Iterable[str], name: str) -> LoraSource | None
 
 
 def _below(root: Path, name: str) -> Path | None:
-    """The directory `name` below `root`, if it holds an adapter and neither it nor its files lie elsewhere."""
+    """The directory `name` below `root` if directory and files lie below `root` and hold an adapter, else None."""
     try:
         root = root.resolve(strict=True)
         directory = (root / name).resolve(strict=True)
@@ -82,7 +80,7 @@ def _below(root: Path, name: str) -> Path | None:
 
 
 def state_of(source: LoraSource) -> Files:
-    """What the files look like now, to see whether they changed."""
+    """The present state of the files; another state later means that the adapter changed."""
     if isinstance(source, HubSource):
         return ()
     return tuple(_stat(Path(source.path) / file) for file in FILES)
@@ -97,7 +95,7 @@ def _stat(path: Path) -> tuple[int, int] | None:
 
 
 def fetch(source: LoraSource) -> Path:
-    """Local directory of the adapter; a repository is downloaded into the hub cache unless it is there.
+    """Local directory of the adapter. A repository is downloaded into the hub cache if missing.
 
     Raises SourceError for a missing file, and DownloadFailed.
     """
@@ -114,7 +112,7 @@ def fetch(source: LoraSource) -> Path:
 
 
 class UnsupportedLora(ValueError):
-    """The files are no LoRA adapter, or one that cannot be applied as it was trained; the message names the field."""
+    """The files are no LoRA adapter, or an adapter with unsupported settings; the message names the field."""
 
 
 class _Config(msgspec.Struct, frozen=True):
@@ -139,7 +137,7 @@ class LayerShape(NamedTuple):
 
 
 class LayerWeights(NamedTuple):
-    """`down` [r, inputs] and `up` [outputs, r] in the stored float type, and what their product is multiplied with."""
+    """`down` [r, inputs] and `up` [outputs, r] in the stored dtype, and the factor of their product."""
 
     down: torch.Tensor
     up: torch.Tensor
@@ -147,7 +145,7 @@ class LayerWeights(NamedTuple):
 
 
 class Lora:
-    """The layers of one adapter, by their path in the model it was trained on; `read` reads the weights."""
+    """The layers of one adapter, by path in the model of the training; `read` reads the weights."""
 
     def __init__(self, directory: Path) -> None:
         """Read the config and the names and shapes of the weights. Raises `UnsupportedLora`, FileNotFoundError."""

@@ -1,14 +1,14 @@
-"""Opens a torch.export program (`model.pt2`) without executing anything that its file brings.
+"""Opens a torch.export program (`model.pt2`) without executing code in the file.
 
-`torch.export.load` trusts its file: it unpickles weights, constants and example inputs, loads shared libraries,
-evaluates sizes and guards as Python, writes names into generated code, and looks functions up by any name below
-`torch`. So the archive is first held against what an ordinary program needs, by the reader of the loader itself:
+`torch.export.load` trusts its file: `load` unpickles weights, constants and example inputs, loads shared libraries,
+evaluates sizes and guards as Python, writes names into generated code, and looks up functions by any name below
+`torch`. So the archive is checked first, by the loader's own reader. Only these are allowed:
 
-1. Only the records of one program; weights and constants as plain bytes, never pickled, no objects, no libraries.
+1. The records of one program, with weights and constants as plain bytes: no pickles, no objects, no libraries.
 2. Example inputs that torch reads with `weights_only`.
-3. Operators of torch's own library, `operator`, `math` and `torch.sym_*`, never as arguments of others; operators of
-   higher order only with graphs for what they call. Sizes as arithmetic of symbols and numbers; names that are
-   identifiers. Guards are dropped: shapes are checked against the configuration.
+3. Operators of torch's own library, `operator`, `math` and `torch.sym_*`, never as arguments of other operators;
+   operators of higher order with graphs as the functions they call; sizes as arithmetic of symbols and numbers; names
+   that are identifiers. Guards are dropped, as shapes are checked against the configuration.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _HIGHER_ORDER = {
     "torch.ops.higher_order.wrap_with_autocast": (4,),
     "torch.ops.higher_order.wrap_with_set_grad_enabled": (1,),
 }
-"""Operators that call some of their arguments, and which."""
+"""Operators that call some of their arguments, with the places of these arguments."""
 _NAME = re.compile(r"([A-Za-z_]\w{0,1023})?")
 _SYMBOL = re.compile(r"[A-Za-z]\w{0,63}")
 _FUNCTION = re.compile(r"[A-Z]\w*|abs|ceiling|floor|log|sqrt|exp|round")
@@ -66,7 +66,7 @@ _MOST_EXPONENT = 64
 
 
 def open_program(path: Path) -> torch.export.ExportedProgram:
-    """The program of a file. Raises `SourceError` that says what is not as it should be."""
+    """The program of a file. Raises `SourceError` that names the fault."""
     with path.open("rb") as stream:
         try:
             _refuse_strange_records(path.name, torch._C.PyTorchFileReader(stream))
@@ -130,7 +130,7 @@ def _refuse_pickled_sample(name: str, raw: bytes) -> None:
 
 
 def _problems(model: dict[str, Any]) -> Iterator[str]:
-    """What in a serialized program could run code of its own."""
+    """Parts of a serialized program that could run code, as messages."""
     places: list[Any] = [model]
     while places:
         place = places.pop()
@@ -157,7 +157,7 @@ def _problems(model: dict[str, Any]) -> Iterator[str]:
 
 
 def _tree(text: Any) -> Any:
-    """A tree of arguments, which is JSON in a text of its own."""
+    """A tree of arguments, decoded from JSON; None for other texts."""
     try:
         return json.loads(text)
     except (TypeError, ValueError, RecursionError):
@@ -183,7 +183,7 @@ def _is_graph(given: Any) -> bool:
 def _is_arithmetic(text: Any) -> bool:
     """Whether an expression of sizes has only numbers, symbols, operators and functions of sympy.
 
-    NOTE: sympy evaluates it as Python, with the built-in functions of Python in reach.
+    NOTE: sympy evaluates the expression as Python, with Python's built-in functions.
     """
     if not isinstance(text, str) or len(text) > _MOST_CHARACTERS:
         return False

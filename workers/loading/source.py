@@ -1,12 +1,12 @@
-"""Bring the files of a model onto this machine: from the hub, from a directory, from an installed package.
+"""The local directory of a model: from the hub, from a directory, or from an installed package.
 
 1. Each `from_*` returns a local directory that holds a config and whole safetensors weights, or raises. Only files that
-   the loaders read are downloaded: configs, tokenizers, safetensors. Pickled weights are only where a repository has no
-   others, and files that the caller names. `progress(phase, fraction)` hears how far the bytes have come.
-2. Weight files are checked without building anything. A safetensors file is 8 bytes of header length (little-endian),
-   a JSON header with the byte range of each tensor, and the tensors. So a file that was cut off, or that is no
-   safetensors file at all, shows by its size alone. Pickled files count only where there are no others, and only when
-   torch reads them with `weights_only`, which runs no code.
+   the loaders read are downloaded: configs, tokenizers, safetensors, and files that the caller names. Pickled weights
+   are downloaded only if a repository has no others. `progress(phase, fraction)` reports the share of the bytes.
+2. Weight files are checked without building a model. A safetensors file is 8 bytes of header length (little-endian), a
+   JSON header with the byte range of each tensor, and the tensors. So the size alone shows a file that was cut off, or
+   a file of another format. Pickled files are used only without others, and only if torch reads them with
+   `weights_only`, which runs no code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ PICKLED = "pytorch_model*.bin"
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000
 
-
 Progress = Callable[[str, float], None]
 CHUNK_BYTES = 8 << 20
 _DESCRIBING = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken")
@@ -39,7 +38,7 @@ class DamagedWeightsError(Exception):
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """All safetensors files under `directory`, sorted; where there are none, its pickled weights."""
+    """All safetensors files under `directory`, sorted; without any, the pickled weights."""
     found = sorted(path for path in directory.rglob("*.safetensors") if path.is_file())
     return found or sorted(path for path in directory.glob(PICKLED) if path.is_file())
 
@@ -58,7 +57,7 @@ def is_plain(path: Path) -> bool:
 
 
 def check_weights(directory: Path) -> None:
-    """Raise DamagedWeightsError unless every weight file is whole and every shard of an index is there."""
+    """Raise DamagedWeightsError unless every weight file is whole and every shard of an index exists."""
     files = weight_files(directory)
     pickled = [path for path in files if path.suffix == ".bin"]
     unusable = next((path.name for path in pickled if not is_plain(path)), None)
@@ -84,7 +83,7 @@ def check_weights(directory: Path) -> None:
 
 
 def _refuse_damaged(path: Path) -> None:
-    """Compare the size a header promises with the size of the file."""
+    """Raise DamagedWeightsError unless the file has the size that its header promises."""
     size = path.stat().st_size
     with path.open("rb") as stream:
         length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
@@ -105,18 +104,18 @@ def _refuse_damaged(path: Path) -> None:
 
 
 class SourceError(Exception):
-    """A model cannot be had from its source.  `error_class` is one of `workers.loading.failure`."""
+    """The source of a model is unusable. `error_class` is a class of `workers.loading.failure`."""
 
     def __init__(self, message: str, error_class: str = "NOT_FOUND") -> None:
-        """`message` is shown to clients: it names no path of this machine."""
+        """Clients see `message`, so `message` names no path of this machine."""
         super().__init__(message)
         self.error_class = error_class
 
 
 class DownloadFailed(Exception):
-    """A repository of the hub could not be had; the cause is the hub client's error.
+    """A download from the hub failed; the cause is the hub client's error.
 
-    `repo` is the repository, `host` the hub or its mirror (HF_ENDPOINT), without what else its address may hold.
+    `repo` is the repository, `host` is host and port of the hub or its mirror (HF_ENDPOINT), without credentials.
     """
 
     def __init__(self, repo: str) -> None:
@@ -129,7 +128,7 @@ class DownloadFailed(Exception):
 
 
 def snapshot(repo: str, revision: str | None, **chosen: Any) -> Path:
-    """The directory of a repository in the hub cache, downloaded unless it is there; `chosen` says which files.
+    """The directory of a repository in the hub cache, downloaded if missing; `chosen` selects the files.
 
     Raises `DownloadFailed` with the hub client's error as the cause.
     """
@@ -150,10 +149,10 @@ def from_hub(
     tokenizer_repo: str | None = None,
     cached_only: bool = False,
 ) -> Path:
-    """Download a repository into the hub cache, or find it there; HF_HUB_OFFLINE forbids the network.
+    """The directory of a repository in the hub cache, downloaded if missing; HF_HUB_OFFLINE forbids the network.
 
-    `extra_files` names further files of the repository, such as the `.pt` heads of some families; `tokenizer_repo` is
-    another repository whose configuration and tokenizer the model borrows; `cached_only` leaves the network alone.
+    `extra_files` names further files of the repository, such as the `.pt` heads of some families. `tokenizer_repo` is
+    another repository, whose configuration and tokenizer the model uses. With `cached_only` nothing is downloaded.
     Raises DownloadFailed, and SourceError for unusable files.
     """
     if tokenizer_repo is not None:
@@ -172,7 +171,7 @@ def _snapshot(
     """The configuration and tokenizer files of a repository and those that match `wanted`, in the hub cache."""
 
     class Bar(_ByteBar):
-        """A bar that reports to this download."""
+        """A bar that reports to `progress`."""
 
         report = staticmethod(progress)
 
@@ -187,9 +186,9 @@ def _snapshot(
 
 
 def size_in_hub(repo: str, revision: str | None) -> tuple[int, int]:
-    """(bytes of the weights that `from_hub` brings, those of them that this machine does not have).
+    """(bytes of the weights that `from_hub` returns, bytes that are not on this machine yet).
 
-    Raises huggingface_hub's errors where neither its cache nor the hub says it.
+    Raises huggingface_hub's errors if neither the cache nor the hub has the sizes.
     """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -210,7 +209,7 @@ def size_in_hub(repo: str, revision: str | None) -> tuple[int, int]:
 
 
 def from_directory(path: str | Path) -> Path:
-    """A directory on this machine; raises SourceError unless it holds a whole model."""
+    """A directory on this machine. Raises SourceError for a directory without a whole model."""
     directory = Path(path)
     if not directory.is_dir():
         raise SourceError("the model directory does not exist")
@@ -218,7 +217,7 @@ def from_directory(path: str | Path) -> Path:
 
 
 def from_package(package: str, path: str = "model") -> Path:
-    """A directory inside an installed package, found without importing it."""
+    """A directory inside an installed package, which is not imported. Raises SourceError."""
     try:
         spec = importlib.util.find_spec(package)
     except ModuleNotFoundError:
@@ -259,7 +258,7 @@ def _checked(directory: Path) -> Path:
 
 
 class _Silence:
-    """Where the bar's drawing goes."""
+    """The output of a bar that is not shown."""
 
     def write(self, text: str) -> int:
         """Drop `text`."""
@@ -270,12 +269,12 @@ class _Silence:
 
 
 class _ByteBar(tqdm):  # type: ignore[misc]  # published without types
-    """The progress bar interface of huggingface_hub: draws nothing, reports bytes."""
+    """A progress bar for huggingface_hub that draws nothing and reports bytes."""
 
     report: Progress
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Any bar; those that count bytes report."""
+        """Any bar; only bars that count bytes report."""
         super().__init__(*args, **{**kwargs, "file": _Silence(), "leave": False})
 
     def update(self, n: float | None = 1) -> bool | None:

@@ -1,18 +1,17 @@
 """Attention over packed rows, registered with transformers under the name `PACKED`.
 
-transformers' models look their attention function up by name and hand extra keyword arguments through to it.
-`packed_attention` receives the layout of the row that way and attends within each sequence:
+transformers' models look up their attention function by name and pass extra keyword arguments to the function. So
+`packed_attention` receives the layout of the row, and attends within each sequence:
 
-1. on CUDA in half precision with torch's variable-length kernel (`VarlenKernel`), where `select_kernel` has found that
-   the kernel gives what scaled_dot_product_attention gives. torch 2.10 has `is_causal` only; later versions have
-   `scale` and `window_size`, and 2.12 adds `enable_gqa` and `num_splits`. The signature is read once.
+1. on CUDA in half precision with torch's variable-length kernel (`VarlenKernel`), if `select_kernel` found that kernel
+   and scaled_dot_product_attention agree. torch 2.10 has `is_causal` only; later versions have `scale` and
+   `window_size`, and 2.12 adds `enable_gqa` and `num_splits`. The signature is read once.
 2. else with one call of scaled_dot_product_attention per run of sequences of equal length (`attend_runs`), which are
-   neighbours in the row. With a sliding window the call goes by blocks of queries, and each block meets only the keys
-   that its windows reach. Runs with tokens that attention does not see (short queries filled up with mask tokens) get
-   a mask.
+   neighbours in the row. With a sliding window there is one call per block of queries, with only the keys that the
+   block's windows reach. Runs with tokens that attention does not see (queries filled up with mask tokens) get a mask.
 
-No mask function is registered on purpose: without one transformers builds no mask at all, which spares decoder
-models a look at the position ids on the host in every forward.
+No mask function is registered on purpose: transformers then builds no mask, and decoder models do not read their
+position ids on the host in every forward pass.
 """
 
 from __future__ import annotations
@@ -29,15 +28,14 @@ from transformers import AttentionInterface
 
 from workers.adapters.shared.packing import Layout, TokenSequence, pack
 
-# Queries per block of windowed attention.
 WINDOW_BLOCK = 256
-
+"""Queries per block of windowed attention."""
 
 log = logging.getLogger(__name__)
 HALF = (torch.float16, torch.bfloat16)
 PACKED = "penstock_packed"
-# Arguments that change the attention formula and that this function does not implement.
 _UNSUPPORTED = ("position_bias", "softcap", "s_aux", "sinks", "head_mask", "cache")
+"""Arguments that change the attention formula and are not implemented here."""
 
 
 def attend_runs(
@@ -110,7 +108,7 @@ def _attend_windows(
 def _partial_mask(
     layout: Layout, start: int, run: tuple[int, int, int], causal: bool, reach: int | None
 ) -> torch.Tensor:
-    """Boolean [count, 1, queries, keys] of a run with unseen tokens: keys that are seen and in reach."""
+    """Boolean [count, 1, queries, keys] of a run with unseen tokens: true for seen keys in reach."""
     mask = layout.masks.get((start, reach))
     if mask is None:
         first, count, length = run
@@ -129,7 +127,7 @@ def _partial_mask(
 def _window_mask(
     layout: Layout, shape: tuple[int, int, int, int, bool], device: torch.device
 ) -> torch.Tensor:
-    """Boolean [queries, keys]: which key a query may see; query 0 stands at key `offset`.  Kept for the batch."""
+    """Boolean [queries, keys]: which key a query may see; query 0 stands at key `offset`. Kept in the layout."""
     mask = layout.masks.get(shape)
     if mask is None:
         queries, keys, offset, reach, causal = shape
@@ -193,7 +191,7 @@ class VarlenKernel:
 def select_kernel(
     device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int
 ) -> VarlenKernel | None:
-    """The kernel for this device, dtype and head shape, or None where SDPA per run has to do."""
+    """The kernel for this device, dtype and head shape; None where SDPA per run is used."""
     if device.type != "cuda" or dtype not in HALF:
         return None
     try:
@@ -245,8 +243,8 @@ def packed_attention(
     """Attention within each sequence of a packed row.
 
     query [1, heads, T, dim], key and value [1, kv_heads, T, dim]; returns [1, T, heads, dim] and no weights.
-    `sliding_window` is the reach to each side plus one, as transformers passes it.  Raises NotImplementedError when
-    the model asks for a kind of attention that is not handled here.
+    `sliding_window` is the reach to each side plus one. Raises NotImplementedError for a kind of attention that is not
+    implemented here.
     """
     unsupported = [name for name in _UNSUPPORTED if extra.get(name) is not None]
     if packed_layout is None or attention_mask is not None or query.shape[0] != 1 or unsupported:
@@ -262,7 +260,7 @@ def packed_attention(
 
 
 def _causal(module: torch.nn.Module, is_causal: bool | None) -> bool:
-    """Whether a token sees only earlier ones, by the same rules as transformers' own sdpa function."""
+    """Whether a token sees only earlier tokens, by the rules of transformers' sdpa function."""
     if getattr(getattr(module, "config", None), "is_causal", None) is False:
         return False
     return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)

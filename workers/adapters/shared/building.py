@@ -1,8 +1,8 @@
-"""Building a model of any family: one at a time, with which numbers, and how many bytes.
+"""Building models: one at a time, their precision, and their bytes.
 
-One model is built at a time (`BUILDING`). transformers takes methods off its classes while it builds a model, for every
-thread, and imports its modules when they are first asked for, which two threads at once may find half-imported. Weights
-come from the page cache by then, so the threads that load would wait for the same memory anyway.
+One model is built at a time (`BUILDING`). While transformers builds a model it takes methods off its classes, for every
+thread, and it imports modules on first use, which two threads at once may find half-imported. Little is lost: weights
+come from the page cache by then, and several builds would share its bandwidth.
 
 A worker imports this module at its start, and transformers only with the first model that needs transformers.
 """
@@ -21,8 +21,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def resolve_dtype(precision: str, device: torch.device) -> torch.dtype:
     """The dtype for a precision setting on a device.
 
-    "auto" is float32 on CPU, where it is exact and every kernel exists, and half precision on CUDA: bfloat16
-    where the card has it, else float16.  Raises ValueError for another word.
+    "auto" is float32 on CPU, which is exact and has every kernel, and half precision on CUDA: bfloat16 where the card
+    has bfloat16, else float16. Raises ValueError for another word.
     """
     if precision == "auto":
         if device.type != "cuda":

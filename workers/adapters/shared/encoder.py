@@ -28,10 +28,10 @@ _PROOF_LENGTHS = (3, 150, 17, 17, 1, 40)
 
 
 class TextEncoder:
-    """A transformer with its way of running batches.  `token_rows` belongs to the device thread."""
+    """A transformer that runs packed or padded.  `token_rows` belongs to the device thread."""
 
     def __init__(self, model: Any, *, special_ids: frozenset[int] = frozenset(), pad_id: int = 0) -> None:
-        """Take over `model` (eval mode, on its device) and prove the packed way."""
+        """Take over `model` (eval mode, on its device) and compare the packed way with the padded one."""
         self.model = model
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
@@ -73,7 +73,7 @@ class TextEncoder:
         return hidden[0, :tokens]
 
     def _padded_rows(self, batch: PackedBatch) -> torch.Tensor:
-        """The row as rectangles of similar lengths, padded on the right, one forward each."""
+        """The row as rectangles, one forward pass each."""
         vectors, seen = [], batch.layout.seen
         for part in padded(batch, self._pad_id):
             count, longest = part.mask.shape
@@ -87,7 +87,7 @@ class TextEncoder:
 
     @torch.inference_mode()
     def _prove(self, special_ids: frozenset[int]) -> bool:
-        """Compare both ways; on a difference or an error go back to the padded one and log why."""
+        """Whether the packed way agrees with the padded one. Otherwise restore the padded way and log the reason."""
         batch = self.pack(self._proof_sequences(special_ids)).to(self.device)
         wanted = self._padded_rows(batch)
         try:
@@ -106,7 +106,7 @@ class TextEncoder:
         return False
 
     def _use_packed_attention(self) -> None:
-        """Switch the model to packed attention; raises ValueError where it does not take it."""
+        """Switch the model to packed attention. Raises ValueError for a model that ignores the attention registry."""
         self.model.set_attn_implementation(PACKED)
         if self.model.config._attn_implementation != PACKED:
             raise ValueError("the model does not use the attention registry")
@@ -117,7 +117,7 @@ class TextEncoder:
         self._kernel = select_kernel(self.device, self.dtype, heads, kv_heads, head_dim)
 
     def _proof_sequences(self, special_ids: frozenset[int]) -> list[TokenSequence]:
-        """Random sequences of ordinary tokens, within the model's positions."""
+        """Random sequences within the model's positions."""
         config = self.model.config.get_text_config()
         special = {*special_ids, self._pad_id, getattr(config, "pad_token_id", None)}
         return random_sequences(int(config.vocab_size), special, _PROOF_LENGTHS, self.position_limit)

@@ -1,10 +1,10 @@
 """The layers after a transformer: pooling, and Dense, LayerNorm and Normalize of the sentence-transformers layout.
 
-Pooling turns the token vectors of a packed row into one vector per sequence. The modes and their names are those of
-sentence-transformers' Pooling module (its `pooling.py`, 6.2); several modes are concatenated in the order given. Tokens
-to skip count as absent, with their positions kept for the weights.
+Pooling turns the token vectors of a packed row into one vector per sequence. Modes and names are those of
+sentence-transformers' Pooling module (`pooling.py`, 6.2); vectors of several modes are concatenated in the order given.
+Skipped tokens count as absent, but their positions count in the weights.
 
-All of these layers run in fp32 whatever the transformer runs in. Keys and defaults of the other layers follow
+All of these layers run in fp32, whatever the dtype of the transformer. Keys and defaults of the other layers follow
 sentence-transformers 6.2 (`dense.py`, `layer_norm.py`, `normalize.py`).
 """
 
@@ -43,8 +43,8 @@ def pool(
 ) -> torch.Tensor:
     """Pool rows [T, width] to fp32 [N, width * len(modes)], in the layout's order.
 
-    `skips`, int64 [N], is how many leading tokens of each sequence to leave out; a sequence that would lose all of
-    its tokens keeps them.
+    `skips`, int64 [N], counts leading tokens of each sequence to leave out. A sequence that would lose all tokens keeps
+    all.
     """
     first, last = layout.first, layout.last
     kept = last + 1 - first
@@ -172,7 +172,7 @@ def load_head(kind: str, directory: Path, config: Mapping[str, Any]) -> nn.Modul
 
 
 def stored_activation(name: str) -> nn.Module:
-    """The torch.nn activation stored under its dotted name; raises ValueError for anything else."""
+    """The module of torch.nn with this dotted name. Raises ValueError for any other name."""
     found = getattr(nn, name.rpartition(".")[2], None)
     if not name.startswith("torch.nn.") or not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise ValueError(f"unsupported activation {name!r}: only modules of torch.nn are loaded")

@@ -1,15 +1,15 @@
-"""What the families share that find something in a picture, and what the object detectors among them share besides.
+"""Bases of the families that find something in a picture: `ImageExtractAdapter`, and `Detector` for objects.
 
 Processors scale short sides up or pad to squares, so a picture of one pixel by fifty thousand would grow to gigabytes;
-such strips fail alone. Boxes are [x, y, width, height] in whole pixels of the picture as it is seen upright.
+such strips fail alone. Boxes are [x, y, width, height] in whole pixels of the upright picture.
 
-Detectors send pictures through the model's own processor and boxes back into pixels of the original:
+Detectors:
 
-1. `prepare` decodes and processes each picture alone; its size and what the request wants stay beside it.
-2. `collate` stacks pictures of equal processed shape: padding to a common shape would move the scores of some models.
-3. `extract` runs one forward pass per shape and keeps, per item, what is likely enough and wanted.
+1. `prepare` decodes and processes each picture alone, and keeps its size and the options of the request.
+2. `collate` stacks pictures of equal processed shape. Padding to a common shape would change the scores of some models.
+3. `extract` runs one forward pass per shape, and keeps the objects of each item that pass its thresholds and labels.
 
-What lies wholly outside of the picture (in the padding of a model that pads) is left out.
+Objects wholly outside of the picture, in the padding of a model that pads, are left out.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from workers.adapters.shared.images import first_image, require_vision
 log = logging.getLogger(__name__)
 
 MOST_ASPECT = 20
-"""The longer side of a picture is at most so many times the shorter one."""
+"""Most times that one side of a picture is longer than the other."""
 _PATCH_PIXELS = 256
 CHARACTERS_PER_TOKEN = 40
 
 
 class Size(NamedTuple):
-    """Height and width of a picture in pixels, in the order that processors want."""
+    """Height and width of a picture in pixels, in the order of transformers' processors."""
 
     height: int
     width: int
@@ -51,7 +51,7 @@ class ImageExtractAdapter(ExtractAdapter):
     """Base of the families that read the first image of an item.
 
     model_class      transformers class of the model
-    processor_class  transformers class of what prepares its inputs
+    processor_class  transformers class of the processor
     """
 
     model_class: ClassVar[str]
@@ -65,7 +65,7 @@ class ImageExtractAdapter(ExtractAdapter):
     def load(cls, context: LoadContext) -> Self:
         """Load processor and weights; progress phases are "processor" and "weights".
 
-        Raises ImportError that names what is missing: the extra `vision`, or a package that the checkpoint wants.
+        Raises ImportError that names the extra `vision`, or a package that the checkpoint needs.
         """
         require_vision()
         import transformers
@@ -79,7 +79,7 @@ class ImageExtractAdapter(ExtractAdapter):
 
     @classmethod
     def build(cls, model: Any, processor: Any, context: LoadContext) -> Self:
-        """The adapter around a loaded model; for families that want to know more of the context."""
+        """The adapter around a loaded model; families that need more of the context override this method."""
         return cls(model, processor)
 
     @property
@@ -122,13 +122,13 @@ class ImageExtractAdapter(ExtractAdapter):
             return ItemFailure("INVALID_INPUT", "images[0]: this model's processor cannot use this picture")
 
     def on_device(self, array: Any) -> torch.Tensor:
-        """A host array on the model's device, in its precision if it holds fractions."""
+        """A host array on the model's device; floating-point arrays in the model's dtype."""
         tensor = torch.from_numpy(array)
         return tensor.to(self._model.device, self._model.dtype if tensor.is_floating_point() else None)
 
 
 def refuse_endless(text: str | None, longest: int) -> None:
-    """Raise `InputTooLong` for an instruction far beyond `longest` tokens, before any time goes into counting them."""
+    """Raise `InputTooLong` for an instruction far longer than `longest` tokens, without tokenizing the text."""
     most = CHARACTERS_PER_TOKEN * longest
     if text is not None and len(text) > most:
         raise InputTooLong(f"params.instruction: {len(text)} characters, this model reads {most} at most")
@@ -140,7 +140,7 @@ def size_of(image: Any) -> Size:
 
 
 def patches(pixel_values: Any) -> int:
-    """What a picture [3, h, w] costs, in tokens."""
+    """The cost of a picture [3, h, w] in tokens."""
     return max(1, pixel_values.shape[-1] * pixel_values.shape[-2] // _PATCH_PIXELS)
 
 
@@ -159,7 +159,7 @@ def around(points: Sequence[float], size: Size) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """One prepared picture; `wanted` is what its request asks for, in the family's own form."""
+    """One prepared picture; `wanted` holds labels and options of the request, in the family's own form."""
 
     inputs: Mapping[str, np.ndarray]
     size: Size
@@ -195,7 +195,7 @@ class Detector(ImageExtractAdapter):
 
     @abstractmethod
     def read(self, output: Any, scenes: Sequence[Scene]) -> list[list[Found]]:
-        """All detections of each scene that it wants."""
+        """The detections of each scene that pass its thresholds and labels."""
 
     def prepared(self, image: Any, item: InputItem, wanted: Any) -> Prepared | ItemFailure:
         """Model inputs of one picture."""
@@ -238,7 +238,7 @@ def corners_of(boxes: torch.Tensor) -> torch.Tensor:
 
 
 def _broken(output: Any) -> list[bool]:
-    """Which scenes have values that are none; minus infinity marks places of the text that are not used."""
+    """Whether each scene has values that are no numbers. Minus infinity in logits marks unused places of the text."""
     boxes: list[bool] = (~torch.isfinite(output.pred_boxes)).flatten(1).any(1).tolist()
     return [bool(torch.isnan(logits).any()) or box for logits, box in zip(output.logits, boxes, strict=True)]
 

@@ -1,10 +1,10 @@
-"""What the families share that write a text about a picture: greedy or by beam search, token by token.
+"""The base of families that write a text about a picture, token by token, greedily or by beam search.
 
-1. `prepare` processes each picture; the prompt was made once for the whole request.
-2. `collate` puts pictures of equal shape and prompts of equal length together; requests share a batch when they have
-   the same task, number of tokens and beams.
-3. `extract` writes all texts of a batch together. Each step tells the watchdog and drops what nobody waits for any
-   more; a batch whose items are all dropped ends at once.
+1. `prepare` processes each picture. The prompt is made once per request.
+2. Requests share a batch if task, number of tokens and beams are equal. `collate` groups pictures of equal shape with
+   prompts of equal length.
+3. `extract` writes all texts of a group together. Each token is a step for the watchdog, and rows whose request was
+   cancelled end. A group without rows ends at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ABANDONED = ItemFailure("DEADLINE_EXCEEDED", "writing ended before the text was
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a request wants written: its task, the prompt's token ids, and how to write."""
+    """Task, prompt token ids, and generation options of a request."""
 
     task: str
     prompt: tuple[int, ...]
@@ -61,7 +61,7 @@ class Pages:
 
 
 class ImageWriter(ImageExtractAdapter):
-    """Base of the families that generate; `default_task` and `default_tokens` hold where the catalog says nothing."""
+    """Base of the families that generate; `default_task` and `default_tokens` are defaults of the options."""
 
     default_task: str
     default_tokens: ClassVar[int]
@@ -69,11 +69,11 @@ class ImageWriter(ImageExtractAdapter):
 
     @abstractmethod
     def prompt_of(self, task: str, call: ExtractCall) -> tuple[str, tuple[int, ...]]:
-        """The task as it will be read, and its prompt's token ids. Raises `InvalidInput` for what it cannot do."""
+        """The task for `read`, and the token ids of its prompt. Raises `InvalidInput` for a task of another model."""
 
     @abstractmethod
     def room_for(self, prompt: Sequence[int]) -> int:
-        """How many tokens the model has positions to write after this prompt; below 1 when the prompt is too long."""
+        """How many tokens the model can write after this prompt; below 1 for a prompt that is too long."""
 
     @abstractmethod
     def model_inputs(self, prompts: torch.Tensor) -> Mapping[str, Any]:
@@ -81,7 +81,7 @@ class ImageWriter(ImageExtractAdapter):
 
     @abstractmethod
     def read(self, ids: list[int], page: Page) -> Extraction:
-        """What the written token ids say about the picture."""
+        """The findings in the written token ids."""
 
     def wanted_of(self, call: ExtractCall) -> Assignment:
         """The assignment of a call. Raises `InputTooLong` when its prompt leaves nothing to write."""
@@ -92,7 +92,7 @@ class ImageWriter(ImageExtractAdapter):
             raise InputTooLong(
                 f"params.instruction: {len(prompt)} tokens with the task, {1 - room} more than the model has room for"
             )
-        # What a model has no room for changes nothing.
+        # A limit above the model's room has no effect, so any such value is allowed.
         most = MOST_TOKENS if room > MOST_TOKENS else NO_LIMIT
         return Assignment(
             task,
@@ -102,14 +102,14 @@ class ImageWriter(ImageExtractAdapter):
         )
 
     def group(self, call: Call) -> Hashable:
-        """Equal tasks, lengths and beams are written together."""
+        """Task, length and beams."""
         if not isinstance(call, ExtractCall):
             return None
         wanted = self.wanted_of(call)
         return wanted.task, wanted.max_new_tokens, wanted.num_beams
 
     def prepared(self, image: Any, item: InputItem, wanted: Any) -> Prepared | ItemFailure:
-        """Pixel values of one picture; it costs what the model reads."""
+        """Pixel values of one picture; the cost is the tokens of picture and prompt."""
         found = self._processor.image_processor(images=image, return_tensors="np")
         pixels = np.asarray(found["pixel_values"][0], np.float32)
         return Prepared(Page(pixels, size_of(image), wanted), self.tokens_read(pixels) + len(wanted.prompt))
@@ -131,7 +131,7 @@ class ImageWriter(ImageExtractAdapter):
 
     @torch.inference_mode()
     def extract(self, batch: list[Pages]) -> list[Extraction | ItemFailure]:
-        """What the model writes about each picture."""
+        """The findings in the text that the model writes about each picture."""
         found: dict[int, Extraction | ItemFailure] = {}
         for group in batch:
             found.update(zip(group.places, self._written(group), strict=True))
@@ -158,14 +158,14 @@ class ImageWriter(ImageExtractAdapter):
         ]
 
     def _read(self, ids: list[int], page: Page) -> Extraction:
-        """Read a row without the padding that fills it up beside longer ones."""
+        """Read a row without its padding."""
         pad = self._processor.tokenizer.pad_token_id
         end = next((at for at in range(len(ids), 0, -1) if ids[at - 1] != pad), 0)
         return self.read(ids[:end], page)
 
 
 class _Heed(StoppingCriteria):
-    """After each token: a sign of life, and the end of rows that nobody waits for (kept in `dropped`)."""
+    """After each token report a step, and end the rows of cancelled requests (kept in `dropped`)."""
 
     def __init__(self, places: Sequence[int]) -> None:
         self._places, self._steps = places, stepping.current()
@@ -180,7 +180,7 @@ class _Heed(StoppingCriteria):
 
 
 class _Soundness(LogitsProcessor):
-    """Notes in `broken`, bool [items], whose scores were no numbers at some step."""
+    """Marks in `broken`, bool [items], the items whose scores were no numbers at some step."""
 
     def __init__(self, items: int, device: torch.device) -> None:
         self.broken = torch.zeros(items, dtype=torch.bool, device=device)

@@ -1,13 +1,13 @@
 """Encoded images to RGB pixels, within bounds, on the preparing threads.
 
-1. Only the formats that frontends let through are opened, and only while their structure is that of a picture: a few
-   bytes of PNG chunks or JPEG scans can keep a decoder busy for hours.
-2. The size that the decoder found is checked again, since headers may be repeated or differ from the first frame, and
-   long thin strips are refused: processors scale the short side to the model's size, which would make them huge.
+1. Only the formats that frontends accept are opened. A file with too many PNG chunks or JPEG scans is refused: a few
+   bytes of these can keep a decoder busy for hours.
+2. The size that the decoder found is checked again, as a file may have several headers. Long thin strips are refused:
+   processors scale the short side to the model's size, which would make strips huge.
 3. The first frame of an animation is read, turned upright, and brought to eight bits per channel.
 
-An image that cannot be decoded to its end, or not processed, fails its item alone. `VisualEncoder` is the base of the
-families that encode both texts and images with one model.
+An image that cannot be decoded or processed fails its item alone. `VisualEncoder` is the base of the families that
+encode texts and images with one model.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from workers.adapters.shared.options import OptionReader
 log = logging.getLogger(__name__)
 
 MOST_ASPECT = 200
-"""How many times longer one side may be than the other; processors of the Qwen2-VL family draw the same line."""
+"""Most times that one side is longer than the other; processors of the Qwen2-VL family have the same limit."""
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
 _PNG_CHUNKS = 16384
-"""Chunks of a PNG; 64 Mi pixels that do not compress are some 8000 in the chunks that common writers make."""
+"""Most chunks of a PNG; common writers make some 8000 of 64 Mi pixels that do not compress."""
 _JPEG_SCANS = 128
-"""Scans of a JPEG; progressive ones have about ten, and every scan passes over all pixels."""
+"""Most scans of a JPEG; progressive files have about ten, and every scan passes over all pixels."""
 _max_pixels = Limits().max_image_pixels
 
 T = TypeVar("T")
 
 
 class _Refused(ValueError):
-    """An image that is not decoded; the message says why."""
+    """An image that is not decoded; the message is the reason."""
 
 
 def require_vision() -> Any:
@@ -51,7 +51,7 @@ def require_vision() -> Any:
 
 
 def limit_pixels(pixels: int) -> None:
-    """Set the most pixels that an image may have in this process; called once, when a worker starts."""
+    """Set the most pixels of an image in this process; called once, when a worker starts."""
     global _max_pixels
     _max_pixels = pixels
 
@@ -68,7 +68,7 @@ def first_image(item: InputItem) -> Any:
 
 
 def from_first_image(item: InputItem, process: Callable[[Any], T]) -> T | ItemFailure:
-    """What `process` makes of the first image of an item; `ItemFailure` when it cannot be decoded or processed."""
+    """`process` applied to the first image of an item; `ItemFailure` for an image that cannot be used."""
     image = first_image(item)
     if isinstance(image, ItemFailure):
         return image
@@ -102,7 +102,7 @@ def _decoded(data: bytes) -> Any:
 
 
 def _png_chunks(data: bytes) -> int:
-    """Chunks of a PNG to its end mark, counted no further than the limit; 0 for other formats."""
+    """Chunks of a PNG, counted to the end mark or just above the limit; 0 for other formats."""
     if not data.startswith(b"\x89PNG"):
         return 0
     at, count = 8, 0
@@ -113,17 +113,17 @@ def _png_chunks(data: bytes) -> int:
 
 
 def _eight_bits(image: Any) -> Any:
-    """`image`, or its upper eight bits where it has sixteen, which Pillow would clip instead."""
+    """`image`; of an image with sixteen bits the upper eight, where Pillow would clip."""
     if not image.mode.startswith("I"):
         return image
     return require_vision().fromarray((np.asarray(image).clip(0, 65535) // 256).astype(np.uint8))
 
 
 def load_image_processor(directory: Path, *, trust_remote_code: bool = False, **options: Any) -> Any:
-    """The image processor of a model directory, with `options` over its own, in its Pillow form.
+    """The image processor of a model directory, with `options` over the stored ones, in its Pillow form.
 
-    Another form, which transformers would choose where torchvision is installed, scales images differently.
-    Raises ImportError without pillow.
+    With torchvision transformers would choose another form, which scales images differently. Raises ImportError without
+    pillow.
     """
     require_vision()
     from transformers import AutoImageProcessor
@@ -134,7 +134,7 @@ def load_image_processor(directory: Path, *, trust_remote_code: bool = False, **
 
 
 class VisualEncoder(Adapter):
-    """Base of these families: an item with an image is an image, of which the first counts; any other is a text.
+    """Base of these families. Of an item with images the first image is encoded, of any other item the text.
 
     `overflows` is what may be done with texts that are too long (`ipc.catalog.option_names.OVERFLOW_POLICIES`).
     """
@@ -147,7 +147,7 @@ class VisualEncoder(Adapter):
 
     @property
     def max_sequence_length(self) -> int:
-        """Longest text in tokens, with all that the model puts around it."""
+        """Longest text in tokens, with all tokens around the text."""
         return self._limit
 
     @property
@@ -156,6 +156,6 @@ class VisualEncoder(Adapter):
         return parameter_bytes(self._model)
 
     def refuse_unsupported(self, call: Call) -> None:
-        """Refuse to split texts, which are queries here."""
+        """Refuse overflow policies that are not in `overflows`."""
         super().refuse_unsupported(call)
         OptionReader(call).refuse_overflow(self.overflows)

@@ -1,10 +1,10 @@
-"""What a program says of its own inputs and outputs, and how its configuration fits it.
+"""Inputs and outputs of a program, completed and checked against its configuration.
 
-1. A configuration that says nothing of inputs or outputs gets them from the program. Without a configuration the
-   program batches when the first dimension of all inputs and outputs may have any size.
-2. Names are matched by name where the program knows all of them, and by their order where the program knows none; names
-   that end in `__<number>` are ordered by that number.
-3. What both sides say must agree. Whatever contradicts is a `ModelRefused` that names the tensor.
+1. A configuration without inputs or outputs gets those of the program. Without a configuration the program batches if
+   the first dimension of all inputs and outputs may have any size.
+2. Tensors are matched by name if the program knows all names, and by order if the program knows none. Names that end in
+   `__<number>` are ordered by that number.
+3. Types and shapes must agree. A contradiction is a `ModelRefused` that names the tensor.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ DATATYPE_OF = {
     for name, datatype in DATATYPES.items()
     if datatype.nbytes
 }
-"""Names of datatypes by those of torch."""
+"""Names of datatypes by torch dtype."""
 _NUMBERED = re.compile(r".*__(\d{1,6})")
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramTensor:
-    """One input or output of a program; `datatype` "" and `shape` None are not known, -1 is any size."""
+    """One input or output of a program. `datatype` "" and `shape` None mean unknown, a size of -1 means any."""
 
     name: str
     datatype: str = ""
@@ -42,7 +42,7 @@ class ProgramTensor:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """All inputs and outputs in the program's order; `most_rows` is the largest first dimension where one is known."""
+    """All inputs and outputs in the program's order; `most_rows` is the largest first dimension, if known."""
 
     inputs: tuple[ProgramTensor, ...]
     outputs: tuple[ProgramTensor, ...]
@@ -51,9 +51,9 @@ class Interface:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """The whole configuration, and its names for the program's inputs and outputs, in the program's order.
+    """The completed configuration, and the configured names of inputs and outputs in the program's order.
 
-    A name is "" for an optional input that is never given, and for an output that nobody can ask for.
+    A name is "" for a tensor that is not configured: an optional input, or an output.
     """
 
     config: ModelConfig
@@ -154,7 +154,7 @@ def _refuse_misfit(
 
 
 def _with_controls(config: ModelConfig, program: dict[str, ProgramTensor]) -> ModelConfig:
-    """The configuration with its controls in the shape that the program declares: [rows, 1], or [rows]."""
+    """The configuration with controls in the program's shape: [rows, 1] or [rows]."""
     sequence = config.sequence_batching
     if sequence is None:
         return config

@@ -1,14 +1,13 @@
-"""Scores of families that encode query and documents apart and compare them afterwards, and MaxSim, which compares.
+"""Scores of families that encode query and documents apart, and MaxSim.
 
-1. `prepare` turns a score call into its two sides, each prepared as the family prepares items to encode.
-2. `collate` finds the distinct queries of a batch, puts the pairs of each next to each other, and lays out all queries
-   and then all documents as one batch of the family: a query with twenty documents is encoded once.
-3. `score` is the family's: it encodes that batch and compares.
+1. `prepare` turns a score call into queries and documents, each prepared as an item to encode.
+2. `collate` puts the pairs of each distinct query next to each other, and lays out all queries and then all documents
+   as one batch of the family: a query with twenty documents is encoded once.
+3. `score` of the family encodes that batch and compares.
 
-MaxSim finds for each token vector of a query its best match among a document's, and adds the matches up:
-sum over query tokens q of max over document tokens d of q . d   (ColBERT, arXiv 2004.12832, section 3.3).
-Pairs come ordered by their query. They are cut into slices, and in each slice one matrix product compares all document
-tokens with the tokens of all queries of the slice; what belongs to another query is left out of the sum.
+MaxSim of a query and a document: sum over query tokens q of max over document tokens d of q . d (ColBERT, arXiv
+2004.12832, section 3.3). Pairs are ordered by query and cut into slices. In each slice one matrix product multiplies
+all document tokens with the tokens of all queries of the slice; products with another pair's query are not summed.
 """
 
 from __future__ import annotations
@@ -30,12 +29,15 @@ Int64Array = npt.NDArray[np.int64]
 
 
 SLICE_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 26}
-"""Products that one slice may hold: what stays in a processor's cache, and what keeps a GPU busy in 256 MiB."""
+"""Most products of a slice: few enough for a processor's cache, and enough to keep a GPU busy in 256 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A query and a document, each prepared alone; pairs of one request share the query. `extra` is the family's."""
+    """A query and a document, each prepared alone; pairs of one request share the query.
+
+    `extra` holds options for the comparison, in the family's form.
+    """
 
     query: Prepared
     document: Prepared
@@ -67,20 +69,20 @@ class PairBatch:
 
 
 class PairedAdapter(Adapter):
-    """Base of these families; it stands before the base that has their `collate`."""
+    """Base of these families. Name it before the base that collates items to encode."""
 
     @abstractmethod
     def sides(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
-        """Items made ready to encode, as `Adapter.prepare`; for pairs they are queries or documents of the call."""
+        """`Adapter.prepare` of items to encode, which in a score call are its query or its documents."""
 
     def extra_of(self, call: ScoreCall) -> Any:
-        """What the family keeps with each pair of a call."""
+        """`Pair.extra` for the pairs of a call."""
         return None
 
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
-        """Items to encode as they are; items to score as pairs that share their query.
+        """Prepare items to encode, or pairs that share their query. An instruction goes to the query only.
 
-        An instruction goes to the query only. Raises the failure of a query that cannot be prepared.
+        Raises the failure of a query that cannot be prepared.
         """
         if not isinstance(call, ScoreCall):
             return self.sides(items, call)
@@ -118,7 +120,7 @@ class PairedAdapter(Adapter):
         )
 
     def padding_ratio(self, batch: Any) -> float:
-        """As the family's, of all that is encoded."""
+        """Share of padding in the encoded queries and documents."""
         return super().padding_ratio(batch.sides if isinstance(batch, PairBatch) else batch)
 
 
@@ -151,9 +153,9 @@ class Slice(NamedTuple):
 def slices(
     owners: Int64Array, query_rows: Int64Array, document_rows: Int64Array, elements: int
 ) -> Iterator[Slice]:
-    """Cut pairs, ordered by their query, so that (document tokens) x (query tokens) of each slice is within `elements`.
+    """Cut pairs, ordered by query, into slices of at most `elements` products: document tokens x query tokens.
 
-    A pair that is larger alone has a slice of its own, which is compared piece by piece.
+    A pair of more products is a slice of its own, and `max_sim` compares such a pair piece by piece.
     """
     queries = np.concatenate(([0], np.cumsum(query_rows))).tolist()
     documents = np.concatenate(([0], np.cumsum(document_rows))).tolist()

@@ -1,12 +1,11 @@
-"""Linear layers with weights laid out for oneDNN beforehand, on CPU.
+"""Linear layers on CPU with weights in oneDNN's layout.
 
-torch sends float32 `linear` to its BLAS, which on some processors reaches only half of what oneDNN reaches with
-weights in its own blocked layout. At load, each shape of layer is tried both ways on random rows: where the results
-agree and oneDNN is faster, the layers of that shape are replaced. Otherwise, and where torch lacks the operators, the
-model stays as it is.
+torch computes a float32 `linear` with its BLAS, which on some processors is half as fast as oneDNN with weights in
+oneDNN's blocked layout. At load, each shape of layer runs both ways on random rows. Where the results agree and oneDNN
+is faster, the layers of that shape are replaced. Otherwise, and where torch lacks the operators, the layers stay.
 
-The trial has as many rows as a batch where that costs little, since the gain grows with the rows, and small trials of
-small layers end by chance. Processor time of the calling thread counts, which other work on the machine bends least.
+A trial has as many rows as a batch if that is cheap: the gain grows with the rows, and short trials are decided by
+chance. Processor time of the calling thread counts, as other work on the machine affects that time least.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ log = logging.getLogger(__name__)
 TRIAL_ROWS = (256, 2048)
 """Fewest and most rows of a trial."""
 TRIAL_PRODUCTS = 1 << 29
-"""Multiplications that one run of a trial should have, about 10 ms of a core."""
+"""Multiplications of one run of a trial, about 10 ms of a core."""
 TRIALS = 5
 LEAST_GAIN = 1.05
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
 
 class LaidOutLinear(nn.Module):
-    """`nn.Linear` for inference with its weight in oneDNN's layout; `weight` keeps shape and dtype, no data."""
+    """`nn.Linear` for inference with the weight in oneDNN's layout; `weight` has shape and dtype but no data."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -49,7 +48,7 @@ class LaidOutLinear(nn.Module):
 
 @torch.inference_mode()
 def lay_out_linears(model: nn.Module) -> int:
-    """Replace the linear layers of `model` (eval mode, on CPU) where that is faster; returns how many."""
+    """Replace the linear layers of `model` (eval mode, on CPU) where oneDNN is faster; returns how many."""
     if not _available():
         return 0
     counts: dict[int, int] = {}
@@ -98,7 +97,7 @@ def _is_better(linear: nn.Linear) -> bool:
 
 
 def _best_s(*runs: Callable[[], Tensor]) -> list[float]:
-    """Least processor time of each, in seconds; the runs take turns, so that what disturbs one disturbs all."""
+    """Least processor time of each run, in seconds. The runs take turns, so that a disturbance affects all."""
     best = [float("inf")] * len(runs)
     for _ in range(TRIALS):
         for at, run in enumerate(runs):

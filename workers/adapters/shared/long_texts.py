@@ -1,14 +1,14 @@
-"""What a model reads of a text that is longer than the model takes.
+"""Texts that are longer than the model takes.
 
-1. A tokenized text is fitted into a model's length: cut on the right, cut on the left, or split into windows. Special
-   tokens around the text (`Frame`: how many before, how many after) stay, and every window gets them.
-2. A text that is only cut is not tokenized as a whole. A text of a megabyte takes a second to tokenize, of which a
-   model keeps a few hundred tokens. Tokenizers that go word by word, where a blank always ends a word, find the same
-   first tokens in the beginning of a text as in the whole:
-   - the beginning is cut at a blank, with several times the characters that the tokens usually take;
-   - it counts when it was cut to the model's length, and the last token that is kept ends some words before the cut,
-     so that nothing near the cut can have had a part in it;
-   - else a longer beginning is tried, and in the end the whole text.
+1. A tokenized text is fitted into the model's length: cut on the right, cut on the left, or split into windows. Special
+   tokens around the text (`Frame`: how many before, how many after) stay, in every window.
+2. A text that is cut is not tokenized as a whole: a megabyte takes a second, and the model keeps a few hundred tokens.
+   For a tokenizer that goes word by word, a blank always ends a word, so the beginning of a text gives the same first
+   tokens as the whole text:
+   - The beginning ends at a blank, and has several times the characters of the tokens that are kept.
+   - Its tokens count if they fill the model's length and the last kept token ends some words before the end, so that
+     the end cannot have influenced the kept tokens.
+   - Otherwise a longer beginning is tried, and in the end the whole text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tokenizers import Encoding, Tokenizer
 
 CHARACTERS_PER_TOKEN = 16
 LONG = 4
-"""A text is long from so many beginnings on; each beginning that is tried is so many times the one before."""
+"""A text is long from so many beginnings on, and each beginning is so many times longer than the one before."""
 _WORDS_BEFORE_CUT = 8
 _WORD_BY_WORD = frozenset({"BertPreTokenizer", "Whitespace", "WhitespaceSplit"})
 _WITHIN_WORDS = frozenset({"Punctuation", "Digits", "UnicodeScripts"})
@@ -47,9 +47,9 @@ class Frame(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """What runs through the model for one text: one window, or several of a text that was split.
+    """One window of a text, or several windows of a text that was split.
 
-    `tokens` are those of the whole text, special tokens included, 0 where they were not counted.
+    `tokens` counts the whole text, special tokens included; 0 if not counted.
     """
 
     parts: list[Part]
@@ -60,8 +60,8 @@ class Windows(NamedTuple):
 def fit(parts: Sequence[Part], overflow: str, max_length: int, frame: Frame) -> Windows:
     """The windows of one text, given as consecutive parts that each have the frame.
 
-    `overflow` is `truncate` (drop the end; `error` does the same and leaves the refusal to the caller),
-    `truncate_left` (drop the beginning) or `chunk` (keep all, in windows of at most `max_length` tokens).
+    `overflow` is `truncate` (drop the end), `error` (the same, and the caller refuses), `truncate_left` (drop the
+    beginning) or `chunk` (keep all, in windows of at most `max_length` tokens).
     """
     if len(parts) == 1 and len(parts[0].ids) <= max_length:
         return Windows([parts[0]], False, len(parts[0].ids))
@@ -94,13 +94,13 @@ def _joined(stretches: Sequence[list[int]], frame: Frame) -> list[int]:
 
 
 def _span(values: list[int], span: tuple[int, int], frame: Frame) -> list[int]:
-    """The frame with `span` of what lies inside it."""
+    """The frame around `span` of the tokens inside."""
     start, stop = frame.before + span[0], frame.before + span[1]
     return values[: frame.before] + values[start:stop] + values[len(values) - frame.after :]
 
 
 def goes_word_by_word(backend: Tokenizer) -> bool:
-    """Whether a blank ends a word for this tokenizer, and what is behind some words has no part in those before."""
+    """Whether a blank ends a word for this tokenizer, and later words never influence the tokens of earlier ones."""
     splits = [_ends_words(step) for step in _steps(backend.pre_tokenizer, "pretokenizers")]
     normalizers = _steps(backend.normalizer, "normalizers")
     return None not in splits and True in splits and all(map(_is_plain, normalizers))
@@ -109,7 +109,7 @@ def goes_word_by_word(backend: Tokenizer) -> bool:
 def encode_beginning(backend: Tokenizer, text: str, limit: int) -> Encoding:
     """The encoding of `text` by a tokenizer that goes word by word and cuts on the right at `limit` tokens.
 
-    Its ids, and whether it overflows, are those of the whole text; by how much is not known.
+    The ids, and whether there is overflow, are those of the whole text. The overflow itself may be incomplete.
     """
     size = CHARACTERS_PER_TOKEN * limit
     while size * LONG <= len(text):
@@ -125,10 +125,10 @@ def encode_beginning(backend: Tokenizer, text: str, limit: int) -> Encoding:
 
 
 def encode_side(backend: Tokenizer, text: str, limit: int, *, left: bool) -> Encoding:
-    """The encoding, without special tokens, of the left or right side of `text`: more than `limit` tokens of it.
+    """The encoding, without special tokens, of the left or right side of `text`, with at least `limit` tokens.
 
-    The `limit` tokens at that end are those of the whole text, which is encoded where no side is sure to have them. The
-    tokenizer goes word by word and cuts nothing.
+    The `limit` tokens at that end are those of the whole text; where a side is not sure to have them the whole text is
+    encoded. The tokenizer goes word by word and does not cut.
     """
     size = CHARACTERS_PER_TOKEN * limit
     while size * LONG <= len(text):
@@ -155,7 +155,7 @@ def _steps(part: Any, name: str) -> list[dict[str, Any]]:
 
 
 def _ends_words(step: dict[str, Any]) -> bool | None:
-    """Whether a blank ends a word after this step; None for a step that may look further."""
+    """Whether a blank ends a word after this step; None for a step that may look beyond a word."""
     kind = step["type"]
     if kind in _WORD_BY_WORD:
         return True
@@ -167,7 +167,7 @@ def _ends_words(step: dict[str, Any]) -> bool | None:
 
 
 def _is_plain(step: dict[str, Any]) -> bool:
-    """Whether a normalizer changes characters by no more than their neighbours."""
+    """Whether a normalizer looks only at a character and its neighbours."""
     return step["type"] in _PLAIN_NORMALIZERS or (
         step["type"] == "Replace" and step["pattern"] in _PLAIN_PATTERNS
     )

@@ -1,11 +1,11 @@
-"""LoRA adapters over the linear layers of a loaded model: any number stay beside each other, one is active per batch.
+"""LoRA adapters over the linear layers of a loaded model: any number are installed, one is active per batch.
 
-The layers of the model keep their weights, whatever layout these have. A layer that some adapter changes gets a hook
-that adds scale * B A x of the active one to what the layer gave; without an active one it adds nothing.
+The layers of the model keep their weights. A layer that some adapter changes gets a hook, which adds scale * B A x of
+the active adapter to the layer's result. Without an active adapter the hook adds nothing.
 
 1. `fit` finds the layers that an adapter names and brings its weights to the device, on a loading thread.
 2. `install` and `remove` change the hooks, between batches on the device thread.
-3. `using` makes one of them active for a batch; `traced` tells besides which of its layers took part.
+3. `using` makes an adapter active for a batch. `traced` also checks that all its layers ran.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from workers.adapters.shared.linears import LaidOutLinear
 from workers.loading.lora_files import LayerShape, LayerWeights, Lora, UnsupportedLora
 
 _WITHOUT_EFFECT = "pooler."
-"""Layers that no family here reads, so that it does not matter whether they run."""
+"""Part of the paths of layers whose results no family reads; such layers need not run."""
 
 
 class _Delta(NamedTuple):
@@ -37,7 +37,7 @@ class _Delta(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FittedLora:
-    """An adapter ready to be installed: what to add by the path of each layer in the model."""
+    """An adapter ready to be installed: its weights by the path of each layer in the model."""
 
     deltas: dict[str, _Delta]
 
@@ -51,7 +51,7 @@ class LoraLayers:
     """The adapters of one model. All but `fit` belong to the device thread."""
 
     def __init__(self, model: Any) -> None:
-        """`model` is the one whose layers adapters name by path."""
+        """Adapters name layers of `model` by path."""
         self._model = model
         self._prefix = f"{getattr(model, 'base_model_prefix', '')}."
         self._installed: dict[str, FittedLora] = {}
@@ -83,18 +83,18 @@ class LoraLayers:
         raise UnsupportedLora(f"{path}: the model has no such layer")
 
     def install(self, name: str, lora: FittedLora) -> None:
-        """Have this adapter under `name`, in the place of what was there."""
+        """Install an adapter under `name`, in the place of an earlier one."""
         self._installed[name] = lora
         self._hook()
 
     def remove(self, name: str, lora: FittedLora) -> None:
-        """Forget this adapter, unless another one has its name meanwhile."""
+        """Remove an adapter, unless another one has its name by now."""
         if self._installed.get(name) is lora:
             del self._installed[name]
             self._hook()
 
     def _hook(self) -> None:
-        """Hooks on all layers that some adapter changes, and on no other."""
+        """Keep hooks on exactly the layers that some adapter changes."""
         wanted = {path for lora in self._installed.values() for path in lora.deltas}
         for path in self._hooks.keys() - wanted:
             self._hooks.pop(path).remove()
@@ -106,7 +106,7 @@ class LoraLayers:
         def add(_: nn.Module, given: tuple[torch.Tensor, ...], result: torch.Tensor) -> None:
             delta = self._active.get(path)
             if delta is not None:
-                # A linear layer's result is a tensor of its own, so it may be changed in place.
+                # The result of a linear layer is a new tensor, so changing it in place is safe.
                 result += F.linear(F.linear(given[0], delta.down), delta.up)
                 if self._seen is not None:
                     self._seen.add(path)
@@ -115,8 +115,8 @@ class LoraLayers:
 
     @contextlib.contextmanager
     def using(self, name: str) -> Iterator[None]:
-        """The adapter `name` is active within. Raises KeyError when it is not installed."""
-        # NOTE: a new adapter is proven while a batch of this model, with another adapter, may be suspended.
+        """While entered, the adapter `name` is active. Raises KeyError for an adapter that is not installed."""
+        # NOTE: a batch with another adapter may be suspended while a new adapter is proven.
         before, self._active = self._active, self._installed[name].deltas
         try:
             yield
@@ -125,7 +125,7 @@ class LoraLayers:
 
     @contextlib.contextmanager
     def traced(self, name: str) -> Iterator[None]:
-        """As `using`. Raises `UnsupportedLora` at the end when one of its layers took no part in what ran within."""
+        """As `using`. Raises `UnsupportedLora` on exit if a layer of the adapter did not run."""
         self._seen = set()
         try:
             with self.using(name):
@@ -140,7 +140,7 @@ class LoraLayers:
 
 @torch.inference_mode()
 def _fitted(weights: LayerWeights, layer: nn.Linear | LaidOutLinear) -> _Delta:
-    # The weight of a laid-out layer has no data, and its bias is where it runs.
+    # The weight of a laid-out layer lies on "meta"; such layers run on the CPU.
     weight = layer.weight
     device = torch.device("cpu") if weight.device.type == "meta" else weight.device
     up = weights.up.float() * weights.scale

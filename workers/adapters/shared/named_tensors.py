@@ -1,10 +1,9 @@
-"""Named tensors of a batch as a program takes them, and the shapes and types that its configuration allows.
+"""Named tensors of a batch, and the shapes and types that a configuration allows.
 
-1. A `Signature` lays out what a configuration says, so that a request is checked quickly. Shapes of requests and
-   results are those of `dims`; the program's own may differ (`reshape`). Dimensions of any size (-1) of one stand for
-   those of the other in their order.
-2. A `NamedBatch` joins requests along their rows, on the host or on the device. A lone request is given as it lies in
-   the payload, without a copy, where that is aligned; several are joined once.
+1. A `Signature` prepares a configuration for fast checks of requests. Requests and results have the shapes of `dims`,
+   the program may have others (`reshape`). Dimensions of any size (-1) correspond in their order.
+2. A `NamedBatch` joins requests along their rows, on the host or on the device. Arrays of a single request are views of
+   the payload if they are aligned; arrays of several requests are copied once.
 
 Arrays have the types of `ipc.memory.datatypes`: BF16 as uint16 bits, BYTES as arrays of `bytes` objects.
 """
@@ -32,20 +31,18 @@ CPU = torch.device("cpu")
 TORCH_TYPES: dict[str, torch.dtype] = {
     datatype.array: getattr(torch, datatype.array) for datatype in DATATYPES.values()
 }
-"""Types of tensors by the name that numpy gives to the same type."""
+"""Dtypes of torch by the name of numpy's dtype."""
 Parameter = bool | int | float | str
 Array = np.ndarray | torch.Tensor
 """On the host, or already on the device; BF16 as its bits on both."""
-
-
 Shape = tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
 class NamedInputs:
-    """One request: its arrays by name, [rows, ...] for a model that batches, read-only; and what it asks for.
+    """One request. `arrays` are read-only, for a model that batches [rows, ...].
 
-    `targets` are the regions of a client that some outputs are written to.
+    `outputs` are the requested ones, `targets` the regions of the client that some outputs are written to.
     """
 
     arrays: dict[str, Array]
@@ -74,12 +71,12 @@ class NamedBatch:
 
     @property
     def names(self) -> list[str]:
-        """Inputs that are given, in the order of the configuration; optional ones may be missing."""
+        """Names of the given inputs, in the order of the configuration; optional ones may be missing."""
         return list(self._requests[0].arrays)
 
     @property
     def outputs(self) -> frozenset[str]:
-        """Outputs that at least one of the requests wants."""
+        """Outputs that at least one request asks for."""
         if len(self._requests) == 1:
             return frozenset(self._requests[0].outputs)
         return frozenset(name for request in self._requests for name in request.outputs)
@@ -95,7 +92,7 @@ class NamedBatch:
         return [request.step for request in self._requests]
 
     def array(self, name: str, *, writable: bool = False) -> np.ndarray:
-        """An input on the host, all rows; read-only unless `writable`, which may cost a copy.
+        """An input on the host, all rows; read-only unless `writable`, which may take a copy.
 
         Raises `KeyError` for an input that is not given.
         """
@@ -110,14 +107,14 @@ class NamedBatch:
         return first.copy()
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All inputs that are given, on the host; read-only."""
+        """All given inputs on the host; read-only."""
         return {name: self.array(name) for name in self.names}
 
     def tensor(self, name: str, device: torch.device = CPU, *, writable: bool = False) -> torch.Tensor:
         """A numeric input as a tensor on `device`, all rows; BF16 as `torch.bfloat16`.
 
-        NOTE: unless `writable`, it may lie in memory that cannot be written: a program that changes its inputs in
-        place must ask for one that can, or the process dies.
+        NOTE: without `writable` the memory may be mapped read-only, and the process dies if a program writes to such an
+        input in place.
 
         Raises `KeyError` for an input that is not given, and `TypeError` for BYTES.
         """
@@ -141,15 +138,15 @@ def host_array(values: Array) -> np.ndarray:
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
-    """The same bytes as a tensor; what is read-only stays so, whatever torch believes."""
+    """The same bytes as a tensor. A tensor of read-only bytes must not be written, though torch would allow that."""
     if array.flags.writeable:
         return torch.from_numpy(array)
-    # PERF: torch warns of arrays that cannot be written, and looks for the warning's filters each time.
+    # PERF: torch warns about read-only arrays, and evaluates the filters of warnings each time.
     return torch.from_numpy(np.asarray(_Writable(array)))
 
 
 class _Writable:
-    """An array interface that says of read-only bytes that they can be written; it keeps them alive."""
+    """An array interface that declares read-only bytes writable, and keeps the bytes alive."""
 
     __slots__ = ("__array_interface__", "_array")
 
@@ -160,7 +157,7 @@ class _Writable:
 
 
 def _joined_on(device: torch.device, arrays: Sequence[Array], writable: bool) -> torch.Tensor:
-    """All rows on a device; what is on the host is copied there once, straight into its place."""
+    """All rows on a device. Arrays on the host are copied once, directly into their place."""
     parts = [a if isinstance(a, torch.Tensor) else as_tensor(np.require(a, requirements="A")) for a in arrays]
     copies.count("device", sum(part.nbytes for part in parts if not part.is_cuda))
     if len(parts) == 1:
@@ -175,7 +172,7 @@ def _joined_on(device: torch.device, arrays: Sequence[Array], writable: bool) ->
 
 
 class TensorFacts:
-    """One input or output. `dtype` is what holds it (objects for BYTES); `row_nbytes` is None where it varies."""
+    """One input or output. `dtype` is numpy's (object for BYTES); `row_nbytes` is None for rows of varying size."""
 
     __slots__ = ("_rest", "batches", "datatype", "dims", "dtype", "itemsize", "name", "program", "row_nbytes")
 
@@ -206,18 +203,18 @@ class TensorFacts:
             raise InvalidInput(f"input {self.name!a}: expected {expected_nbytes} bytes, got {nbytes}")
 
     def admits(self, rest: Sequence[int]) -> bool:
-        """Whether a shape, without rows, is one of the configuration."""
+        """Whether the configuration allows this shape, given without rows."""
         return _matches(self.dims, rest)
 
     def to_program(self, shape: Sequence[int]) -> Sequence[int]:
-        """The shape in which the program takes an input that a request gives as `shape`."""
+        """The program's shape of an input that a request gives as `shape`."""
         if self.program is self.dims:
             return shape
         head = 1 if self.batches else 0
         return (*shape[:head], *_translate(self.dims, self.program, shape[head:]))
 
     def from_program(self, shape: Sequence[int]) -> list[int] | None:
-        """The shape that a result has, without rows, when the program gave `shape`; None when it must not."""
+        """The result's shape, without rows, of an output of `shape`; None for a shape that is not allowed."""
         if not _matches(self.program, shape):
             return None
         return list(shape if self.program is self.dims else _translate(self.program, self.dims, shape))
@@ -228,7 +225,7 @@ def _matches(dims: Sequence[int], shape: Sequence[int]) -> bool:
 
 
 def _translate(before: Shape, after: Shape, shape: Sequence[int]) -> Shape:
-    """`shape`, which fits `before`, in the form of `after`: sizes of free dimensions go over in their order."""
+    """`shape`, which matches `before`, in the form of `after`; sizes of free dimensions keep their order."""
     free = iter([size for dim, size in zip(before, shape, strict=True) if dim < 0])
     return tuple(next(free) if dim < 0 else dim for dim in after)
 

@@ -1,6 +1,6 @@
-"""Read the options of a call: typed, ranged, and refused by name where their value has no meaning.
+"""Read the options of a call: types and ranges are checked, and a wrong value is refused by the option's name.
 
-An option of another family changes nothing and is ignored; protocols may tell their clients so (`Adapter.uses`).
+Options of other families are ignored; protocols may tell their clients so (`Adapter.uses`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class OptionReader:
         self._before, self._overflow = call.names.options, call.overflow
 
     def threshold(self, name: str, default: float) -> float:
-        """Any number: below 0 it lets everything pass, above 1 nothing."""
+        """Any number. A threshold below 0 lets everything pass, one above 1 nothing."""
         value = self._options.get(name)
         if value is None:
             return default
@@ -113,7 +113,7 @@ class OptionReader:
         return {key: float(number) for key, number in value.items()}
 
     def refuse_overflow(self, offered: Collection[str]) -> None:
-        """Refuse a policy for texts that are too long which is not one of `offered`."""
+        """Refuse an overflow policy that is not one of `offered`."""
         if self._overflow not in offered:
             known = ", ".join(name for name, found in OVERFLOW_POLICIES.items() if found in offered)
             raise self.refused(
@@ -124,5 +124,5 @@ class OptionReader:
         return InvalidInput(f"{self._before}{name}: expected {expected}, got {type(value).__name__}")
 
     def refused(self, name: str, value: object, reason: str) -> InvalidInput:
-        """The error of an option whose value cannot be used; for the caller to raise."""
+        """The error for a value that cannot be used; the caller raises the error."""
         return InvalidInput(f"{self._before}{name}: {str(value)[:_SHOWN]!r} {reason}")

@@ -1,10 +1,10 @@
 """Lay token sequences of different lengths into one row without padding.
 
-1. `pack` sorts the sequences by length, longest first, and concatenates them; positions restart at each one.
-2. A `Layout` remembers where each sequence lies; runs of equal lengths let CPU attention work on rectangles.
+1. `pack` sorts the sequences by length, longest first, and concatenates them; positions restart at each sequence.
+2. A `Layout` holds the place of each sequence; runs of equal lengths let CPU attention work on rectangles.
 3. `restore` maps results back to the order in which the sequences were given.
 
-Families that pad instead tell by `padding_share` or `masked_share` how much of a batch only fills sequences up.
+Families that pad compute their `padding_ratio` by `padding_share` or `masked_share`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 Int64Array = npt.NDArray[np.int64]
 
 _PARTS = 4
-"""One part in so many of a token budget runs at once where the whole is over it."""
+"""Sequences over the token budget run in parts of at most a quarter of the budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class TokenSequence:
 
     ids    int64 [tokens]
     types  int64 [tokens] segment ids, or None where all are 0
-    skip   leading tokens that pooling leaves out (prompts of models that pool without them)
-    seen   leading tokens that attention sees, or None for all; the others get vectors but give none to anybody
+    skip   leading tokens that pooling leaves out: the prompt, in models that pool without it
+    seen   leading tokens that attention sees, or None for all; the other tokens get vectors but influence no token
     """
 
     ids: Int64Array
@@ -41,7 +41,7 @@ class TokenSequence:
 
 
 class Run(NamedTuple):
-    """`rows` neighbouring sequences of `length` tokens each, the first one at token `start` of the row."""
+    """`rows` neighbouring sequences of `length` tokens each; the first begins at token `start` of the row."""
 
     start: int
     rows: int
@@ -56,9 +56,9 @@ class Layout:
     first, last  int64 [N], index of each sequence's first and last token
     max_len      longest sequence, tokens
     runs         the sequences again, grouped by equal length
-    seen         int64 [N] leading tokens of each sequence that attention sees, or None where all are
-    partial      first tokens of the runs that hold such sequences
-    masks        scratch space of attention: masks of this batch by their shape or place
+    seen         int64 [N] leading tokens of each sequence that attention sees, or None where all tokens are seen
+    partial      first tokens of the runs with unseen tokens
+    masks        cache of attention: masks of this batch by shape or place
     """
 
     cu_seq_lens: torch.Tensor
@@ -117,8 +117,8 @@ class PackedBatch:
 def pack(sequences: Sequence[TokenSequence], *, position_offset: int = 0, pin: bool = False) -> PackedBatch:
     """Concatenate `sequences` (at least one, none empty) into one row.
 
-    `position_offset` is the position of a text's first token: 0, or pad id + 1 in RoBERTa's family.  `pin` puts
-    the tensors into page-locked memory for copies to CUDA.
+    `position_offset` is the position of a text's first token: 0, or pad id + 1 in RoBERTa's family. `pin` puts the
+    tensors into page-locked memory for copies to CUDA.
     """
     given = np.fromiter((len(sequence.ids) for sequence in sequences), dtype=np.int64, count=len(sequences))
     if not given.size or given.min() == 0:
@@ -156,10 +156,10 @@ def pack(sequences: Sequence[TokenSequence], *, position_offset: int = 0, pin: b
 
 
 def filled(batch: PackedBatch, pad_id: int, position_offset: int) -> PackedBatch:
-    """The batch with sequences of one token behind it, up to the next of few sizes: any to 32, then 16 per doubling.
+    """Append sequences of one token, up to the next of few sizes: any size to 32, then 16 sizes per doubling.
 
-    oneDNN makes and keeps a program for each number of rows, half a megabyte for each shape of layer. The layout tells
-    of the new tokens only where attention looks (`runs`): pooling sees the sequences that were given.
+    oneDNN makes and keeps a program for each number of rows, half a megabyte for each shape of layer. The new sequences
+    stand only in `runs`, for attention; pooling does not see them.
     """
     tokens = batch.ids.shape[1]
     spare = -tokens % (1 << max(0, (tokens - 1).bit_length() - 5))
@@ -175,9 +175,10 @@ def filled(batch: PackedBatch, pad_id: int, position_offset: int) -> PackedBatch
 
 
 def divided(tokens: Sequence[int], budget: int) -> list[slice]:
-    """Neighbouring sequences of these lengths that run together: all of them if they fit `budget` tokens.
+    """Divide sequences of these lengths into neighbours that run together: one part if all fit `budget` tokens.
 
-    Else parts of at most a quarter of it, between which queries of other models run; a longer sequence stands alone.
+    Otherwise parts of at most a quarter of the budget, so that other models run in between. A longer sequence is a part
+    of its own.
     """
     most = budget if sum(tokens) <= budget else budget // _PARTS
     parts, start, taken = [], 0, 0
@@ -211,14 +212,14 @@ def _skips(chosen: Sequence[TokenSequence]) -> Int64Array | None:
 
 
 def _seen(chosen: Sequence[TokenSequence]) -> Int64Array | None:
-    """Tokens that attention sees per sequence, or None where it sees all of all."""
+    """Tokens that attention sees per sequence, or None where attention sees all tokens."""
     if all(sequence.seen is None for sequence in chosen):
         return None
     return np.array([len(one.ids) if one.seen is None else one.seen for one in chosen], dtype=np.int64)
 
 
 def _partial(runs: Sequence[Run], lens: Int64Array, seen: Int64Array | None) -> frozenset[int]:
-    """First tokens of the runs in which attention does not see everything."""
+    """First tokens of the runs with unseen tokens."""
     if seen is None:
         return frozenset()
     hidden, at, found = seen < lens, 0, set()
@@ -237,12 +238,12 @@ def _runs(lens: Int64Array, starts: Int64Array) -> tuple[Run, ...]:
 
 
 def padding_share(tokens: int, places: int) -> float:
-    """Share of the `places` of a batch that none of its `tokens` takes, 0 to 1; 0 where there are no places."""
+    """Share of padding, 0 to 1, in `places` that hold `tokens`; 0 without places."""
     return 1 - tokens / places if places else 0.0
 
 
 def masked_share(masks: Iterable[torch.Tensor], beside: int = 0) -> float:
-    """The same of masks on the host that are 1 at tokens; `beside` tokens more run without padding."""
+    """Share of padding in masks on the host that are 1 at tokens; `beside` more tokens run without padding."""
     kept = list(masks)
     tokens, places = sum(int(mask.sum()) for mask in kept), sum(mask.numel() for mask in kept)
     return padding_share(tokens + beside, places + beside)

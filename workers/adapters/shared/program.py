@@ -1,8 +1,8 @@
 """Bases of the families that run programs over named tensors.
 
-A family says its `config` and runs `infer`; what encode and its kin need is answered here. Requests are checked and
-prepared by `workers.operations.infer`. `RepositoryProgram` is for programs that come from a model repository: their
-device, and the inputs of their warm-up.
+A family defines `config` and `infer`; `ProgramAdapter` defines the other methods of `Adapter`. The operation
+`workers.operations.infer` checks and prepares requests. `RepositoryProgram` adds the device and the warm-up inputs of
+programs in a model repository.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from workers.adapters.shared.slot_batch import SlotBatch
 
 Sample = dict[str, np.ndarray]
 
-
 WARMUP = "warmup"
-"""Directory below the model's in which its warm-up files lie."""
+"""Directory of warm-up files, below the directory of the model."""
 MOST_WARMUP_BYTES = 1 << 30
 SEED = 20240607
 
@@ -44,7 +43,7 @@ class ProgramAdapter(Adapter):
     @property
     @abstractmethod
     def config(self) -> ModelConfig:
-        """What the program takes and gives; the same object as long as the adapter lives."""
+        """Inputs and outputs; always the same object."""
 
     @abstractmethod
     def infer(self, batch: NamedBatch) -> Mapping[str, np.ndarray | torch.Tensor]:
@@ -52,12 +51,12 @@ class ProgramAdapter(Adapter):
 
     @functools.cached_property
     def signature(self) -> Signature:
-        """The configuration as requests are checked against it."""
+        """The configuration, prepared for checks of requests."""
         return Signature(self.config)
 
     @functools.cached_property
     def gathering(self) -> Gathering | None:  # type: ignore[override]
-        """By dynamic batching, where that has a delay or preferred sizes; requests of a stream run alone."""
+        """From dynamic batching with a delay or preferred sizes; None for streams, whose requests run alone."""
         batching = self.config.dynamic_batching
         if (
             self.streams
@@ -71,7 +70,7 @@ class ProgramAdapter(Adapter):
 
     @functools.cached_property
     def batch_tokens(self) -> int | None:  # type: ignore[override]
-        """Those of the rows that the program takes; of a program without a batch dimension those of one request."""
+        """Cost of `max_batch_size` rows; for streams and programs without a batch dimension one request."""
         if self.streams:
             return 1
         return ROW_COST * max(1, self.config.max_batch_size)
@@ -88,25 +87,25 @@ class ProgramAdapter(Adapter):
 
     @property
     def dims(self) -> dict[str, int]:
-        """Programs give no vectors of a known kind; their outputs are in `config`."""
+        """No vectors; outputs are in `config`."""
         return {}
 
     def samples(self) -> list[Sample]:
-        """Inputs to run once when the model was loaded, in the shapes that a request would have, rows included.
+        """Inputs to run once after a load, in the shapes of a request, rows included.
 
-        They belong to no sequence. A sample that raises fails the load only when `samples_must_run`.
+        Samples belong to no sequence. A sample that raises fails the load only with `samples_must_run`.
         """
         return [zeros(self.config)]
 
     @property
     def samples_must_run(self) -> bool:
-        """Whether the samples are known to suit the model: those of its warm-up are, zeros may not be."""
+        """Whether every sample suits the model. Those of a warm-up do, zeros may not."""
         return False
 
     def refuse_arrays(self, arrays: Mapping[str, Array]) -> None:
         """Raise `InvalidInput` for values of one request that the program cannot take.
 
-        They are in the shapes of the program. Called before the request joins a batch, on any of the preparing threads.
+        Arrays have the shapes of the program. Called before the request joins a batch, on any preparing thread.
         """
 
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
@@ -114,9 +113,9 @@ class ProgramAdapter(Adapter):
         raise InvalidInput("this model takes named tensors only")
 
     def collate(self, prepared: Sequence[Prepared]) -> Any:
-        """A `NamedBatch` of the prepared requests; joining is left to who takes a tensor from it.
+        """A `NamedBatch` of the prepared requests, which joins arrays on demand.
 
-        Raises `ValueError` for several requests that have more rows together than the program takes.
+        Raises `ValueError` for several requests with more rows in all than the program takes.
         """
         requests, config = [item.payload for item in prepared], self.config
         rows, most = sum(request.rows for request in requests), max(1, config.max_batch_size)
@@ -130,7 +129,7 @@ class ProgramAdapter(Adapter):
 
 
 def zeros(config: ModelConfig) -> Sample:
-    """One row of zeros (empty texts for BYTES) for every input that is not optional; a dimension of any size is 1."""
+    """One row of zeros (empty texts for BYTES) for every required input; a dimension of any size is 1."""
     found: Sample = {}
     for tensor in config.inputs:
         if tensor.optional:
@@ -144,7 +143,7 @@ def zeros(config: ModelConfig) -> Sample:
 
 
 def entry_of(context: LoadContext) -> RepositoryEntry:
-    """The repository entry of a load. Raises `ModelRefused` for a catalog model that names such a family."""
+    """The repository entry of a load. Raises `ModelRefused` for a model of the catalog."""
     if context.repository is None:
         raise ModelRefused("this family runs programs of a model repository only")
     return context.repository
@@ -165,23 +164,23 @@ class RepositoryProgram(ProgramAdapter):
 
     @property
     def config(self) -> ModelConfig:
-        """What the configuration file says, completed by the program."""
+        """The configuration file, completed by the program."""
         return self._config
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of weights, where the family can tell."""
+        """Bytes of weights; 0 where unknown."""
         return 0
 
     def samples(self) -> list[Sample]:
-        """Those of the warm-up; without one, zeros. Raises `ModelRefused`."""
+        """Inputs of the warm-up, or zeros without a warm-up. Raises `ModelRefused`."""
         warmups, config = self.config.warmups, self.config
         found = [sample for warmup in warmups for sample in _samples(self._directory, warmup, config)]
         return found or [zeros(config)]
 
     @property
     def samples_must_run(self) -> bool:
-        """A warm-up must."""
+        """True with a warm-up."""
         return bool(self.config.warmups)
 
 
@@ -221,7 +220,7 @@ def _values(directory: Path, where: str, shape: tuple[int, ...], given: WarmupIn
 
 
 def _from_file(directory: Path, where: str, shape: tuple[int, ...], given: WarmupInput) -> np.ndarray:
-    """Raw values of a file, one row, repeated for every row."""
+    """Raw values of one row in a file, repeated for every row."""
     path = layout.named_file(directory / WARMUP, given.file, f"{where}: input_data_file")
     layout.inside(directory, path, follow_links=False)
     data, count = document.read_bounded(path, MOST_WARMUP_BYTES), math.prod(given.dims)

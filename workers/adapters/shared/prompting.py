@@ -1,10 +1,10 @@
-"""What is put around a text before tokenizing, and by which rule.
+"""Prompts around a text, by the first rule that applies.
 
-1. A template (`query_template`, `document_template`) wins; it holds {text} and may hold {instruction}.
-2. Else an instruction is put in front, with a space after it unless it ends in whitespace.
-3. Else the stored prompt named "query", or "document" or "passage", else the one named by `default_prompt_name`.
+1. A template (`query_template`, `document_template`), which holds {text} and may hold {instruction}.
+2. An instruction before the text, with a space in between unless the instruction ends in whitespace.
+3. The stored prompt "query", or for documents "document" or "passage", else the prompt named `default_prompt_name`.
 
-`default_instruction` stands in for a query's missing instruction.
+A query without an instruction has `default_instruction`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Prompts:
                 raise ValueError(f"a template needs {{text}} once: {template!r}")
 
     def affixes(self, instruction: str | None, is_query: bool) -> Affixes:
-        """What to put around each text of a request."""
+        """The text before and after each text of a request."""
         instruction = instruction or (self.default_instruction if is_query else None)
         template = self.query_template if is_query else self.document_template
         if template is not None:
@@ -51,7 +51,7 @@ class Prompts:
         return Affixes(self._stored(is_query), "")
 
     def _stored(self, is_query: bool) -> str:
-        """The stored prompt that fits, or an empty one."""
+        """The stored prompt, or ""."""
         for name in ("query",) if is_query else _DOCUMENT_NAMES:
             if name in self.named:
                 return self.named[name]

@@ -1,20 +1,22 @@
-"""Read a model directory in the layout of sentence-transformers, old and new (5.4 and later) names alike.
+"""Read model directories in the layout of sentence-transformers (old names, and those since 5.4), PyLate or Stanford.
+
+`read_layout`, for dense models:
 
 1. `modules.json` lists the modules: a Transformer, token layers, a Pooling, vector layers.
-2. The Transformer's own settings lie beside its weights in `sentence_bert_config.json` or an older name.
+2. Settings of the Transformer lie beside its weights in `sentence_bert_config.json` or a file of an older name.
 3. `config_sentence_transformers.json` holds the prompts.
 
 A directory without `modules.json` is a plain transformers checkpoint: mean pooling for encoders, last token for
-decoders, normalised.  Modules that are not known here are refused by name rather than left out.
+decoders, normalised. Unknown modules are refused by name.
 
-Read how a late-interaction (ColBERT) text model was stored: PyLate, sentence-transformers or Stanford layout.
+`read_late_layout`, for late-interaction (ColBERT) text models:
 
-PyLate               modules.json with a Transformer and Dense layers; markers, lengths, expansion and skip list in
-                     config_sentence_transformers.json
+PyLate                modules.json with a Transformer and Dense layers; markers, lengths, expansion and skip list in
+                      config_sentence_transformers.json
 sentence-transformers the same with MultiVectorMask and Normalize; lengths and expansion beside the transformer, the
-                     skip list beside the mask
-Stanford             architectures [HF_ColBERT], the projection as `linear.weight` among the transformer's weights,
-                     the rest in artifact.metadata
+                      skip list beside the mask
+Stanford              architectures [HF_ColBERT], the projection as `linear.weight` among the transformer's weights,
+                      all else in artifact.metadata
 """
 
 from __future__ import annotations
@@ -33,7 +35,6 @@ _TRANSFORMER_CONFIGS = tuple(
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 
-# Older pooling configs have one flag per mode; several are concatenated in this order.
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -42,11 +43,10 @@ _POOLING_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+"""Flags of older pooling configs; vectors of several modes are concatenated in this order."""
 _HEADS = frozenset({"Dense", "LayerNorm", "Normalize"})
 _KINDS = _HEADS | {"Transformer", "Pooling", "Dropout"}
 _PACKAGES = ("sentence_transformers", "pylate")
-
-
 _LATE_KINDS = ("Transformer", "Dense", "LayerNorm", "MultiVectorMask", "Normalize")
 _DEFAULT_QUERY_LENGTH = 32
 
@@ -66,9 +66,9 @@ class ModuleConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelLayout:
-    """What a model directory says about itself.
+    """The settings in a model directory. Without a stored pooling, `pooling` is None.
 
-    `pooling` is None where the directory leaves it open.  `*_arguments` go to the transformers loaders.
+    `*_arguments` go to the loaders of transformers.
     """
 
     transformer: Path
@@ -86,7 +86,7 @@ class ModelLayout:
 
 
 def read_layout(directory: Path) -> ModelLayout:
-    """The layout of `directory`; raises UnsupportedLayoutError naming what cannot be run."""
+    """The layout of `directory`. Raises UnsupportedLayoutError that names the module that cannot be run."""
     modules = read_modules(directory, _KINDS)
     if not modules:
         return ModelLayout(transformer=directory)
@@ -120,7 +120,7 @@ def read_transformer(directory: Path, transformer: Path, task: str = "feature-ex
 
 
 def read_modules(directory: Path, kinds: Collection[str]) -> list[ModuleConfig]:
-    """What modules.json lists, none without it; raises UnsupportedLayoutError for a kind outside `kinds`."""
+    """The modules in modules.json, none without the file. Raises UnsupportedLayoutError for other kinds."""
     stored = directory / "modules.json"
     if not stored.is_file():
         return []
@@ -128,7 +128,7 @@ def read_modules(directory: Path, kinds: Collection[str]) -> list[ModuleConfig]:
 
 
 def _module(directory: Path, entry: Mapping[str, Any], kinds: Collection[str]) -> ModuleConfig:
-    """One entry of modules.json.  The class name is the type's last word in the old and in the new spelling."""
+    """One entry of modules.json. The last word of the type is the class, in the old and in the new spelling."""
     dotted = str(entry["type"])
     kind = dotted.rpartition(".")[2]
     if dotted.partition(".")[0] not in _PACKAGES or kind not in kinds:
@@ -141,7 +141,7 @@ def _module(directory: Path, entry: Mapping[str, Any], kinds: Collection[str]) -
 
 
 def _heads(modules: list[ModuleConfig], reads: str) -> tuple[ModuleConfig, ...]:
-    """The layers of one stage, without Dropout; each has to read and write that stage's vectors."""
+    """The layers of one stage, without Dropout. Raises UnsupportedLayoutError for a layer of another stage."""
     heads = tuple(module for module in modules if module.kind != "Dropout")
     for head in heads:
         source = head.config.get("module_input_name") or "sentence_embedding"
@@ -152,7 +152,7 @@ def _heads(modules: list[ModuleConfig], reads: str) -> tuple[ModuleConfig, ...]:
 
 
 def _transformer_settings(directory: Path, wanted_task: str) -> dict[str, Any]:
-    """ModelLayout's fields about the transformer, from the first settings file that is there."""
+    """Fields of `ModelLayout` about the transformer, from the first settings file that exists."""
     found = next((directory / name for name in _TRANSFORMER_CONFIGS if (directory / name).is_file()), None)
     config = read_json(found) if found else {}
     task = config.get("transformer_task", wanted_task)
@@ -160,7 +160,7 @@ def _transformer_settings(directory: Path, wanted_task: str) -> dict[str, Any]:
         raise UnsupportedLayoutError(f"unsupported transformer task {task!r}")
 
     def arguments(new: str, old: str) -> dict[str, Any]:
-        """Loader arguments; a stored file may not switch remote code on."""
+        """Arguments of a loader. A stored file may not switch remote code on."""
         stored = dict(config.get(new) or config.get(old) or {})
         stored.pop("trust_remote_code", None)
         return stored
@@ -184,7 +184,7 @@ def _pooling_modes(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object stored at `path`, or an empty one where there is no such file."""
+    """The object stored at `path`; empty without the file."""
     if not path.is_file():
         return {}
     loaded = json.loads(path.read_text(encoding="utf-8"))
@@ -193,13 +193,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LateLayout:
-    """What is particular to a late-interaction model.
+    """The layout of a late-interaction model.
 
-    heads               layers between the transformer and the token vectors; none: `linear.weight` (Stanford)
-    *_prefix            marker token, or text, in front of every query or document
+    heads               layers after the transformer; none in Stanford's layout, which has `linear.weight`
+    *_prefix            marker token, or text, before every query or document
     *_length            longest query and document in tokens, or None for the model's length
     expansion           whether queries are filled up to their length with mask tokens
-    attend_to_expansion whether attention sees those
+    attend_to_expansion whether attention sees these mask tokens
     skip_words          tokens whose vectors documents leave out
     """
 
@@ -237,9 +237,9 @@ def read_late_layout(directory: Path, options: Mapping[str, Any]) -> LateLayout:
 
 
 def _named_markers(directory: Path, options: Mapping[str, Any]) -> dict[str, str]:
-    """Prefixes among `options` that begin with the name of a marker, with the marker's token in place of the name.
+    """Replace the marker names `[Q]` and `[D]` at the beginning of the catalog's prefixes by the tokens of the markers.
 
-    Stanford's checkpoints write `[Q]` and `[D]` for tokens that the vocabulary has under other names.
+    The vocabulary of Stanford's checkpoints has these tokens under other names.
     """
     stored = read_json(directory / "artifact.metadata")
     changed = {}
@@ -301,12 +301,12 @@ def _read_modules(directory: Path) -> LateLayout:
 
 
 def _prefix(marker: str | None, prompt: str | None) -> str:
-    """The marker with the stored prompt after it, which may repeat the marker."""
+    """The marker and then the stored prompt, which may begin with the marker."""
     return (marker or "") + (prompt or "").removeprefix(marker or "")
 
 
 def stanford_projection(directory: Path) -> Any:
-    """`linear.weight` [dims, width] from the model's weights; raises UnsupportedLayoutError where it is missing."""
+    """`linear.weight` [dims, width] of the model. Raises UnsupportedLayoutError for a model without."""
     from safetensors import safe_open
 
     index = read_json(directory / "model.safetensors.index.json").get("weight_map", {})

@@ -1,9 +1,9 @@
 """Batches of models with sequences: a row for each slot, whether it has a request or not, and the control tensors.
 
-The state of a sequence is the program's own, in the row of its slot; so every batch has `max_batch_size` rows (one, for
-a model that does not batch). A row without a request is zero, its texts are empty, and READY is off there. START, END
-and READY have the configured values for off and on, CORRID has the ids; each control is [rows, 1], a value for each
-row, or [rows] where the program declares one dimension or does not batch.
+The program keeps the state of a sequence, by the row of its slot. So every batch has `max_batch_size` rows (one for a
+model that does not batch). In a row without a request numbers are zero, texts are empty, and READY is off. START, END
+and READY have the configured values for off and on, CORRID has the ids. A control is [rows, 1], or [rows] where the
+program declares one dimension or does not batch.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ MAX_ID_CHARACTERS = 128
 
 
 def check_step(config: ModelConfig, call: InferCall) -> Step:
-    """The place of a request of such a model in its sequence.
+    """The place of a request in its sequence.
 
-    Raises `InvalidInput` for one that has several rows, names no sequence, or has an id that the model cannot take.
+    Raises `InvalidInput` for a request with several rows, without a sequence, or with an id that the model cannot take.
     """
     step = call.step
     if call.rows != 1:
@@ -73,7 +73,7 @@ class SlotBatch(NamedBatch):
     def __init__(
         self, requests: Sequence[NamedInputs], slots: Sequence[int | None], config: ModelConfig
     ) -> None:
-        """A request without a slot (a warm-up) belongs to no sequence; its rows are the first, and READY is off."""
+        """A request without a slot (a warm-up) has the first rows, and READY is off."""
         super().__init__(requests, config)
         self._starts = [0 if slot is None else slot for slot in slots]
 
@@ -89,7 +89,7 @@ class SlotBatch(NamedBatch):
 
     @property
     def names(self) -> list[str]:
-        """Inputs that are given, and the controls."""
+        """Names of the given inputs and of the controls."""
         return super().names + [control.name for control in _controls(self._config)]
 
     @property
@@ -102,7 +102,7 @@ class SlotBatch(NamedBatch):
 
     @property
     def steps(self) -> list[Step | None]:
-        """The step of each row, None where there is no request."""
+        """The step of each row, None for a row without a request."""
         found: list[Step | None] = [None] * self.rows
         for start, request in zip(self._starts, self._requests, strict=True):
             found[start] = request.step
@@ -111,8 +111,8 @@ class SlotBatch(NamedBatch):
     def array(self, name: str, *, writable: bool = False) -> np.ndarray:
         """An input or control on the host, all rows. Raises `KeyError` for an input that is not given.
 
-        NOTE: what a program keeps for the next step must not lie in memory that the next request is written to, so
-        none of it is a view of the payload.
+        NOTE: no array is a view of the payload. A program may keep an array for the next step, and the next request
+        overwrites the payload.
         """
         if name in self._control_arrays:
             found = self._control_arrays[name]

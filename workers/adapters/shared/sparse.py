@@ -1,4 +1,4 @@
-"""Sparse vectors on the host: from weights per token, or from one value per term of the vocabulary."""
+"""Sparse vectors on the host: made from weights per token or per term of the vocabulary, cut, and multiplied."""
 
 from __future__ import annotations
 
@@ -50,10 +50,7 @@ def strongest(indices: np.ndarray, values: np.ndarray, limit: int) -> tuple[np.n
 def paired_dots(
     queries: SparseRows, documents: SparseRows, owners: npt.NDArray[np.int64], vocabulary: int
 ) -> Float32Array:
-    """float32 [pairs]: products of each document with its query, over the terms that both have.
-
-    `owners` is the query of each document.
-    """
+    """float32 [pairs]: the dot product of each document with its query. `owners` is the query of each document."""
 
     def keys_of(rows: SparseRows, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         spread = np.repeat(numbers, [len(indices) for indices in rows.indices])

@@ -1,9 +1,9 @@
-"""What families over a text transformer share: loading, prompts, tokenizing, and batches without padding.
+"""The base of families over a text transformer: loading, prompts, tokenizing, and batches without padding.
 
-1. `TextModel.load` reads tokenizer and weights, and proves the packed way of running them.
-2. `payloads` puts the prompt around each text, tokenizes, and fits it into the model's length as one or more windows.
-3. `collate` packs the windows of a batch into one row and notes which item each window belongs to, and which token
-   vectors of the row an item gives back. The windows of an item that is over the token budget make several rows.
+1. `TextModel.load` reads tokenizer and weights, and compares the packed way of running with the padded one.
+2. `payloads` puts the prompt around each text, tokenizes, and fits the text into the model's length as windows.
+3. `collate` packs the windows of a batch into one row. A row knows the item of each window, and the token vectors that
+   the items give back. Windows over the token budget make several rows.
 4. `run` sends row after row through the model, as steps of the batch (`workers.strategies.stepping`).
 """
 
@@ -35,10 +35,10 @@ from workers.strategies import stepping
 class TextPayload:
     """One item ready for the device.
 
-    windows  its token sequences: one, several for a text that was split, none where no inference is needed
-    picks    per window the places of the tokens whose vectors the item gives back, or None for none
-    extra    what a family applies to this item alone
-    excess   how much was cut, where that was counted
+    windows  token sequences: one, several for a text that was split, none where no inference is needed
+    picks    per window the places of the tokens whose vectors the item gives back; None for an item without
+    extra    options that the family applies to this item after the forward pass
+    excess   how much was cut, if the tokens were counted
     """
 
     windows: tuple[TokenSequence, ...]
@@ -52,18 +52,18 @@ class TextPayload:
         return sum(len(window.ids) for window in self.windows)
 
     def prepared(self, truncated: bool, cost: int | None = None) -> Prepared:
-        """This payload as the executor takes it; `cost` is the token count unless it is given."""
+        """This payload as an item for the executor; `cost` is by default the token count."""
         rows = 1 if self.picks is None else sum(map(len, self.picks))
         return Prepared(self, self.tokens if cost is None else cost, truncated, rows, excess=self.excess)
 
 
 @dataclass(frozen=True, slots=True)
 class TextRow:
-    """Neighbouring windows of a batch that run together.  Tensors lie on the host until `TextModel.run` copies them.
+    """Neighbouring windows of a batch that run together. Tensors lie on the host; `TextModel.run` copies them.
 
     packed  the windows
-    owners  int64 [windows], the item of each window in the order given
-    picks   int64 [rows], places in the row of the token vectors to give back, window after window
+    owners  int64 [windows], the item of each window
+    picks   int64 [R], places in the row of the token vectors to give back, window after window; None without
     """
 
     packed: PackedBatch
@@ -152,7 +152,7 @@ class TextModel:
         pick: Callable[[Part], Int64Array] | None = None,
         extra: Any = None,
     ) -> Iterator[tuple[TextPayload, bool]]:
-        """Each item with its prompt as a payload, and whether it was cut; `pick` chooses tokens of a window."""
+        """Each item with its prompt as a payload, and whether the item was cut; `pick` chooses tokens of a window."""
         before, after = self.prompts.affixes(instruction, is_query)
         texts = [f"{before}{self.tokenizer.text_of(item)}{after}" for item in items]
         skip = 0 if self.include_prompt or not before else self.tokenizer.prefix_length(before)
@@ -184,9 +184,9 @@ class TextModel:
         return TextRow(packed, owners, picks.pin_memory() if self.encoder.device.type == "cuda" else picks)
 
     def run(self, batch: TextBatch) -> Iterator[tuple[TextRow, PackedBatch, torch.Tensor]]:
-        """Row after row: what it is, its windows on the device, and its token vectors [T, width] in the model's dtype.
+        """Each row, its windows on the device, and its token vectors [T, width] in the model's dtype.
 
-        Device thread only; what the caller does with a row belongs to the same step.
+        Device thread only. The caller's work on a row belongs to the row's step.
         """
         for row in stepping.each(batch.rows, [row.tokens for row in batch.rows]):
             moved = row.packed.to(self.encoder.device)
@@ -194,13 +194,13 @@ class TextModel:
 
     @staticmethod
     def picked(row: TextRow, vectors: torch.Tensor) -> torch.Tensor:
-        """Of the token vectors of a row those [R, width] that its items give back, window after window."""
+        """The token vectors [R, width] of a row that its items give back, window after window."""
         assert row.picks is not None
         return vectors.index_select(0, row.picks.to(vectors.device, non_blocking=True))
 
 
 class TokenVectors:
-    """The token vectors that the items of a batch give back, as they come row by row; only one copy is held."""
+    """Collects the token vectors that the items of a batch give back, row by row, in one tensor."""
 
     def __init__(self, batch: TextBatch) -> None:
         self._count, self._done = batch.picked, 0
@@ -223,12 +223,15 @@ class TokenVectors:
 
 
 class TextAdapter(Adapter):
-    """Base of the families over one `TextModel`; `_heads` are the layers after it, counted as memory."""
+    """Base of the families over one `TextModel`."""
 
     def __init__(
         self, text: TextModel, *heads: torch.nn.Module, whole: torch.nn.Module | None = None
     ) -> None:
-        """Take over the loaded parts; `whole` is the model that LoRA adapters are for, where that is not `text`'s."""
+        """Take over the loaded parts. `heads` are the layers after the transformer.
+
+        `whole` is the model that LoRA adapters change, by default the transformer.
+        """
         self._text, self._heads = text, heads
         self.loras = LoraLayers(whole or text.encoder.model) if self.spec.lora else None
 
@@ -252,7 +255,7 @@ class TextAdapter(Adapter):
         return self._text.collate([item.payload for item in prepared])
 
     def padding_ratio(self, batch: TextBatch) -> float:
-        """What the encoder pads, where it does not run packed."""
+        """Share of padding in the encoder's forward passes."""
         return self._text.encoder.padding_ratio(row.packed for row in batch.rows)
 
 
@@ -262,7 +265,7 @@ def sequence_of(part: Part, skip: int = 0) -> TokenSequence:
 
 
 def mean_of_windows(found: Sequence[torch.Tensor], batch: TextBatch) -> torch.Tensor:
-    """[windows, width] of each row to [items, width]: the mean of each item's windows, weighted by their tokens."""
+    """[windows, width] of each row to [items, width]: the mean of each item's windows, weighted by tokens."""
     vectors = found[0] if len(found) == 1 else torch.cat(list(found))
     if batch.owners is None:
         return vectors

@@ -36,7 +36,7 @@ _NO_LIMIT = 10**9
 
 
 class Tokens(NamedTuple):
-    """One text as token ids, its segment ids (None where all are 0) and whether it was cut."""
+    """One text as token ids and segment ids (None where all are 0)."""
 
     ids: list[int]
     types: list[int] | None
@@ -99,7 +99,7 @@ class TextTokenizer:
 
     @property
     def pad_id(self) -> int:
-        """The id for padding; 0 where the tokenizer has none (padding is masked anyway)."""
+        """The id for padding; 0 for a tokenizer without one, as padding is masked."""
         pad = self._tokenizer.pad_token_id
         return 0 if pad is None else int(pad)
 
@@ -124,7 +124,7 @@ class TextTokenizer:
         return found
 
     def _encodings(self, texts: Sequence[str]) -> list[Encoding]:
-        """The encodings of `texts`, cut to the limit; of long ones only the beginning is read where that is enough."""
+        """The encodings of `texts`, cut to the limit. Of a long text only the beginning is read if that is enough."""
         assert self._backend is not None
         most = LONG * CHARACTERS_PER_TOKEN * self._max_length
         if not self._only_beginnings or max(map(len, texts), default=0) < most:
@@ -134,7 +134,7 @@ class TextTokenizer:
     def windows(
         self, texts: Sequence[str], overflow: str = "truncate", max_length: int | None = None
     ) -> list[Windows]:
-        """Tokenize `texts` and fit each into `max_length` tokens (None: the set length); see `windows.fit`."""
+        """Tokenize `texts` and fit each into `max_length` tokens, by default the limit; see `long_texts.fit`."""
         if max_length is None:
             max_length = self._max_length
             if overflow == "truncate":
@@ -158,7 +158,7 @@ class TextTokenizer:
         return Frame(before, len(framed) - before - len(bare))
 
     def _parts(self, texts: Sequence[str]) -> Iterator[list[Part]]:
-        """Each text whole, as consecutive parts."""
+        """The tokens of each whole text, as consecutive parts."""
         if self._backend is None:
             for text in texts:
                 with self._lock:
@@ -177,9 +177,9 @@ class TextTokenizer:
             yield parts[::-1] if backwards else parts
 
     def text_of(self, item: InputItem) -> str:
-        """The text of an item, which may have token ids instead.
+        """The text of an item, or of its token ids.
 
-        Raises `ItemRefused` for an id that the vocabulary lacks, ValueError for an item with neither.
+        Raises `ItemRefused` for an id that the vocabulary lacks, ValueError for an item without text and ids.
         """
         if item.text is not None:
             return item.text
@@ -224,7 +224,7 @@ class TextTokenizer:
         return Tokens(list(whole["input_ids"]) or [self._filler], self._kept_types(whole), truncated)
 
     def _kept_types(self, encoding: Mapping[str, Any]) -> list[int] | None:
-        """Segment ids where the model has them and they are not all 0."""
+        """Segment ids; None for a model without, and where all are 0."""
         types = encoding.get("token_type_ids") if self._uses_types else None
         return types if types and any(types) else None
 
