@@ -165,6 +165,13 @@ class Gate:
         entry = self._find(presented_key(scope))[1]
         return Grant(entry.name, entry.id, entry.share)
 
+    def spend(self, grant: Grant) -> None:
+        """Count another request of a caller that was let in. Raises `RateLimited`."""
+        if grant.caller:
+            number, entry = self._by_id[grant.caller]
+            if entry.requests_per_s:
+                self.meter.spend(number, entry.requests_per_s, entry.allowed_burst)
+
     def admit(self, scope: dict[str, Any]) -> bool:
         """Check a scope once and keep the outcome in it for `outcome_of`; returns whether it was let in."""
         need = scopes.need_of(scope["path"], self.open_metrics)

@@ -1,16 +1,14 @@
-"""The server of grpc.aio, with calls accepted in another way, since its own does not survive a path that is no text.
+"""The server of grpc.aio, with rpcs accepted in another way, since its own does not survive a path that is no text.
 
-grpc.aio decodes the path of every call in the task that accepts calls: bytes that are no UTF-8 end that task, and with
+grpc.aio decodes the path of every rpc in the task that accepts rpcs: bytes that are no UTF-8 end that task, and with
 it the server. Here every method is registered with gRPC's core, which compares paths as bytes.
 
-1. The main loop of grpc.aio asks for the next call of each registered method, and for the next of all others. It gets
-   a task that accepts these calls one after another, and ends only with the server.
-2. A call of a registered method is handled under the name that it was registered by. Any other is answered
-   UNIMPLEMENTED, whatever its path is.
-3. The door decides on a call by its head. The handler of a refused call reads nothing and answers the reason.
-4. The message of a unary call must come in time, and a refusal must be taken in time.
-5. Each call is served by two tasks of grpc.aio: one runs its handler and sends what that answers, the other waits for
-   the end of the call. gRPC's core ends a call, and drops what it has not sent, when neither refers to it (`cut_off`).
+1. The main loop of grpc.aio asks for the next rpc of each registered method, and for the next of all others. It gets
+   a task that accepts these rpcs one after another, and ends only with the server.
+2. The door decides on an rpc by its head. A refused rpc is answered without a look at its messages. So is an rpc of no
+   registered method, whatever its path is: UNIMPLEMENTED.
+3. A unary rpc is served as `rpc` says. A stream is served by grpc.aio, in two tasks: one runs the handler and sends
+   what it answers, the other waits for the end of the rpc.
 """
 
 from __future__ import annotations
@@ -18,36 +16,53 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextvars import ContextVar, copy_context
-from functools import partial
+from contextvars import copy_context
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from grpc import aio
+from grpc import StatusCode, aio
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
+from frontend.access.scopes import Need
 from frontend.grpc import statuses
 from frontend.grpc.door import Door
+from frontend.grpc.rpc import Reply, Rpc, ServedUnary, UnaryMethod, Underway
 from ipc.errors import PenstockError
 
-_OTHER = "/"
-"""The name under which calls are handled that no method has."""
-LAST_WORD_S = 1.0
-"""How long a client may take to read a status and nothing else."""
-Refuse = Callable[[PenstockError, Any], Awaitable[None]]
-"""Ends a call with an error, in the form of its contract."""
+_UNKNOWN = Reply(None, (), StatusCode.UNIMPLEMENTED, "Method not found!")
 
 
+def _refused(error: PenstockError, _: Rpc) -> Reply:
+    """A refusal by a status alone."""
+    return Reply(None, statuses.trailers(error), statuses.status_of(error), statuses.shortened(error.message))
+
+
+@dataclass(slots=True)
 class Served:
-    """A call that is being served."""
+    """A method of the server. `need` None: a valid key of any scope. `refused` makes the reply to a refused rpc.
 
-    __slots__ = ("__weakref__", "_handling", "_serving", "_timer", "caller")
+    One of three serves: `unary`; `stream`, whose messages are read by `receive` and written by `send`; or `library`,
+    which is what generated code brings for a stream.
+    """
 
-    def __init__(self, caller: str) -> None:
-        self.caller = caller
+    need: Need | None
+    refused: Callable[[PenstockError, Rpc], Reply] = _refused
+    unary: UnaryMethod | None = None
+    stream: Callable[[Rpc], Awaitable[None]] | None = None
+    library: grpc.RpcMethodHandler[Any, Any] | None = None
+    receive: Callable[[bytes], Any] | None = None
+    send: Callable[[Any], bytes] | None = None
+
+
+class _ServedStream:
+    """A stream that was let in, and the two tasks of grpc.aio that refer to it."""
+
+    __slots__ = ("__weakref__", "_handling", "_serving")
+
+    def __init__(self) -> None:
         self._handling: weakref.ref[asyncio.Task[Any]] | None = None
         self._serving: weakref.ref[asyncio.Task[None]] | None = None
-        self._timer: asyncio.TimerHandle | None = None
 
     async def run(self, handling: Awaitable[None]) -> None:
         """The first of its tasks."""
@@ -60,116 +75,80 @@ class Served:
         """The second of them."""
         self._serving = weakref.ref(task)
 
-    def end_after(self, seconds: float) -> None:
-        """End the call then, unless its message has `arrived`."""
-        self._timer = asyncio.get_running_loop().call_later(seconds, self.end)
-
-    def arrived(self) -> None:
-        """Stop the timer: the message has come, or will not come."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def end(self) -> None:
-        """End the call at once."""
+    def cut_off(self) -> None:
+        """End the rpc at once."""
         for task in (self._serving, self._handling):
             if task is not None and (found := task()) is not None:
                 found.cancel()
 
 
-_serving: ContextVar[Served] = ContextVar("serving")
-"""The call that the current task belongs to."""
-
-
-def cut_off() -> Callable[[], None]:
-    """A function that ends the current task's call at once, and frees the answers that the client has not taken."""
-    return _serving.get().end
-
-
-def caller() -> str:
-    """The account of the current call's place at the door: the id of a key, or an address."""
-    return _serving.get().caller
-
-
-def _noting(handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
-    """The same handler; the arrival of its message stops the timer of the call."""
-    if handler.request_streaming:
-        return handler
-    receive: Callable[[bytes], Any] = handler.request_deserializer or bytes
-
-    def noting(data: bytes) -> Any:
-        _serving.get().arrived()
-        return receive(data)
-
-    return handler._replace(request_deserializer=noting)  # type: ignore[attr-defined, no-any-return]
-
-
-async def _abort(error: PenstockError, rpc: Any) -> None:
-    await rpc.abort(statuses.status_of(error), statuses.shortened(error.message), statuses.trailers(error))
-
-
 class _Core(cygrpc.AioServer):  # type: ignore[misc]
-    """Accepts and starts calls."""
+    """Accepts and starts rpcs."""
 
-    def prepare(
-        self,
-        handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]],
-        refusals: Mapping[str, Refuse],
-        door: Door,
-    ) -> None:
+    def prepare(self, methods: dict[str, Served], door: Door) -> None:
         """Serve these methods, by their paths, to callers that the door lets in."""
-        self._door, self._refusals, self._running = door, refusals, set[asyncio.Task[None]]()
-        self._unary = {path for path, handler in handlers.items() if not handler.request_streaming}
-        self._resolver = cygrpc._MethodResolver([], dict(handlers))
-        self.add_registered_method_handlers(dict(handlers))
+        self._methods, self._door, self._running = methods, door, set[asyncio.Task[None]]()
+        self.underway = Underway(door.leave)
+        self.add_registered_method_handlers(dict.fromkeys(methods))
 
     def _make_request_call_future(self, method: bytes | None) -> asyncio.Task[None]:
-        """The task that the main loop waits for: accepts all calls of a method, for None those of unknown methods."""
+        """The task that the main loop waits for: accepts all rpcs of a method, for None those of unknown methods."""
         return asyncio.get_running_loop().create_task(self._accept(method))
 
     async def _accept(self, method: bytes | None) -> None:
-        name = _OTHER if method is None else method.decode()
+        if method is None:
+            while True:
+                self._refuse(await self._request_call(), _UNKNOWN)
+        path = method.decode()
+        served = self._methods[path]
         while True:
-            asking = self._request_call() if method is None else self._request_registered_call(method)
-            self._serve(name, await asking)
+            self._serve(path, served, await self._request_registered_call(method))
 
-    def _serve(self, name: str, call: Any) -> None:
-        loop, context = asyncio.get_running_loop(), copy_context()
-        resolver, leave, limit_s = self._resolver, None, LAST_WORD_S
-        served = Served("")
-        if name != _OTHER:
-            entry = self._door.enter(name, cygrpc._ServicerContext(call, None, None, loop))
-            served.caller, leave = entry.caller, entry.leave
-            if entry.refusal is None:
-                limit_s = self._door.message_within_s(name) if name in self._unary else 0.0
-            else:
-                resolver = cygrpc._MethodResolver([], {name: self._refusing(name, entry.refusal)})
-        handling = cygrpc._handle_rpc(name, resolver, (), call, loop, False)
-        task = loop.create_task(
-            cygrpc._schedule_rpc_coro(served.run(handling), call, loop, name), context=context
-        )
-        served.served_by(task)
-        # NOTE: the task has not run yet, so the task of the handler, made by this task, inherits the variable too.
-        context.run(_serving.set, served)
-        if limit_s:
-            served.end_after(limit_s)
+    def _refuse(self, call: Any, reply: Reply, rpc: Rpc | None = None) -> None:
+        ServedUnary(
+            call, rpc or Rpc("", cygrpc._ServicerContext(call, None, None, None)), self.underway
+        ).refuse(reply)
+
+    def _serve(self, path: str, served: Served, call: Any) -> None:
+        loop = asyncio.get_running_loop()
+        rpc = Rpc(path, cygrpc._ServicerContext(call, served.receive, served.send, loop))
+        refusal = self._door.enter(rpc, served.need, spend=served.unary is not None)
+        if refusal is not None:
+            # NOTE: who refuses notes the ids of the request in context variables, which are no others' business.
+            self._refuse(call, copy_context().run(served.refused, refusal, rpc), rpc)
+        elif served.unary is not None:
+            ServedUnary(call, rpc, self.underway).serve(
+                served.unary, self._door.message_within_s(served.need)
+            )
+        else:
+            self._stream(served, rpc, call, loop)
+
+    def _stream(self, served: Served, rpc: Rpc, call: Any, loop: asyncio.AbstractEventLoop) -> None:
+        stream = _ServedStream()
+        rpc.cut_off = stream.cut_off
+        handler = served.library or _handler_of(served.stream, rpc)
+        resolver = cygrpc._MethodResolver([], {rpc.path: handler})
+        handling = cygrpc._handle_rpc(rpc.path, resolver, (), call, loop, False)
+        task = loop.create_task(cygrpc._schedule_rpc_coro(stream.run(handling), call, loop, rpc.path))
+        stream.served_by(task)
         self._running.add(task)
-        task.add_done_callback(partial(self._end, served, leave))
 
-    def _end(self, served: Served, leave: Callable[[], None] | None, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
-        served.arrived()
-        if leave is not None:
-            leave()
+        def end(_: object) -> None:
+            self._running.discard(task)
+            self._door.leave(rpc)
+            rpc.context = None
 
-    def _refusing(self, name: str, error: PenstockError) -> grpc.RpcMethodHandler[Any, Any]:
-        """A handler that reads nothing, whatever the method's own is like."""
-        refuse = self._refusals.get(name, _abort)
+        task.add_done_callback(end)
 
-        async def handle(_: object, rpc: Any) -> None:
-            await refuse(error, rpc)
 
-        return grpc.stream_stream_rpc_method_handler(handle)
+def _handler_of(stream: Callable[[Rpc], Awaitable[None]] | None, rpc: Rpc) -> grpc.RpcMethodHandler[Any, Any]:
+    """What grpc.aio calls for one stream; the iterator of messages and the context that it gives are left alone."""
+    assert stream is not None
+
+    async def handle(_: object, context: object) -> None:
+        await stream(rpc)
+
+    return grpc.stream_stream_rpc_method_handler(handle)
 
 
 class Server(aio.Server):
@@ -178,23 +157,24 @@ class Server(aio.Server):
     def __init__(self, options: Sequence[tuple[str, Any]], door: Door) -> None:
         self._core = _Core(cygrpc.get_working_loop(), None, (), (), tuple(options), None)
         self.door = door
-        self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
-        self._refusals: dict[str, Refuse] = {}
+        self._methods: dict[str, Served] = {}
+
+    def add(self, path: str, served: Served) -> None:
+        """One method."""
+        self._methods[path] = served
 
     def add_registered_method_handlers(
         self, service_name: str, method_handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
     ) -> None:
-        """The methods of one service."""
+        """The methods of one service of generated code, all of which must be streams of requests."""
         for name, handler in method_handlers.items():
-            self._handlers[f"/{service_name}/{name}"] = _noting(handler)
+            assert handler.request_streaming
+            self.add(f"/{service_name}/{name}", Served(None, library=handler))
 
     def read_by(self, path: str, deserialize: Callable[[bytes], Any]) -> None:
-        """Replace the deserializer of a generated handler of a stream."""
-        self._handlers[path] = self._handlers[path]._replace(request_deserializer=deserialize)  # type: ignore[attr-defined]
-
-    def refuse_by(self, refusals: Mapping[str, Refuse]) -> None:
-        """How methods, by their paths, say that a call may not come in; the others by a status alone."""
-        self._refusals |= refusals
+        """Replace the deserializer of a handler of generated code."""
+        handler: Any = self._methods[path].library
+        self._methods[path].library = handler._replace(request_deserializer=deserialize)
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Any) -> None:
         """Nothing: generated code registers its methods one by one as well."""
@@ -211,13 +191,14 @@ class Server(aio.Server):
         raise NotImplementedError("TLS is not offered on this port: a proxy in front of it ends TLS")
 
     async def start(self) -> None:
-        """Accept calls."""
-        self._core.prepare(self._handlers, self._refusals, self.door)
+        """Accept rpcs."""
+        self._core.prepare(self._methods, self.door)
         await self._core.start()
 
     async def stop(self, grace: float | None) -> None:
-        """Accept no more calls, and cut off the calls in work after `grace` seconds."""
+        """Accept no more rpcs, and cut off the rpcs in work after `grace` seconds."""
         await self._core.shutdown(grace)
+        self._core.underway.stopped = True
 
     async def wait_for_termination(self, timeout: float | None = None) -> bool:
         """Wait for the end of the server."""

@@ -8,80 +8,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
-from grpc import aio
-
 from frontend.access.gate import Gate
 from frontend.access.scopes import Need
-from frontend.grpc.call import head_of
-from frontend.grpc.connections import CallsByConnection, Peer, host_of
+from frontend.grpc.connections import CallsByConnection
+from frontend.grpc.rpc import Rpc
 from frontend.http.places import Places
 from ipc.errors import AccessRefused, PenstockError, QueueFull
 from ipc.settings import Settings
-
-Rpc = aio.ServicerContext[Any, Any]
 
 OPEN_RPCS = 256
 """Calls at a time of methods that need no key."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A call at the door. If it is let in (`refusal` is None), its end must call `leave`."""
-
-    caller: str
-    leave: Callable[[], None]
-    refusal: PenstockError | None = None
-
-
 class Door:
-    """The door of a frontend. A method that `needs` does not name needs a valid key of any scope."""
+    """The door of a frontend."""
 
     def __init__(self, access: Gate, settings: Settings) -> None:
-        self.needs: dict[str, Need | None] = {}
         self.calls = CallsByConnection()
         """Calls that were let in, by connection."""
         self._access, self._settings = access, settings
         self._places, self._open_places = Places(settings.grpc.max_rpcs), Places(OPEN_RPCS)
 
-    def message_within_s(self, path: str) -> float:
+    def message_within_s(self, need: Need | None) -> float:
         """Seconds for the message of a call: of methods open to all those of a head, else those of a request."""
         settings = self._settings
-        is_open = self.needs.get(path) == ""
-        return settings.server.header_deadline_s if is_open else settings.limits.request_timeout_s
+        return settings.server.header_deadline_s if need == "" else settings.limits.request_timeout_s
 
-    def enter(self, path: str, rpc: Rpc) -> Entry:
-        """Decide on a call by its head."""
-        name = rpc.peer()
-        peer = Peer.named(name)
-        need = self.needs.get(path)
+    def enter(self, rpc: Rpc, need: Need | None, spend: bool) -> PenstockError | None:
+        """Decide on a call by its head; None if it is let in. Then its end must call `leave`.
+
+        `need` None: a valid key of any scope. With `spend` the call counts against the rate of its key.
+        """
+        access = self._access
         try:
-            caller = self._caller(path, need, rpc, name)
+            head = rpc.head()
+            rpc.grant = access.caller(head) if need is None else access.grant_for(head, need, spend)
         except AccessRefused as error:
-            return Entry("", _nothing, error)
+            return error
+        rpc.account = rpc.grant.caller or rpc.host
         places = self._open_places if need == "" else self._places
-        if not places.take(caller):
-            return Entry(caller, _nothing, _no_place(places.limit, need == ""))
-        self.calls.begin(peer)
+        if not places.take(rpc.account):
+            return _no_place(places.limit, need == "")
+        rpc.places = places
+        self.calls.begin(rpc.peer)
+        return None
 
-        def leave() -> None:
-            places.give(caller)
-            self.calls.end(peer)
-
-        return Entry(caller, leave)
-
-    def _caller(self, path: str, need: Need | None, rpc: Rpc, peer: str) -> str:
-        """The account of a call's place: the id of its key, or its address. Raises an `AccessRefused`."""
-        if need != "":
-            head = head_of(path, dict(rpc.invocation_metadata() or ()), peer)
-            access = self._access
-            grant = access.caller(head) if need is None else access.grant_for(head, need, spend=False)
-            if grant.caller:
-                return grant.caller
-        return host_of(Peer.named(peer))
+    def leave(self, rpc: Rpc) -> None:
+        """A call has ended; a refused call holds nothing."""
+        places, rpc.places = rpc.places, None
+        if places is not None:
+            places.give(rpc.account)
+            self.calls.end(rpc.peer)
 
 
 def _no_place(limit: int, is_open: bool) -> QueueFull:
@@ -90,7 +67,3 @@ def _no_place(limit: int, is_open: bool) -> QueueFull:
         f"this server takes {limit} {what} at a time, and of one caller no more than others leave free",
         retry_after_s=1,
     )
-
-
-def _nothing() -> None:
-    """A refused call holds nothing."""

@@ -13,16 +13,14 @@ import time
 from functools import partial
 from typing import Any
 
-import grpc
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from frontend.grpc import connections
-from frontend.grpc.accepting import Server
+from frontend.grpc.accepting import Served, Server
 from frontend.grpc.connections import ConnectionLimiter
 from frontend.grpc.door import Door
-from frontend.grpc.health import SERVICE as HEALTH_SERVICE
 from frontend.grpc.health import Health
 from frontend.grpc.port import SUCCESSION
 from frontend.grpc.received import Form
@@ -61,11 +59,11 @@ class GrpcServer:
         self._server = Server(
             options(services.settings, self._max_connections), Door(services.access, services.settings)
         )
-        for service in offered:
+        everything: list[GrpcService] = [*offered, self._health]
+        for service in everything:
             mount(self._server, services, service, self._streams)
-        self._server.add_registered_method_handlers(HEALTH_SERVICE.full_name, self._health.handlers())
-        self._server.door.needs[Health.OPEN] = ""
-        listed = [*names, HEALTH_SERVICE.full_name, reflection.SERVICE_NAME]
+        self._server.add(self._health.watching, Served(None, stream=self._health.watch, send=serialized))
+        listed = [*names, self._health.descriptor.full_name, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(listed, self._server)
         self._server.read_by(_REFLECTION, _reflection_request)
         self._limiting: asyncio.Task[None] | None = None
@@ -170,19 +168,14 @@ def options(settings: Settings, max_connections: int) -> list[tuple[str, Any]]:
 
 def mount(server: Server, services: Services, service: GrpcService, streams: Streams) -> None:
     """Serve the methods of one service."""
-    found: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for name, method in service.methods.items():
         described = service.descriptor.methods_by_name[name]
         form = Form(GetMessageClass(described.input_type), method.raw_field, method.check)
         path = f"/{service.descriptor.full_name}/{name}"
-        runner = Unary(services, service, method, path)
-        server.door.needs[path] = method.need if isinstance(method.need, str) else None
+        runner = Unary(services, service, method, path, form)
+        need = method.need if isinstance(method.need, str) else None
         if described.client_streaming:
-            server.refuse_by({path: runner.refuse_stream})
-            found[name] = grpc.stream_stream_rpc_method_handler(
-                streams.of(runner).run, form.receive, serialized
-            )
+            serve = partial(streams.serve, runner)
+            server.add(path, Served(need, runner.stream_refused, None, serve, None, form.receive, serialized))
         else:
-            server.refuse_by({path: partial(runner.refuse, form)})
-            found[name] = grpc.unary_unary_rpc_method_handler(runner.run, form.receive, serialized)
-    server.add_registered_method_handlers(service.descriptor.full_name, found)
+            server.add(path, Served(need, runner.refused, runner))

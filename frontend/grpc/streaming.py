@@ -19,8 +19,9 @@ from grpc import aio
 
 from frontend.grpc.call import Call
 from frontend.grpc.received import Received
+from frontend.grpc.rpc import Rpc
 from frontend.grpc.service import Answer, Several
-from frontend.grpc.unary import Rpc, Unary, Unwritten
+from frontend.grpc.unary import Unary, Unwritten
 from ipc import deadline
 from ipc.errors import Draining, PenstockError
 
@@ -38,10 +39,6 @@ class Streams:
         self.draining = False
         self._open: set[_Stream] = set()
         self._changed = asyncio.Event()
-
-    def of(self, runner: Unary) -> StreamMethod:
-        """The streams of one method."""
-        return StreamMethod(self, runner)
 
     async def serve(self, runner: Unary, rpc: Rpc) -> None:
         """One stream from its first message to its last."""
@@ -70,17 +67,6 @@ class Streams:
                     await self._changed.wait()
                     if not self._open:
                         await asyncio.sleep(LINGER_S)
-
-
-class StreamMethod:
-    """gRPC's handler of one method."""
-
-    def __init__(self, streams: Streams, runner: Unary) -> None:
-        self._streams, self._runner = streams, runner
-
-    async def run(self, requests: object, rpc: Rpc) -> None:
-        """One stream; gRPC's iterator of requests is left alone, since reading must be able to end with a drain."""
-        await self._streams.serve(self._runner, rpc)
 
 
 class _Failure(Exception):
@@ -116,13 +102,12 @@ class _Stream:
         self._reader = loop.create_task(self._read_all())
         writer: asyncio.Task[None] | None = None
         try:
-            opened.admit("infer", spend=False)
             writer = loop.create_task(self._write_all(opened))
             await asyncio.wait((writer, self._broken), return_when=asyncio.FIRST_COMPLETED)
             (self._broken if self._broken.done() else writer).result()
             if self._drained:
                 raise Draining("this server is shutting down; open a new stream", retry_after_s=1)
-            self._rpc.set_trailing_metadata(opened.trailers)
+            self._rpc.context.set_trailing_metadata(opened.trailers)
         except _Failure as failure:
             # NOTE: a read that meets the end of the rpc would add its frames to the error that gRPC keeps.
             self._reader.cancel()
@@ -145,7 +130,7 @@ class _Stream:
         try:
             while not self._drained:
                 await self._room.acquire()
-                received: Any = await self._rpc.read()
+                received: Any = await self._rpc.context.read()
                 if received is aio.EOF:
                     break
                 number += 1
@@ -206,7 +191,7 @@ class _Stream:
 
     async def _write(self, answer: Answer) -> None:
         async with self._writing:
-            await self._rpc.write(answer)
+            await self._rpc.context.write(answer)
 
     async def _write_last(self, call: Call, answer: Answer) -> None:
         """Write what is the end of an answer, for as long as a request may take. Raises `Unwritten`."""

@@ -16,16 +16,14 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
 from functools import partial
-from typing import Any
 
 from google.protobuf.message import Message
 from grpc import StatusCode, aio
 
-from frontend.access.scopes import Need
 from frontend.grpc import statuses
-from frontend.grpc.accepting import LAST_WORD_S, cut_off
 from frontend.grpc.call import Call
 from frontend.grpc.received import SPLIT_NBYTES, Form, Received
+from frontend.grpc.rpc import LAST_WORD_S, Reply, Rpc
 from frontend.grpc.service import Answer, GrpcService, Method, Several, serialized
 from frontend.http import tracebacks
 from frontend.services import Services
@@ -33,8 +31,6 @@ from ipc import deadline
 from ipc.errors import DeadlineExceeded, Forbidden, InvalidInput, PenstockError, Unauthenticated
 
 log = logging.getLogger(__name__)
-
-Rpc = aio.ServicerContext[Any, Any]
 
 WRITE_GRACE_NS = 2_000_000_000
 """What was made before the deadline of its request may be written for so much longer."""
@@ -49,47 +45,41 @@ class Unwritten(Exception):
 
 
 class Unary:
-    """Runs requests of one method."""
+    """Runs requests of one method, which are read as `form` says."""
 
-    def __init__(self, services: Services, service: GrpcService, method: Method, path: str) -> None:
-        self.services, self.service, self.method, self.path = services, service, method, path
+    def __init__(
+        self, services: Services, service: GrpcService, method: Method, path: str, form: Form
+    ) -> None:
+        self.services, self.service, self.method, self.path, self.form = services, service, method, path, form
 
-    async def run(self, received: Received, rpc: Rpc) -> Answer:
-        """The whole rpc."""
-        call = self.begin(rpc)
+    async def run(self, data: bytes, rpc: Rpc) -> Reply:
+        """The reply to an rpc of one message."""
+        call, received = self.begin(rpc), self.form.receive(data)
         try:
             answer = await self.answer(call, received)
-            rpc.set_trailing_metadata(call.trailers)
+            assert not isinstance(answer, Several)
+            return Reply(serialized(answer), call.trailers)
         except PenstockError as error:
-            answer = await self.fail(call, received, error)
+            return self._failed(call, received, error)
         finally:
             received.forget()
-        assert not isinstance(answer, Several)
-        self._wait(answer, received.nbytes)
-        return answer
 
-    def _wait(self, answer: Answer, received_nbytes: int) -> None:
-        """Let gRPC, which sends the answer when the handler has returned, wait for the client no longer than it may."""
-        handling = asyncio.current_task()
-        assert handling is not None
-        nbytes = len(answer) if isinstance(answer, bytes) else answer.ByteSize()
-        # NOTE: gRPC keeps the bytes of the request too until then.
-        waiting = UntakenAnswer(self.services, self.path, nbytes + received_nbytes, cut_off())
-        handling.add_done_callback(waiting.end)
-
-    async def refuse(self, form: Form, error: PenstockError, rpc: Rpc) -> None:
-        """End an rpc that may not come in, nothing of which but its head was read."""
-        call, nothing = self.begin(rpc), form.receive(b"")
+    def refused(self, error: PenstockError, rpc: Rpc) -> Reply:
+        """The reply to an rpc that may not come in, of which nothing but its head was read."""
+        call, nothing = self.begin(rpc), self.form.receive(b"")
         nothing.forget()
         call.refuse(error)
-        answer = await self.fail(call, nothing, error)
-        await rpc.write(serialized(answer))
+        return self._failed(call, nothing, error)
 
-    async def refuse_stream(self, error: PenstockError, rpc: Rpc) -> None:
+    def stream_refused(self, error: PenstockError, rpc: Rpc) -> Reply:
         """The same of a stream, which ends with a status."""
         call = self.begin(rpc)
         call.refuse(error)
-        await self.abort(call, error)
+        return self._status(call, error)
+
+    def untaken(self, nbytes: int, drop: Callable[[], None]) -> UntakenAnswer:
+        """Count an answer that its client has not taken yet."""
+        return UntakenAnswer(self.services, self.path, nbytes, drop)
 
     def begin(self, rpc: Rpc, number: int = 0) -> Call:
         """A request that has just arrived."""
@@ -101,20 +91,21 @@ class Unary:
         `Several` answers are for `write_each`, which counts the request then.
         """
         with self._counting_failure(call), self.services.bodies.holding(received.nbytes):
-            call.admit(self._need(received))
+            self._let_in(call, received)
             message, call.raw = received.message(), received.raw
             answer = await self.method.answer(call, message)
         if not isinstance(answer, Several):
             call.finish(None)
         return answer
 
-    def _need(self, received: Received) -> Need:
-        """The scope that a request needs. Raises `InvalidInput` when it has to tell that itself, and cannot be read."""
+    def _let_in(self, call: Call, received: Received) -> None:
+        """Ask for what the head of the rpc could not tell. Raises an `AccessRefused`."""
         need = self.method.need
-        if isinstance(need, str):
-            return need
-        # NOTE: who is not let in yet has nothing large parsed.
-        return need(received.message()) if received.nbytes <= SPLIT_NBYTES else "admin"
+        if not isinstance(need, str):
+            # NOTE: who is not let in yet has nothing large parsed.
+            call.admit(need(received.message()) if received.nbytes <= SPLIT_NBYTES else "admin")
+        elif call.number:
+            call.spend()
 
     async def write_each(
         self, call: Call, received: Received, several: Several, write: Callable[[Answer], Awaitable[None]]
@@ -169,7 +160,7 @@ class Unary:
         if unwritten.gone:
             # NOTE: the way gRPC itself ends an rpc whose client has gone; a status could not be sent.
             raise asyncio.CancelledError from unwritten
-        asyncio.get_running_loop().call_later(LAST_WORD_S, cut_off())
+        asyncio.get_running_loop().call_later(LAST_WORD_S, unwritten.call.rpc.cut_off)
         try:
             async with asyncio.timeout(LAST_WORD_S):
                 await self.abort(unwritten.call, unwritten.error)
@@ -179,14 +170,19 @@ class Unary:
             # NOTE: gRPC takes no status beside a first message that has not left.
             return
 
-    async def fail(self, call: Call, received: Received, error: PenstockError) -> Answer:
+    def _failed(self, call: Call, received: Received, error: PenstockError) -> Reply:
         """The contract's own form of an error; without one the rpc ends with a status."""
         told = self.told(call, received, error)
         if told is None:
-            await self.abort(call, error)
-            raise AssertionError("abort returned") from error
-        call.rpc.set_trailing_metadata((*call.trailers, *statuses.trailers(error)))
-        return told
+            return self._status(call, error)
+        return Reply(serialized(told), (*call.trailers, *statuses.trailers(error)))
+
+    def _status(self, call: Call, error: PenstockError) -> Reply:
+        status = statuses.status_of(error)
+        if status is StatusCode.INTERNAL:
+            log.warning("%s answered %s: %s", self.path, error.code, error.message)
+        message = statuses.shortened(self.service.message_of(error))
+        return Reply(None, (*call.trailers, *statuses.trailers(error)), status, message)
 
     def told(self, call: Call, received: Received, error: PenstockError) -> Answer | None:
         """The message that says an error, where the contract has one for it."""
@@ -202,14 +198,10 @@ class Unary:
         return failed(call, message, error)
 
     async def abort(self, call: Call, error: PenstockError) -> None:
-        """End the rpc with the status of an error."""
-        status = statuses.status_of(error)
-        if status is StatusCode.INTERNAL:
-            log.warning("%s answered %s: %s", self.path, error.code, error.message)
-        message = statuses.shortened(self.service.message_of(error))
-        trailers = (*call.trailers, *statuses.trailers(error))
+        """End a stream with the status of an error."""
+        _, trailers, status, message = self._status(call, error)
         try:
-            await call.rpc.abort(status, message, trailers)
+            await call.rpc.context.abort(status, message, trailers)
         except aio.AbortError as aborted:
             # NOTE: gRPC keeps it as long as the rpc, which the frames of its traceback refer to.
             handling = asyncio.current_task()

@@ -8,7 +8,7 @@ import pytest
 
 from frontend.access.gate import ANONYMOUS, Gate
 from frontend.access.scopes import need_of
-from frontend.grpc.call import head_of
+from frontend.grpc.rpc import head_of
 from ipc.errors import Forbidden
 from ipc.settings import Server
 

@@ -128,17 +128,17 @@ def test_what_is_no_message_stays_none() -> None:
 
 
 class _Calls:
-    """One call whose admission ends with `refusal`, of a method that tells the id that it was given."""
+    """A message of a stream whose admission ends with `refusal`, of a method that tells the id that it was given."""
 
     def __init__(self, refusal: PenstockError | None) -> None:
         self.finished: list[PenstockError | None] = []
         self.told: list[Message | None] = []
         services: Any = SimpleNamespace(bodies=BodyReader(Limits()))
-        self.unary = Unary(services, None, Method(self._answer, failed=self._failed), "/x")  # type: ignore[arg-type]
-        self.call: Any = SimpleNamespace(admit=self._admit, finish=self.finished.append, raw=())
+        self.unary = Unary(services, None, Method(self._answer, failed=self._failed), "/x", FORMS["kserve"])  # type: ignore[arg-type]
+        self.call: Any = SimpleNamespace(spend=self._spend, number=1, finish=self.finished.append, raw=())
         self._refusal = refusal
 
-    def _admit(self, need: str) -> None:
+    def _spend(self) -> None:
         if self._refusal is not None:
             raise self._refusal
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from grpc import StatusCode, aio
 
-from frontend.grpc import accepting, unary
+from frontend.grpc import unary
 from frontend.grpc.received import Form
+from frontend.grpc.rpc import Rpc
 from frontend.grpc.service import Answer, Method, Several
 from frontend.grpc.streaming import Streams
 from frontend.grpc.unary import Unary
@@ -111,13 +112,12 @@ def serve(root: Path, rpc: FakeRpc, during: Callable[[Contract, Services], Any] 
         services.finisher.recorder = SimpleNamespace(finished=finished)  # type: ignore[assignment]
         contract = Contract(services)
         method = Method(contract.answer, "infer", failed=lambda call, message, error: error.message.encode())
-        any_rpc: Any = rpc
         try:
             async with asyncio.timeout(10):
-                runner = Unary(services, contract, method, "/s/m")
-                served = accepting.Served("")
-                accepting._serving.set(served)
-                serving = asyncio.ensure_future(served.run(Streams(8).serve(runner, any_rpc)))
+                runner = Unary(services, contract, method, "/s/m", FORM)
+                served = Rpc("/s/m", rpc)
+                serving = asyncio.ensure_future(Streams(8).serve(runner, served))
+                served.cut_off = serving.cancel
                 if during is not None:
                     await during(contract, services)
                 await asyncio.gather(serving, return_exceptions=True)
@@ -139,7 +139,7 @@ def test_a_message_whose_answers_never_began_is_counted_all_the_same(tmp_path: P
     make_task = asyncio.BaseEventLoop.create_task
 
     async def during(contract: Contract, services: Services) -> None:
-        [serving] = (task for task in asyncio.all_tasks() if "Served.run" in repr(task.get_coro()))
+        [serving] = (task for task in asyncio.all_tasks() if "Streams.serve" in repr(task.get_coro()))
         loop = asyncio.get_running_loop()
 
         def create_task(coroutine: Any, **more: Any) -> Any:
