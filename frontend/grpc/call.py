@@ -30,6 +30,7 @@ class Call:
     """A request under way. `path` is `/package.Service/Method`; `raw` are the values of `Method.raw_field`.
 
     `number` is the place of a message in its stream, from 1; 0: the rpc itself.
+    `data` are the bytes of a small message, also after its parse.
     `scheduled` is set by contracts that number requests from there on. `ended`: the request has been counted.
     """
 
@@ -41,6 +42,7 @@ class Call:
     grant: Grant
     number: int = 0
     raw: Sequence[bytes | memoryview] = ()
+    data: bytes = b""
     scheduled: bool = False
     ended: bool = False
 

@@ -41,7 +41,7 @@ class Health:
     """Answers for services by name. `Check` is open to all, like the probes over HTTP; `Watch` needs a key."""
 
     protocol = "health"
-    descriptor = health_pb2.DESCRIPTOR.services_by_name["Health"]
+    descriptor: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
     watching = f"/{descriptor.full_name}/Watch"
 
     def __init__(self, services: Services, names: Collection[str]) -> None:

@@ -96,6 +96,11 @@ class Received:
         self._wrong = ""
         self.raw: Sequence[Any] = ()
 
+    @property
+    def data(self) -> bytes:
+        """The bytes, until they are parsed."""
+        return self._data
+
     def message(self) -> Message:
         """The message. Raises `InvalidInput` for bytes that are no message of this method, or have too many fields."""
         if not self._wrong and self._message is None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 
@@ -90,13 +90,29 @@ class Unary:
 
         `Several` answers are for `write_each`, which counts the request then.
         """
-        with self._counting_failure(call), self.services.bodies.holding(received.nbytes):
+        bodies, nbytes = self.services.bodies, received.nbytes
+        # PERF: contexts made of generators cost several microseconds each.
+        bodies.held_nbytes += nbytes
+        try:
+            bodies.check_room(nbytes)
             self._let_in(call, received)
-            message, call.raw = received.message(), received.raw
-            answer = await self.method.answer(call, message)
+            answer = await self._answer(call, received)
+        except BaseException as error:
+            self._count_failure(call, error)
+            raise
+        finally:
+            bodies.held_nbytes -= nbytes
         if not isinstance(answer, Several):
             call.finish(None)
         return answer
+
+    async def _answer(self, call: Call, received: Received) -> Answer | Several:
+        method = self.method
+        if method.repeated is not None and (answering := method.repeated(call, received.data)) is not None:
+            return await answering
+        call.data = received.data if received.nbytes <= SPLIT_NBYTES else b""
+        message, call.raw = received.message(), received.raw
+        return await method.answer(call, message)
 
     def _let_in(self, call: Call, received: Received) -> None:
         """Ask for what the head of the rpc could not tell. Raises an `AccessRefused`."""
@@ -111,31 +127,28 @@ class Unary:
         self, call: Call, received: Received, several: Several, write: Callable[[Answer], Awaitable[None]]
     ) -> None:
         """Write all answers to one request as they come, then count it. Raises as `answer`, and `Unwritten`."""
-        with self._counting_failure(call), self.services.bodies.holding(received.nbytes):
-            async with aclosing(several.answers) as answers:
-                async for answer in answers:
-                    await self.written(call, write(answer), call.context.deadline_ns + WRITE_GRACE_NS)
+        try:
+            with self.services.bodies.holding(received.nbytes):
+                async with aclosing(several.answers) as answers:
+                    async for answer in answers:
+                        await self.written(call, write(answer), call.context.deadline_ns + WRITE_GRACE_NS)
+        except BaseException as error:
+            self._count_failure(call, error)
+            raise
         call.finish(None)
 
-    @contextlib.contextmanager
-    def _counting_failure(self, call: Call) -> Iterator[None]:
-        """Count a request that does not succeed inside, and turn what is no error of ours into one."""
-        try:
-            yield
-        except PenstockError as error:
-            call.finish(error)
-            raise
-        except Unwritten as unwritten:
-            call.finish(unwritten.error)
-            raise
-        except asyncio.CancelledError:
+    def _count_failure(self, call: Call, error: BaseException) -> None:
+        """Count a request that did not succeed. Raises a `PenstockError` in the place of what is no error of ours."""
+        if isinstance(error, asyncio.CancelledError):
             call.finish(call.ended_early())
-            raise
-        except Exception as error:
+        elif isinstance(error, PenstockError):
+            call.finish(error)
+        elif isinstance(error, Unwritten):
+            call.finish(error.error)
+        elif isinstance(error, Exception):
             log.error("%s failed", self.path, exc_info=error)
-            bug = PenstockError("internal error")
-            call.finish(bug)
-            raise bug from error
+            call.finish(PenstockError("internal error"))
+            raise PenstockError("internal error") from error
 
     @staticmethod
     async def written(call: Call, writing: Awaitable[None], until_ns: int) -> None:

@@ -10,6 +10,7 @@ Wire format: https://protobuf.dev/programming-guides/encoding/
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
 
 from ipc.errors import InvalidInput
 
@@ -54,16 +55,18 @@ def parts(head: bytes, field: int, contents: Sequence[Buffer]) -> list[Buffer]:
     """The message `head` with one bytes field numbered `field` for each of `contents`."""
     found: list[Buffer] = [head]
     for content in contents:
-        found += (_prefix(field, len(content)), content)
+        found += (prefix(field, len(content)), content)
     return found
 
 
 def nested(field: int, inner: list[Buffer]) -> list[Buffer]:
     """A message whose only field, numbered `field`, is the message of the parts `inner`."""
-    return [_prefix(field, sum(map(len, inner))), *inner]
+    return [prefix(field, sum(map(len, inner))), *inner]
 
 
-def _prefix(field: int, nbytes: int) -> bytes:
+@lru_cache(maxsize=1024)
+def prefix(field: int, nbytes: int) -> bytes:
+    """What stands before the content of a bytes field."""
     return _encoded(field << 3 | _BYTES) + _encoded(nbytes)
 
 

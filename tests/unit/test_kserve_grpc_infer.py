@@ -74,7 +74,7 @@ def answered(made: Services, message: pb.ModelInferRequest, *raw: bytes) -> pb.M
     """The response to a message with these raw contents."""
     asked = plain_scope()
     asked.deadline_ns = deadline.after(20)
-    call: Any = SimpleNamespace(services=made, context=asked, raw=raw, metadata={})
+    call: Any = SimpleNamespace(services=made, context=asked, raw=raw, metadata={}, data=b"")
     try:
         with ending(made, asked):
             return pb.ModelInferResponse.FromString(asyncio.run(Infer(Forwarding("")).alone(call, message)))
@@ -131,7 +131,7 @@ def test_messages_of_a_sequence_keep_their_order_whatever_becomes_of_their_strin
             message.parameters["sequence_id"].int64_param = 7
             asked = plain_scope()
             asked.deadline_ns = deadline.after(20)
-            call: Any = SimpleNamespace(services=made, context=asked, raw=raw, metadata={})
+            call: Any = SimpleNamespace(services=made, context=asked, raw=raw, metadata={}, data=b"")
             tasks.append(asyncio.create_task(Infer(Forwarding("")).streamed(call, message)))
         await asyncio.gather(*tasks)
 
@@ -189,7 +189,7 @@ def test_a_client_that_goes_away_while_its_request_is_read_is_booked(
         asked.deadline_ns = deadline.after(20)
         message, raw = sent_as_bytes("strings", "S", [b"a"], True)
         message.model_version = "1"
-        call: Any = SimpleNamespace(services=made, context=asked, raw=raw, metadata={})
+        call: Any = SimpleNamespace(services=made, context=asked, raw=raw, metadata={}, data=b"")
         task = asyncio.ensure_future(Infer(Forwarding("")).alone(call, message))
         await reached.wait()
         task.cancel()

@@ -5,7 +5,7 @@ A decoupled model gives any number of responses to a message of a stream, which 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 
 from frontend.grpc.call import Call
@@ -16,15 +16,15 @@ from frontend.protocols.kserve_v2.errors import text_of
 from frontend.protocols.kserve_v2.grpc import counting
 from frontend.protocols.kserve_v2.grpc.reading import EMPTY_FINAL, request_of, version_of
 from frontend.protocols.kserve_v2.grpc.rendering import empty_final, is_long, response_of, stream_error
+from frontend.protocols.kserve_v2.grpc.repeats import KnownHeads
 from frontend.protocols.kserve_v2.parameters import Forwarding
-from frontend.protocols.kserve_v2.reading import identifying
+from frontend.protocols.kserve_v2.reading import identified, identifying
+from frontend.tensors.head_plans import HeadPlan
 from frontend.tensors.models import TensorModel
 from frontend.tensors.request import TensorRequest
 from ipc.errors import PenstockError
 from ipc.memory.datatypes import BYTES
 from ipc.protos import kserve_v2_pb2 as pb
-
-RAW_INPUT = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
 
 
 class Infer:
@@ -32,40 +32,80 @@ class Infer:
 
     def __init__(self, forwarding: Forwarding) -> None:
         self._forwarding = forwarding
+        self._known = KnownHeads()
 
     async def alone(self, call: Call, message: pb.ModelInferRequest) -> bytes | Several:
         """ModelInfer."""
-        with identifying(message.id):
-            return await self._run(call, message, streamed=False)
+        return await self._identified(call, message, streamed=False)
 
     async def streamed(self, call: Call, message: pb.ModelInferRequest) -> bytes | Several:
         """One message of ModelStreamInfer."""
-        with identifying(message.id):
-            return await self._run(call, message, streamed=True)
+        return await self._identified(call, message, streamed=True)
+
+    def repeated(self, call: Call, data: bytes) -> Awaitable[bytes] | None:
+        """The answer to a ModelInfer whose head has been seen; None for any other."""
+        known = self._known.find(data)
+        contents = None if known is None else known.contents(data)
+        if known is None or contents is None:
+            return None
+        scope, inference = call.context, call.services.inference
+        scope.model = known.name
+        inference.begin(scope, known.name, known.version)
+        model = inference.look(scope, known.name, known.version)
+        plan = None if model is None else model.plans.get(known.head)
+        if model is None or plan is None:
+            return None
+        return self._run_plan(call, model, plan, contents)
 
     @staticmethod
     def failed(call: Call, message: pb.ModelInferRequest | None, error: PenstockError) -> bytes:
         """A failed message of ModelStreamInfer."""
         return stream_error(text_of(error), message.id if message is not None else "")
 
+    @staticmethod
+    async def _run_plan(call: Call, model: TensorModel, plan: HeadPlan, contents: memoryview) -> bytes:
+        try:
+            result = await call.services.inference.run_plan(call.context, model, plan, contents)
+            with result.answer:
+                return await off_loop_if(is_long(result), response_of, result, "")
+        except PenstockError as error:
+            identified(error, "")
+            raise
+
+    async def _identified(self, call: Call, message: pb.ModelInferRequest, streamed: bool) -> bytes | Several:
+        """The answer; an error of validation begins with the client's id of the request."""
+        bodies, nbytes = call.services.bodies, counting.nbytes(message)
+        # What typed contents become is larger than what was received, and lives as long as the request.
+        bodies.held_nbytes += nbytes
+        try:
+            bodies.check_room(nbytes)
+            return await self._run(call, message, streamed)
+        except PenstockError as error:
+            identified(error, message.id)
+            raise
+        finally:
+            bodies.held_nbytes -= nbytes
+
     async def _run(self, call: Call, message: pb.ModelInferRequest, streamed: bool) -> bytes | Several:
         services, scope = call.services, call.context
         inference, scope.model = services.inference, message.model_name
-        # What typed contents become is larger than what was received, and lives as long as the request.
-        with services.bodies.holding(counting.nbytes(message)):
-            record = inference.begin(scope, message.model_name, None)
-            record.version = version = version_of(message.model_version)
-            model = inference.look(scope, message.model_name, version)
-            request = request_of(message, call.raw)
-            if model is None:
-                model = await inference.find(scope, request.model, version, request.timeout_us)
-            if any(tensor.datatype == BYTES for tensor in request.inputs):
-                images.defer(model.config, request.inputs, services.settings.limits)
-            self._forwarding.apply(call.metadata, request)
-            if streamed and model.config.decoupled:
-                return Several(self._responses(call, message, request, model))
-            result = await inference.run(scope, model, request)
+        record = inference.begin(scope, message.model_name, None)
+        record.version = version = version_of(message.model_version)
+        model = inference.look(scope, message.model_name, version)
+        request = request_of(message, call.raw)
+        if model is None:
+            model = await inference.find(scope, request.model, version, request.timeout_us)
+        if any(tensor.datatype == BYTES for tensor in request.inputs):
+            images.defer(model.config, request.inputs, services.settings.limits)
+        self._forwarding.apply(call.metadata, request)
+        if streamed and model.config.decoupled:
+            return Several(self._responses(call, message, request, model))
+        result = await inference.run(scope, model, request)
         with result.answer:
+            if not streamed and not message.id and not self._forwarding.active:
+                head = self._known.note(call.data, call.raw, version, model)
+                if head is not None:
+                    inference.keep_plan(model, head, request, None)
             return await off_loop_if(is_long(result), response_of, result, message.id, streamed)
 
     @staticmethod

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from frontend.grpc import wire
 from frontend.protocols.kserve_v2 import rendering, strings
 from frontend.tensors.request import Parameter
@@ -13,24 +15,47 @@ STREAMED = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
 FINAL = "triton_final_response"
 
 
+Shown = tuple[str, str, tuple[int, ...]]
+"""Name, datatype and shape of an output."""
+
+
 def response_of(result: TensorResult, given_id: str, streamed: bool = False, *, final: bool = True) -> bytes:
     """The response; an output in shared memory has an empty raw entry, so that the others keep their places.
 
     In a stream it is wrapped in a ModelStreamInferResponse, and says whether it is the `final` one to its request. This
     copies out of the answer's block, so the answer must still be open.
     """
-    head = pb.ModelInferResponse(model_name=result.model, model_version=str(result.version), id=given_id)
-    for name, value in result.parameters.items():
-        head.parameters[name].CopyFrom(_parameter(value))
-    if streamed:
-        head.parameters[FINAL].bool_param = final
+    shown: list[Shown] = []
     contents: list[bytes | memoryview] = []
     for output in result.outputs:
         datatype, shape, data = rendering.told(output, result.batches)
-        head.outputs.add(name=output.name, datatype=datatype, shape=shape)
+        shown.append((output.name, datatype, tuple(shape)))
         contents.append(b"" if data is None else data)
-    parts = wire.parts(head.SerializeToString(), RAW_OUTPUT, contents)
+    if streamed or given_id or result.parameters:
+        head = _message(result.model, result.version, tuple(shown))
+        head.id = given_id
+        for name, value in result.parameters.items():
+            head.parameters[name].CopyFrom(_parameter(value))
+        if streamed:
+            head.parameters[FINAL].bool_param = final
+        parts = wire.parts(head.SerializeToString(), RAW_OUTPUT, contents)
+    else:
+        parts = wire.parts(_plain_head(result.model, result.version, tuple(shown)), RAW_OUTPUT, contents)
     return b"".join(wire.nested(STREAMED, parts) if streamed else parts)
+
+
+def _message(model: str, version: int, shown: tuple[Shown, ...]) -> pb.ModelInferResponse:
+    """A response without raw contents."""
+    message = pb.ModelInferResponse(model_name=model, model_version=str(version))
+    for name, datatype, shape in shown:
+        message.outputs.add(name=name, datatype=datatype, shape=shape)
+    return message
+
+
+@lru_cache(maxsize=256)
+def _plain_head(model: str, version: int, shown: tuple[Shown, ...]) -> bytes:
+    """PERF: most responses of a model begin with the same bytes."""
+    return _message(model, version, shown).SerializeToString()
 
 
 def is_long(result: TensorResult) -> bool:

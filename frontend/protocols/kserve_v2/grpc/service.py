@@ -11,7 +11,8 @@ from frontend.grpc.call import Call
 from frontend.grpc.service import Answer, Method, Several
 from frontend.protocols.kserve_v2.errors import text_of
 from frontend.protocols.kserve_v2.grpc import counting, management
-from frontend.protocols.kserve_v2.grpc.infer import RAW_INPUT, Infer
+from frontend.protocols.kserve_v2.grpc.infer import Infer
+from frontend.protocols.kserve_v2.grpc.repeats import RAW_INPUT
 from frontend.protocols.kserve_v2.parameters import Forwarding
 from ipc.errors import PenstockError
 from ipc.protos import kserve_v2_pb2 as pb
@@ -51,7 +52,11 @@ def _table(infer: Infer) -> dict[Api, dict[str, Method]]:
         },
         "inference": {
             "ModelInfer": Method(
-                infer.alone, "infer", raw_field=RAW_INPUT, check=counting.refuse_too_many_values
+                infer.alone,
+                "infer",
+                raw_field=RAW_INPUT,
+                check=counting.refuse_too_many_values,
+                repeated=infer.repeated,
             ),
             "ModelStreamInfer": Method(
                 infer.streamed,
@@ -88,4 +93,4 @@ def _restricted(method: Method, api: Api, restrictions: Restrictions) -> Method:
         restrictions.require_secret(api, call.header)
         return await method.answer(call, message)
 
-    return replace(method, answer=answer)
+    return replace(method, answer=answer, repeated=None)

@@ -1,0 +1,86 @@
+"""ModelInfer messages that repeat: the bytes before the raw contents are equal, and the contents have the same sizes.
+
+A message whose head has been seen is not parsed: its bytes are compared with those of the earlier message, and the
+plan runs that the model keeps for the head (`frontend.tensors.head_plans`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from frontend.grpc import wire
+from frontend.tensors.head_plans import MOST_HEAD_NBYTES
+from frontend.tensors.models import TensorModel
+from ipc.protos import kserve_v2_pb2 as pb
+
+RAW_INPUT = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
+MOST_KNOWN = 256
+"""Lengths of messages of which the last head is known."""
+MOST_NBYTES = 16 << 10
+"""Longer messages are always parsed."""
+
+
+@dataclass(slots=True, frozen=True)
+class KnownHead:
+    """The head of a message, and `places` of its raw contents: begin and end, and the bytes that stand before."""
+
+    head: bytes
+    places: Sequence[tuple[int, int, bytes]]
+    name: str
+    version: int | None
+    model: TensorModel
+    """The model that the earlier message went to."""
+
+    def contents(self, data: bytes) -> memoryview | None:
+        """The raw contents of a message one after another; None for a message with another head or other sizes."""
+        if not data.startswith(self.head):
+            return None
+        for begin, _, before in self.places:
+            if not data.startswith(before, begin - len(before)):
+                return None
+        return memoryview(b"".join([data[begin:end] for begin, end, _ in self.places]))
+
+
+class KnownHeads:
+    """The heads that were seen last, one for each length of a message."""
+
+    def __init__(self) -> None:
+        self._by_nbytes: dict[int, KnownHead] = {}
+
+    def find(self, data: bytes) -> KnownHead | None:
+        """The head that this message may have."""
+        return self._by_nbytes.get(len(data))
+
+    def note(
+        self, data: bytes, raw: Sequence[bytes | memoryview], version: int | None, model: TensorModel
+    ) -> bytes | None:
+        """The head of a message that was answered by `model`; None if it is not worth to keep, or was noted already."""
+        tail_nbytes = sum(len(wire.prefix(RAW_INPUT, len(content))) + len(content) for content in raw)
+        head_nbytes = at = len(data) - tail_nbytes
+        if not raw or len(data) > MOST_NBYTES or not 0 < head_nbytes <= MOST_HEAD_NBYTES:
+            return None
+        places = []
+        for content in raw:
+            before = wire.prefix(RAW_INPUT, len(content))
+            at += len(before) + len(content)
+            places.append((at - len(content), at, before))
+        known = KnownHead(data[:head_nbytes], places, model.name, version, model)
+        if self._is_known(known, data):
+            return None
+        # NOTE: a client may send the fields of a message in any order, and raw contents among the others.
+        contents = known.contents(data)
+        if contents is None or bytes(contents) != b"".join(raw) or _has_raw_contents(known.head):
+            return None
+        if len(self._by_nbytes) >= MOST_KNOWN:
+            self._by_nbytes.clear()
+        self._by_nbytes[len(data)] = known
+        return known.head
+
+    def _is_known(self, known: KnownHead, data: bytes) -> bool:
+        found = self._by_nbytes.get(len(data))
+        return found is not None and found.model is known.model and found.head == known.head
+
+
+def _has_raw_contents(head: bytes) -> bool:
+    return bool(pb.ModelInferRequest.FromString(head).raw_input_contents)
