@@ -45,7 +45,7 @@ def noted(data: bytes, raw: list[bytes]) -> KnownHead | None:
     """What is known after this message."""
     known = KnownHeads()
     head = known.note(data, raw, None, MODEL)
-    found = known.find(data)
+    found = known.known(data)
     assert (found is None) is (head is None)
     return found
 

@@ -16,14 +16,12 @@ from frontend.protocols.kserve_v2.errors import text_of
 from frontend.protocols.kserve_v2.grpc import counting
 from frontend.protocols.kserve_v2.grpc.reading import EMPTY_FINAL, request_of, version_of
 from frontend.protocols.kserve_v2.grpc.rendering import empty_final, is_long, response_of, stream_error
-from frontend.protocols.kserve_v2.grpc.repeats import KnownHeads
+from frontend.protocols.kserve_v2.grpc.repeats import KnownHeads, Repeated
 from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.protocols.kserve_v2.reading import identified, identifying
-from frontend.tensors.head_plans import HeadPlan
 from frontend.tensors.models import TensorModel
 from frontend.tensors.request import TensorRequest
 from ipc.errors import PenstockError
-from ipc.memory.datatypes import BYTES
 from ipc.protos import kserve_v2_pb2 as pb
 
 
@@ -44,18 +42,8 @@ class Infer:
 
     def repeated(self, call: Call, data: bytes) -> Awaitable[bytes] | None:
         """The answer to a ModelInfer whose head has been seen; None for any other."""
-        known = self._known.find(data)
-        contents = None if known is None else known.contents(data)
-        if known is None or contents is None:
-            return None
-        scope, inference = call.context, call.services.inference
-        scope.model = known.name
-        inference.begin(scope, known.name, known.version)
-        model = inference.look(scope, known.name, known.version)
-        plan = None if model is None else model.plans.get(known.head)
-        if model is None or plan is None:
-            return None
-        return self._run_plan(call, model, plan, contents)
+        found = self._known.find(data, call.context, call.services.inference)
+        return None if found is None else self._run_plan(call, found)
 
     @staticmethod
     def failed(call: Call, message: pb.ModelInferRequest | None, error: PenstockError) -> bytes:
@@ -63,9 +51,9 @@ class Infer:
         return stream_error(text_of(error), message.id if message is not None else "")
 
     @staticmethod
-    async def _run_plan(call: Call, model: TensorModel, plan: HeadPlan, contents: memoryview) -> bytes:
+    async def _run_plan(call: Call, repeated: Repeated) -> bytes:
         try:
-            result = await call.services.inference.run_plan(call.context, model, plan, contents)
+            result = await call.services.inference.run_plan(call.context, *repeated)
             with result.answer:
                 return await off_loop_if(is_long(result), response_of, result, "")
         except PenstockError as error:
@@ -95,8 +83,7 @@ class Infer:
         request = request_of(message, call.raw)
         if model is None:
             model = await inference.find(scope, request.model, version, request.timeout_us)
-        if any(tensor.datatype == BYTES for tensor in request.inputs):
-            images.defer(model.config, request.inputs, services.settings.limits)
+        images.defer(model.config, request.inputs, services.settings.limits)
         self._forwarding.apply(call.metadata, request)
         if streamed and model.config.decoupled:
             return Several(self._responses(call, message, request, model))

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from frontend.engine.scope import RequestScope
 from frontend.grpc import wire
-from frontend.tensors.head_plans import MOST_HEAD_NBYTES
+from frontend.tensors.head_plans import MOST_HEAD_NBYTES, HeadPlan
+from frontend.tensors.inference import TensorInference
 from frontend.tensors.models import TensorModel
 from ipc.protos import kserve_v2_pb2 as pb
 
@@ -42,15 +45,35 @@ class KnownHead:
         return memoryview(b"".join([data[begin:end] for begin, end, _ in self.places]))
 
 
+class Repeated(NamedTuple):
+    """A message of which all but the raw contents is known."""
+
+    model: TensorModel
+    plan: HeadPlan
+    contents: memoryview
+
+
 class KnownHeads:
     """The heads that were seen last, one for each length of a message."""
 
     def __init__(self) -> None:
         self._by_nbytes: dict[int, KnownHead] = {}
 
-    def find(self, data: bytes) -> KnownHead | None:
+    def known(self, data: bytes) -> KnownHead | None:
         """The head that this message may have."""
         return self._by_nbytes.get(len(data))
+
+    def find(self, data: bytes, scope: RequestScope, inference: TensorInference) -> Repeated | None:
+        """What a message repeats. None for a head that is not known, and for one without a plan any more."""
+        known = self._by_nbytes.get(len(data))
+        contents = None if known is None else known.contents(data)
+        if known is None or contents is None:
+            return None
+        scope.model = known.name
+        inference.begin(scope, known.name, known.version)
+        model = inference.look(scope, known.name, known.version)
+        plan = None if model is None else model.plans.get(known.head)
+        return None if model is None or plan is None else Repeated(model, plan, contents)
 
     def note(
         self, data: bytes, raw: Sequence[bytes | memoryview], version: int | None, model: TensorModel
