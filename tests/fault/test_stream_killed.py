@@ -192,9 +192,10 @@ def killed(server: Server) -> int:
     return pid
 
 
+# NOTE: every round has an input of its own. The second death on the same input would make the input poison.
 def test_events_end_with_one_error(server: Server) -> None:
-    for _ in range(rounds(short=1, long=25)):
-        with Events(server, 2000, sleep_ms=5) as events:
+    for number in range(rounds(short=1, long=25)):
+        with Events(server, 2000 + number, sleep_ms=5) as events:
             each = iter(events)
             seen = [next(each)]
             killed(server)
@@ -206,9 +207,9 @@ def test_events_end_with_one_error(server: Server) -> None:
 
 
 def test_a_grpc_stream_tells_the_lost_request_once_and_goes_on(server: Server) -> None:
-    for _ in range(rounds(short=1, long=25)):
+    for number in range(rounds(short=1, long=25)):
         with Rpc(address_of(server)) as rpc:
-            answers = list(rpc.stream(_with_a_kill(server)))
+            answers = list(rpc.stream(_with_a_kill(server, 3000 + number)))
         lost = [answer for answer in answers if answer.error_message]
         assert [answer.infer_response.id for answer in lost] == ["lost"]
         assert "in the middle of its answer" in lost[0].error_message
@@ -221,9 +222,9 @@ def test_a_grpc_stream_tells_the_lost_request_once_and_goes_on(server: Server) -
         assert [number_of(a) for a in answers if a.infer_response.id == "next"] == [0, 1, -1]
 
 
-def _with_a_kill(server: Server) -> Iterator[Any]:
-    """A long request, the death of its worker once it has begun, and another request."""
-    yield message(2000, "lost", sleep_ms=5)
+def _with_a_kill(server: Server, parts: int) -> Iterator[Any]:
+    """A request of so many parts, the death of its worker once it has begun, and another request."""
+    yield message(parts, "lost", sleep_ms=5)
     before = server.metric("penstock_stream_parts_total")
     wait_until(lambda: server.metric("penstock_stream_parts_total") > before, 20, "a beginning")
     pid = killed(server)
