@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from falcon.asgi import Request
 
@@ -36,15 +35,9 @@ class BodyReader:
         self.held_nbytes = 0
         self._trimming: asyncio.TimerHandle | None = None
 
-    @contextmanager
-    def holding(self, nbytes: int) -> Iterator[None]:
-        """Count `nbytes` of a received message inside the context. Raises `QueueFull` as `hold` does."""
-        self.held_nbytes += nbytes
-        try:
-            self.check_room(nbytes)
-            yield
-        finally:
-            self.held_nbytes -= nbytes
+    def holding(self, nbytes: int) -> Holding:
+        """Count `nbytes` that have been received whole, meanwhile. Entering raises `QueueFull` as `hold` does."""
+        return Holding(self, nbytes)
 
     def check_room(self, nbytes: int) -> None:
         """Raise `QueueFull` when too much is held and a body of `nbytes` so far is not small."""
@@ -57,7 +50,7 @@ class BodyReader:
     def at_hand(self, req: Request) -> bytes | None:
         """The whole of a small body that came with its head; None for any other, which `hold` reads.
 
-        Whoever takes the body counts it in `held_nbytes` while the request lasts.
+        The body is counted by `holding`.
         """
         body: bytes | None = req.scope.get(BODY_KEY)
         return None if body is None or len(body) > self.limits.max_body_bytes else body
@@ -81,6 +74,26 @@ class BodyReader:
     def pour(self, req: Request, deadline_ns: int, take: Callable[[bytes], object]) -> PouredBody:
         """As `hold`, for a body that is kept elsewhere: `take` gets the pieces as they arrive."""
         return PouredBody(self, req, deadline_ns, take)
+
+
+class Holding:
+    """Bytes that count as long as the context is open."""
+
+    __slots__ = ("_nbytes", "_reader")
+
+    def __init__(self, reader: BodyReader, nbytes: int) -> None:
+        self._reader, self._nbytes = reader, nbytes
+
+    def __enter__(self) -> None:
+        self._reader.held_nbytes += self._nbytes
+        try:
+            self._reader.check_room(self._nbytes)
+        except QueueFull:
+            self._reader.held_nbytes -= self._nbytes
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._reader.held_nbytes -= self._nbytes
 
 
 class HeldBody:

@@ -18,10 +18,12 @@ from typing import Any
 
 from frontend.engine.planning import plan
 from frontend.engine.scope import RequestScope
+from frontend.tensors.checking import check
 from frontend.tensors.models import TensorModel
 from frontend.tensors.program_calls import ALIGNMENT, laid_out
 from frontend.tensors.request import TensorRequest
 from ipc.catalog.model_config import ROW_COST
+from ipc.errors import InvalidInput
 from ipc.settings import Settings
 from ipc.wire.messages import InferCall, TensorInput, TensorOutput, Work
 
@@ -57,12 +59,22 @@ class HeadPlan:
         return b"".join([piece for begin, end, padding in self.cuts for piece in (data[begin:end], padding)])
 
 
-def keep(model: TensorModel, head: bytes | str, request: TensorRequest, rows: int, wanted: Any) -> None:
-    """Keep the plan of a request that `checking.check` took and whose inputs lay behind `head`, if it is plain."""
+def keep(
+    model: TensorModel, head: bytes | str, behind_nbytes: int, request: TensorRequest, wanted: Any
+) -> None:
+    """Keep the plan of a request that has run, if the request is plain; so many bytes lay behind `head`."""
     if len(head) > MOST_HEAD_NBYTES or not _is_plain(model, request):
         return
-    starts, _ = laid_out(request.inputs)
     sizes = [len(tensor.data or b"") for tensor in request.inputs]
+    if sum(sizes) != behind_nbytes:
+        # Elements of other inputs lay within the head.
+        return
+    try:
+        rows = check(model, request)
+    except InvalidInput:
+        # The model changed while the request ran.
+        return
+    starts, _ = laid_out(request.inputs)
     outputs = model.every_output
     if request.outputs is not None:
         outputs = [TensorOutput(output.name, None) for output in request.outputs]

@@ -131,9 +131,15 @@ class TensorInference:
         _note_answer(scope, answer)
         return result
 
-    def keep_plan(self, model: TensorModel, head: bytes | str, request: TensorRequest, wanted: Any) -> None:
-        """Keep the plan of a request that was run, for requests with the same head; `wanted` is the protocol's own."""
-        head_plans.keep(model, head, request, check(model, request), wanted)
+    def keep_plan(
+        self, model: TensorModel, head: bytes | str, behind_nbytes: int, request: TensorRequest, wanted: Any
+    ) -> None:
+        """Keep the plan of a request that was run, for requests with the same head and as many bytes behind.
+
+        `wanted` is the protocol's own. Inputs that travel in shared memory have no plan.
+        """
+        if behind_nbytes <= self.inputs.inline_nbytes:
+            head_plans.keep(model, head, behind_nbytes, request, wanted)
 
     async def run_plan(
         self, scope: RequestScope, model: TensorModel, plan: HeadPlan, data: memoryview

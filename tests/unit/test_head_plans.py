@@ -135,6 +135,15 @@ def test_what_is_not_plain_takes_the_long_way_every_time(more: dict[str, Any], t
     assert not model_of(made).plans
 
 
+def test_elements_within_the_head_take_the_long_way(tmp_path: Path) -> None:
+    """Otherwise a body with as many bytes behind its head as both inputs have would be taken for the same request."""
+    made = services(tmp_path)
+    texts = {"name": "S", "datatype": "BYTES", "shape": [2, 1], "data": ["x", "yz"]}
+    head = orjson.dumps({"inputs": [{"name": "A", "datatype": "FP16", "shape": [2, 3]}, texts]})
+    ask(made, head, bytes(12))
+    assert not model_of(made).plans
+
+
 def test_a_packed_body_is_not_taken_for_a_known_head(tmp_path: Path) -> None:
     made = services(tmp_path)
     head, data = head_of(), bytes(12) + TEXTS

@@ -6,12 +6,14 @@ import asyncio
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import falcon
 import numpy as np
 import pytest
 from falcon.asgi import Request, Response
 
+from frontend.http.bodies import BODY_KEY
 from frontend.protocols.trtis_v1 import infer, requests, text
 from frontend.protocols.trtis_v1.http_forms import target_of
 from frontend.protocols.trtis_v1.infer import InferResource
@@ -87,6 +89,24 @@ def test_the_timeout_of_a_request_counts_from_its_arrival(tmp_path: Path) -> Non
     ask(made, asked, "m")
     assert made.extensions.recorder.booked == [("m", 2, 1)]  # type: ignore[attr-defined]
     assert asked.context.penstock.started == arrived
+
+
+def test_a_header_that_was_seen_is_sent_as_before_with_its_own_bytes_and_keeps_the_order_of_checks(
+    tmp_path: Path,
+) -> None:
+    made = services(tmp_path)
+    header = 'batch_size: 1 input { name: "A" } input { name: "B" dims: 2 } output { name: "O" }'
+    first, second = bytes(range(16)), bytes(16)
+    for body in (first, second, second + b"\0"):
+        asked = request(body, **{"NV-InferRequest": header})
+        asked.scope[BODY_KEY] = body
+        ask(made, asked, "m")
+    client: Any = made.engine.client  # type: ignore[attr-defined]
+    assert [work.call for work in client.requests] == [client.last] * 2
+    assert client.payloads == [first, second]
+    booked = made.extensions.recorder.booked  # type: ignore[attr-defined]
+    assert booked == [("m", 2, 1), ("m", 2, 1), ("m", 2, 1, "INVALID_INPUT")]
+    assert list(made.models.find("m").plans) == [header] and made.bodies.held_nbytes == 0
 
 
 @pytest.mark.parametrize(

@@ -70,8 +70,9 @@ class InferResource(InferenceRoute):
 
     def _keep(self, model: TensorModel, arrived: Arrived, wanted: InferRequest) -> None:
         """Keep the plan of a request that has run, without the bytes of its tensors."""
-        bare = wanted.without_tensors()
-        self.services.inference.keep_plan(model, bytes(arrived.head), wanted.request, bare)
+        assert arrived.data is not None
+        head, nbytes, bare = bytes(arrived.head), len(arrived.data), wanted.without_tensors()
+        self.services.inference.keep_plan(model, head, nbytes, wanted.request, bare)
 
     def _known(self, req: Request, model: TensorModel) -> tuple[HeadPlan, bytes, int] | None:
         """The plan of a request whose head has been seen, the body, and the bytes of the head."""
@@ -95,16 +96,14 @@ class InferResource(InferenceRoute):
         head_nbytes: int,
     ) -> None:
         """One request with a known head."""
-        bodies, inference = self.services.bodies, self.services.inference
-        bodies.held_nbytes += len(body)
         try:
-            result = await inference.run_plan(scope, model, plan, memoryview(body)[head_nbytes:])
+            with self.services.bodies.holding(len(body)):
+                data = memoryview(body)[head_nbytes:]
+                result = await self.services.inference.run_plan(scope, model, plan, data)
             await self._send(req, resp, result, plan.wanted)
         except PenstockError as error:
             reading.identified(error, "")
             raise
-        finally:
-            bodies.held_nbytes -= len(body)
 
     async def find(self, req: Request, scope: RequestScope, target: Target) -> TensorModel:
         """The model that was asked for, once it can answer. Raises as `TensorInference.find`."""

@@ -63,6 +63,14 @@ class InferResource(InferenceRoute):
             text = req.get_header(REQUEST_HEADER)
             header = await off_loop_if(len(text or "") > CACHED_CHARACTERS, read_request_header, text)
             model = await inference.find(scope, name, version)
+            plan, small = model.plans.get(text or ""), self.services.bodies.at_hand(req)
+            if plan is not None and small is not None and len(small) == plan.nbytes:
+                scheduled = True
+                with self.services.bodies.holding(len(small)):
+                    result = await inference.run_plan(scope, model, plan, memoryview(small))
+                    with result.answer:
+                        await self._render(req, resp, result, header.id)
+                return
             record.rows = requests.rows_of(model, header)
             request = requests.request_of(model, header)
             checking.check_shapes(model, request)
@@ -72,6 +80,8 @@ class InferResource(InferenceRoute):
                 request.block = body.block
                 scheduled = True
                 result = await inference.run(scope, model, request)
+                if text is not None:
+                    inference.keep_plan(model, text, len(body.data), request, None)
                 with result.answer:
                     await self._render(req, resp, result, header.id)
         except Cancelled:
