@@ -50,6 +50,9 @@ def resolve(
 ) -> Resolved:
     """Resolve the options of a request over `items` items. Raises `InvalidInput` that names the field."""
     request, before = _present(given), names.options
+    if not request and not entry.runtime and instruction is None:
+        # PERF: most requests have no options, and their models no options of their own.
+        return Resolved(entry, ":" in entry.id, {}, None, OVERFLOW_POLICIES["default"], "")
     entry, explicit = _choose(entry, request, catalog, before)
     options = {**entry.runtime, **request}
     options.pop("profile", None)
@@ -63,6 +66,8 @@ def resolve(
 
 def check_options(given: dict[str, Any] | None, names: FieldNames = IN_PARAMS) -> None:
     """Raise `InvalidInput` for options that no model could take, by their types and the overflow policy."""
+    if not given:
+        return
     options, before = _present(given), names.options
     for name in ("profile", "instruction"):
         typed(options, name, str, "str", before)
@@ -71,7 +76,7 @@ def check_options(given: dict[str, Any] | None, names: FieldNames = IN_PARAMS) -
 
 
 def _present(given: dict[str, Any] | None) -> dict[str, Any]:
-    return {name: value for name, value in (given or {}).items() if value is not None}
+    return {name: value for name, value in given.items() if value is not None} if given else {}
 
 
 def target_of(entry: ModelEntry, options: dict[str, Any] | None, catalog: Catalog) -> ModelEntry:

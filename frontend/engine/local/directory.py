@@ -54,6 +54,8 @@ class LocalDirectory(Directory):
     def status(self, model: str) -> ModelStatus:
         """State of a model over all workers. One that this frontend has asked for is loading at once."""
         found = self._told(model)
+        if len(found) == 1 and found[0].state == "loaded":
+            return found[0]
         best = min(found, key=lambda s: STATE_ORDER.index(s.state), default=ModelStatus(model, "available"))
         if best.state == "available" and found and self._client.demand.has_asked(model):
             return msgspec.structs.replace(best, state="loading")
@@ -85,7 +87,9 @@ class LocalDirectory(Directory):
 
     async def ensure_loaded(self, model: str, deadline_ns: int, others: Collection[str] = ()) -> ModelStatus:
         """Wait until some worker has the model, at most `limits.load_wait_s` and `limits.restart_wait_s`."""
-        await self._client.ready(model, deadline_ns, others)
+        # PERF: most requests find their model loaded, without a wait being made ready.
+        if not routing.having(self._client.channels, model):
+            await self._client.ready(model, deadline_ns, others)
         return self.status(model)
 
     async def load(self, model: str, wait: bool, deadline_ns: int) -> str:

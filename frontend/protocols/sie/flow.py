@@ -25,12 +25,12 @@ from frontend.engine.planning import plan as plan_work
 from frontend.engine.scope import RequestScope
 from frontend.http.inference import InferenceRoute
 from frontend.http.media import check_all
-from frontend.http.rendering import off_loop_if
+from frontend.http.rendering import off_loop, off_loop_if
 from frontend.http.sending import Buffer, send_parts
 from frontend.http.values import UNCHECKED_NBYTES
 from frontend.protocols.sie.items import warnings_of
 from frontend.protocols.sie.machine_profile import check_machine_profile
-from frontend.protocols.sie.schemas import Body, EncodeParams, ExtractParams, ScoreRequest, read_aside
+from frontend.protocols.sie.schemas import Body, EncodeParams, ExtractParams, ScoreRequest, read, read_aside
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput, of_items
 from ipc.wire.messages import Call, ModelStatus
@@ -62,12 +62,15 @@ def wants_json(accept: str | None) -> bool:
     )
 
 
+_ASKING = {"item_errors": "X-Penstock-item-errors", "warnings": "X-Penstock-warnings"}
+
+
 def asks(req: Request, params: object, name: str) -> bool:
     """Whether a request asks for `item_errors` or `warnings`: in its parameters, else by a header."""
     given = getattr(params, name, None)
     if given is not None:
         return bool(given)
-    header = req.get_header(f"X-Penstock-{name.replace('_', '-')}") or ""
+    header = req.get_header(_ASKING[name]) or ""
     return header.strip().lower() in ("1", "true")
 
 
@@ -127,32 +130,48 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
         services, scope.model = self.services, model
         check_machine_profile(req, services)
         sent = "application/json" if self.always_json else req.content_type
+        small = services.bodies.at_hand(req)
+        if small is not None:
+            with services.bodies.holding(len(small)):
+                request = read(small, sent, self.body, services.settings.limits)
+                del small
+                await self._answer(req, resp, scope, model, request, large=False)
+            return
         async with services.bodies.hold(req, scope.deadline_ns) as body:
             request = await read_aside(body, sent, self.body, services.settings.limits)
             large = len(body) > UNCHECKED_NBYTES
             del body
-            scope.started = time.perf_counter()
-            scope.model = model or getattr(request, "model", "")
-            reply, plan, warnings = await self._run(req, request, large)
-            with reply:
-                began = time.perf_counter()
-                if reply.errors and not (self.itemized and asks(req, self.params_of(request), "item_errors")):
-                    raise of_items(reply.errors)
-                beside: dict[str, Any] = {"usage": {"tokens": reply.tokens, "truncated": reply.truncated}}
-                if warnings is not None:
-                    beside["warnings"] = warnings
-                json = self.always_json or wants_json(req.get_header("Accept"))
-                parts = await self.render(reply, plan, request, scope, beside, json)
-                scope.phases.setdefault("encode", (time.perf_counter() - began) * 1e3)
-                resp.content_type = media_type(json)
-                time_headers(resp, scope)
-                send_parts(resp, parts, reply, services)
+            await self._answer(req, resp, scope, model, request, large=large)
+
+    async def _answer(
+        self, req: Request, resp: Response, scope: RequestScope, model: str, request: R, *, large: bool
+    ) -> None:
+        """Run and render; the time of the request starts now. Checks of a `large` body are work for a thread."""
+        scope.started = time.perf_counter()
+        scope.model = model or getattr(request, "model", "")
+        reply, plan, warnings = await self._run(req, request, large)
+        with reply:
+            began = time.perf_counter()
+            if reply.errors and not (self.itemized and asks(req, self.params_of(request), "item_errors")):
+                raise of_items(reply.errors)
+            beside: dict[str, Any] = {"usage": {"tokens": reply.tokens, "truncated": reply.truncated}}
+            if warnings is not None:
+                beside["warnings"] = warnings
+            json = self.always_json or wants_json(req.get_header("Accept"))
+            parts = await self.render(reply, plan, request, scope, beside, json)
+            scope.phases.setdefault("encode", (time.perf_counter() - began) * 1e3)
+            resp.content_type = media_type(json)
+            time_headers(resp, scope)
+            send_parts(resp, parts, reply, self.services)
 
     async def _run(self, req: Request, request: R, large: bool) -> tuple[Answer, P, list[str] | None]:
         """The result, how to render it, and warnings where the request asks for them; the body was `large`."""
         services, scope = self.services, req.context.penstock
         directory, settings = services.directory, services.settings
-        await off_loop_if(large, self.examine, request)
+        if large:
+            await off_loop(self.examine, request)
+        else:
+            self.examine(request)
         self._refuse_program(scope.model)
         entry = directory.find(scope.model)
         if self.capability and self.capability not in entry.outputs:
