@@ -26,6 +26,7 @@ from ipc.memory.datatypes import BYTES, DATATYPES
 
 PIECE_ELEMENTS = 1 << 16
 LONG_NBYTES = 64 << 10
+SHORT_NBYTES, SHORT_OUTPUTS = 4 << 10, 8
 """Tensors to be written as JSON above this size are work for a thread."""
 _FLOATS = {"FP16", "BF16", "FP32", "FP64"}
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
@@ -76,6 +77,13 @@ def render(result: TensorResult, wanted: InferRequest, fallback_id: str, words: 
 
 def is_long(result: TensorResult, wanted: InferRequest) -> bool:
     """Whether rendering is work for a thread: for bytes to be written as JSON, or for classes."""
+    # PERF: most answers are so small that nothing about them takes long.
+    for output in result.outputs:
+        if output.classes or (output.data is not None and output.data.nbytes > SHORT_NBYTES):
+            break
+    else:
+        if len(result.outputs) <= SHORT_OUTPUTS:
+            return False
     nbytes = sum(
         output.data.nbytes
         for output in result.outputs
