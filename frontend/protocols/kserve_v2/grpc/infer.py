@@ -92,7 +92,7 @@ class Infer:
             if not streamed and not message.id and not self._forwarding.active:
                 head = self._known.note(call.data, call.raw, version, model)
                 if head is not None:
-                    inference.keep_plan(model, head, request, None)
+                    inference.keep_plan(model, head, sum(map(len, call.raw)), request, None)
             return await off_loop_if(is_long(result), response_of, result, message.id, streamed)
 
     @staticmethod
