@@ -42,7 +42,7 @@ def assemble(services: Services, families: FrontendMetrics) -> Callable[[], Awai
     services.engine, services.directory = engine, engine.directory
     services.finisher = Finisher.opened(settings, name, services.recorder)
     services.extensions = extensions.make(services, families, services.finisher.tracer)
-    services.finisher.statistics = services.extensions.recorder
+    services.finisher.statistics = services.extensions.counters
     services.models = TensorModels(engine.directory, settings, services.extensions.control.mark)
     services.bodies = BodyReader(settings.limits)
     inputs = InputMemory(client.inputs, services.bodies, settings)

@@ -8,7 +8,7 @@ from frontend.tensors.control import RepositoryControl
 from frontend.tensors.live_settings import LogSettings, TraceSettings
 from frontend.tensors.overriding import ControlServices
 from frontend.tensors.regions import ClientRegions
-from frontend.tensors.statistics import Reader, RequestCounters
+from frontend.tensors.statistics import RequestCounters, StatisticsReader
 from frontend.tracing.tracer import Tracer
 from ipc.metrics.registry import FrontendMetrics
 
@@ -17,8 +17,8 @@ from ipc.metrics.registry import FrontendMetrics
 class Extensions:
     """Statistics, client memory, repository control, log and trace settings."""
 
-    recorder: RequestCounters
-    statistics: Reader
+    counters: RequestCounters
+    statistics: StatisticsReader
     regions: ClientRegions
     control: RepositoryControl
     log_settings: LogSettings
@@ -36,7 +36,7 @@ def make(services: ControlServices, metrics: FrontendMetrics, tracer: Tracer | N
     settings = services.settings
     return Extensions(
         RequestCounters(metrics, services.catalog, lambda name: services.models.known(name)),
-        Reader(settings.paths),
+        StatisticsReader(settings.paths),
         ClientRegions(settings, services.store),
         RepositoryControl(services),
         LogSettings(settings, services.store),

@@ -3,8 +3,8 @@
 1. `RequestCounters` counts ended requests into the metric files of the slot (`penstock_infer_*`); workers count their
    runs (`workers.reporting.batches`). Counters go on when a process is started again. Labels have few values: batch
    sizes are rounded (`ipc.metrics.families`), models that the catalog lacks are not counted.
-2. `Reader.read` sums the files. Callers that ask before a reading begins share that reading. No reading is kept, so
-   figures from two frontends, one after the other, never go back.
+2. `StatisticsReader` sums the files. Callers that ask before a reading begins share that reading. No reading is kept,
+   so figures from two frontends, one after the other, never go back.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class ServerStatistics:
         return self.of(model_of(state.id), state.version)
 
 
-class Reader:
+class StatisticsReader:
     """Reads the sums of all slots."""
 
     def __init__(self, paths: RunPaths) -> None:

@@ -248,7 +248,7 @@ def services_of(
     services.engine, services.directory = engine, engine.directory
     services.bodies = BodyReader(chosen.limits)
     services.extensions = SimpleNamespace(  # type: ignore[assignment]
-        recorder=FakeStatistics(lambda name: services.models.known(name)),
+        counters=FakeStatistics(lambda name: services.models.known(name)),
         regions=FakeRegions(),
         control=SimpleNamespace(mark=lambda model: False if model in unloaded else None),
     )
@@ -256,7 +256,7 @@ def services_of(
         engine.directory, chosen, lambda model: services.extensions.control.mark(model)
     )
     inputs = InputMemory(client.inputs, services.bodies, chosen)
-    services.finisher = Finisher(statistics=services.extensions.recorder)
+    services.finisher = Finisher(statistics=services.extensions.counters)
     regions: Any = services.extensions.regions
     services.inference = TensorInference(engine, services.models, inputs, regions, chosen)
     services.follower = SimpleNamespace(removed=set())  # type: ignore[assignment]

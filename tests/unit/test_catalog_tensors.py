@@ -128,7 +128,7 @@ def test_texts_become_vectors(tmp_path: Path) -> None:
     )
     assert bytes(output.data or b"") == DENSE.tobytes()
     assert np.shares_memory(np.frombuffer(output.data or b"", np.float32), DENSE), "no copy is made"
-    assert made.extensions.recorder.booked == [("org/plain", 1, 2)]  # type: ignore[attr-defined]
+    assert made.extensions.counters.booked == [("org/plain", 1, 2)]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

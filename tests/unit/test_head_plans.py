@@ -89,7 +89,7 @@ def test_an_equal_head_is_sent_and_answered_as_the_first_was_with_its_own_bytes(
     assert {(work.model, work.cost, work.lane) for work in works} == {("m@3", works[0].cost, works[0].lane)}
     assert client.payloads[0] == client.payloads[1]
     assert client.payloads[2] == bytes(16) + TEXTS + bytes(-len(TEXTS) % 8)
-    assert made.extensions.recorder.booked == [("m", 3, 2)] * 3  # type: ignore[attr-defined]
+    assert made.extensions.counters.booked == [("m", 3, 2)] * 3  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("cut", [-1, 1])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from frontend.tensors.statistics import Duration, Reader, RequestStatistics, ServerStatistics
+from frontend.tensors.statistics import Duration, RequestStatistics, ServerStatistics, StatisticsReader
 from ipc.catalog.repository.layout import split_id
 from ipc.metrics import registry as metrics
 from ipc.metrics.families import LARGEST_SIZE, size_label
@@ -69,7 +69,7 @@ def run(paths: RunPaths, slot: str, script: str) -> None:
 
 def read(paths: RunPaths) -> ServerStatistics:
     """What a frontend that asks now is told."""
-    return asyncio.run(Reader(paths).read())
+    return asyncio.run(StatisticsReader(paths).read())
 
 
 def test_requests_of_all_frontends_are_added_up(paths: RunPaths) -> None:
@@ -151,7 +151,7 @@ while not (paths.root / "stop").exists():
 
 def test_figures_never_go_back_while_they_are_counted(counting: RunPaths) -> None:
     async def scenario() -> None:
-        readers = [Reader(counting), Reader(counting)]
+        readers = [StatisticsReader(counting), StatisticsReader(counting)]
         until, seen, looks = time.monotonic() + 60, [0] * 6, 0
         while (looks < 200 or not seen[0]) and time.monotonic() < until:
             for reader in readers:
@@ -178,16 +178,16 @@ def test_a_reading_is_shared_only_by_those_who_asked_before_it_began(
     began: list[ServerStatistics] = []
     first, go_on = threading.Event(), threading.Event()
 
-    def look(self: Reader) -> ServerStatistics:
+    def look(self: StatisticsReader) -> ServerStatistics:
         began.append(ServerStatistics())
         first.set()
         assert go_on.wait(20)
         return began[-1]
 
-    monkeypatch.setattr(Reader, "look", look)
+    monkeypatch.setattr(StatisticsReader, "look", look)
 
     async def scenario() -> None:
-        reader = Reader(paths)
+        reader = StatisticsReader(paths)
         early = [asyncio.create_task(reader.read()) for _ in range(3)]
         assert await asyncio.to_thread(first.wait, 20)
         late = [asyncio.create_task(reader.read()) for _ in range(3)]

@@ -146,7 +146,7 @@ def test_what_is_no_picture_is_refused_and_booked(tmp_path: Path) -> None:
     message, contents = sent_as_bytes("pictures", "P", [b"no picture"], True)
     with pytest.raises(InvalidInput, match="'P'"):
         answered(made, message, *contents)
-    recorder: Any = made.extensions.recorder
+    recorder: Any = made.extensions.counters
     assert recorder.booked == [("pictures", 1, 1, "INVALID_INPUT")]
 
 
@@ -162,14 +162,14 @@ def test_a_result_that_cannot_be_said_is_booked_as_a_failure_only(
     monkeypatch.setattr(infer, "response_of", failing)
     with pytest.raises(asyncio.CancelledError if cut else LeaseRevoked):
         answered(made, ranked(0), bytes(4))
-    recorder: Any = made.extensions.recorder
+    recorder: Any = made.extensions.counters
     assert recorder.booked == [("ranker", 1, 1, "CANCELLED" if cut else "LEASE_REVOKED")]
 
 
 def test_an_answer_is_booked_once(tmp_path: Path) -> None:
     made = services(tmp_path)
     answered(made, ranked(0), bytes(4))
-    recorder: Any = made.extensions.recorder
+    recorder: Any = made.extensions.counters
     assert [(one[:3], len(recorder.booked)) for one in recorder.booked] == [(("ranker", 1, 1), 1)]
 
 
@@ -200,7 +200,7 @@ def test_a_client_that_goes_away_while_its_request_is_read_is_booked(
     monkeypatch.setattr(made.models, "ready", waiting)
     asyncio.run(run())
     made.engine.client.inputs.close()
-    recorder: Any = made.extensions.recorder
+    recorder: Any = made.extensions.counters
     assert recorder.booked == [("strings", 1, 0, "CANCELLED")]
 
 

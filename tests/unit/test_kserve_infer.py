@@ -84,7 +84,7 @@ def refusal(made: Services, req: Request, resp: Response | None = None) -> Penst
 
 def booked(made: Services) -> list[tuple[Any, ...]]:
     """What the statistics were told."""
-    return made.extensions.recorder.booked  # type: ignore[attr-defined, no-any-return]
+    return made.extensions.counters.booked  # type: ignore[attr-defined, no-any-return]
 
 
 UNREAD: dict[str, tuple[Callable[[], Request], type[PenstockError]]] = {

@@ -94,7 +94,7 @@ def run(
             assert client.inputs.used_nbytes == 0
         finally:
             client.inputs.close()
-        return services.extensions.recorder.booked  # type: ignore[attr-defined, no-any-return]
+        return services.extensions.counters.booked  # type: ignore[attr-defined, no-any-return]
 
     return asyncio.run(whole())
 

@@ -141,7 +141,7 @@ def test_inputs_travel_in_the_message_and_outputs_come_back_as_views(tmp_path: P
         ("P", "INT32", [2, 1], 8),
     ]
     assert bytes(result.outputs[1].data or b"") == np.array([7, 8], np.int32).tobytes()
-    assert made.extensions.recorder.booked == [("adder", 2, 2)]  # type: ignore[attr-defined]
+    assert made.extensions.counters.booked == [("adder", 2, 2)]  # type: ignore[attr-defined]
 
 
 def test_the_version_that_is_named_answers_under_its_entry(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_request_that_finds_no_room_in_time_says_so(tmp_path: Path) -> None:
             assert refused.value.retry_after_s
 
     on_loop(made, test())
-    assert made.extensions.recorder.booked == [("wide", 1, 1, "SHM_EXHAUSTED")]  # type: ignore[attr-defined]
+    assert made.extensions.counters.booked == [("wide", 1, 1, "SHM_EXHAUSTED")]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("error", [QueueFull("full"), InvalidInput("no"), asyncio.CancelledError()])
@@ -366,7 +366,7 @@ def test_a_failure_before_the_model_is_found_is_booked_where_its_name_is_known(
     with pytest.raises(UnavailableModel), ending(made, scope):
         made.inference.begin(scope, name, version)
         raise UnavailableModel(name, version, "version")
-    assert made.extensions.recorder.booked == ([booked] if booked else [])  # type: ignore[attr-defined]
+    assert made.extensions.counters.booked == ([booked] if booked else [])  # type: ignore[attr-defined]
 
 
 def test_refused_requests_are_booked_with_what_is_known(tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_refused_requests_are_booked_with_what_is_known(tmp_path: Path) -> None:
     for request, error in ((wrong, InvalidInput), (unknown, UnavailableModel)):
         with pytest.raises(error):
             asyncio.run(run(made, fresh(), request))
-    booked = made.extensions.recorder.booked  # type: ignore[attr-defined]
+    booked = made.extensions.counters.booked  # type: ignore[attr-defined]
     assert booked == [("adder", 2, 0, "INVALID_INPUT"), ("adder", None, 0, "MODEL_NOT_FOUND")]
     assert made.engine.client.requests == []  # type: ignore[attr-defined]
 
@@ -391,7 +391,7 @@ def test_a_request_that_is_cancelled_is_booked(left_s: float, code: str, tmp_pat
     made = services(tmp_path, cancel)
     with pytest.raises(asyncio.CancelledError):
         on_loop(made, run(made, known, wide(b"\1")))
-    assert made.extensions.recorder.booked == [("wide", 1, 1, code)]  # type: ignore[attr-defined]
+    assert made.extensions.counters.booked == [("wide", 1, 1, code)]  # type: ignore[attr-defined]
 
 
 def test_a_request_is_booked_once_and_as_it_ended(tmp_path: Path) -> None:
@@ -401,14 +401,14 @@ def test_a_request_is_booked_once_and_as_it_ended(tmp_path: Path) -> None:
         with ending(made, scope):
             model = await made.inference.find(scope, "adder", None)
             result = await made.inference.run(scope, model, adder())
-            assert made.extensions.recorder.booked == []  # type: ignore[attr-defined]
+            assert made.extensions.counters.booked == []  # type: ignore[attr-defined]
             with result.answer:
                 if error is not None:
                     raise error
 
     with pytest.raises(InvalidInput):
         on_loop(made, answered(InvalidInput("no")))
-    assert made.extensions.recorder.booked == [("adder", 2, 2, "INVALID_INPUT")]  # type: ignore[attr-defined]
+    assert made.extensions.counters.booked == [("adder", 2, 2, "INVALID_INPUT")]  # type: ignore[attr-defined]
 
 
 def test_a_model_whose_place_another_version_took_meanwhile_is_asked_there(tmp_path: Path) -> None:

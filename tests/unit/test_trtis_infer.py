@@ -60,7 +60,7 @@ def test_a_failure_before_the_run_is_booked_for_the_version_of_the_path(
     made = services(tmp_path)
     path = "m" if version < 0 else f"m/{version}"
     ask(made, request(b"", **{"NV-InferRequest": "no header {"}), path)
-    assert made.extensions.recorder.booked == [("m", booked, 0, "INVALID_INPUT")]  # type: ignore[attr-defined]
+    assert made.extensions.counters.booked == [("m", booked, 0, "INVALID_INPUT")]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_failure_is_booked_under_the_version_and_batch_size_once_they_are_know
 ) -> None:
     made = services(tmp_path)
     ask(made, request(b"", **{"NV-InferRequest": f"{sent} input {{ }}"}), "m")
-    assert made.extensions.recorder.booked == [("m", 2, booked, "INVALID_INPUT")]  # type: ignore[attr-defined]
+    assert made.extensions.counters.booked == [("m", 2, booked, "INVALID_INPUT")]  # type: ignore[attr-defined]
 
 
 def test_the_timeout_of_a_request_counts_from_its_arrival(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_the_timeout_of_a_request_counts_from_its_arrival(tmp_path: Path) -> Non
     asked = request(bytes(12), **{"NV-InferRequest": header})
     arrived = asked.context.penstock.started
     ask(made, asked, "m")
-    assert made.extensions.recorder.booked == [("m", 2, 1)]  # type: ignore[attr-defined]
+    assert made.extensions.counters.booked == [("m", 2, 1)]  # type: ignore[attr-defined]
     assert asked.context.penstock.started == arrived
 
 

@@ -229,7 +229,7 @@ def test_readiness_counts_what_was_asked_to_be_loaded(
 def test_json_has_the_names_of_the_original(tmp_path: Path, asked: dict[str, str]) -> None:
     made = counted(services_of(tmp_path, [entry("org/dense")], [loaded("org/dense", dims={"dense": 4})]))
     prepare_run_dir(made.settings.paths)
-    made.extensions.recorder.called = lambda kind, ns: None  # type: ignore[method-assign]
+    made.extensions.counters.called = lambda kind, ns: None  # type: ignore[method-assign]
     resource, response = status_resource(made, Statuses(made.settings)), Response()
     asyncio.run(resource.on_get(request(b"", **asked), response))
     found = json.loads(response.data or b"")

@@ -67,7 +67,7 @@ class Resource:
             except PenstockError as error:
                 context.error, context.counted_status = error.code, error.status
                 set_failure(resp, error, self._statuses.failure(error))
-            self._services.extensions.recorder.called(self._kind, time.perf_counter_ns() - began)
+            self._services.extensions.counters.called(self._kind, time.perf_counter_ns() - began)
 
         return respond
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from google.protobuf.message import Message
 
 from frontend.grpc.call import Call
 from frontend.protocols.kserve_v2 import management
@@ -14,6 +15,16 @@ from frontend.tensors.request import UnavailableModel
 from ipc.errors import InvalidInput, ModelLoadFailed, PenstockError
 from ipc.protos import kserve_v2_pb2 as pb
 from ipc.protos import model_config_pb2
+from ipc.store.regions import Kind
+
+_STATUS_RESPONSES: dict[Kind, Any] = {
+    "system": pb.SystemSharedMemoryStatusResponse,
+    "cuda": pb.CudaSharedMemoryStatusResponse,
+}
+_UNREGISTER_RESPONSES: dict[Kind, type[Message]] = {
+    "system": pb.SystemSharedMemoryUnregisterResponse,
+    "cuda": pb.CudaSharedMemoryUnregisterResponse,
+}
 
 
 class LoadFailed(PenstockError):
@@ -96,15 +107,19 @@ async def unload(call: Call, message: pb.RepositoryModelUnloadRequest) -> pb.Rep
     return pb.RepositoryModelUnloadResponse()
 
 
-async def system_status(
-    call: Call, message: pb.SystemSharedMemoryStatusRequest
-) -> pb.SystemSharedMemoryStatusResponse:
-    """All system regions by name, or the named region."""
-    regions = management.regions(call.services, "system", message.name)
-    status = pb.SystemSharedMemoryStatusResponse.RegionStatus
-    return pb.SystemSharedMemoryStatusResponse(
-        regions={region.name: status(**_fields(region)) for region in regions}
-    )
+async def region_status(kind: Kind, call: Call, message: Any) -> Message:
+    """All regions of a kind by name, or the named region."""
+    response = _STATUS_RESPONSES[kind]
+    regions = management.regions(call.services, kind, message.name)
+    states = {region.name: response.RegionStatus(**_fields(region)) for region in regions}
+    answer: Message = response(regions=states)
+    return answer
+
+
+async def unregister(kind: Kind, call: Call, message: Any) -> Message:
+    """Forget a region of a kind, or without a name all regions of the kind."""
+    await call.services.extensions.regions.unregister(kind, message.name or None)
+    return _UNREGISTER_RESPONSES[kind]()
 
 
 async def system_register(
@@ -117,25 +132,6 @@ async def system_register(
     return pb.SystemSharedMemoryRegisterResponse()
 
 
-async def system_unregister(
-    call: Call, message: pb.SystemSharedMemoryUnregisterRequest
-) -> pb.SystemSharedMemoryUnregisterResponse:
-    """Forget a system region, or all system regions."""
-    await call.services.extensions.regions.unregister("system", message.name or None)
-    return pb.SystemSharedMemoryUnregisterResponse()
-
-
-async def cuda_status(
-    call: Call, message: pb.CudaSharedMemoryStatusRequest
-) -> pb.CudaSharedMemoryStatusResponse:
-    """All CUDA regions by name, or the named region."""
-    regions = management.regions(call.services, "cuda", message.name)
-    status = pb.CudaSharedMemoryStatusResponse.RegionStatus
-    return pb.CudaSharedMemoryStatusResponse(
-        regions={region.name: status(**_fields(region)) for region in regions}
-    )
-
-
 async def cuda_register(
     call: Call, message: pb.CudaSharedMemoryRegisterRequest
 ) -> pb.CudaSharedMemoryRegisterResponse:
@@ -144,14 +140,6 @@ async def cuda_register(
         message.name, message.raw_handle, message.device_id, message.byte_size
     )
     return pb.CudaSharedMemoryRegisterResponse()
-
-
-async def cuda_unregister(
-    call: Call, message: pb.CudaSharedMemoryUnregisterRequest
-) -> pb.CudaSharedMemoryUnregisterResponse:
-    """Forget a CUDA region, or all CUDA regions."""
-    await call.services.extensions.regions.unregister("cuda", message.name or None)
-    return pb.CudaSharedMemoryUnregisterResponse()
 
 
 async def trace_setting(call: Call, message: pb.TraceSettingRequest) -> pb.TraceSettingResponse:

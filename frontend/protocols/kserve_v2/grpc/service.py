@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from frontend.access.restricted import Api, Restrictions
@@ -74,12 +75,14 @@ def _table(infer: Infer) -> dict[Api, dict[str, Method]]:
             "RepositoryModelUnload": Method(management.unload, "unload", "admin"),
         },
         "shared-memory": {
-            "SystemSharedMemoryStatus": Method(management.system_status, "regions"),
+            "SystemSharedMemoryStatus": Method(partial(management.region_status, "system"), "regions"),
             "SystemSharedMemoryRegister": Method(management.system_register, "regions", "admin"),
-            "SystemSharedMemoryUnregister": Method(management.system_unregister, "regions", "admin"),
-            "CudaSharedMemoryStatus": Method(management.cuda_status, "regions"),
+            "SystemSharedMemoryUnregister": Method(
+                partial(management.unregister, "system"), "regions", "admin"
+            ),
+            "CudaSharedMemoryStatus": Method(partial(management.region_status, "cuda"), "regions"),
             "CudaSharedMemoryRegister": Method(management.cuda_register, "regions", "admin"),
-            "CudaSharedMemoryUnregister": Method(management.cuda_unregister, "regions", "admin"),
+            "CudaSharedMemoryUnregister": Method(partial(management.unregister, "cuda"), "regions", "admin"),
         },
         "trace": {"TraceSetting": Method(management.trace_setting, "trace", "admin")},
         "logging": {"LogSettings": Method(management.log_settings, "logging", "admin")},

@@ -69,7 +69,7 @@ class TrtisService:
             try:
                 await work(call, request, made)
             finally:
-                call.services.extensions.recorder.called(kind, time.perf_counter_ns() - began)
+                call.services.extensions.counters.called(kind, time.perf_counter_ns() - began)
             made.request_status.CopyFrom(self._statuses.success())
             return made  # type: ignore[no-any-return]
 
