@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,10 +28,10 @@ def placing(tmp_path: Path, settings: Settings, arena_nbytes: int, **endpoint: A
     """A pipeline with an arena for so many bytes of blocks; `endpoint` replaces its calls, or `models`."""
     arena = Arena(tmp_path / "arena", BLOCKS_OFFSET + arena_nbytes, "e" * 16)
     calls: dict[str, Any] = {
-        "post": lambda work: None,
+        "post": lambda work, wake=True: None,
         "fail": lambda *of: None,
         "unread": lambda *of: None,
-        "waking_once": nullcontext,
+        "wake": lambda: None,
         **endpoint,
     }
     models: Any = calls.pop("models", None)

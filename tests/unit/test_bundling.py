@@ -230,18 +230,28 @@ def test_many_posted_calls_wake_the_endpoint_once(
     assert order == [0, 1, 2, 3, 4], "a call that is posted by a call wakes the endpoint again"
 
 
-def test_calls_posted_within_waking_once_run_after_it_even_when_it_fails(endpoint: Endpoint) -> None:
+def test_calls_posted_without_a_wake_run_together_after_the_wake(endpoint: Endpoint) -> None:
     order: list[int] = []
 
     def woken() -> bool:
         return bool(select.select([endpoint._wake], [], [], 0)[0])
 
-    with pytest.raises(ValueError, match="half done"), endpoint.waking_once():
-        endpoint.post(lambda: order.append(1))
-        endpoint.post(lambda: order.append(2))
-        assert not woken(), "the endpoint sleeps while the context is open"
-        raise ValueError("half done")
+    endpoint.post(lambda: order.append(1), wake=False)
+    endpoint.post(lambda: order.append(2), wake=False)
+    assert not woken(), "the endpoint sleeps until somebody wakes it"
+    endpoint.wake()
     assert woken()
+    endpoint.stop()
+    endpoint.run()
+    assert order == [1, 2]
+    endpoint.wake()
+    assert not woken(), "nothing was posted"
+
+
+def test_a_call_of_another_thread_takes_along_what_was_posted_without_a_wake(endpoint: Endpoint) -> None:
+    order: list[int] = []
+    endpoint.post(lambda: order.append(1), wake=False)
+    endpoint.post(lambda: order.append(2))
     endpoint.stop()
     endpoint.run()
     assert order == [1, 2]

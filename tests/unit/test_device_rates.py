@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,8 +65,8 @@ def executor() -> Executor:
     settings, metrics = Settings(), Metric()
     table: Any = SimpleNamespace(
         claim_pieces=list,
-        complete=lambda job, items, errors: None,
-        answering_together=nullcontext,
+        complete=lambda job, items, errors, wake: None,
+        wake_endpoint=lambda: None,
         unclaim_pieces=lambda pieces: None,
     )
     arena: Any = SimpleNamespace(record_flight=lambda flight: None)

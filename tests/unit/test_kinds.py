@@ -76,7 +76,10 @@ def test_a_failed_batch_runs_again_in_halves_unless_its_model_keeps_state(
     kind: str, states: list[str], runs: list[list[str]], tmp_path: Path
 ) -> None:
     told: list[tuple[int, PenstockError]] = []
-    calls = {"post": lambda work: work(), "fail": lambda key, number, error: told.append((number, error))}
+    calls = {
+        "post": lambda work, wake=True: work(),
+        "fail": lambda key, number, error: told.append((number, error)),
+    }
     with placing(tmp_path, Settings(), 1 << 20, **calls) as pipeline:
         strategy, model = getattr(pipeline.kinds, kind), Failing()
         batch, jobs = batch_of(pipeline, strategy, model, "a", "bad", "b")
@@ -102,7 +105,10 @@ class Deserted(Failing):
 
 def test_a_batch_that_ends_since_nobody_waits_for_it_does_not_run_again_in_halves(tmp_path: Path) -> None:
     told: list[str] = []
-    calls = {"post": lambda work: work(), "fail": lambda key, number, error: told.append(error.code)}
+    calls = {
+        "post": lambda work, wake=True: work(),
+        "fail": lambda key, number, error: told.append(error.code),
+    }
     with placing(tmp_path, Settings(), 1 << 20, **calls) as pipeline:
         strategy, model = pipeline.kinds.one_shot, Deserted()
         batch, jobs = batch_of(pipeline, strategy, model, "a", "b", "c")

@@ -70,7 +70,7 @@ class Sent:
         self.ends: dict[int, str] = {}
         self.unread_ids: list[int] = []
 
-    def post(self, work: Any) -> None:
+    def post(self, work: Any, wake: bool = True) -> None:
         work()
 
     def part(self, key: bytes, part: Part, block: Block | None, inline: bytes | None) -> None:

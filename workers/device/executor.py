@@ -161,6 +161,7 @@ class Executor:
         else:
             batch.suspended_ns = ended
             self._queue.suspend(batch)
+        self._table.wake_endpoint()
 
     def make_way(self, batch: Batch) -> None:
         """Between two steps of a batch: suspend it if other work waits. Called by the turn of the batch."""

@@ -18,7 +18,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -171,23 +171,16 @@ class Endpoint:
         if self._watched.pop(fd, None) is not None:
             self._poller.unregister(fd)
 
-    def post(self, work: Callable[[], None]) -> None:
-        """Run `work` in the endpoint's thread, soon. Safe from any thread."""
+    def post(self, work: Callable[[], None], wake: bool = True) -> None:
+        """Run `work` in the endpoint's thread, soon. Without `wake` the caller calls `wake` after its last `post`."""
         self._posted.append(work)
-        if not self._woken:
+        if wake:
+            self.wake()
+
+    def wake(self) -> None:
+        """Have the endpoint run what was posted. Safe from any thread."""
+        if self._posted and not self._woken:
             self._woken = True
-            os.eventfd_write(self._wake, 1)
-
-    @contextlib.contextmanager
-    def waking_once(self) -> Iterator[None]:
-        """Calls that are posted within are run together, after the context. Safe in any thread.
-
-        PERF: an endpoint that wakes at the first of many answers sends each in a bundle of its own.
-        """
-        self._woken = True
-        try:
-            yield
-        finally:
             os.eventfd_write(self._wake, 1)
 
     def stop(self) -> None:
@@ -207,8 +200,9 @@ class Endpoint:
             if self._tick_is_due():
                 self._next_tick = time.monotonic() + self._tick_s
                 self._handler.tick()
-            self._handler.turn_ended()
             self._flush()
+            # PERF: last, because the device thread needs the interpreter that this thread lends out when it waits.
+            self._handler.turn_ended()
 
     def _tick_is_due(self) -> bool:
         return time.monotonic() >= self._next_tick

@@ -23,6 +23,8 @@ from workers.scheduling.job import Batch, Job, Piece
 
 WAKE_AFTER = 16
 """Jobs that a gathering thread puts before the device is woken all the same."""
+_LONGEST_WAIT_S = 3600.0
+"""The device thread looks again after so long, because a lock takes no arbitrary time."""
 
 
 class DrainRate:
@@ -73,7 +75,10 @@ class WorkQueue:
         self._bound = settings.queue
         self._batcher = Batcher(int(settings.batch.starve_after_s * 1e9), settings.batch.turn_s)
         self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)
+        self._bell = threading.Lock()
+        self._bell.acquire()
+        self._asleep = False
+        """Whether the device thread waits for the bell; whoever ends that rings once."""
         self._backlog = threading.Condition(self._lock)
         self._backlog_tokens = 0
         self._admitted = {lane: Shares() for lane in LANES}
@@ -139,7 +144,7 @@ class WorkQueue:
 
     def _notify(self) -> None:
         self._unseen = 0
-        self._work.notify()
+        self._ring()
         # PERF: waking the thread that forms ahead for every request would cost more than the request.
         if self._batcher.tokens >= self._backlog_tokens:
             self._backlog.notify()
@@ -171,11 +176,18 @@ class WorkQueue:
         job.queued_ns = time.monotonic_ns()
         self.put(job, 0, len(job.prepared))
 
+    def _ring(self) -> None:
+        """Wake the device thread if the thread waits. With `_lock` held."""
+        # PERF: one lock that is handed over costs a third of a condition variable, which makes a lock for each wait.
+        if self._asleep:
+            self._asleep = False
+            self._bell.release()
+
     def suspend(self, batch: Batch) -> None:
         """A batch that made way for other work waits to go on; meanwhile nothing else of its adapter may run."""
         with self._lock:
             self._batcher.suspend(batch)
-            self._work.notify()
+            self._ring()
 
     def resume_batch(self, ahead: Batch | None = None) -> Batch | None:
         """The suspended batch that goes on now, unless waiting work, or the batch formed `ahead`, comes first."""
@@ -207,15 +219,25 @@ class WorkQueue:
             return self._batcher.overtakes(pieces)
 
     def wait_work(self, other: Callable[[], bool], until_ns: int | None = None) -> bool:
-        """Wait until a batch is due, `other` is true (see `nudge`), or `until_ns`; False when the queue closed."""
-        with self._lock:
-            while not (self._closed or other()):
+        """Wait until a batch is due, `other` is true (see `nudge`), or `until_ns`; False when the queue closed.
+
+        One thread at a time may wait.
+        """
+        while True:
+            with self._lock:
+                if self._closed or other():
+                    return not self._closed
                 due = [at for at in (self._batcher.due_ns(), until_ns) if at is not None]
-                left_s = (min(due) - time.monotonic_ns()) / 1e9 if due else None
-                if left_s is not None and left_s <= 0:
-                    break
-                self._work.wait(left_s)
-            return not self._closed
+                left_s = (min(due) - time.monotonic_ns()) / 1e9 if due else -1
+                if due and left_s <= 0:
+                    return True
+                self._asleep = True
+            if not self._bell.acquire(timeout=min(left_s, _LONGEST_WAIT_S)):
+                with self._lock:
+                    if not self._asleep:
+                        # The bell was rung after the time was up.
+                        self._bell.acquire()
+                    self._asleep = False
 
     def wait_backlog(self, tokens: Callable[[], int], wanted: Callable[[], bool]) -> bool:
         """Wait until at least `tokens()` tokens wait and `wanted()` is true; False when the queue closed."""
@@ -238,7 +260,7 @@ class WorkQueue:
     def nudge(self) -> None:
         """Wake the device thread to look at something else than the queue."""
         with self._lock:
-            self._work.notify()
+            self._ring()
 
     def device_busy(self) -> None:
         """The device thread begins a batch: a backlog may be formed into the next one."""
@@ -250,7 +272,7 @@ class WorkQueue:
         """Make waiters return."""
         with self._lock:
             self._closed = True
-            self._work.notify_all()
+            self._ring()
             self._backlog.notify_all()
 
     def snapshot(self) -> list[tuple[str, str, int, int, float]]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -83,12 +82,15 @@ class JobTable:
         """The open job of that request."""
         return self._open.get((session, request))
 
-    def answering_together(self) -> AbstractContextManager[None]:
-        """Answers to jobs that end within leave together, after the context."""
-        return self._endpoint().waking_once()
+    def wake_endpoint(self) -> None:
+        """Have the endpoint send the answers that were posted without `wake`."""
+        self._endpoint().wake()
 
-    def complete(self, job: Job, items: int, errors: list[ItemError]) -> None:
-        """`items` more items are done, of which `errors` failed; the last one sends the result."""
+    def complete(self, job: Job, items: int, errors: list[ItemError], wake: bool = True) -> None:
+        """`items` more items are done, of which `errors` failed; the last one sends the result.
+
+        Without `wake` the answer leaves after `wake_endpoint`, together with the answers to other jobs.
+        """
         with self.lock:
             job.open_items -= items
             for error in errors:
@@ -100,7 +102,7 @@ class JobTable:
         if failed:
             self._post_failure(job, of_items(list(job.errors.values())))
         else:
-            self._post_result(job)
+            self._post_result(job, wake)
             job.strategy.left(job)
 
     def fail(self, job: Job, error: PenstockError) -> None:
@@ -261,7 +263,7 @@ class JobTable:
         endpoint = self._endpoint()
         self._answer(job, lambda: endpoint.post(lambda: endpoint.fail(job.session, job.id, error)))
 
-    def _post_result(self, job: Job) -> None:
+    def _post_result(self, job: Job, wake: bool) -> None:
         output, endpoint = job.output, self._endpoint()
         if output is None:
             self._answer(job, _nothing)
@@ -291,7 +293,7 @@ class JobTable:
         if job.ordered:
             self._answer(job, partial(endpoint.post, reply))
         else:
-            endpoint.post(reply)
+            endpoint.post(reply, wake)
 
     def _answer(self, job: Job, send: Send) -> None:
         """Send the answer of a job now or, if earlier ones in its order have none yet, after theirs."""

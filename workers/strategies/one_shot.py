@@ -83,6 +83,7 @@ class OneShot(Strategy):
             )
             middle = len(pieces) // 2
             attempts.run(pieces[:middle])
+            self.table.wake_endpoint()
             attempts.run(pieces[middle:])
             return
         self.table.complete(pieces[0].job, 1, [item_error(pieces[0], left)])
@@ -153,14 +154,13 @@ class Attempts:
         by_job: dict[int, list[int]] = {}
         for at, piece in enumerate(pieces):
             by_job.setdefault(id(piece.job), []).append(at)
-        table = self._strategy.table
-        with table.answering_together():
-            for places in by_job.values():
-                job = pieces[places[0]].job
-                job.device_ns += device_ns
-                job.copy_ns += copy_ns
-                errors = [failures[at] for at in places if at in failures] if failures else []
-                table.complete(job, len(places), errors)
+        for places in by_job.values():
+            job = pieces[places[0]].job
+            job.device_ns += device_ns
+            job.copy_ns += copy_ns
+            errors = [failures[at] for at in places if at in failures] if failures else []
+            # PERF: the device thread wakes the endpoint once for all answers, when this turn needs nothing more.
+            self._strategy.table.complete(job, len(places), errors, wake=False)
 
     def make_room(self, pieces: list[Piece], error: Exception) -> Exception | None:
         """Memory ran out: give the cache back; several items get a smaller budget, a single one is tried again.
