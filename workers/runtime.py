@@ -72,6 +72,7 @@ class Runtime:
 
     def run(self) -> None:
         """Serve until a drain has ended."""
+        self.pipeline.executor.counts.hold()
         self.pipeline.executor.start()
         self.models.start()
         self._models_changed()
@@ -79,6 +80,7 @@ class Runtime:
         self.endpoint.run()
         self.models.close()
         self.pipeline.close()
+        self.pipeline.executor.counts.flush()
 
     def drain(self) -> None:
         """Announce the end; stop when all is done, or after `worker.drain_timeout_s`. Endpoint thread only."""
@@ -148,6 +150,7 @@ class Runtime:
         revoked = self.pipeline.leases.revoke_older(self._settings.arena.lease_max_age_s)
         if revoked:
             log.error("%d leases were older than arena.lease_max_age_s and were taken back", revoked)
+        self.pipeline.executor.counts.flush()
         self._reporter.tick(revoked)
         self._statistics.tick()
         self._send_credits()

@@ -65,7 +65,7 @@ def executor() -> Executor:
     settings, metrics = Settings(), Metric()
     table: Any = SimpleNamespace(
         claim_pieces=list,
-        complete=lambda job, items, errors, wake: None,
+        complete=lambda job, items, errors, wake=True: None,
         wake_endpoint=lambda: None,
         unclaim_pieces=lambda pieces: None,
     )

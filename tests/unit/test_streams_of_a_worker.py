@@ -203,7 +203,7 @@ class StreamMachine(RuleBasedStateMachine):
             line.add(job, Reason.PAUSE, 1)
         for job in self.jobs:
             job.kept.pause_until_ns = min(job.kept.pause_until_ns, 1)
-        self.streams.wake_paused()
+        self.streams.go_on()
         assert self.streams.next_ns() is None
 
     @rule()
@@ -292,7 +292,7 @@ def test_others_go_on_while_a_stream_pauses() -> None:
     assert waiting.state == "open" and waiting.id not in machine.sent.parts
     until = machine.streams.next_ns()
     assert until is not None and until - time.monotonic_ns() > 9e14
-    machine.streams.wake_paused()
+    machine.streams.go_on()
     assert machine.queue.admitted == 0 and machine.table.resting == 1, "its time has not come"
     for _ in range(6):
         machine.let_pauses_end()

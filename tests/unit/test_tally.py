@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -69,3 +73,44 @@ def test_without_a_loop_everything_is_written_at_once() -> None:
     registry = CollectorRegistry()
     Tally().amount(Counter("c", "of ours", registry=registry)).inc(3)
     assert samples(registry)["c_total", ""] == 3
+
+
+def test_a_held_tally_writes_only_when_it_is_flushed() -> None:
+    registry = CollectorRegistry()
+    tally, child = Tally(), Counter("held", "h", registry=registry)
+    tally.hold()
+    tally.amount(child).inc(3)
+    assert registry.get_sample_value("held_total") == 0
+    tally.flush()
+    assert registry.get_sample_value("held_total") == 3
+
+
+SCRIPT = """
+import sys
+from prometheus_client import Counter, multiprocess, CollectorRegistry
+from ipc.metrics.tally import WrittenAmount
+of = Counter("seen", "s", ["model"])
+amounts = [WrittenAmount(of.labels(f"m{n}")) for n in range(3)]
+for turn in range(4):
+    for n, amount in enumerate(amounts):
+        amount.inc(n + 0.5)
+    for more in range(20000 if turn == 1 else 0):
+        of.labels(f"filling the file until it is mapped anew {more}")
+of.labels("m0").inc(10)
+registry = CollectorRegistry()
+multiprocess.MultiProcessCollector(registry)
+print([registry.get_sample_value("seen_total", {"model": f"m{n}"}) for n in range(3)])
+"""
+
+
+def test_a_written_amount_is_in_the_metric_file_at_once_and_survives_a_file_that_grows(
+    tmp_path: Path,
+) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.strip() == "[12.0, 6.0, 10.0]"

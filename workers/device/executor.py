@@ -92,8 +92,7 @@ class Executor:
         assert streams is not None
         with torch.inference_mode():
             while self._queue.wait_work(self._has_other_work, streams.next_ns()):
-                streams.wake_paused()
-                streams.close_ended()
+                streams.go_on()
                 while self._calls:
                     self._run_call(*self._calls.popleft())
                 batch = self.next.take()
@@ -130,9 +129,10 @@ class Executor:
         """Give the device to a batch until it is done or makes way."""
         began = time.monotonic_ns()
         jobs = list({id(piece.job): piece.job for piece in batch.pieces}.values())
+        first = jobs[0]
         self._arena.record_flight([(job.tag, job.id) for job in jobs])
         if batch.turn is None:
-            self._touch(batch.first.model)
+            self._touch(first.model)
             for job in jobs:
                 job.first_run_ns = job.first_run_ns or began
                 job.batches += 1
@@ -153,7 +153,7 @@ class Executor:
             self._arena.record_flight([])
         seconds = (ended - began) / 1e9
         batch.seconds += seconds
-        self._queue.settle_time(batch.first, seconds - batch.predicted_s)
+        self._queue.settle_time(first, seconds - batch.predicted_s)
         batch.predicted_s = 0.0
         if batch.turn.done:
             self._turns.append(batch.turn)
@@ -173,7 +173,7 @@ class Executor:
 
     def _done(self, batch: Batch, jobs: list[Job], ran: int) -> None:
         batch.turn = None
-        strategy, model = batch.first.strategy, batch.first.model
+        strategy, model = jobs[0].strategy, jobs[0].model
         self._table.unclaim_pieces(batch.pieces)
         strategy.after(batch)
         if ran:
@@ -231,6 +231,8 @@ class NextBatch:
     def _form(self) -> Batch | None:
         """A batch of what is taken now, as far as its jobs are still open."""
         taken = self._queue.take(self._budgets.configured, self._max_items, self._budgets.tokens_of)
+        if not taken:
+            return None
         pieces: list[Piece] = self._table.claim_pieces(taken)
         if not pieces:
             return None
@@ -239,5 +241,7 @@ class NextBatch:
         except Exception:
             collated = None
         tokens_per_s = self._queue.paces.tokens_per_s(pieces[0].job.model) or UNKNOWN_PACE
-        predicted_s = sum([piece.prepared.cost for piece in taken]) / tokens_per_s
-        return Batch(pieces, collated, sum([piece.prepared.cost for piece in pieces]), predicted_s)
+        predicted = tokens = sum([piece.prepared.cost for piece in taken])
+        if len(pieces) < len(taken):
+            tokens = sum([piece.prepared.cost for piece in pieces])
+        return Batch(pieces, collated, tokens, predicted / tokens_per_s)

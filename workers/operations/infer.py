@@ -64,7 +64,8 @@ class Infer:
                     f"input {tensor.name!a}: expected {facts.datatype}, got {tensor.datatype[:32]!a}"
                 )
             facts.check_input(tensor.shape, call.rows, tensor.nbytes)
-            _check_aligned(f"input {facts.name!a}", tensor.region, facts)
+            if tensor.region is not None:
+                _check_aligned(f"input {facts.name!a}", tensor.region, facts)
             given.add(tensor.name)
         bytes_elements.check_counts(
             (f"input {tensor.name!a}", math.prod(tensor.shape))
@@ -77,8 +78,10 @@ class Infer:
         if len(names) != len(call.outputs) or not names <= signature.outputs.keys():
             raise InvalidInput(f"unexpected outputs: {[output.name[:200] for output in call.outputs]!a}")
         for output in call.outputs:
+            if output.region is None:
+                continue
             _check_aligned(f"output {output.name!a}", output.region, signature.outputs[output.name])
-            if adapter.streams and output.region is not None:
+            if adapter.streams:
                 raise InvalidInput(
                     f"output {output.name!a}: the responses of a decoupled model cannot be written to shared memory, "
                     "where each would lie over the one before"
@@ -94,9 +97,16 @@ class Infer:
 
     def instant(self, call: InferCall) -> bool:
         """Whether preparing only makes views, or takes short texts apart."""
-        if any(tensor.region for tensor in call.inputs) or any(output.region for output in call.outputs):
-            return False
-        return sum(tensor.nbytes for tensor in call.inputs if tensor.datatype == "BYTES") <= _INSTANT_NBYTES
+        texts_nbytes = 0
+        for tensor in call.inputs:
+            if tensor.region is not None:
+                return False
+            if tensor.datatype == BYTES:
+                texts_nbytes += tensor.nbytes
+        for output in call.outputs:
+            if output.region is not None:
+                return False
+        return texts_nbytes <= _INSTANT_NBYTES
 
     def layout(self, adapter: ProgramAdapter, call: InferCall, prepared: Sequence[Prepared]) -> list[Part]:
         """Raw bytes of the outputs, if all have a known size and they are large together; none of a stream."""
@@ -109,7 +119,7 @@ class Infer:
                 return []
             if nbytes is not None and output.region is None:
                 parts.append(Part(output.name, "uint8", (nbytes * call.rows,)))
-        return parts if sum(part.shape[0] for part in parts) > EARLY_NBYTES else []
+        return parts if sum([part.shape[0] for part in parts]) > EARLY_NBYTES else []
 
     def prepare(
         self, adapter: ProgramAdapter, call: InferCall, start: int, stop: int, payload: Payload
@@ -155,9 +165,9 @@ def _array(tensor: TensorInput, signature: Signature, payload: Payload) -> Array
     return np.ndarray(shape, facts.dtype, raw)
 
 
-def _check_aligned(where: str, region: Region | None, facts: TensorFacts) -> None:
+def _check_aligned(where: str, region: Region, facts: TensorFacts) -> None:
     """Memory of a device is used in place, so elements in it must lie at multiples of their size."""
-    if region is not None and region.kind == "cuda" and facts.itemsize and region.offset % facts.itemsize:
+    if region.kind == "cuda" and facts.itemsize and region.offset % facts.itemsize:
         raise InvalidInput(
             f"{where}: offset {region.offset} in its CUDA memory region is no multiple of the {facts.itemsize} bytes "
             f"of an element of {facts.datatype}"

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from ipc.errors import UnexpectedOutput
-from ipc.memory.datatypes import BYTES
-from workers.adapters.shared.named_tensors import TORCH_TYPES, TensorFacts, host_array
+from workers.adapters.shared.named_tensors import TensorFacts, host_array
 
 
 @dataclass(slots=True)
@@ -55,6 +54,4 @@ def checked(
 def _is_of(facts: TensorFacts, values: np.ndarray | torch.Tensor) -> bool:
     if isinstance(values, np.ndarray):
         return values.dtype == facts.dtype
-    if facts.datatype == "BF16":
-        return values.dtype == torch.bfloat16
-    return facts.datatype != BYTES and values.dtype == TORCH_TYPES[facts.dtype.name]
+    return values.dtype == facts.tensor_dtype

@@ -1,18 +1,21 @@
 """What is counted of each batch: for metrics, for the statistics of the tensor protocols, for those who watch.
 
-The device thread calls this once or twice for each batch, so every series is looked up once only.
+The device thread calls this once or twice for each batch, so every series is looked up once only. Runs are written at
+once, because a client that has its answer must find the run. All else waits in memory for the next tick (`flush`).
 """
 
 from __future__ import annotations
 
 import logging
 import statistics
+import threading
 import time
 from collections import deque
 from typing import Any
 
 from ipc.metrics.families import size_label
 from ipc.metrics.registry import WorkerMetrics
+from ipc.metrics.tally import Tally, WrittenAmount
 from ipc.wire.stats import BatchRecord
 from workers.operations import operation_of
 from workers.scheduling.job import Batch
@@ -55,37 +58,52 @@ class BatchLog:
 class _Series:
     """The series of one model. Programs have fewer: the contract of SIE does not know them, and nothing is padded."""
 
-    def __init__(self, metrics: WorkerMetrics, model: str, contract: bool) -> None:
-        worker = metrics.worker
-        self.sizes: list[Any] = [metrics.batch_size.labels(model, worker)]
-        self.tokens: list[Any] = [metrics.batch_tokens.labels(model, worker)]
-        self.token_counts: list[Any] = [metrics.tokens.labels(model, "in")]
+    def __init__(self, metrics: WorkerMetrics, tally: Tally, model: str, contract: bool) -> None:
+        worker, histogram, counter = metrics.worker, tally.observations, tally.amount
+        self.sizes = [histogram(metrics.batch_size.labels(model, worker))]
+        self.tokens = [histogram(metrics.batch_tokens.labels(model, worker))]
+        self.token_counts = [counter(metrics.tokens.labels(model, "in"))]
         self.padding = self.efficiency = None
-        self.truncated = metrics.truncated.labels(model, "truncate")
+        self.truncated = counter(metrics.truncated.labels(model, "truncate"))
         if contract:
-            self.sizes += [metrics.sie_batch_size.labels(model), metrics.sie_gpu_items.labels(model)]
-            self.tokens.append(metrics.sie_gpu_tokens.labels(model))
-            self.token_counts.append(metrics.sie_tokens.labels(model))
-            self.padding = metrics.padding.labels(model, worker)
-            self.efficiency = metrics.sie_adaptive_efficiency.labels(model)
+            self.sizes.append(histogram(metrics.sie_batch_size.labels(model)))
+            self.sizes.append(histogram(metrics.sie_gpu_items.labels(model)))
+            self.tokens.append(histogram(metrics.sie_gpu_tokens.labels(model)))
+            self.token_counts.append(counter(metrics.sie_tokens.labels(model)))
+            self.padding = histogram(metrics.padding.labels(model, worker))
+            self.efficiency = histogram(metrics.sie_adaptive_efficiency.labels(model))
 
 
 class BatchCounts:
     """Sizes, tokens, padding and cut inputs of batches; runs of models by batch size; parts of answers."""
 
     def __init__(self, metrics: WorkerMetrics) -> None:
-        self._metrics = metrics
+        self._metrics, self._tally = metrics, Tally()
+        self._lock = threading.Lock()
         self._series: dict[str, _Series] = {}
         self._unpadded = set[str]()
-        self._rows: dict[tuple[str, int], list[Any]] = {}
+        self._rows: dict[tuple[str, int], tuple[WrittenAmount, ...]] = {}
         self._parts: dict[str, Any] = {}
+
+    def hold(self) -> None:
+        """Keep what batches count in memory from now on, until `flush`."""
+        self._tally.hold()
+
+    def flush(self) -> None:
+        """Write what waits in memory. Any thread."""
+        with self._lock:
+            self._tally.flush()
 
     def note_batch(self, model: str, batch: Batch, budget: int) -> None:
         """A batch has run; `budget` is how many tokens would have fitted."""
+        with self._lock:
+            self._note_batch(model, batch, budget)
+
+    def _note_batch(self, model: str, batch: Batch, budget: int) -> None:
         series = self._series.get(model)
         if series is None:
             contract = operation_of(batch.first.work.call).itemized
-            series = self._series[model] = _Series(self._metrics, model, contract)
+            series = self._series[model] = _Series(self._metrics, self._tally, model, contract)
         for histogram in series.sizes:
             histogram.observe(len(batch.pieces))
         for histogram in series.tokens:
@@ -117,10 +135,15 @@ class BatchCounts:
         counters = self._rows.get(key)
         if counters is None:
             labels = model, str(key[1]), self._metrics.device
-            counters = self._rows[key] = [getattr(self._metrics, name).labels(*labels) for name in _FAMILIES]
-        counters[0].inc()
-        for counter, nanoseconds in zip(counters[1:], (input_ns, infer_ns, output_ns), strict=True):
-            counter.inc(nanoseconds * 1e-9)
+            counters = tuple(
+                WrittenAmount(getattr(self._metrics, name).labels(*labels)) for name in _FAMILIES
+            )
+            self._rows[key] = counters
+        runs, inputs, computing, outputs = counters
+        inputs.inc(input_ns * 1e-9)
+        computing.inc(infer_ns * 1e-9)
+        outputs.inc(output_ns * 1e-9)
+        runs.inc()
 
     def responded(self, model: str) -> None:
         """A part of a streamed answer of the entry `model` was sent."""

@@ -69,7 +69,7 @@ class Lane:
             caller = self._callers[key] = _Caller(max(self._clock, self._ahead.pop(key, 0.0)))
         caller.jobs.append((job, deque(indices)))
         self.items += len(indices)
-        self.tokens += sum(job.prepared[i].cost for i in indices)
+        self.tokens += sum([job.prepared[i].cost for i in indices])
 
     def oldest_ns(self) -> int | None:
         """Arrival of the oldest job, or None when empty."""
@@ -95,7 +95,10 @@ class Lane:
         """The next item if it fits `room` tokens (or in any case when `force`), else None."""
         if not self._callers:
             return None
-        key, caller = min(self._callers.items(), key=lambda entry: entry[1].used)
+        if len(self._callers) == 1:
+            ((key, caller),) = self._callers.items()
+        else:
+            key, caller = min(self._callers.items(), key=lambda entry: entry[1].used)
         job, indices = caller.jobs[0]
         prepared = job.prepared[indices[0]]
         if prepared.cost > room and not force:
@@ -263,7 +266,9 @@ class Batcher:
         due = self._due(now_ns)
         if not due:
             return []
-        key = min(due, key=lambda k: self._urgency(self._groups[k], now_ns))
+        key = due[0]
+        if len(due) > 1:
+            key = min(due, key=lambda k: self._urgency(self._groups[k], now_ns))
         group = self._groups[key]
         self._clock, self._last = max(self._clock, group.used), (key, group.used)
         tokens_per_s = pace(group.model) or UNKNOWN_PACE
@@ -288,7 +293,13 @@ class Batcher:
         """When the next batch may be taken (0 is now); None when nothing waits."""
         if self._suspended:
             return 0
-        return min([group.due_ns() for group in self._groups.values()], default=None)
+        first = None
+        for group in self._groups.values():
+            due = group.due_ns()
+            if not due:
+                return 0
+            first = due if first is None else min(first, due)
+        return first
 
     def due_tokens(self, now_ns: int) -> int:
         """Tokens of all groups of which a batch may be taken now."""
@@ -395,6 +406,9 @@ class Batcher:
         pieces: list[Piece] = []
         interactive, bulk = group.lanes["interactive"], group.lanes["bulk"]
         bulk_rides = not (interactive.items and self._bulk_ran)
+        if not bulk.items:
+            self._fill(pieces, interactive, most, max_items)
+            return pieces
         if bulk_rides and self._starving(bulk, now_ns):
             self._fill(pieces, bulk, most_with_bulk // 2, max(1, max_items // 2))
         self._fill(pieces, interactive, most_with_bulk if pieces else most, max_items)
@@ -422,7 +436,7 @@ class Batcher:
 
     @staticmethod
     def _fill(pieces: list[Piece], lane: Lane, max_tokens: int, max_items: int) -> None:
-        room = max_tokens - sum(piece.prepared.cost for piece in pieces)
+        room = max_tokens - sum([piece.prepared.cost for piece in pieces]) if pieces else max_tokens
         while len(pieces) < max_items and (piece := lane.pop(room, force=not pieces)) is not None:
             pieces.append(piece)
             room -= piece.prepared.cost

@@ -113,7 +113,9 @@ class Attempts:
     def _try(self, pieces: list[Piece], collated: Any = None) -> Exception | None:
         """One pass whose results are written and told; returns the exception that it raised."""
         strategy, batch, job = self._strategy, self._batch, pieces[0].job
-        tokens = sum([piece.prepared.cost for piece in pieces])
+        # PERF: the batch has counted its tokens.
+        whole = len(pieces) == len(batch.pieces)
+        tokens = batch.tokens if whole else sum([piece.prepared.cost for piece in pieces])
         predicted_s = strategy.queue.paces.seconds_for(job.model, tokens)
         awaited_s = max([piece.job.work.deadline_ns for piece in pieces]) / 1e9 - time.monotonic()
         strategy.activity.begin(batch_limit_s(strategy.hang_timeout_s, predicted_s, tokens, awaited_s))
@@ -127,12 +129,15 @@ class Attempts:
             make_way = partial(strategy.make_way, batch)
             with stepping.running(strategy.activity, pieces, make_way), job.adapter.using(call.lora):
                 results = operation_of(call).run(job.adapter, collated, call)
-            finite = results.finite([piece.prepared.rows for piece in pieces])
-            computed = time.monotonic_ns()
-            outputs.write(pieces, results)
             if results.named:
+                computed = time.monotonic_ns()
                 results.failures |= strategy.placer.write(pieces, results.named)
-            failures = _failures(pieces, finite, results.failures)
+                failures = _failures(pieces, [], results.failures)
+            else:
+                finite = results.finite([piece.prepared.rows for piece in pieces])
+                computed = time.monotonic_ns()
+                outputs.write(pieces, results)
+                failures = _failures(pieces, finite, results.failures)
             copied = time.monotonic_ns()
             note_batch(pieces, began, computed, copied)
             paused_ns = batch.paused_ns - paused_ns
@@ -218,6 +223,8 @@ def note_batch(pieces: list[Piece], began_ns: int, computed_ns: int, copied_ns: 
 
 def _left(pieces: list[Piece], failures: dict[int, ItemError]) -> int:
     """Tokens of the items that the adapter left because nobody waited for them."""
+    if not failures:
+        return 0
     ended = [at for at, failure in failures.items() if failure.code == DeadlineExceeded.code]
     return sum([pieces[at].prepared.cost for at in ended])
 
@@ -234,7 +241,7 @@ def _failures(
             call = piece.job.work.call
             where = f"{call.names.item.format(piece.index)}: " if operation_of(call).itemized else ""
             errors[at] = ItemError(piece.index, failed[at].code, where + failed[at].message)
-        elif not finite[at]:
+        elif finite and not finite[at]:
             text = f"item {piece.index}: the model gave a value that is not finite"
             errors[at] = ItemError(piece.index, "INFERENCE_ERROR", text)
     return errors

@@ -209,8 +209,17 @@ class Streams(Strategy):
             if wakes:
                 self._queue.put_again(job)
 
-    def wake_paused(self) -> None:
-        """Streams whose models have waited long enough go on. Device thread only."""
+    def go_on(self) -> None:
+        """Streams whose models have waited long enough go on, and those that have ended are closed. Device thread only.
+
+        Called before every batch.
+        """
+        if len(self._line):
+            self._wake_paused()
+        if self._over:
+            self.close_ended()
+
+    def _wake_paused(self) -> None:
         for job in self._line.take_paused(time.monotonic_ns()):
             with self._table.lock:
                 wakes = job.kept.flow.open and self._table.resume(job)

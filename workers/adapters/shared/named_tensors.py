@@ -125,6 +125,8 @@ class NamedBatch:
             found = as_tensor(self.array(name, writable=writable))
         else:
             found = _joined_on(device, arrays, writable)
+        if found.dtype != torch.uint16:
+            return found
         declared = self._config.input(name)
         return found.view(torch.bfloat16) if declared is not None and declared.datatype == "BF16" else found
 
@@ -174,7 +176,19 @@ def _joined_on(device: torch.device, arrays: Sequence[Array], writable: bool) ->
 class TensorFacts:
     """One input or output. `dtype` is numpy's (object for BYTES); `row_nbytes` is None for rows of varying size."""
 
-    __slots__ = ("_rest", "batches", "datatype", "dims", "dtype", "itemsize", "name", "program", "row_nbytes")
+    __slots__ = (
+        "_program",
+        "_rest",
+        "batches",
+        "datatype",
+        "dims",
+        "dtype",
+        "itemsize",
+        "name",
+        "program",
+        "row_nbytes",
+        "tensor_dtype",
+    )
 
     def __init__(self, tensor: TensorConfig, batches: bool) -> None:
         known = DATATYPES[tensor.datatype]
@@ -183,13 +197,22 @@ class TensorFacts:
         self.dtype = np.dtype(object if tensor.datatype == BYTES else known.array)
         self.dims: Shape = tensor.dims
         self.program: Shape = tensor.dims if tensor.reshape is None else tensor.reshape
-        self._rest = list(tensor.dims)
+        self._rest, self._program = list(tensor.dims), list(self.program)
+        self.tensor_dtype = None if tensor.datatype == BYTES else TORCH_TYPES[known.array]
+        """Type of tensors of a program; None for BYTES, which no tensor holds."""
+        if tensor.datatype == "BF16":
+            self.tensor_dtype = torch.bfloat16
         fixed = tensor.datatype != BYTES and all(dim >= 0 for dim in tensor.dims)
         self.row_nbytes = math.prod(tensor.dims) * self.itemsize if fixed else None
 
     def check_input(self, shape: list[int], rows: int, nbytes: int) -> None:
         """Raise `InvalidInput` unless a request of `rows` may give this shape in so many bytes."""
         rest = shape[1:] if self.batches else shape
+        # PERF: most inputs have exactly the shape of the configuration.
+        if self.row_nbytes is not None and rest == self._rest and (not self.batches or shape[:1] == [rows]):
+            if nbytes != (expected_nbytes := self.row_nbytes * (rows if self.batches else 1)):
+                raise InvalidInput(f"input {self.name!a}: expected {expected_nbytes} bytes, got {nbytes}")
+            return
         if (rest != self._rest and not self.admits(rest)) or (self.batches and shape[:1] != [rows]):
             expected = [rows, *self.dims] if self.batches else list(self.dims)
             raise InvalidInput(f"unexpected shape for input {self.name!a}: expected {expected}, got {shape}")
@@ -215,6 +238,8 @@ class TensorFacts:
 
     def from_program(self, shape: Sequence[int]) -> list[int] | None:
         """The result's shape, without rows, of an output of `shape`; None for a shape that is not allowed."""
+        if self.program is self.dims and shape == self._program:
+            return self._rest
         if not _matches(self.program, shape):
             return None
         return list(shape if self.program is self.dims else _translate(self.program, self.dims, shape))

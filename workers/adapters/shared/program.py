@@ -75,7 +75,7 @@ class ProgramAdapter(Adapter):
             return 1
         return ROW_COST * max(1, self.config.max_batch_size)
 
-    @property
+    @functools.cached_property
     def streams(self) -> bool:  # type: ignore[override]
         """Decoupled programs answer in parts."""
         return self.config.decoupled
