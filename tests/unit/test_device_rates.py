@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
 from ipc.wire.extraction import Extraction
 from ipc.wire.messages import Call, EncodeCall, ExtractCall, InputItem
@@ -49,20 +50,10 @@ class InParts(FakeAdapter):
         return [left if "#leave" in text else Extraction() for text in texts]
 
 
-class Metric:
-    """Any family of metrics, and any series of it."""
-
-    def __getattr__(self, name: str) -> Any:
-        return Metric()
-
-    def __call__(self, *_: Any, **__: Any) -> Metric:
-        return self
-
-
 @pytest.fixture
 def executor() -> Executor:
     """Without its threads: a test runs the batches."""
-    settings, metrics = Settings(), Metric()
+    settings, metrics = Settings(), WorkerMetrics("worker-0")
     table: Any = SimpleNamespace(
         claim_pieces=list,
         complete=lambda job, items, errors, wake=True: None,
