@@ -23,7 +23,7 @@ _LEAST_COSINE = {"float32": 0.9999, "bfloat16": 0.995}
 
 
 class WrongAnswer(RuntimeError):
-    """A contestant's embeddings are not those of the model."""
+    """The embeddings of a contestant differ from those of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What every contestant does: encode `texts`; `lone` of them one at a time; `reference` are true embeddings."""
+    """The task of every contestant: encode `texts`, then `lone` of them one by one; `reference` is the truth."""
 
     texts: Sequence[str]
     lone: int

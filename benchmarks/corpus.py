@@ -1,4 +1,4 @@
-"""2,000 English passages of mixed lengths, made from what is installed.
+"""2,000 English passages of mixed lengths, made from installed documentation.
 
 1. Paragraphs are collected from docstrings of the standard library (parsed, not imported) and from the READMEs and
    licences of installed packages; code, tables and duplicates are dropped.

@@ -1,4 +1,4 @@
-"""What stays behind when a model is loaded, used and unloaded again and again: memory of the worker after each cycle.
+"""Memory of a worker after each cycle of loading, using and unloading a model: whether the memory grows.
 
 1. Serve all-MiniLM-L6-v2 and, as a control, a fake model that keeps 1 MiB at every load; neither is preloaded.
 2. Load, use once and unload through the admin routes, and read the worker's resident memory after each unload; on

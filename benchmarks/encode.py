@@ -40,7 +40,7 @@ ENGINES = ("torch", "sentence-transformers", "openvino")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run. `lone`: texts of the lone client; `threads`: torch threads of every contestant."""
+    """The conditions of a run. `lone`: texts of the lone client; `threads`: torch threads of every contestant."""
 
     device: str
     threads: int

@@ -1,4 +1,4 @@
-"""What a few queries pay for the load of others on the same device: of another model, and of a bulk job of their own.
+"""Latency of a few queries beside other load on the same device: of another model, or a bulk job of their own model.
 
 1. Serve all-MiniLM-L6-v2 and a tiny model of its kind in one worker.
 2. In every round, send queries at random instants at a fifth of what a lone client could send; first alone, then while
@@ -43,7 +43,7 @@ _BULK_TEXTS, _BULK_CLIENTS, _QUERY_CLIENTS = 192, 2, 32
 
 @dataclass(frozen=True, slots=True)
 class Flood:
-    """What keeps the device busy: requests for `model` of `texts` texts each from `clients` clients."""
+    """The other load: requests for `model` of `texts` texts each from `clients` clients."""
 
     name: str
     model: str
@@ -70,12 +70,12 @@ FLOODS = {
     SMALL: (bulk_of(TINY), queries_of(TINY), bulk_of(SMALL)),
     TINY: (bulk_of(SMALL), queries_of(SMALL), bulk_of(TINY)),
 }
-"""By the model of the queries: what runs beside them."""
+"""The other load, by the model of the queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The queries of one round; `beside` is empty for those alone. A batch's time is that of the load without them."""
+    """The queries of one round; `beside` is empty for queries alone. A batch's time is measured without queries."""
 
     quiet: str
     beside: str

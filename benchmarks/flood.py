@@ -1,4 +1,4 @@
-"""A load that goes on until it is told to stop, from a process of its own, and what the server counts meanwhile."""
+"""A load from a process of its own that lasts until it is stopped, and the batches that the server ran meanwhile."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Batches:
     read_s: float
 
     def since(self, before: Batches) -> Batches:
-        """What was run between two readings, with the seconds between them."""
+        """Batches and tokens between two readings, and the seconds between them."""
         return Batches(self.count - before.count, self.tokens - before.tokens, self.read_s - before.read_s)
 
 

@@ -1,4 +1,4 @@
-"""What a frontend costs: requests a second through a model that does nothing, processor time, memory, start time.
+"""The cost of a frontend: requests a second through a model that does nothing, processor time, memory, start time.
 
 1. Start Penstock with one frontend, one worker and the fake model `fake/noop`; note when it lives and when it is ready.
 2. In every round, load `/healthz` (HTTP alone) and `/v1/encode/fake/noop` (HTTP, ZeroMQ and back) from 1 to 64

@@ -1,4 +1,4 @@
-"""Memory of a worker under mixed load for a long time: whether it levels off, and what of it grows.
+"""Memory of a worker under mixed load for a long time: whether the memory levels off, and which part grows.
 
 1. Serve all-MiniLM-L6-v2 and a program of named tensors; a few clients send texts and batches of all lengths, as
    nobody sends them twice, and tensors of all sizes.

@@ -22,7 +22,7 @@ _THREADS = 4
 
 @dataclass(frozen=True, slots=True)
 class GrpcRate:
-    """Requests that were answered a second, and those that were not."""
+    """Answered requests a second, and the number of failed requests."""
 
     per_s: float
     failed: int

@@ -1,4 +1,4 @@
-"""Latency under load: requests arrive at random at a share of what the server can do, whatever it does meanwhile.
+"""Latency under load: requests arrive at random, at shares of the server's capacity.
 
 1. Start Penstock with the demo model; ask one text at a time for the latency without load.
 2. Measure its capacity with 64 clients in a closed loop.

@@ -1,4 +1,4 @@
-"""What large responses are compared with: a process that only writes the same bytes to a loopback socket."""
+"""The comparison for large responses: a process that only writes the same bytes to a loopback socket."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def serve(listener: socket.socket, largest_nbytes: int) -> None:
 
 @contextlib.contextmanager
 def loopback(largest_nbytes: int) -> Iterator[Address]:
-    """The address of such a process, for bodies up to `largest_nbytes`."""
+    """Run such a process for bodies up to `largest_nbytes`, and give its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address: Address = ("127.0.0.1", listener.getsockname()[1])
         spawn = multiprocessing.get_context("spawn")

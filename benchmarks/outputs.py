@@ -1,4 +1,4 @@
-"""What several outputs of one model cost: dense, sparse and token vectors in one pass against each of them alone.
+"""The cost of several outputs of one model: dense, sparse and token vectors in one pass against each of them alone.
 
 1. Build an encoder of BGE-M3's kind with random weights: 6 layers of width 384, a vocabulary of 250,002, two heads.
 2. In every round, run the same batches through the adapter for each output alone and for all three.

@@ -28,13 +28,13 @@ class ServerFailed(RuntimeError):
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on now."""
+    """A TCP port of 127.0.0.1 without a listener."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """User and system seconds that these processes have used so far; those that are gone count nothing."""
+    """User and system seconds that these processes have used so far; ended processes count 0."""
     ticks = 0
     for pid in pids:
         with contextlib.suppress(OSError):

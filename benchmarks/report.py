@@ -138,7 +138,7 @@ def line_chart(path: Path, title: str, x_label: str, y_label: str, series: Serie
 
 
 class Report:
-    """Collects what one benchmark found. `name` is the file name; `settings` say how it was run."""
+    """Collects the results of one benchmark. `name` is the file name, `settings` the conditions of the run."""
 
     def __init__(self, name: str, title: str, settings: Mapping[str, Any]) -> None:
         self.name = name
@@ -159,7 +159,7 @@ class Report:
         print(f"[{time.monotonic() - self._started:7.1f} s] {text}", file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
-        """A sentence that belongs beside the figures, such as what could not be measured."""
+        """Add a sentence to the figures, for example about a figure that could not be measured."""
         self._content["notes"].append(text)
         self.say(text)
 
@@ -215,7 +215,7 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Write the measured part of RESULTS.md from every saved result; what stands above its mark stays."""
+    """Write the measured part of RESULTS.md from all saved results. Text above the mark stays."""
     results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
     if not results:
         raise SystemExit(f"no results in {RESULTS}; run `python -m benchmarks` first")

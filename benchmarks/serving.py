@@ -1,4 +1,4 @@
-"""Start Penstock the way its users do: `gunicorn -c gunicorn.conf.py`, with settings from the environment.
+"""Start Penstock as its users do: `gunicorn -c gunicorn.conf.py`, with settings from the environment.
 
 Each server gets a port, a run directory and an instance name of its own, so that several can run on one machine.
 """
@@ -40,9 +40,9 @@ def environment_of(settings: Settings) -> dict[str, str]:
 def penstock(
     models: str, settings: Settings, *, fakes: bool = False, ready: str = "/readyz"
 ) -> Iterator[Server]:
-    """A Penstock server that serves `models` (comma separated), on CPU unless told otherwise; gone on exit.
+    """A Penstock server that serves `models` (comma separated), by default on the CPU; stopped on exit.
 
-    It is entered when a GET of `ready` is answered 200. `fakes` takes the catalog of fake models of the tests.
+    Entering waits until a GET of `ready` is answered 200. `fakes` takes the catalog of fake models of the tests.
     `settings` are named `section.field`.
     """
     port = free_port()

@@ -1,4 +1,4 @@
-"""`penstock check`: settings, keys, addresses, and the catalog, also for what only a load would find out."""
+"""`penstock check`: settings, keys, addresses, and the catalog, with mistakes that otherwise only a load finds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _WIDTHS = {
 
 
 def run(config: Settings) -> int:
-    """Print what is wrong, or what is served; returns the exit code. Raises `ConfigError`."""
+    """Print the mistakes, or the served models. Returns the exit code. Raises `ConfigError`."""
     models = read(config)
     if config.server.keys_file:
         api_keys.read(Path(config.server.keys_file))
@@ -57,7 +57,7 @@ def run(config: Settings) -> int:
 
 
 def read(config: Settings) -> Catalog:
-    """The catalog that `config` names. Raises `ConfigError`, not for what is wrong with single files."""
+    """The catalog of `config`. Raises `ConfigError`, but not for mistakes in single model files (`mistakes`)."""
     found = open_catalog(config.catalog, config.repository)
     check_lists(found, config.catalog.preload, config.catalog.pinned)
     check_models(found, config.repository)
@@ -66,9 +66,9 @@ def read(config: Settings) -> Catalog:
 
 
 def mistakes(catalog: Catalog) -> list[str]:
-    """What is wrong with the catalog's files, and with served entries that a load would refuse; with file and line.
+    """Mistakes in the catalog's files, and in served entries that a load would refuse, with file and line.
 
-    An adapter that is a dotted path is not imported, since that may take the model libraries.
+    The module of an adapter that is a dotted path is not imported, as the import may need the model libraries.
     """
     found = [file.message for file in catalog.reading.bad]
     for entry in catalog.sources:
@@ -106,7 +106,7 @@ def _absent(field: str, directory: Path) -> Iterator[str]:
 
 
 def _widths(entry: ModelEntry, directory: Path) -> Iterator[str]:
-    """Widths that differ from what the configuration on the disk says, as far as that tells them."""
+    """Widths that differ from those in the model's config.json, where config.json has them."""
     config, modules = _json(directory / "config.json"), _json(directory / "modules.json")
     if not isinstance(config, dict) or "Dense" in json.dumps(modules):
         return
@@ -118,7 +118,7 @@ def _widths(entry: ModelEntry, directory: Path) -> Iterator[str]:
 
 
 def _directory(entry: ModelEntry) -> Path | None:
-    """Where config.json of a model is on this machine; None where it is not, or nobody looks."""
+    """The directory of a model's config.json on this machine; None where the file is missing or not looked for."""
     source = entry.source
     if isinstance(source, DirectorySource):
         return Path(source.path)
@@ -135,7 +135,7 @@ def _directory(entry: ModelEntry) -> Path | None:
 
 
 def _package(source: PackageSource) -> Path | None:
-    """The directory of an installed package, which is not imported."""
+    """The directory of an installed package. The package is not imported."""
     try:
         spec = importlib.util.find_spec(source.package)
     except ModuleNotFoundError:
@@ -152,7 +152,7 @@ def _json(path: Path) -> Any:
 
 
 def summary(models: Catalog) -> str:
-    """How many models are served, and the names of the first ones; profiles go with their model."""
+    """The number of served models and the first names. Profiles do not count."""
     names = [name for name in models if name.rpartition(":")[0] not in models]
     shown = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
     return f"{len(names)} model{'' if len(names) == 1 else 's'}: {shown}"

@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(options)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read the output has seen enough; the interpreter would fail once more when it flushes at its end.
+        # The reader of the output has closed the pipe. The interpreter flushes at its end and would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
@@ -114,7 +114,7 @@ def _run(options: argparse.Namespace) -> int:
             print(VERSION)
             return 0
         if options.command == "openapi":
-            # Imported here: it brings all of the frontend, which no other command needs.
+            # Imported here: the document needs all of the frontend, other commands do not.
             from frontend.openapi import document
 
             print(document.schema().decode())

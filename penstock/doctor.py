@@ -1,4 +1,4 @@
-"""`penstock doctor`: what this machine offers, line by line; exit 1 when something keeps the server from starting."""
+"""`penstock doctor`: facts about this machine, line by line; exit 1 for a fact that keeps the server from starting."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _catalog(config: Settings) -> Iterator[Finding]:
 
 
 def _libraries(config: Settings) -> Iterator[Finding]:
-    """Optional libraries that served models need; without one the server starts and those models answer 409."""
+    """Optional libraries that served models need. Without a library the server starts, and its models answer 409."""
     try:
         used = {
             families.FAMILIES[one.adapter].extra

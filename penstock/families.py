@@ -1,4 +1,4 @@
-"""What the command line and the model reference say about each built-in model family."""
+"""Titles, descriptions and extras of the built-in model families, for the command line and the model reference."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     """One model family.
 
     title       heading in the model reference
-    about       what it does, one sentence
-    extra       optional dependencies of Penstock that it needs, empty for none
+    about       one sentence about the results
+    extra       extra of Penstock with the packages that the family needs, empty for none
     """
 
     title: str
@@ -27,11 +27,11 @@ PACKAGES = {
     "siglip": ("PIL", "sentencepiece"),
     "vision": ("PIL", "scipy"),
 }
-"""What each extra brings, by the names that code imports."""
+"""Packages of each extra, by import name."""
 
 
 def installed(extra: str) -> bool:
-    """Whether the packages of an extra are there."""
+    """Whether the packages of an extra are installed."""
     return all(find_spec(package) is not None for package in PACKAGES[extra])
 
 

@@ -1,7 +1,7 @@
 """`penstock keys new NAME`: a fresh API key, and its entry for the file that `server.keys_file` names.
 
-The entry goes to standard output, so that it can be appended to the file; the key goes to standard error, so that it
-cannot get into the file by that. Neither is kept.
+The entry goes to standard output, to be appended to the file. The key goes to standard error, so that a redirection
+does not write the key into the file. Neither is stored.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`penstock layout MODEL`: the header and the bytes of a request to a model of named tensors, for both protocols.
 
-It asks a running server for the model, and shows for one row what a client without a library has to compose.
+The command asks a running server for the model, and shows what a client without a library sends for one row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from ipc.memory.datatypes import BYTES, DATATYPES
 
 UNKNOWN_SIZE = 2
-"""Shown for a dimension that may have any size."""
+"""Size shown for a dimension of any size."""
 _TEXT = b"text"
 
 
@@ -61,7 +61,7 @@ def shape_of(tensor: dict[str, Any]) -> list[int]:
 
 
 def nbytes_of(tensor: dict[str, Any]) -> int:
-    """Raw bytes of `shape_of`; elements of BYTES are shown as `text` behind its length."""
+    """Raw bytes of `shape_of`. An element of BYTES is shown as the length and the text `text`."""
     size = 4 + len(_TEXT) if tensor["datatype"] == BYTES else DATATYPES[tensor["datatype"]].nbytes
     return math.prod(shape_of(tensor)) * size
 

@@ -1,4 +1,4 @@
-"""The classes that a `model.py` of a model repository subclasses one of (docs/repository.md)."""
+"""Base classes for `model.py` in a model repository (docs/repository.md)."""
 
 from workers.adapters.base import Pause
 from workers.adapters.python_model import Context, DecoupledModel, Model

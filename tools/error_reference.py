@@ -107,7 +107,7 @@ def _row(kind: type[PenstockError]) -> tuple[int, str, str, str, str, str, str]:
     openai = render_openai(error)[1]["error"]
     code, header = body["detail"]["code"], headers["X-SIE-Error-Code"]
     shown = code if header == code else f"{code} ({header})"
-    # A docstring says to clients what happened; behind "; `" it speaks of the class's own fields.
+    # The first part of a docstring is for clients; after "; `" follow the fields of the class.
     when = " ".join((getdoc(kind) or "").split("\n\n")[0].split()).partition("; `")[0]
     if kind is PenstockError:
         when = "A bug; the log has the request id"

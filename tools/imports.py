@@ -1,12 +1,12 @@
-"""Import rule: who may import whom, and what nobody may use.
+"""Import rule: allowed imports between packages, and banned modules and calls.
 
 1. `ipc` imports the standard library and a few packages. `frontend` and `workers` import `ipc` and never each
-   other; `penstock` may import all three and is imported by none of them.
+   other. `penstock` may import all three, and none of the three imports `penstock`.
 2. Frontends load no model library, workers load no web server.
-3. Protocol packages never import each other, and neither do model families. The engine over ZeroMQ is known to the
-   start of a frontend alone; all others see `frontend.engine`.
-4. Nobody imports a module that turns bytes into arbitrary objects, nor `multiprocessing.shared_memory` (on
-   Python 3.11 a reader's exit unlinks the owner's segment), nor calls a loader in its unsafe form.
+3. Protocol packages never import each other, and neither do model families. Only `frontend/assembly.py` imports the
+   engine over ZeroMQ; other modules import `frontend.engine`.
+4. No module imports a module that turns bytes into arbitrary objects, or `multiprocessing.shared_memory` (on
+   Python 3.11 a reader's exit unlinks the owner's segment). No module calls a loader in its unsafe form.
 
 Imports inside functions and under `TYPE_CHECKING` count, and so do `import_module("...")` calls with a literal
 name.

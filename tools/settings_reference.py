@@ -1,4 +1,4 @@
-"""docs/settings.md: every setting with its default, what it takes, and the comment of config/server.yaml above it."""
+"""docs/settings.md: every setting with default, allowed values, and its comment in config/server.yaml."""
 
 from __future__ import annotations
 

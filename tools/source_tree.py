@@ -1,4 +1,4 @@
-"""The files that the checks read, and how a check reports what it found."""
+"""The files that the checks read, and the report of findings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def parse(path: Path) -> ast.Module:
 
 
 def walk_files(root: Path, check: Callable[[Path, ast.Module], Iterable[Finding]]) -> Iterator[Finding]:
-    """What `check` says about every file, with paths relative to `root`."""
+    """The findings of `check` in every file, with paths relative to `root`."""
     for path in python_files(root):
         yield from check(path.relative_to(root), parse(path))
 

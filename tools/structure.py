@@ -1,4 +1,4 @@
-"""The shape of the house: no import circles, few imports a module, and packages that say what they are for.
+"""The shape of the tree: no import circles, few imports per module, and a docstring of three lines per package.
 
 1. Modules that import one another in a circle are a finding. Imports under `TYPE_CHECKING` and inside functions count.
 2. A module imports at most `MAX_IMPORTS` of our own modules.

@@ -1,9 +1,9 @@
 """The walk of a request: the modules that three requests pass through, in the order in which each is first entered.
 
-1. Start a server whose processes write down which module they enter (`tools/recording`).
+1. Start a server whose processes record each module that they enter (`tools/recording`).
 2. Send one text to encode, a KServe infer over gRPC and a request to a decoupled model, several times each.
-3. Print, for frontend and worker, the modules that every repetition has entered; the periodic work of the processes
-   is in few repetitions, so most of that work drops out.
+3. Print, for frontend and worker, the modules that every repetition has entered. Periodic work of the processes is in
+   few repetitions, so most of that work drops out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REPETITIONS = 12
 PAUSE_S = 0.02
 MODELS = ("add_sub", decoupled.MODEL)
 Entry = tuple[int, str]
-"""When a module was entered (CLOCK_MONOTONIC nanoseconds), and which."""
+"""CLOCK_MONOTONIC nanoseconds of an entry, and the module."""
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def infer_message() -> pb.ModelInferRequest:
 
 
 def entries_of(server: Server, pid: int) -> list[Entry]:
-    """What a process has written down so far, by time."""
+    """Entries that a process has recorded so far, by time."""
     lines = (Path(server.environment["WALK_DIR"]) / str(pid)).read_text(encoding="utf-8").splitlines()
     return sorted((int(at), name) for at, _, name in (line.partition(" ") for line in lines) if name)
 

@@ -1,1 +1,1 @@
-"""Direct in-process loops: what the model costs with no server around it, each in a process of its own."""
+"""Direct in-process loops: the cost of the model without a server, each loop in a process of its own."""

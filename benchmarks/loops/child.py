@@ -81,7 +81,7 @@ def tokenise(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tokens]:
 
 
 def take_output() -> TextIO:
-    """The real standard output; from now on what libraries print goes to standard error."""
+    """The real standard output. From now on output of libraries goes to standard error."""
     output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     return output

@@ -114,7 +114,7 @@ class PackedBert:
         return attend
 
     def _flash_attention(self, lengths: list[int], device: torch.device) -> Step:
-        """The same in one call that is told where sequences end; CUDA and half precision only."""
+        """The same in one call with the ends of the sequences as an argument; CUDA and half precision only."""
         ends = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device)
         longest = max(lengths)
 

@@ -33,7 +33,7 @@ SECONDS, QUICK_SECONDS = 9.0, 3.0
 _HEAD = ("workers", "threads", "tokens", "precision", "{}/s", "p50 ms", "alone ms", "memory MB")
 _BAR = 30
 OPERATIONS = {"score": "pairs", "encode": "texts"}
-"""Operations that can be measured, and what they count."""
+"""Operations that can be measured, with the name of their items."""
 
 
 def add_parser(commands: Any, add_flags: Any) -> None:
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace, config: Settings, flags: Mapping[str, str])
 
 
 def operation_of(entry: ModelEntry) -> str:
-    """The operation to measure. Raises `ConfigError` for a model that has none of those."""
+    """The operation to measure. Raises `ConfigError` for a model that neither encodes nor scores texts."""
     if "text" in entry.inputs:
         if entry.encode_outputs:
             return "encode"
@@ -94,7 +94,7 @@ def operation_of(entry: ModelEntry) -> str:
 
 
 def space_of(config: Settings, entry: ModelEntry, *, quick: bool) -> Space:
-    """What to try on this machine. The precision in the settings comes first, and is the one that is written."""
+    """Values to try on this machine. The configured precision comes first; others are only recommended."""
     gpus = machine.count_gpus() if config.worker.device != "cpu" else 0
     shapes = [(gpus, 0)] if gpus else topologies(machine.available_cores(), quick=quick)
     tokens = CUDA_TOKENS if gpus else CPU_TOKENS
@@ -112,7 +112,7 @@ def space_of(config: Settings, entry: ModelEntry, *, quick: bool) -> Space:
 
 
 def server_environment(model: str, file: str, flags: Mapping[str, str], choice: Choice) -> dict[str, str]:
-    """Environment of a server under test: the settings in use, with the choice, and no part that costs time."""
+    """Environment of a server under test: the settings in use and the choice, without parts that cost time."""
     own: dict[str, str | int] = {
         "catalog.models": model,
         "catalog.preload": model,
@@ -131,7 +131,7 @@ def server_environment(model: str, file: str, flags: Mapping[str, str], choice: 
         "run.state_dir": "",
         **choice.settings,
     }
-    # Workers of a trial are its own, also where a unit file says that those of the server are not.
+    # A trial supervises its own workers, even if the environment says that systemd runs the workers of the server.
     environment = {**os.environ, **settings.to_environ(flags), "PENSTOCK_SUPERVISE": "1"}
     if file:
         environment["PENSTOCK_CONFIG"] = file
@@ -139,7 +139,7 @@ def server_environment(model: str, file: str, flags: Mapping[str, str], choice: 
 
 
 def _too_large(choice: Choice, results: Sequence[Result]) -> str:
-    """Why a choice is not tried: its workers would not fit into memory, by what one took; empty when they do."""
+    """Why the workers of a choice would not fit into memory, by the memory of earlier workers; "" if they fit."""
     each = [one.measured.memory_nbytes / one.choice.workers for one in results if one.measured is not None]
     free = machine.free_memory_nbytes()
     if each and free and max(each) * choice.workers > free:
@@ -178,7 +178,7 @@ def _told(result: Result, unit: str) -> str:
 
 
 def table(results: Sequence[Result], unit: str) -> str:
-    """All results, the best first, those that failed last."""
+    """All results, the best first, failed ones last."""
     rows = [tuple(cell.format(unit) for cell in _HEAD)]
     for one in sorted(results, key=lambda one: -(one.measured.rate if one.measured else 0.0)):
         choice, figures = one.choice, one.measured
@@ -207,7 +207,7 @@ def _hint_at_precision(results: Sequence[Result], chosen: Result) -> None:
 
 
 def _offer(choice: Choice, write: Path | None, used: Path | None) -> int:
-    """Write into the file named by `--write`, or into the one in use after a yes; else print what to write."""
+    """Write into the file of `--write`, or after a yes into the file in use; without a file print the settings."""
     values = {name: value for name, value in choice.settings.items() if name != "worker.precision"}
     path = write or used
     if path is None:

@@ -1,10 +1,10 @@
-"""Which settings are tried, in which order, and which of them is best.
+"""The order of the trials, and the best of their results.
 
 1. Workers x threads that the cores allow, with the default batch.
-2. Token budgets, with the workers and threads that were best.
-3. Precisions, with the best of all.
+2. Token budgets, with the best workers and threads.
+3. Precisions, with the best workers, threads and budget.
 
-A setting counts as better only if it gives 3 % more items a second; among equals the one that takes least memory wins.
+Results within 3 % of the highest rate count as equal, and of equal results the one with the least memory is best.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Choice(msgspec.Struct, frozen=True):
 
     @property
     def settings(self) -> dict[str, str | int]:
-        """The same as settings."""
+        """Settings, by `section.field`."""
         found: dict[str, str | int] = {"worker.count": self.workers}
         if self.threads:
             found["worker.torch_threads"] = self.threads
@@ -39,7 +39,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """A choice and what was measured with it; without figures when its server failed."""
+    """A choice and its figures; None when the server of the trial failed."""
 
     choice: Choice
     measured: Measured | None
@@ -47,7 +47,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Space(msgspec.Struct, frozen=True):
-    """What may be tried: (workers, threads) pairs, token budgets, precisions; the first of each is the default."""
+    """Values to try: (workers, threads) pairs, token budgets, precisions; the first of each is the default."""
 
     topologies: Sequence[tuple[int, int]]
     tokens: Sequence[int]
@@ -76,7 +76,7 @@ def topologies(cores: int, *, quick: bool) -> list[tuple[int, int]]:
 
 
 def search(space: Space, run: Callable[[Choice], Result]) -> Iterator[Result]:
-    """Try what the space has; `run` makes one trial. Choices that failed are left behind."""
+    """Search the space; `run` makes one trial. A choice whose trial failed is never best."""
     first = Choice(*space.topologies[0], space.tokens[0], space.precisions[0])
     done = []
     for workers, threads in space.topologies:

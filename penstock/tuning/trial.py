@@ -1,11 +1,11 @@
-"""One trial: a server with the settings under test, asked by several clients at once, then by one alone.
+"""One trial: a server with the settings under test, under load of several clients, then of a single client.
 
 1. Start the server as `penstock serve` does, on a free port, with a run directory of its own.
 2. Warm up, then let `CLIENTS` connections ask for `seconds`; count the items answered.
 3. Let one connection ask for one item at a time. Read the memory of the workers. Stop the server.
 
-The kernel ends the server of a trial when `penstock tune` dies. The next trial of the same user deletes what is left of
-the run directory and of the arenas.
+The kernel ends the server of a trial when `penstock tune` dies. The next trial of the same user deletes the leftover
+run directory and arenas.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _POOL = 256
 
 
 class TrialFailed(PenstockError):
-    """A server did not start, or did not answer; the message says why."""
+    """A server did not start, or did not answer; the message is the reason."""
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 def load_of(model: str, operation: str) -> Load:
-    """Requests of texts or of a query with texts, of differing lengths; `operation` is encode or score."""
+    """Requests with texts of differing lengths; `operation` is encode or score."""
     chance = random.Random(1)
 
     def text(number: int) -> str:
@@ -107,7 +107,7 @@ def measure(load: Load, environment: Mapping[str, str], workers: int, seconds: f
 
 
 def _ask(port: int, path: str, bodies: Sequence[bytes], clients: int, seconds: float) -> list[float]:
-    """Seconds that each request took. Every client sends at least one. Raises `TrialFailed` for a refused one."""
+    """Seconds of each request. Every client sends at least one request. Raises `TrialFailed` for a refused request."""
     taken: list[float] = []
     refused: list[str] = []
     until = time.monotonic() + seconds
@@ -144,7 +144,7 @@ def _ask(port: int, path: str, bodies: Sequence[bytes], clients: int, seconds: f
 
 @contextlib.contextmanager
 def _server(environment: Mapping[str, str], workers: int) -> Iterator[tuple[int, int]]:
-    """Port and pid of a server all of whose workers have loaded their model; gone on exit."""
+    """Port and pid of a server whose workers have all loaded the model; stopped on exit."""
     port = _free_port()
     with _place(Path(settings.load(environ=environment).run.shm_dir)) as paths:
         place = paths.root.parent
@@ -173,7 +173,7 @@ def _server(environment: Mapping[str, str], workers: int) -> Iterator[tuple[int,
 
 
 def _ends_with(parent: int) -> Callable[[], None]:
-    """What makes a new process get SIGTERM when its parent dies, however the parent dies."""
+    """A function for `preexec_fn`: the new process gets SIGTERM when its parent dies, however the parent dies."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def follow() -> None:
@@ -186,7 +186,7 @@ def _ends_with(parent: int) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _place(shm: Path) -> Iterator[RunPaths]:
-    """Paths of a server in a new directory, which is deleted on exit with the arenas of processes that were killed."""
+    """Paths of a server in a new directory. On exit the directory and the arenas of killed processes are deleted."""
     _sweep(shm)
     while True:
         place = Path(tempfile.mkdtemp(prefix=_PREFIX))
@@ -243,7 +243,7 @@ def _free_port() -> int:
 
 
 def _is_ready(port: int, workers: int) -> bool:
-    """Whether the frontend has heard of the loaded model from every worker. Raises `TrialFailed` for a failed load."""
+    """Whether every worker has told the frontend of the loaded model. Raises `TrialFailed` for a failed load."""
     metrics = _get(port, "/metrics")
     if any(
         line.startswith("penstock_model_state{") and 'state="failed"' in line and line.endswith(" 1.0")
@@ -284,7 +284,7 @@ def _wait(condition: Callable[[], bool], process: subprocess.Popen[bytes], log: 
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, and SIGKILL to all processes of a server that takes too long; its supervisor then ends the workers."""
+    """SIGTERM to a server; after `STOP_S` SIGKILL to all its processes."""
     below = _below(process.pid)
     process.send_signal(signal.SIGTERM)
     until = time.monotonic() + STOP_S
@@ -323,7 +323,7 @@ def _workers(pid: int) -> list[int]:
 
 
 def _pss_nbytes(pid: int) -> int:
-    """Memory of a process; pages that several processes share count for each in part."""
+    """Memory of a process; a page that several processes share counts in equal parts."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

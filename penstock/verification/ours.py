@@ -30,7 +30,7 @@ class Ours:
     """A model in our adapter; `directory` holds its files."""
 
     def __init__(self, entry: ModelEntry, settings: Settings) -> None:
-        """Fetch and load the model; raises whatever the adapter or the source raises."""
+        """Fetch and load the model. Exceptions of the adapter and the source pass."""
         family = resolve(entry.adapter, files=settings.worker.trust_remote_code)
         self.device = devices.select(settings).torch
         self.dtype = resolve_dtype(entry.precision or settings.worker.precision, self.device)
@@ -62,7 +62,7 @@ class Ours:
         return np.stack(self._each(call, lambda results, _: list(_host(results.rows["score"]))))
 
     def extract(self, texts: Sequence[str], labels: Sequence[str]) -> list[Extraction]:
-        """What was found in each text."""
+        """The findings in each text."""
         items = [InputItem(text) for text in texts]
         call = ExtractCall(items, list(labels), options=self.entry.runtime)
         operations.check(self.adapter, call)

@@ -1,6 +1,6 @@
 """The reference of each family: classes of sentence-transformers, pipelines of transformers, formulas of model cards.
 
-A reference has those of the methods `encode`, `score` and `extract` that its family needs; they answer as those of
+A reference has the methods `encode`, `score` and `extract` that its family needs, with the results of
 `penstock.verification.ours.Ours`.
 """
 
@@ -38,7 +38,7 @@ class Opening(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """The directory as libraries want it."""
+        """The directory as text."""
         return str(self.directory)
 
     @property
@@ -52,7 +52,7 @@ class Opening(msgspec.Struct, frozen=True):
         }
 
     def prompted(self, texts: list[str], *, is_query: bool) -> list[str]:
-        """The texts with the catalog's prompt around them, for libraries that store none."""
+        """The texts with the catalog's prompts, for models without stored prompts."""
         options = self.entry.runtime
         prompts = Prompts(
             named=options.get("prompts", {}),
@@ -74,7 +74,7 @@ _PAIR = "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {text}"
 
 
 class _Plain:
-    """A transformers model in float32, and what reads its inputs."""
+    """A transformers model in float32, with its tokenizer or processor."""
 
     def __init__(self, opening: Opening, model_class: Any, reader_class: Any) -> None:
         trust = {"local_files_only": True, "trust_remote_code": opening.trust_remote_code}
@@ -352,6 +352,6 @@ def refuse_unsupported(adapter: str) -> None:
 
 
 def open_reference(opening: Opening) -> Any:
-    """The reference of the entry's family; raises as `refuse_unsupported` does, and whatever the library raises."""
+    """The reference of the entry's family. Raises as `refuse_unsupported`; exceptions of the library pass."""
     refuse_unsupported(opening.entry.adapter)
     return {**_SENTENCE_TRANSFORMERS, **_OTHERS}[opening.entry.adapter](opening)

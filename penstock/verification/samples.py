@@ -1,4 +1,4 @@
-"""Texts and pictures of the comparison: questions, passages that answer them, and what tokenizers stumble over."""
+"""Texts and pictures of the comparison: questions, passages with answers, and texts that are hard for tokenizers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ NEWS = (
     "Nobody came, and nothing was sold.",
     "In Łódź traf Anna Schmidt die Leute von Volkswagen.",
 )
-NEWS_LABELS = ("person", "organization", "location")
 
 OPINIONS = (
     "The battery lasts two days and the screen is wonderful.",

@@ -64,7 +64,7 @@ class DonutAdapter(ImageWriter):
 
     @property
     def max_sequence_length(self) -> int:
-        """Positions of the decoder: the prompt and what is written."""
+        """Positions of the decoder, for the prompt and the written text."""
         return int(self._model.config.decoder.max_position_embeddings)
 
     def prompt_of(self, task: str, call: ExtractCall) -> tuple[str, tuple[int, ...]]:

@@ -37,7 +37,7 @@ OUTSIDE = "O"
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What a request asks of its entities; without labels all kinds are given."""
+    """Options of a request; without labels all kinds are given."""
 
     strategy: str
     threshold: float

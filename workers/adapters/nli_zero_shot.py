@@ -34,7 +34,7 @@ _LONGEST_TEMPLATE = 500
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What a request asks: labels in order, a hypothesis for each, how labels compete, and the least score."""
+    """Options of a request: labels in order, a hypothesis for each, how labels compete, and the least score."""
 
     labels: Sequence[str]
     hypotheses: Sequence[str]

@@ -32,7 +32,7 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a model may know: `directory` holds the files of its version, `device` is the device to compute on."""
+    """Facts for a model: `directory` holds the files of its version, `device` is the device to compute on."""
 
     name: str
     version: int
@@ -111,7 +111,7 @@ class PythonModelAdapter(RepositoryProgram):
 
     @classmethod
     def load(cls, context: LoadContext) -> Self:
-        """Run the file and make the model. Raises `ModelRefused`, and whatever the model raises."""
+        """Run the file and make the model. Raises `ModelRefused`; exceptions of the model pass."""
         entry = entry_of(context)
         if not (entry.config.inputs and entry.config.outputs):
             raise ModelRefused(

@@ -26,7 +26,7 @@ FUNCTIONS = ("auto", "sigmoid", "softmax", "none")
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What a request asks of the scores. With `top_k` 0 and without labels all classes are given."""
+    """Options of a request. With `top_k` 0 and without labels all classes are given."""
 
     function: str
     threshold: float

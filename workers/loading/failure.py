@@ -79,7 +79,7 @@ def _download(error: BaseException, found: ErrorClass, reason: BaseException) ->
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """`error`, what caused it, and so on."""
+    """`error` and its causes, the outermost first."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:

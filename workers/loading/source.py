@@ -168,7 +168,7 @@ def from_hub(
 def _snapshot(
     repo: str, revision: str | None, progress: Progress, wanted: Sequence[str], cached_only: bool
 ) -> Path:
-    """The configuration and tokenizer files of a repository and those that match `wanted`, in the hub cache."""
+    """Configuration, tokenizer and `wanted` files of a repository, in the hub cache."""
 
     class Bar(_ByteBar):
         """A bar that reports to `progress`."""

@@ -82,7 +82,7 @@ class WorkerSlot:
         return Child.start("--slot", str(self.slot), environment=environment)
 
     def _environment(self) -> dict[str, str]:
-        """What the slot adds to the environment: the notify socket, and the one GPU."""
+        """Variables that the slot adds to the environment: the notify socket, and the one GPU."""
         environment = {"NOTIFY_SOCKET": str(self.listener.path)}
         if self._settings.worker.device != "cpu" and count_gpus():
             visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
@@ -225,7 +225,7 @@ class Supervisor:
                     self._stopping, self.exit_code = True, EXIT_CONFIG
 
     def _drain(self) -> None:
-        """SIGTERM to all workers, SIGKILL to those that do not end in time."""
+        """Send SIGTERM to all workers, and SIGKILL to workers that do not end in time."""
         limit = time.monotonic() + self._config.worker.drain_timeout_s + 5.0
         for pidfd in self._spares.close():
             self._poll.unregister(pidfd)

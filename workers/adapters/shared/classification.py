@@ -111,7 +111,7 @@ class _Classifier(ABC):
         return [self.pack(sequences[part]) for part in divided(tokens, self.batch_tokens)]
 
     def padding_ratio(self, rows: Iterable[PackedBatch]) -> float:
-        """Share of padding, 0 to 1, in what the transformer runs for these rows."""
+        """Share of padding, 0 to 1, in the forward passes of these rows."""
         return 0.0 if self.packed else rectangle_padding(rows)
 
     @torch.inference_mode()
@@ -234,7 +234,7 @@ class Loaded(NamedTuple, Generic[K]):
 
 @dataclass(frozen=True, slots=True)
 class ClassifierItem:
-    """One item: the token sequences to classify, and what the request asks of the item, in the family's form."""
+    """One item: the token sequences to classify, and labels and options of the request in the family's form."""
 
     sequences: Sequence[TokenSequence]
     wanted: Any

@@ -54,7 +54,7 @@ class TextEncoder:
         return self._packed_rows(batch) if self.packed else self._padded_rows(batch)
 
     def padding_ratio(self, batches: Iterable[PackedBatch]) -> float:
-        """Share of padding, 0 to 1, in what `token_rows` runs for these batches."""
+        """Share of padding, 0 to 1, in the forward passes of `token_rows`."""
         return 0.0 if self.packed else rectangle_padding(batches)
 
     def _packed_rows(self, batch: PackedBatch) -> torch.Tensor:

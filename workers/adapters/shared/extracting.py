@@ -87,10 +87,10 @@ class ExtractAdapter(Adapter):
 
     @abstractmethod
     def wanted_of(self, call: ExtractCall) -> Any:
-        """What a call asks of its items, in the family's own form. Raises `InvalidInput` that names field and limit."""
+        """Labels and options of a call, in the family's own form. Raises `InvalidInput` that names field and limit."""
 
     def refuse_options(self, call: ExtractCall) -> None:
-        """Refuse what `wanted_of` refuses, or less where `prepare` refuses the rest."""
+        """Refuse by `wanted_of`. A family may check less here if `prepare` checks the rest."""
         self.wanted_of(call)
 
 
