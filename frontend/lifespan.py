@@ -82,7 +82,7 @@ class Watch:
         try:
             self._services.extensions.apply()
         except OSError as error:
-            log.error("what other frontends changed cannot be followed: %s", error)
+            log.error("changes of other frontends cannot be read: %s", error)
 
     async def _check_supervisor(self) -> None:
         held = await asyncio.to_thread(is_held, self._services.settings.paths.lock("supervisor"))

@@ -67,10 +67,12 @@ class CatalogFollower:
             if self._overrides.read():
                 await self.reload()
         except ConfigError as error:
-            log.error("what loads brought is not served, the accepted catalog stays: %s", error.message)
+            log.error(
+                "models that loads brought are not served, the accepted catalog stays: %s", error.message
+            )
         except Exception:
             # NOTE: a frontend that does not start ends the whole server.
-            log.exception("what loads brought cannot be read")
+            log.exception("models that loads brought cannot be read")
 
     async def _sweep(self) -> None:
         try:
@@ -79,7 +81,7 @@ class CatalogFollower:
                 async with self._overrides.locked(deadline.after(0)):
                     await asyncio.to_thread(self._overrides.sweep)
         except OSError as error:
-            log.error("what ended loads left in the run directory cannot be deleted: %s", error)
+            log.error("files of ended loads cannot be deleted from the run directory: %s", error)
 
     async def reload(self, changed_only: bool = False) -> bool:
         """Read the files now; whether they say something else than before. Raises `ConfigError` when they are wrong.

@@ -1,4 +1,4 @@
-"""What is wrong with a request of named tensors, in the order and in the words of both tensor protocols.
+"""Checks a request of named tensors, in the order and in the words of both tensor protocols.
 
 1. batch size; 2. number and names of inputs; 3. each input: datatype, shape, batch, bytes; 4. outputs; 5. sequence.
 
@@ -60,7 +60,7 @@ def check_dimensions(count: int, where: str) -> None:
 
 
 def check_shapes(model: TensorModel, request: TensorRequest) -> int:
-    """`check` without bytes, outputs and sequence, for a wire format whose shapes tell where the bytes begin."""
+    """`check` without bytes, outputs and sequence, for wire formats that need shapes to find the bytes."""
     rows = _rows(model, request)
     _check_names(model, request.inputs)
     for tensor in request.inputs:
@@ -74,7 +74,7 @@ def check_shapes(model: TensorModel, request: TensorRequest) -> int:
 
 
 def _rows(model: TensorModel, request: TensorRequest) -> int:
-    """The batch size that the request states, or else that its first input has."""
+    """The batch size that the request states, or the batch size of its first input."""
     most, rows = model.config.max_batch_size, request.batch_size
     if rows is None:
         shape = request.inputs[0].shape if most and request.inputs else ()
@@ -138,7 +138,7 @@ def _check_input(
     shape, batches = tensor.shape, model.config.max_batch_size > 0
     _check_batch(model, tensor, rows)
     fits = rule.fits(shape[1:] if batches else shape)
-    # NOTE: what a recipe leaves open, the model leaves open too.
+    # NOTE: the model leaves the same dimensions open as the recipe.
     if (rule.variable and tensor.recipe is None) or not fits:
         _check_dims(shape, f"unexpected shape for input '{tensor.name}' for model '{model.name}'")
     if not fits:

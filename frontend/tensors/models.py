@@ -52,7 +52,7 @@ VERSION = 1
 
 
 def kind_of(entry: ModelEntry) -> Kind:
-    """What a request to a catalog model becomes; one that encodes and scores is asked to encode."""
+    """The operation of a request to a catalog model; a model that encodes and scores encodes."""
     if entry.encode_outputs:
         return "encode"
     return "score" if "score" in entry.outputs else "extract"
@@ -124,7 +124,7 @@ _PASSING = (ModelLoading, ModelNotLoaded, NoReplica)
 
 
 class ExpectedInput(NamedTuple):
-    """What a configuration says of one input: `dims` without a batch dimension, `nbytes` of an element (0: varies)."""
+    """The form of one input: `dims` without a batch dimension, `nbytes` of an element (0: varies)."""
 
     name: str
     datatype: str
@@ -242,13 +242,13 @@ class TensorModels:
             except (ModelLoadFailed, DependencyConflict, ModelNotFound) as error:
                 if entry in tried:
                     raise _refusal(error, name, version) from error
-                # Another version may serve, or come.
+                # Another version may answer, or may be loading.
                 tried.add(entry)
             else:
                 return self.find(name, version)
 
     def gone(self, name: str, version: int | None) -> UnavailableModel:
-        """Why a model that was found does not answer any more: it was taken away meanwhile, and may be coming back."""
+        """Why a found model no longer answers: the model was unloaded since, and may be loading again."""
         try:
             self.find(name, version)
         except UnavailableModel as error:
@@ -350,7 +350,7 @@ class TensorModels:
         return UnavailableModel(name, version, "unloaded")
 
     def _coming(self, name: str, version: int | None, tried: set[str]) -> list[str]:
-        """Catalog ids of the versions of a model that a wait may bring, the greatest first and those `tried` last."""
+        """Catalog ids of versions that may still be loaded, the greatest first and the `tried` ones last."""
         chosen = [entry for number, entry in reversed(self.versions(name)) if version in (None, number)]
         coming = [e for e in chosen if self.version_states.is_coming(e, self.directory.status(e))]
         return sorted(coming, key=tried.__contains__) or chosen[:1]

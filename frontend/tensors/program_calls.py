@@ -48,7 +48,7 @@ SLICE_NBYTES = 1 << 20
 
 
 class Upload:
-    """The inputs of one request in a payload; leaving it, or `release`, gives back what was made for them."""
+    """The inputs of one request in a payload. Leaving the context, or `release`, frees memory made for the inputs."""
 
     def __init__(self, memory: InputMemory, request: TensorRequest, deadline_ns: int) -> None:
         self.starts: list[int] = []
@@ -74,7 +74,7 @@ class Upload:
         return self._made.enter_context(made)
 
     async def place(self) -> None:
-        """Put all of them into a payload.
+        """Put all inputs into a payload.
 
         Raises `ShmExhausted` when there was no room in time, `QueueFull` when there is none for what recipes make in
         private memory or too many pixels are being decoded, and what recipes raise.
@@ -126,7 +126,7 @@ class Upload:
         block.release()
 
     async def _place_beside(self) -> bool:
-        """Put them into the block that some were received into, if there is one and it has room for all."""
+        """Put the inputs into the block that received some of them, if that block has room for all."""
         inputs, block = self._request.inputs, self._request.block
         if block is None:
             return False
@@ -161,7 +161,7 @@ def nbytes_of(tensor: InputTensor) -> int:
 
 
 def beside(block: InputBlock, inputs: Sequence[InputTensor]) -> tuple[list[int], int, int]:
-    """Where each input starts when what is not in the block goes behind what is, the end of the latter, and of all."""
+    """Start of each input if new inputs go behind those in the block; the end of the block's inputs, and of all."""
     found = [None if tensor.data is None else _place_in(block, tensor.data) for tensor in inputs]
     ends = [at + len(tensor.data or b"") for tensor, at in zip(inputs, found, strict=True) if at is not None]
     received = end = max(ends, default=0)
@@ -175,7 +175,7 @@ def beside(block: InputBlock, inputs: Sequence[InputTensor]) -> tuple[list[int],
 
 
 def laid_out(inputs: Sequence[InputTensor]) -> tuple[list[int], int]:
-    """Where each input starts in a payload made of all of them, and the payload's bytes."""
+    """Start of each input in a payload of all inputs, and the number of bytes of the payload."""
     starts, at = [], 0
     for tensor in inputs:
         starts.append(at)
@@ -184,7 +184,7 @@ def laid_out(inputs: Sequence[InputTensor]) -> tuple[list[int], int]:
 
 
 def _clear(memory: memoryview, end: int) -> None:
-    """Clear what is between the end of an input and the next, so that equal requests have equal payloads."""
+    """Clear the gaps between inputs, so that equal requests have equal payloads."""
     gap = memory[end : _aligned(end)]
     gap[:] = bytes(len(gap))
 
@@ -194,12 +194,12 @@ def _aligned(nbytes: int) -> int:
 
 
 def _is_in(block: InputBlock, tensor: InputTensor) -> bool:
-    """Whether an input lies in a block as the worker is to read it."""
+    """Whether an input lies in a block in the form that the worker reads."""
     return tensor.recipe is None and bool(tensor.data) and _place_in(block, tensor.data or b"") is not None
 
 
 def _place_in(block: InputBlock, data: bytes | memoryview) -> int | None:
-    """First byte of what lies within a block; None when it lies elsewhere, or nowhere."""
+    """First byte of data within a block; None for data elsewhere, or no data."""
     if not data:
         return None
     place = _address(data) - _address(block.buffer)
@@ -279,7 +279,7 @@ class ProgramCalls:
                 await upload.place()
             else:
                 turns = self.uploads.of(model.id, step.id)
-                # NOTE: requests before this one may have to wait for room, so this one leaves its block meanwhile.
+                # NOTE: earlier requests may have to wait for room, so this request leaves its block until its turn.
                 async with turns.take(upload.leave_block, scope.waits_until_ns):
                     await upload.place()
             place = None if step is None else Step(step.id, step.start, step.end)

@@ -88,9 +88,7 @@ class ClientRegions:
         """
         self._check_removable(kind)
         gone = await self._table.remove(lambda it: name in (None, it.name) and kind in (None, it.kind))
-        log.info(
-            "shared memory %s: %d regions unregistered", "of all names" if name is None else ascii(name), gone
-        )
+        log.info("unregistered %d shared memory regions (%s)", gone, "all" if name is None else ascii(name))
         return gone
 
     def status(self, kind: Kind | None, name: str = "") -> list[RegionEntry]:

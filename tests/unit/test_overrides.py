@@ -149,7 +149,7 @@ def test_a_mistake_beside_an_override_stops_no_frontend(
         asyncio.run(follower.reload())
     asyncio.run(follower.catch_up())
     assert catalog.sources == before
-    assert "what loads brought is not served" in caplog.text
+    assert "models that loads brought are not served" in caplog.text
 
 
 def test_an_override_with_the_name_of_a_catalog_model_is_left_out(

@@ -86,7 +86,7 @@ class Client:
                 if turn % POISON_EVERY_TICKS == 0:
                     self.poison.refresh()
             except OSError as error:
-                log.error("poison that others found cannot be read: %s", error)
+                log.error("poison of other frontends cannot be read: %s", error)
             self.demand.tick()
             turn += 1
             await asyncio.sleep(TICK_S)

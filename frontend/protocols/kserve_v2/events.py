@@ -1,4 +1,4 @@
-"""A response of Server-Sent Events: one for each text as it comes, and one for the error that ends them."""
+"""A response of Server-Sent Events: an event for each text, and an event for an error that ends the stream."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class EventStream:
         return _event(orjson.dumps(self._noted(error)))
 
     def _noted(self, error: PenstockError) -> dict[str, Any]:
-        """What is told of an error, which the request is counted under."""
+        """The event of an error; the request is counted with this error."""
         self._ended = True
         tracebacks.forget(error)
         status, told, _ = errors.render(error, self._req.path)

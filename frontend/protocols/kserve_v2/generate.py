@@ -2,8 +2,8 @@
 
 1. Every key of the body that names an input becomes that tensor: a scalar or a list, in the shape that the model has.
    All other keys, and those of `parameters`, become parameters of the request.
-2. The answer has each output under its name: a list, or the element itself when there is one.
-3. A stream sends each answer as a Server-Sent Event. Its status is that of the first answer.
+2. The answer has each output under its name: a list, or the element itself if there is a single element.
+3. A stream sends each answer as a Server-Sent Event. The status of the response comes from the first answer.
 4. A decoupled model gives any number of answers: events as they come, or exactly one without a stream.
 
 Bodies of generate: named values to tensors, and the answer under the names of its outputs.
@@ -92,7 +92,7 @@ def _input(expected: TensorConfig, text: bytes, batches: bool) -> InputTensor:
 
 
 def answer_of(result: TensorResult, words: bool) -> bytes:
-    """The body of an answer. Raises `InvalidInput` for what JSON cannot say."""
+    """The body of an answer. Raises `InvalidInput` for values that JSON cannot express."""
     body: dict[str, Any] = {"model_name": result.model, "model_version": str(result.version)}
     for output in result.outputs:
         datatype, shape, data = rendering.told(output, result.batches)
@@ -171,7 +171,7 @@ class GenerateResource(InferenceRoute):
 
 
 async def _only(texts: AsyncGenerator[bytes, None], model: str) -> bytes:
-    """The one answer. Raises `InvalidInput` when there are none, or more; the rest is not waited for."""
+    """The single answer. Raises `InvalidInput` for no answer, and at the second answer without waiting for more."""
     async with aclosing(texts):
         first = await anext(texts, None)
         if first is None or await anext(texts, None) is not None:

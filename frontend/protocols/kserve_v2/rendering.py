@@ -3,7 +3,7 @@
 1. Each output is an entry of the JSON: with `data`, or with the size of its bytes behind the JSON, in the order of the
    entries, or, when it was written to shared memory, with neither.
 2. Bytes of tensors are not copied here; they are views that leave with the response.
-3. JSON of numbers is made piece by piece, so that others get their turn between two of them.
+3. JSON of numbers is made piece by piece, so that other requests get their turn between two pieces.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def is_long(result: TensorResult, wanted: InferRequest) -> bool:
 
 
 def told(output: OutputTensor, batches: bool) -> tuple[str, list[int], memoryview | None]:
-    """Datatype, shape and raw bytes of an output as it is told: classes and marked strings are BYTES."""
+    """Datatype, shape and raw bytes of an output in the answer: classes and marked strings are BYTES."""
     if output.classes is not None:
         return BYTES, *classes_tensor(output.classes, output.datatype, batches)
     if output.data is not None and strings.is_marked(output.name, output.datatype, len(output.shape)):
@@ -102,7 +102,7 @@ def told(output: OutputTensor, batches: bool) -> tuple[str, list[int], memoryvie
 
 
 def json_of(data: memoryview, datatype: str, shape: Sequence[int], where: str, words: bool) -> Steps[bytes]:
-    """A tensor as a flat JSON list. Raises `InvalidInput` for what JSON cannot say."""
+    """A tensor as a flat JSON list. Raises `InvalidInput` for values that JSON cannot express."""
     if datatype == BYTES:
         return _strings(data, shape, where)
     values = np.frombuffer(data, DATATYPES[datatype].array)

@@ -4,7 +4,7 @@
    the width that the model states.
 2. A UINT8 input of one dimension of any size gets all of them packed: their number, where the first begins and where
    each ends, four bytes each (little-endian), then the strings one after another.
-3. A UINT8 output of two dimensions whose name ends with `_string` is told as BYTES: each row up to its first zero.
+3. A UINT8 output of two dimensions whose name ends with `_string` becomes BYTES: each row up to its first zero.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def is_long(result: TensorResult) -> bool:
 
 
 def texts_of(output: OutputTensor) -> tuple[str, list[int], memoryview]:
-    """Datatype, shape and raw bytes that an output with the marker is told as. Raises `InvalidInput` for too many."""
+    """Datatype, shape and raw bytes of a marked output. Raises `InvalidInput` for too many strings."""
     assert output.data is not None
     count, width = output.shape
     bytes_elements.check_counts([(f"output '{output.name}'", count)])
