@@ -25,7 +25,7 @@ from ipc.wire.messages import Call, EncodeCall, InputItem, ScoreCall
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import CheckpointError
 from workers.adapters.shared.late_interaction import PairBatch, PairedAdapter, max_sim
-from workers.adapters.shared.long_texts import Part
+from workers.adapters.shared.long_texts import Tokens
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import Int64Array
 from workers.adapters.shared.sentence_transformers_layout import read_layout
@@ -204,8 +204,8 @@ def _weights_of(call: ScoreCall) -> Float32Array:
     return (weights / weights.sum()).astype(np.float32)
 
 
-def _all_but_first(part: Part) -> Int64Array:
-    return np.arange(1, len(part.ids))
+def _all_but_first(window: Tokens) -> Int64Array:
+    return np.arange(1, len(window.ids))
 
 
 def _read_head(path: Path) -> nn.Linear:

@@ -22,7 +22,7 @@ from ipc.wire.messages import Call, EncodeCall, InputItem
 from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.heads import load_head
 from workers.adapters.shared.late_interaction import LateInteraction
-from workers.adapters.shared.long_texts import Part
+from workers.adapters.shared.long_texts import Tokens
 from workers.adapters.shared.packing import Int64Array
 from workers.adapters.shared.sentence_transformers_layout import (
     LateLayout,
@@ -119,9 +119,9 @@ class ColbertAdapter(LateInteraction, TextAdapter):
         texts = [before + tokenizer.text_of(item) for item in items]
         length = self._length(is_query)
         room = length - (marker is not None)
-        for parts, truncated, tokens in tokenizer.windows(texts, overflow, room):
+        for windows, truncated, tokens in tokenizer.windows(texts, overflow, room):
             excess = Excess(tokens + length - room, length) if truncated and tokens else None
-            marked = [part if marker is None else self._marked(part, marker) for part in parts]
+            marked = [window if marker is None else self._marked(window, marker) for window in windows]
             if is_query and layout.expansion:
                 yield replace(self._expanded(marked[0], length), excess=excess), truncated
                 continue
@@ -133,23 +133,23 @@ class ColbertAdapter(LateInteraction, TextAdapter):
         stored = self._layout.query_length if is_query else self._layout.document_length
         return min(stored or self._text.limit, self._text.limit)
 
-    def _marked(self, part: Part, marker: int) -> Part:
-        """The part with the marker behind the first special tokens."""
+    def _marked(self, window: Tokens, marker: int) -> Tokens:
+        """The window with the marker behind the first special tokens."""
         at = self._text.tokenizer.frame.before
-        types = part.types and [*part.types[:at], 0, *part.types[at:]]
-        return Part([*part.ids[:at], marker, *part.ids[at:]], types)
+        types = window.types and [*window.types[:at], 0, *window.types[at:]]
+        return Tokens([*window.ids[:at], marker, *window.ids[at:]], types)
 
-    def _expanded(self, part: Part, length: int) -> TextPayload:
+    def _expanded(self, window: Tokens, length: int) -> TextPayload:
         """A query filled up to `length` tokens, each of which gives a vector."""
-        missing = length - len(part.ids)
-        types = part.types and [*part.types, *([0] * missing)]
-        sequence = sequence_of(Part([*part.ids, *([self._filler] * missing)], types))
-        seen = None if self._layout.attend_to_expansion or not missing else len(part.ids)
+        missing = length - len(window.ids)
+        types = window.types and [*window.types, *([0] * missing)]
+        sequence = sequence_of(Tokens([*window.ids, *([self._filler] * missing)], types))
+        seen = None if self._layout.attend_to_expansion or not missing else len(window.ids)
         return TextPayload((replace(sequence, seen=seen),), (np.arange(length),))
 
-    def _scored(self, part: Part) -> Int64Array:
+    def _scored(self, window: Tokens) -> Int64Array:
         """Places of the tokens of a document that give vectors."""
-        return np.flatnonzero(~np.isin(part.ids, self._skipped))
+        return np.flatnonzero(~np.isin(window.ids, self._skipped))
 
     def encode(self, batch: TextBatch, outputs: frozenset[str]) -> dict[str, torch.Tensor | SparseRows]:
         """{"multivector": fp32 [R, dims]}."""

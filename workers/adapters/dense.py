@@ -98,8 +98,8 @@ class DenseAdapter(TextAdapter):
 
     def _proof_width(self) -> int:
         """The width of the vector of an empty text. Raises RuntimeError for values that are not finite."""
-        [part] = self._text.tokenizer.windows([""])[0].parts
-        vectors = self._vectors(self._text.collate([TextPayload((sequence_of(part),))]))
+        [window] = self._text.tokenizer.windows([""])[0].windows
+        vectors = self._vectors(self._text.collate([TextPayload((sequence_of(window),))]))
         if not bool(torch.isfinite(vectors).all()):
             raise RuntimeError("the model's first vector is not finite")
         return vectors.shape[1]

@@ -273,7 +273,7 @@ class DocumentQaAdapter(ImageExtractAdapter):
         return super().prepare(items, call)
 
     def prepared(self, image: Any, item: InputItem, wanted: Any) -> Prepared | ItemFailure:
-        """Windows over the words, and pixel values float32 [3, h, w] where the model sees."""
+        """Windows over the words, and pixel values float32 [3, h, w] for a model that reads pictures."""
         size = size_of(image)
         words = words_of(item, "metadata").on_page(size)
         windows = self._reader.windows(wanted.text, words, size)

@@ -107,9 +107,11 @@ class TwoTowersAdapter(VisualEncoder):
 
     def _prepare_text(self, item: InputItem, template: str, overflow: str) -> Prepared:
         text = self._tokenizer.text_of(item)
-        [[part], truncated, tokens] = self._tokenizer.windows([template.replace("{text}", text)], overflow)[0]
+        [[window], truncated, tokens] = self._tokenizer.windows([template.replace("{text}", text)], overflow)[
+            0
+        ]
         excess = Excess(tokens, self._limit) if truncated and tokens else None
-        return Prepared(np.asarray(part.ids), len(part.ids), truncated, excess=excess)
+        return Prepared(np.asarray(window.ids), len(window.ids), truncated, excess=excess)
 
     def collate(self, prepared: Sequence[Prepared]) -> TowersBatch:
         """Padded texts and stacked images."""

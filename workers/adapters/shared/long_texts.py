@@ -32,11 +32,12 @@ _PLAIN_NORMALIZERS = frozenset(
 _PLAIN_PATTERNS = ({"Regex": " {2,}"}, {"String": " "}, {"String": "``"}, {"String": "''"})
 
 
-class Part(NamedTuple):
-    """A stretch of a text as token ids with its special tokens, and segment ids (None where all are 0)."""
+class Tokens(NamedTuple):
+    """A stretch of a text as token ids with special tokens, and segment ids (None where all are 0)."""
 
     ids: list[int]
     types: list[int] | None
+    truncated: bool = False
 
 
 class Frame(NamedTuple):
@@ -46,27 +47,27 @@ class Frame(NamedTuple):
     after: int
 
 
-class Windows(NamedTuple):
+class FittedText(NamedTuple):
     """One window of a text, or several windows of a text that was split.
 
     `tokens` counts the whole text, special tokens included; 0 if not counted.
     """
 
-    parts: list[Part]
+    windows: list[Tokens]
     truncated: bool
     tokens: int = 0
 
 
-def fit(parts: Sequence[Part], overflow: str, max_length: int, frame: Frame) -> Windows:
-    """The windows of one text, given as consecutive parts that each have the frame.
+def fit(stretches: Sequence[Tokens], overflow: str, max_length: int, frame: Frame) -> FittedText:
+    """The windows of one text, given as consecutive stretches that each have the frame.
 
     `overflow` is `truncate` (drop the end), `error` (the same, and the caller refuses), `truncate_left` (drop the
     beginning) or `chunk` (keep all, in windows of at most `max_length` tokens).
     """
-    if len(parts) == 1 and len(parts[0].ids) <= max_length:
-        return Windows([parts[0]], False, len(parts[0].ids))
-    ids = _joined([part.ids for part in parts], frame)
-    types = _joined([part.types for part in parts if part.types is not None], frame)
+    if len(stretches) == 1 and len(stretches[0].ids) <= max_length:
+        return FittedText([stretches[0]], False, len(stretches[0].ids))
+    ids = _joined([stretch.ids for stretch in stretches], frame)
+    types = _joined([stretch.types for stretch in stretches if stretch.types is not None], frame)
     room = max(1, max_length - frame.before - frame.after)
     inner = len(ids) - frame.before - frame.after
     if inner <= room or overflow not in ("chunk", "truncate_left"):
@@ -76,10 +77,10 @@ def fit(parts: Sequence[Part], overflow: str, max_length: int, frame: Frame) -> 
     else:
         spans = [(start, min(start + room, inner)) for start in range(0, inner, room)]
     windows = [
-        Part(_span(ids, span, frame), _span(types, span, frame) if len(types) == len(ids) else None)
+        Tokens(_span(ids, span, frame), _span(types, span, frame) if len(types) == len(ids) else None)
         for span in spans
     ]
-    return Windows(windows, overflow != "chunk" and inner > room, len(ids))
+    return FittedText(windows, overflow != "chunk" and inner > room, len(ids))
 
 
 def _joined(stretches: Sequence[list[int]], frame: Frame) -> list[int]:

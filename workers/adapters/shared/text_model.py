@@ -22,7 +22,7 @@ from workers.adapters.shared.building import parameter_bytes
 from workers.adapters.shared.checkpoint import load_model, shortest
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.linears import lay_out_linears
-from workers.adapters.shared.long_texts import Part
+from workers.adapters.shared.long_texts import Tokens
 from workers.adapters.shared.lora import LoraLayers
 from workers.adapters.shared.packing import Int64Array, PackedBatch, TokenSequence, divided
 from workers.adapters.shared.prompting import Prompts
@@ -149,18 +149,18 @@ class TextModel:
         instruction: str | None,
         is_query: bool,
         overflow: str,
-        pick: Callable[[Part], Int64Array] | None = None,
+        pick: Callable[[Tokens], Int64Array] | None = None,
         extra: Any = None,
     ) -> Iterator[tuple[TextPayload, bool]]:
         """Each item with its prompt as a payload, and whether the item was cut; `pick` chooses tokens of a window."""
         before, after = self.prompts.affixes(instruction, is_query)
         texts = [f"{before}{self.tokenizer.text_of(item)}{after}" for item in items]
         skip = 0 if self.include_prompt or not before else self.tokenizer.prefix_length(before)
-        for parts, truncated, tokens in self.tokenizer.windows(texts, overflow):
-            windows = tuple(sequence_of(part, skip if at == 0 else 0) for at, part in enumerate(parts))
-            picks = None if pick is None else tuple(map(pick, parts))
+        for windows, truncated, tokens in self.tokenizer.windows(texts, overflow):
+            sequences = tuple(sequence_of(one, skip if at == 0 else 0) for at, one in enumerate(windows))
+            picks = None if pick is None else tuple(map(pick, windows))
             excess = Excess(tokens, self.limit) if truncated and tokens else None
-            yield TextPayload(windows, picks, extra, excess), truncated
+            yield TextPayload(sequences, picks, extra, excess), truncated
 
     def collate(self, payloads: Sequence[TextPayload]) -> TextBatch:
         """One batch on the host, in page-locked memory for CUDA.  Thread-safe."""
@@ -259,9 +259,9 @@ class TextAdapter(Adapter):
         return self._text.encoder.padding_ratio(row.packed for row in batch.rows)
 
 
-def sequence_of(part: Part, skip: int = 0) -> TokenSequence:
+def sequence_of(window: Tokens, skip: int = 0) -> TokenSequence:
     """A window as arrays."""
-    return TokenSequence(as_ids(part.ids), None if part.types is None else as_ids(part.types), skip)
+    return TokenSequence(as_ids(window.ids), None if window.types is None else as_ids(window.types), skip)
 
 
 def mean_of_windows(found: Sequence[torch.Tensor], batch: TextBatch) -> torch.Tensor:

@@ -11,7 +11,7 @@ import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer, normalizers
@@ -23,9 +23,9 @@ from workers.adapters.shared.checkpoint import stored_limit
 from workers.adapters.shared.long_texts import (
     CHARACTERS_PER_TOKEN,
     LONG,
+    FittedText,
     Frame,
-    Part,
-    Windows,
+    Tokens,
     encode_beginning,
     fit,
     goes_word_by_word,
@@ -33,14 +33,6 @@ from workers.adapters.shared.long_texts import (
 
 _NO_LIMIT = 10**9
 """Limit of a tokenizer that is not limited yet."""
-
-
-class Tokens(NamedTuple):
-    """One text as token ids and segment ids (None where all are 0)."""
-
-    ids: list[int]
-    types: list[int] | None
-    truncated: bool
 
 
 class TextTokenizer:
@@ -133,16 +125,16 @@ class TextTokenizer:
 
     def windows(
         self, texts: Sequence[str], overflow: str = "truncate", max_length: int | None = None
-    ) -> list[Windows]:
+    ) -> list[FittedText]:
         """Tokenize `texts` and fit each into `max_length` tokens, by default the limit; see `long_texts.fit`."""
         if max_length is None:
             max_length = self._max_length
             if overflow == "truncate":
-                return [Windows([Part(ids, types)], cut) for ids, types, cut in self.encode(texts)]
+                return [FittedText([tokens], tokens.truncated) for tokens in self.encode(texts)]
         if overflow == "truncate" and self._only_beginnings and max_length < self._max_length:
-            heads = [[Part(ids, types)] for ids, types, _ in self.encode(texts)]
-            return [fit(parts, overflow, max_length, self.frame)._replace(tokens=0) for parts in heads]
-        return [fit(parts, overflow, max_length, self.frame) for parts in self._parts(texts)]
+            heads = self.encode(texts)
+            return [fit([head], overflow, max_length, self.frame)._replace(tokens=0) for head in heads]
+        return [fit(whole, overflow, max_length, self.frame) for whole in self._stretches(texts)]
 
     @functools.cached_property
     def frame(self) -> Frame:
@@ -157,24 +149,24 @@ class TextTokenizer:
         before = next(at for at in range(len(framed) + 1) if framed[at : at + len(bare)] == bare)
         return Frame(before, len(framed) - before - len(bare))
 
-    def _parts(self, texts: Sequence[str]) -> Iterator[list[Part]]:
-        """The tokens of each whole text, as consecutive parts."""
+    def _stretches(self, texts: Sequence[str]) -> Iterator[list[Tokens]]:
+        """The tokens of each whole text, as consecutive stretches."""
         if self._backend is None:
             for text in texts:
                 with self._lock:
                     whole = self._tokenizer(text.lower() if self._lower_case else text)
-                yield [Part(list(whole["input_ids"]) or [self._filler], self._kept_types(whole))]
+                yield [Tokens(list(whole["input_ids"]) or [self._filler], self._kept_types(whole))]
             return
         backwards = (self._backend.truncation or {}).get("direction") == "left"
         for encoding in self._backend.encode_batch_fast(list(texts)):
-            parts = [
-                Part(
+            stretches = [
+                Tokens(
                     one.ids or [self._filler],
                     one.type_ids if self._uses_types and any(one.type_ids) else None,
                 )
                 for one in (encoding, *encoding.overflowing)
             ]
-            yield parts[::-1] if backwards else parts
+            yield stretches[::-1] if backwards else stretches
 
     def text_of(self, item: InputItem) -> str:
         """The text of an item, or of its token ids.
