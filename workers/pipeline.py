@@ -57,6 +57,7 @@ class Pipeline:
             metrics,
             lambda model, wait_s: models().unload_idle(model, wait_s),
             self.executor.make_way,
+            self.executor.free_memory,
         )
         self.executor.streams = self.kinds.streams
         self.memory = ClientMemory(settings, device, on_room=lambda: endpoint().post(self.released))

@@ -371,9 +371,9 @@ def test_a_model_that_has_had_more_than_its_part_does_not_overtake() -> None:
     assert not batcher.overtakes(second)
 
 
-def suspended(lane: str = "interactive", seconds: float = 0.0) -> tuple[Batcher, Batch]:
+def suspended(lane: str = "interactive", seconds: float = 0.0, solo: bool = False) -> tuple[Batcher, Batch]:
     """A batcher whose long batch was suspended after so many seconds on the device."""
-    batcher = filled(job([1000], group="long", lane=lane))
+    batcher = filled(job([1000], group="long", lane=lane, solo=solo))
     pieces = batcher.take(10, 8, NOW_NS, lambda model: 100.0)
     batch = Batch(pieces, None, 1000, 10.0)
     batcher.suspend(batch)
@@ -387,8 +387,9 @@ def test_a_suspended_batch_goes_on_when_nothing_else_waits() -> None:
     assert batcher.resume(NOW_NS, None) is None and batcher.due_ns() is None
 
 
-def test_waiting_work_and_a_suspended_batch_take_turns_by_the_time_they_have_used() -> None:
-    batcher, batch = suspended(seconds=1.0)
+@pytest.mark.parametrize("solo", [False, True])
+def test_waiting_work_and_a_suspended_batch_take_turns_by_the_time_they_have_used(solo: bool) -> None:
+    batcher, batch = suspended(seconds=1.0, solo=solo)
     for _ in range(3):
         batcher.add(job([40], group="other"), 0, 1)
     order = []
@@ -401,6 +402,17 @@ def test_waiting_work_and_a_suspended_batch_take_turns_by_the_time_they_have_use
         else:
             order += [piece.job.group for piece in batcher.take(40, 8, NOW_NS, lambda model: 100.0)]
     assert order == ["other", "other", "other", "long", "long", "long"], "1.2 seconds against 1, then 2"
+
+
+def test_the_time_of_a_solo_batch_counts_for_its_model_and_is_not_charged_twice() -> None:
+    batcher, _ = suspended(seconds=3.0, solo=True)
+    batcher.add(job([40], group="long"), 0, 1)
+    for _ in range(3):
+        batcher.add(job([100], group="other", caller=b"b"), 0, 1)
+    batches = [batcher.take(100, 1, NOW_NS, lambda model: 50.0) for _ in range(4)]
+    assert [pieces[0].job.group for pieces in batches] == ["other", "other", "long", "other"], (
+        "2 seconds each"
+    )
 
 
 def test_nothing_of_the_same_weights_runs_while_a_batch_is_suspended() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,11 +34,14 @@ class InParts(FakeAdapter):
 
     def __init__(self) -> None:
         super().__init__({}, 1 << 20)
+        self.room: Callable[[], bool] = lambda: True
         self.jobs: list[Job] = []
 
     def run(self, texts: Sequence[str], tokens: int) -> None:
         for number in stepping.each(range(3), [tokens] * 3):
             super().run(texts, tokens)
+            if "#full" in texts[0] and not self.room():
+                raise MemoryError("the rest of the memory is that of a suspended batch")
             if number == 0 and "#leave" in texts[0]:
                 for job in self.jobs:
                     job.state = "cancelled"
@@ -56,7 +59,7 @@ def executor() -> Executor:
     settings, metrics = Settings(), WorkerMetrics("worker-0")
     table: Any = SimpleNamespace(
         claim_pieces=list,
-        complete=lambda job, items, errors, wake=True: None,
+        complete=lambda job, items, errors, wake=True: job.errors.update({e.index: e for e in errors}),
         wake_endpoint=lambda: None,
         unclaim_pieces=lambda pieces: None,
     )
@@ -75,6 +78,7 @@ def executor() -> Executor:
             metrics,
             settings.worker.hang_timeout_s,
             make_way=made.make_way,
+            free_memory=made.free_memory,
         )
     )
     return made
@@ -143,6 +147,39 @@ def test_a_batch_that_makes_way_is_suspended_and_counts_for_itself(executor: Exe
     assert tokens == {waiting.tokens, long.tokens} and executor.idle
     assert 0 < long.paused_ns <= time.monotonic_ns() - clock
     assert 0 < long.first.device_ns <= long.seconds * 1e9
+
+
+def test_what_does_not_fit_beside_a_suspended_batch_runs_after_its_end(executor: Executor) -> None:
+    long, large = batch_of(TEXT * 100), batch_of("#full" + TEXT)
+    large.first.group = "another"
+    large.first.adapter.room = lambda: not executor._queue.suspended and long.turn is None
+    executor._queue.put(large.first, 0, 1)
+    run(executor, long)
+    assert executor._queue.suspended
+    taken = executor.next.take()
+    assert taken is not None and taken.first is large.first
+    run(executor, taken)
+    assert not large.first.errors and executor.idle, (
+        "the item failed for want of memory that was to come back"
+    )
+    assert [record.tokens for record in executor.batches.records()] == [long.tokens, large.tokens]
+    assert taken.paused_ns >= long.seconds * 1e9 / 4, (
+        "its own time on the device is not that of the other batch"
+    )
+
+
+def test_an_item_that_fits_in_no_case_fails_after_the_suspended_batches_have_ended(
+    executor: Executor,
+) -> None:
+    long, large = batch_of(TEXT * 100), batch_of("#full" + TEXT)
+    large.first.group = "another"
+    large.first.adapter.room = lambda: False
+    executor._queue.put(large.first, 0, 1)
+    run(executor, long)
+    taken = executor.next.take()
+    assert taken is not None
+    run(executor, taken)
+    assert large.first.errors[0].code == "RESOURCE_EXHAUSTED" and not long.first.errors and executor.idle
 
 
 def test_what_ends_while_a_batch_is_suspended_is_closed_before_the_batch_goes_on(executor: Executor) -> None:

@@ -57,6 +57,8 @@ class Executor:
         self.streams: Streams | None = None
         self.next = NextBatch(queue, table, budgets, settings.batch.max_items)
         self._turn: Turn | None = None
+        self._ending = False
+        """Whether suspended batches run to their end for one that lacks memory."""
         self._turns: list[Turn] = []
         """Turns without a batch."""
         self._torch_threads = torch.get_num_threads()
@@ -158,6 +160,10 @@ class Executor:
         if batch.turn.done:
             self._turns.append(batch.turn)
             self._done(batch, jobs, ran)
+        elif batch.lacks_memory:
+            batch.suspended_ns, batch.lacks_memory = ended, False
+            self._end_suspended()
+            self.run_turn(batch)
         else:
             batch.suspended_ns = ended
             self._queue.suspend(batch)
@@ -166,10 +172,31 @@ class Executor:
     def make_way(self, batch: Batch) -> None:
         """Between two steps of a batch: suspend it if other work waits. Called by the turn of the batch."""
         adapter = batch.first.adapter
-        if self._turn is None or greenlet.getcurrent() is not self._turn:
+        if self._ending or self._turn is None or greenlet.getcurrent() is not self._turn:
             return
         if self._has_other_work() or self._queue.others_wait(adapter):
             self._turn.parent.switch()
+
+    def free_memory(self, batch: Batch) -> bool:
+        """Let all suspended batches end, which gives their memory back; whether there were any.
+
+        Called by the turn of a batch that does not fit beside them.
+        """
+        turn = self._turn
+        if turn is None or greenlet.getcurrent() is not turn or not self._queue.suspended:
+            return False
+        batch.lacks_memory = True
+        turn.parent.switch()
+        return True
+
+    def _end_suspended(self) -> None:
+        """Run all suspended batches to their end; none of them makes way meanwhile."""
+        before, self._ending = self._ending, True
+        try:
+            while (batch := self._queue.any_suspended()) is not None:
+                self.run_turn(batch)
+        finally:
+            self._ending = before
 
     def _done(self, batch: Batch, jobs: list[Job], ran: int) -> None:
         batch.turn = None

@@ -228,8 +228,9 @@ class Batcher:
             return
         key = _group_key(job)
         if key not in self._groups:
-            used = max(self._clock, self._ahead.pop(key, 0.0))
+            used = max(self._clock, self._account(job, 0.0))
             self._groups[key] = _Group(job, used)
+            self._ahead.pop(key, None)
         lane = self._groups[key].lanes[job.work.lane]
         before = lane.tokens
         lane.add(job, ready)
@@ -247,7 +248,7 @@ class Batcher:
             removed += lane.remove(job)
             self.tokens -= before - lane.tokens
             if not group.items:
-                self._leave(key)
+                self._leave(key, (job.group, None))
         self.items -= removed
         return removed
 
@@ -287,7 +288,7 @@ class Batcher:
         self.tokens -= tokens
         group.used += tokens / tokens_per_s
         if not group.items:
-            self._leave(key)
+            self._leave(key, (pieces[0].job.group, None))
 
     def due_ns(self) -> int | None:
         """When the next batch may be taken (0 is now); None when nothing waits."""
@@ -326,6 +327,10 @@ class Batcher:
     def suspend(self, batch: Batch) -> None:
         """A batch made way for other work: nothing else of its adapter runs before it has gone on."""
         self._suspended[id(batch.first.adapter)] = batch
+
+    def any_suspended(self) -> Batch | None:
+        """A suspended batch, which goes on now whatever waits; None without any."""
+        return self._suspended.pop(next(iter(self._suspended))) if self._suspended else None
 
     def resume(self, now_ns: int, ahead: Batch | None) -> Batch | None:
         """The suspended batch that comes first, unless waiting work or the batch `ahead` comes before it."""
@@ -372,23 +377,34 @@ class Batcher:
 
     def _used(self, batch: Batch) -> float:
         """Device time of the group of a batch."""
-        key = _group_key(batch.first)
+        group = self._groups.get(_group_key(batch.first))
+        return self._account(batch.first, self._clock) if group is None else group.used
+
+    def _account(self, job: Job, otherwise: float) -> float:
+        """Device time of the requests that share batches with this one unless solo; `otherwise` when they owe none.
+
+        A solo request is a group for one batch only, so its time is charged here.
+        """
+        key = job.group, None
         group = self._groups.get(key)
-        return self._ahead.get(key, self._clock) if group is None else group.used
+        return self._ahead.get(key, otherwise) if group is None else group.used
 
     def settle(self, job: Job, seconds: float) -> None:
         """A batch with this job took `seconds` more (or less) of the device than was predicted."""
-        key = _group_key(job)
-        if key in self._groups:
-            self._groups[key].used += seconds
-        elif not job.solo and (used := self._ahead.pop(key, self._clock) + seconds) > self._clock:
-            self._ahead[key] = used
+        account = job.group, None
+        group = self._groups.get(_group_key(job)) or self._groups.get(account)
+        if group is not None:
+            group.used += seconds
+        elif (used := self._ahead.pop(account, self._clock) + seconds) > self._clock:
+            self._ahead[account] = used
 
-    def _leave(self, key: Hashable) -> None:
-        """A group has nothing waiting. What it used ahead of the others is kept, as in `Lane`."""
+    def _leave(self, key: Hashable, account: Hashable) -> None:
+        """A group has nothing waiting. The time that the group used ahead of the others stays in its account."""
         used = self._groups.pop(key).used
-        if used > self._clock:
-            self._ahead[key] = used
+        if account in self._groups:
+            self._groups[account].used = max(self._groups[account].used, used)
+        elif used > self._clock:
+            self._ahead[account] = max(self._ahead.get(account, 0.0), used)
         if len(self._ahead) > MAX_AHEAD:
             self._ahead = {key: used for key, used in self._ahead.items() if used > self._clock}
 

@@ -133,7 +133,8 @@ class Piece:
 class Batch:
     """Pieces of one group, collated for the adapter (None: collating failed and is tried again piecewise).
 
-    `predicted_s` is the device time for which the queue has charged the group and that has not been settled. `turn` is
+    `predicted_s` is the device time for which the queue has charged the group and that has not been settled.
+    `lacks_memory`: the batch goes on when no other batch is suspended. `turn` is
     the computation once it has begun, `limit_s` what the watchdog allows it, `seconds` its time on the device, and
     `paused_ns` its time without, in which it was suspended, last at `suspended_ns`.
     """
@@ -143,6 +144,7 @@ class Batch:
     tokens: int
     predicted_s: float
     overtaken: bool = False
+    lacks_memory: bool = False
     turn: Any = None
     limit_s: float = 0.0
     seconds: float = 0.0

@@ -194,6 +194,11 @@ class WorkQueue:
         with self._lock:
             return self._batcher.resume(time.monotonic_ns(), ahead)
 
+    def any_suspended(self) -> Batch | None:
+        """A suspended batch, which goes on now whatever waits; None without any."""
+        with self._lock:
+            return self._batcher.any_suspended()
+
     def others_wait(self, adapter: object) -> bool:
         """Whether work of another adapter is due."""
         with self._lock:

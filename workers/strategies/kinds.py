@@ -37,11 +37,12 @@ class Kinds:
         metrics: WorkerMetrics,
         unload_idle: Callable[[str, float], bool],
         make_way: Callable[[Batch], None],
+        free_memory: Callable[[Batch], bool],
     ) -> None:
         """`record_flight` is that of the arena, `unload_idle` that of `oom.Eviction`, `make_way` that of `OneShot`."""
         placer, hang_timeout_s = Placer(table, settings.arena.inline_bytes), settings.worker.hang_timeout_s
         shared = (table, queue, budgets, activity, placer, counts, metrics, hang_timeout_s)
-        self.one_shot = OneShot(*shared, unload_idle, make_way)
+        self.one_shot = OneShot(*shared, unload_idle, make_way, free_memory)
         self.sequences = Sequences(
             settings.queue.max_waiting_sequences, *shared, unload_idle=unload_idle, make_way=make_way
         )

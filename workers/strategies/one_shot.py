@@ -3,8 +3,8 @@
 1. A batch runs in one pass, and its results are written and told.
 2. A batch that fails is split in halves until the guilty item stands alone; memory trouble also shrinks the budget.
    A batch that ends because nobody waits for any of its items does not run again.
-3. A single item that does not fit is tried again after the caches were given back, then after an idle model was
-   unloaded.
+3. A single item that does not fit is tried again after the caches were given back, then after the suspended batches
+   have ended, then after an idle model was unloaded.
 4. A long pass has steps (`stepping`). Between two of them the device may be given to other work.
 """
 
@@ -51,11 +51,15 @@ class OneShot(Strategy):
         hang_timeout_s: float,
         unload_idle: Callable[[str, float], bool] = lambda model, wait_s: False,
         make_way: Callable[[Batch], None] = lambda batch: None,
+        free_memory: Callable[[Batch], bool] = lambda batch: False,
     ) -> None:
-        """`unload_idle` is that of `oom.Eviction`; `make_way` may run other work, between two steps of a batch."""
+        """`unload_idle` is that of `oom.Eviction`; `make_way` may run other work, between two steps of a batch.
+
+        `free_memory` lets the suspended batches end, and says whether there were any.
+        """
         self.table, self.queue, self.budgets, self.activity = table, queue, budgets, activity
         self.placer, self.counts, self.metrics = placer, counts, metrics
-        self.hang_timeout_s, self.make_way = hang_timeout_s, make_way
+        self.hang_timeout_s, self.make_way, self.free_memory = hang_timeout_s, make_way, free_memory
         self.eviction = oom.Eviction(unload_idle)
 
     def run(self, batch: Batch) -> int:
@@ -182,6 +186,12 @@ class Attempts:
             self.recoveries.exhausted(model, len(pieces))
             return error
         again = self._try(pieces)
+        if again is not None and oom.is_out_of_memory(again):
+            oom.forget_frames(again)
+            if self._strategy.free_memory(self._batch):
+                with contextlib.suppress(Exception):
+                    oom.release_cached()
+                again = self._try(pieces)
         if again is not None and oom.is_out_of_memory(again):
             again = self._without_another(pieces, again)
         self.recoveries.exhausted(model, 1, lost=again is not None)
