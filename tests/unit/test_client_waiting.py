@@ -183,6 +183,8 @@ def test_a_worker_is_there_for_frontends_once_a_process_holds_the_slot_and_has_a
             paths.worker_socket(0).touch()
             assert is_open(0) and not is_open(1)
         assert not is_open(0), "the socket is that of a process that has died"
+        paths.lock("worker-1").mkdir()
+        assert is_open(1), "a lock that cannot be looked at tells nothing"
 
     asyncio.run(with_client(tmp_path, work))
 

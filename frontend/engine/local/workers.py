@@ -78,7 +78,11 @@ class Workers:
         This frontend joins a new worker within its next ticks. Other frontends may have begun sequences there before.
         """
         # NOTE: the lock first. The socket of a dead worker keeps its name until the next life has the lock.
-        return is_held(self._paths.lock(f"worker-{slot}")) and self._paths.worker_socket(slot).exists()
+        try:
+            return is_held(self._paths.lock(f"worker-{slot}")) and self._paths.worker_socket(slot).exists()
+        except OSError:
+            # NOTE: without a descriptor nobody knows. The caller waits and looks again.
+            return True
 
     def watch(self, on: bool) -> bool:
         """Ask all workers to send `Stats`, or to stop; returns whether all serving workers have answered since."""
