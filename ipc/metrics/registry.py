@@ -8,6 +8,7 @@ are removed when a slot starts again. Any frontend serves `/metrics` by merging 
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterable
 from typing import Any
 
@@ -39,6 +40,8 @@ from ipc.metrics.tally import Tally
 from ipc.processes.paths import RunPaths
 from ipc.wire.messages import LANES
 
+_MOST_LOOKS = 5
+"""How often the files are listed and read before their errors are told."""
 MOST_TOUCHED = 200
 """Longest catalog whose series exist at zero from the start; in a longer one, series begin with their first use."""
 
@@ -219,12 +222,29 @@ class SupervisorMetrics(_Families):
 def render(paths: RunPaths, tags: nv_names.Tags = nv_names.NO_TAGS) -> bytes:
     """Text exposition of all slots merged; reads files, so call in a thread. `tags` are tags of models."""
     from prometheus_client import generate_latest
+
+    families = _merged(paths)
+    return generate_latest(_Collected(families)) + nv_names.text(families, tags)
+
+
+def _merged(paths: RunPaths) -> list[Any]:
+    """The families of all files that have bytes.
+
+    A process that begins makes its files, of which some replace those of the life before, and a file has no bytes at
+    first. If the process dies then, the file stays as it is. The library fails on such a file.
+    """
     from prometheus_client.multiprocess import MultiProcessCollector
 
-    # NOTE: the library fails on a file without bytes. A process that begins makes one, and leaves it if it dies then.
-    files = [str(path) for path in paths.metrics().glob("*.db") if path.stat().st_size]
-    families = list(MultiProcessCollector.merge(files, accumulate=True))  # type: ignore[no-untyped-call]
-    return generate_latest(_Collected(families)) + nv_names.text(families, tags)
+    looks_left = _MOST_LOOKS
+    while True:
+        looks_left -= 1
+        try:
+            files = [str(path) for path in paths.metrics().glob("*.db") if path.stat().st_size]
+            return list(MultiProcessCollector.merge(files, accumulate=True))  # type: ignore[no-untyped-call]
+        except (struct.error, FileNotFoundError):
+            # NOTE: a file was replaced between the look at its size and the reading. The next look leaves it out.
+            if not looks_left:
+                raise
 
 
 class _Collected:

@@ -9,8 +9,10 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 from frontend.tensors.statistics import Duration, RequestStatistics, ServerStatistics, StatisticsReader
@@ -270,6 +272,22 @@ def test_a_process_that_died_while_it_made_a_file_costs_nobody_the_page(name: st
     run(paths, "frontend-0", 'recorder.failed("add", 3, 1, errors.QueueFull.code, 1)\n')
     whole = metrics.render(paths)
     (paths.metrics() / name).touch()
+    assert metrics.render(paths) == whole and b'model="add"' in whole
+
+
+def test_a_process_that_replaces_its_file_while_the_page_is_made_costs_nobody_the_page(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(paths, "frontend-0", 'recorder.failed("add", 3, 1, errors.QueueFull.code, 1)\n')
+    whole = metrics.render(paths)
+    merge, replaced = MultiProcessCollector.merge, paths.metrics() / "gauge_livesum_frontend-7.db"
+    replaced.write_bytes(bytes(1 << 16))
+
+    def replacing(files: list[str], accumulate: bool) -> Any:
+        replaced.write_bytes(b"")
+        return merge(files, accumulate)  # type: ignore[no-untyped-call]
+
+    monkeypatch.setattr(MultiProcessCollector, "merge", staticmethod(replacing))
     assert metrics.render(paths) == whole and b'model="add"' in whole
 
 
