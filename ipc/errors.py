@@ -47,6 +47,7 @@ stack.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -69,6 +70,10 @@ class PenstockError(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
         self.detail = detail
+
+    def retry_after(self, default_s: float = 1.0) -> str:
+        """Whole seconds for a Retry-After, at least 1; `default_s` if the error names none."""
+        return str(max(1, math.ceil(self.retry_after_s or default_s)))
 
 
 class InvalidInput(PenstockError):

@@ -93,8 +93,11 @@ def render() -> str:
 
 
 def public_errors(kind: type[PenstockError] = PenstockError) -> Iterator[type[PenstockError]]:
-    """The errors below and with `kind` that a client can get; classes without a code of their own only group others."""
-    if "code" in vars(kind) and kind not in UNSEEN:
+    """Errors of `ipc.errors` that clients can get: `kind` and its subclasses, without classes that only group others.
+
+    Errors of other modules are left out, so that the page does not depend on which modules are imported.
+    """
+    if kind.__module__ == errors.__name__ and "code" in vars(kind) and kind not in UNSEEN:
         yield kind
     for child in kind.__subclasses__():
         yield from public_errors(child)

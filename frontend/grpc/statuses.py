@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from http import HTTPStatus
 
 from grpc import StatusCode
@@ -68,4 +67,4 @@ def trailers(error: PenstockError) -> tuple[tuple[str, str], ...]:
     )
     if not error.retryable:
         return found
-    return (*found, ("retry-after", str(max(1, math.ceil(error.retry_after_s or 1)))))
+    return (*found, ("retry-after", error.retry_after()))

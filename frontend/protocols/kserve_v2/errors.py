@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from http import HTTPStatus
 from typing import Any
 
@@ -34,7 +33,7 @@ def render(error: PenstockError, path: str) -> tuple[int, dict[str, Any], dict[s
         status = 400
     headers: dict[str, str] = {}
     if status in _RETRY and (error.retryable or error.retry_after_s):
-        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s or 1.0)))
+        headers["Retry-After"] = error.retry_after()
     if error.code in _CLOSING:
         headers["Connection"] = "close"
     if isinstance(error, UnsupportedEncoding):

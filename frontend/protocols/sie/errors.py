@@ -5,7 +5,6 @@ Where the contract has fewer codes than Penstock, a code is mapped to the neares
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import falcon
@@ -66,8 +65,7 @@ def contract_code(error: PenstockError, own_client: bool = False) -> tuple[int, 
 def _headers(error: PenstockError, status: int, code: str) -> dict[str, str]:
     headers = {"X-SIE-Error-Code": _HEADER_CODES.get(error.code, code)}
     if status in (429, 503, 504):
-        seconds = error.retry_after_s or _DEFAULT_RETRY_S.get(code, 1.0)
-        headers["Retry-After"] = str(max(1, math.ceil(seconds)))
+        headers["Retry-After"] = error.retry_after(_DEFAULT_RETRY_S.get(code, 1.0))
     if error.code in ("BODY_TOO_LARGE", "DRAINING"):
         headers["Connection"] = "close"
     return headers

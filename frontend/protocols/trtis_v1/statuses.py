@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import math
 import os
 
 from frontend.protocols.trtis_v1.text import one_line
@@ -102,7 +101,7 @@ def retry_after(error: PenstockError) -> dict[str, str]:
     """The Retry-After header, for errors that pass with time."""
     if not error.retryable:
         return {}
-    return {"Retry-After": str(max(1, math.ceil(error.retry_after_s or 1.0)))}
+    return {"Retry-After": error.retry_after()}
 
 
 class Statuses:
