@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.http.decoding import Key, decode, refuse_repeated
 from frontend.http.values import UNCHECKED_NBYTES, VALUES_PER_ITEM, check_values
-from frontend.protocols.sie.schemas import EncodeRequest, read
+from frontend.protocols.sie.schemas import EncodeRequest, Key, decode, read, refuse_repeated
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
 
@@ -121,7 +120,7 @@ def test_escapes_that_ordinary_writers_use_cost_no_second_decoding(monkeypatch: 
     def refuse(body: bytes, binary: bool) -> None:
         raise AssertionError("decoded a second time")
 
-    monkeypatch.setattr("frontend.http.decoding._refuse_duplicates", refuse)
+    monkeypatch.setattr("frontend.protocols.sie.schemas._refuse_duplicates", refuse)
     for char in "\"\\/<>&'+=`\x7f\x1f\n\u00e9\u2028":
         escaped = b"\\u%04x" % ord(char)
         refuse_repeated(b'{"name":"a %s b"}' % escaped, KEYS, binary=False)

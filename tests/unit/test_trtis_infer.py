@@ -6,7 +6,7 @@ import asyncio
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import falcon
 import numpy as np
@@ -14,13 +14,14 @@ import pytest
 from falcon.asgi import Request, Response
 
 from frontend.http.bodies import BODY_KEY
-from frontend.protocols.trtis_v1 import infer, requests, text
+from frontend.protocols.trtis_v1 import infer, requests, responses, text
 from frontend.protocols.trtis_v1.http_forms import target_of
 from frontend.protocols.trtis_v1.infer import InferResource
 from frontend.protocols.trtis_v1.management import server_status
 from frontend.protocols.trtis_v1.statuses import Statuses
 from frontend.services import Services
 from frontend.tensors.checking import MOST_DIMS, check_shapes
+from frontend.tensors.result import OutputTensor, TensorResult
 from frontend.tensors.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
 from ipc.catalog.model_config import ModelConfig
 from ipc.errors import InvalidInput
@@ -107,6 +108,21 @@ def test_a_header_that_was_seen_is_sent_as_before_with_its_own_bytes_and_keeps_t
     booked = made.extensions.recorder.booked  # type: ignore[attr-defined]
     assert booked == [("m", 2, 1), ("m", 2, 1), ("m", 2, 1, "INVALID_INPUT")]
     assert list(made.models.find("m").plans) == [header] and made.bodies.held_nbytes == 0
+
+
+@pytest.mark.parametrize("batches", [True, False])
+@pytest.mark.parametrize("count", [1, responses.MOST_OUTPUTS, responses.MOST_OUTPUTS + 1])
+def test_remembered_headers_are_those_that_would_be_made(count: int, batches: bool) -> None:
+    named = [OutputTensor(f"O{at}", "FP32", [2, *range(at % 3)], None, at) for at in range(count)]
+    result = TensorResult("m", 3, named, cast(Any, None), 2, batches)
+    for request_id in (7, 8):
+        forms, full = responses.forms_of(result, request_id), responses.header_of(result, request_id)
+        if count > responses.MOST_OUTPUTS:
+            assert forms is None
+        else:
+            assert forms == (text.one_line(full), text.many_lines(full), full.SerializeToString())
+    named[0].classes = [[]]
+    assert responses.forms_of(result, 7) is None
 
 
 @pytest.mark.parametrize(

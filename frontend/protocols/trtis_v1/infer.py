@@ -19,7 +19,6 @@ from frontend.protocols.trtis_v1.text import (
     many_lines,
     one_line,
     read_request_header,
-    response_lines,
 )
 from frontend.services import Services
 from frontend.tensors import checking
@@ -116,10 +115,9 @@ class InferResource(InferenceRoute):
 
 def _rendered(result: TensorResult, request_id: int, binary: bool) -> tuple[str, bytes]:
     """The response header as a field of one line, and in full as the end of the body."""
+    forms = responses.forms_of(result, request_id)
+    if forms is not None:
+        return forms.line, forms.wire if binary else forms.lines
     full = responses.header_of(result, request_id)
     short = responses.without_classes(full)
-    wire = full.SerializeToString()
-    if short is full and len(wire) <= CACHED_CHARACTERS:
-        line, lines = response_lines(wire)
-        return line, wire if binary else lines
-    return one_line(short), wire if binary else many_lines(full)
+    return one_line(short), full.SerializeToString() if binary else many_lines(full)

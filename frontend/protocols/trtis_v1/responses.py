@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import NamedTuple
+
+from frontend.protocols.trtis_v1.text import many_lines, one_line
 from frontend.tensors import config_messages
 from frontend.tensors.result import OutputTensor, TensorResult
 from ipc.protos import trtis_v1_pb2 as pb
+
+MOST_OUTPUTS = 32
+"""Headers of more outputs are made anew for each answer."""
 
 
 def header_of(result: TensorResult, request_id: int) -> pb.InferResponseHeader:
@@ -21,6 +28,43 @@ def header_of(result: TensorResult, request_id: int) -> pb.InferResponseHeader:
     return header
 
 
+class Forms(NamedTuple):
+    """A header as a field of one line, as text of many lines, and in the wire format."""
+
+    line: str
+    lines: bytes
+    wire: bytes
+
+
+def forms_of(result: TensorResult, request_id: int) -> Forms | None:
+    """The forms of a header that answers of the model have again and again; None for many outputs, or classes.
+
+    PERF: making and printing a header takes as long as the rest of the protocol.
+    """
+    outputs = result.outputs
+    if len(outputs) > MOST_OUTPUTS or any(output.classes is not None for output in outputs):
+        return None
+    raw = tuple([(output.name, *_extent(output, result.batches)) for output in outputs])
+    return _remembered_forms(result.model, result.version, result.rows, request_id, raw)
+
+
+@lru_cache(maxsize=512)
+def _remembered_forms(
+    model: str, version: int, rows: int, request_id: int, raw: tuple[tuple[str, tuple[int, ...], int], ...]
+) -> Forms:
+    header = pb.InferResponseHeader(model_name=model, model_version=version, batch_size=rows, id=request_id)
+    for name, dims, nbytes in raw:
+        output = header.output.add(name=name)
+        output.raw.dims.extend(dims)
+        output.raw.batch_byte_size = nbytes
+    return Forms(one_line(header), many_lines(header), header.SerializeToString())
+
+
+def _extent(output: OutputTensor, batches: bool) -> tuple[tuple[int, ...], int]:
+    """Dims and bytes of an output as the header has them."""
+    return tuple(output.shape[1:] if batches else output.shape) or (1,), output.nbytes
+
+
 def typed_header_of(result: TensorResult, request_id: int) -> pb.InferResponseHeader:
     """`header_of` with the datatypes of the outputs, for the wire format alone."""
     header = header_of(result, request_id)
@@ -31,8 +75,9 @@ def typed_header_of(result: TensorResult, request_id: int) -> pb.InferResponseHe
 
 def _add(message: pb.InferResponseHeader.Output, output: OutputTensor, batches: bool) -> None:
     if output.classes is None:
-        message.raw.dims.extend((output.shape[1:] if batches else output.shape) or [1])
-        message.raw.batch_byte_size = output.nbytes
+        dims, nbytes = _extent(output, batches)
+        message.raw.dims.extend(dims)
+        message.raw.batch_byte_size = nbytes
         return
     for row in output.classes:
         entries = [pb.InferResponseHeader.Output.Class(idx=i, value=v, label=label) for v, i, label in row]

@@ -41,16 +41,6 @@ def one_line(message: Message) -> str:
     return text_format.MessageToString(message, as_one_line=True, as_utf8=False)
 
 
-@lru_cache(maxsize=512)
-def response_lines(wire: bytes) -> tuple[str, bytes]:
-    """`one_line` and `many_lines` of an InferResponseHeader in the wire format.
-
-    PERF: most answers of a model have the same header, and printing a header takes as long as the rest of the protocol.
-    """
-    header = pb.InferResponseHeader.FromString(wire)
-    return one_line(header), many_lines(header)
-
-
 def many_lines(message: Message) -> bytes:
     """The message as text, for a body; the entries of maps are sorted."""
     return text_format.MessageToString(message, as_utf8=False).encode("ascii")
