@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from frontend.engine.answer import CopyBudget
-from frontend.engine.local.delivery import Delivery
+from frontend.engine.local.channel import Delivery
 from frontend.engine.local.part_stream import TELL_AFTER, PartStream
 from ipc.errors import DeadlineExceeded, LeaseRevoked, PenstockError, ShmExhausted, WorkerLost
 from ipc.memory.arena import BLOCKS_OFFSET, Arena, ArenaView

@@ -25,14 +25,15 @@ import os
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 
+from frontend.engine.answer import Answer
 from frontend.engine.interface import Payload
 from frontend.engine.local import dealer
-from frontend.engine.local.delivery import Delivery
 from ipc.errors import DeadlineExceeded, ProtocolError, WorkerLost, from_code
 from ipc.memory.arena import ArenaView
 from ipc.memory.input_arena import InputBlock
@@ -43,6 +44,7 @@ from ipc.wire.codec import ToFrontend, ToWorker
 from ipc.wire.messages import (
     LANES,
     VERSION,
+    BlockRef,
     Cancel,
     Credits,
     Failure,
@@ -65,6 +67,57 @@ from ipc.wire.messages import (
 )
 from ipc.wire.stats import Stats
 from ipc.wire.streams import Part, PartFlow, PartsConsumed
+
+
+class Sender(Protocol):
+    """The worker that a result came from, as its channel knows it."""
+
+    slot: int
+    uuid: str
+
+    def release(self, result: Result, arena: ArenaView) -> None:
+        """End the lease of a result."""
+
+
+@dataclass(slots=True, frozen=True)
+class ArenaLease:
+    """The lease of a result in a worker's arena."""
+
+    sender: Sender
+    result: Result
+    arena: ArenaView
+    block: BlockRef
+
+    def check(self) -> None:
+        """Raise `LeaseRevoked` when the block was taken back."""
+        self.arena.check(self.block.offset, self.block.generation)
+
+    def release(self) -> None:
+        """Tell the worker that no reader of the block is left."""
+        self.sender.release(self.result, self.arena)
+
+
+@dataclass(slots=True)
+class Delivery:
+    """A result with the bytes that its tensors lie in: an arena to lease from, an inline frame, or a private copy.
+
+    `kept` stands in the place of a block whose lease has ended already.
+    """
+
+    result: Result
+    arena: ArenaView | None
+    inline: bytes
+    kept: bytes | None = None
+
+    def answer(self, sender: Sender) -> Answer:
+        """What is read of it. Raises `LeaseRevoked` when its block was taken back already."""
+        inline, block, arena = memoryview(self.inline), self.result.block, self.arena
+        if block is None or arena is None:
+            data = inline if self.kept is None else memoryview(self.kept)
+            return Answer(self.result, data, inline, worker=sender.slot, uuid=sender.uuid)
+        data = arena.data(block.offset, block.nbytes, block.generation)
+        lease = ArenaLease(sender, self.result, arena, block)
+        return Answer(self.result, data, inline, lease=lease, worker=sender.slot, uuid=sender.uuid)
 
 
 class Outstanding:

@@ -16,8 +16,7 @@ from collections import deque
 from collections.abc import Callable
 
 from frontend.engine.answer import Answer, AnswerStream, CopyBudget
-from frontend.engine.local.channel import Channel
-from frontend.engine.local.delivery import Delivery
+from frontend.engine.local.channel import Channel, Delivery
 from ipc.errors import LeaseRevoked, PenstockError, ShmExhausted, WorkerLost
 from ipc.wire.streams import WINDOW
 
