@@ -1,4 +1,4 @@
-"""The worker's end of the ZeroMQ socket: sessions, dispatch, leases given.
+"""The worker's end of the ZeroMQ socket: sessions, messages in, results out, leases given.
 
 `workers.runtime` and the table of jobs import this package.
 """

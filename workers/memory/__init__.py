@@ -1,4 +1,4 @@
-"""Where the inputs of a job are read from and its outputs are written to.
+"""Places in memory: where the inputs of a job are read, and where its outputs are written.
 
 Scheduling, strategies and operations import this package.
 """

@@ -1,4 +1,4 @@
-"""What can be asked of a model: one module per operation, found by the type of the call.
+"""The operations on a model: encode, score, extract, infer; one module each, found by the type of the call.
 
 Scheduling, strategies and the runtime import this package; none of them knows an operation by name.
 """

@@ -1,4 +1,4 @@
-"""Jobs from arrival to the device: intake, the table of jobs, preparing threads, what waits, queue and batches.
+"""Jobs from arrival to the device: admission to the queue, threads that tokenize, waiting jobs, batches.
 
 The pipeline, strategies, the device and the life cycle of models import this package.
 """
