@@ -79,6 +79,25 @@ def region(offset: int, nbytes: int, kind: str = "cuda") -> Region:
     return Region(kind, "00" * 64, offset, nbytes)
 
 
+def test_a_call_is_held_against_the_model_whatever_was_allowed_before_it() -> None:
+    adapter, other = program(4, "FP32"), program(4, "INT32")
+    allowed = call(TensorInput("X0", "FP32", [2, 1], 0, 8), rows=2)
+    refused = [
+        call(TensorInput("X0", "FP32", [2, 1], 0, 12), rows=2),
+        call(TensorInput("X0", "FP32", [2, 2], 0, 8), rows=2),
+        call(TensorInput("X0", "FP32", [2, 1], 0, 8), rows=3),
+        call(TensorInput("X0", "FP32", [2, 1], 0, 8), rows=2, outputs=[TensorOutput("Y1")]),
+    ]
+    for _ in range(2):
+        operations.check(adapter, allowed)
+        for each in refused:
+            for _ in range(2):
+                with pytest.raises(InvalidInput):
+                    operations.check(adapter, each)
+        with pytest.raises(InvalidInput):
+            operations.check(other, allowed)
+
+
 def test_elements_in_device_memory_lie_at_multiples_of_their_size() -> None:
     adapter, inline = program(0, "FP32"), TensorInput("X0", "FP32", [2], 0, 8)
 

@@ -24,7 +24,7 @@ from ipc.catalog.repository.layout import ModelRefused
 from ipc.errors import InvalidInput
 from ipc.memory import bytes_elements
 from ipc.memory.datatypes import BYTES, DATATYPES
-from ipc.wire.messages import Call, InputItem
+from ipc.wire.messages import Call, InferCall, InputItem
 from workers.adapters.base import Adapter, Gathering, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.named_tensors import Array, NamedBatch, Signature
 from workers.adapters.shared.slot_batch import SlotBatch
@@ -39,6 +39,9 @@ SEED = 20240607
 
 class ProgramAdapter(Adapter):
     """One loaded program; `spec.operations` is `("infer",)`."""
+
+    allowed_call: InferCall | None = None
+    """The last call that the configuration allowed."""
 
     @property
     @abstractmethod
