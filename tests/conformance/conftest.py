@@ -1,20 +1,36 @@
-"""The server that hostile requests are sent to, and the proof after each of them that it took no harm."""
+"""Servers that the tests of several files share, and the proof after a hostile request that its server took no harm.
+
+The tests of one of these servers run in one process (`SHARED_SERVERS` in `tests/conftest.py`), so that it starts once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+import grpc
 import pytest
 
-from tests.conformance import extractors
+from tests.conformance import encoders, extractors, score_references, sights, towers, trtis
 from tests.conformance.hostile import MAX_BODY_BYTES, MAX_GROWTH_BYTES, PATH, private_bytes
 from tests.conformance.models import write_catalog
+from tests.conformance.trtis_transports import Stub
 from tests.conformance.wire import FORMS
+from tests.harness.rpc import address_of, grpc_settings
 from tests.harness.server import Server, serving, wait_until
+from tests.harness.status import wait_joined
 
 
-@pytest.fixture(scope="module")
+class Families(NamedTuple):
+    """A server, and the directory with one directory of models for each of the modules that write them."""
+
+    server: Server
+    place: Path
+
+
+@pytest.fixture(scope="session")
 def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, int, int]]:
     """A warm server, its only frontend's pid, and that frontend's memory before the first bad request."""
     settings = {"limits.max_body_bytes": MAX_BODY_BYTES, "server.body_floor_after_s": 1.0}
@@ -41,7 +57,7 @@ def unharmed(warm_server: tuple[Server, int, int]) -> Iterator[Server]:
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def sie(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with the models of `tests.conformance.models`."""
     place = tmp_path_factory.mktemp("sie")
@@ -51,15 +67,55 @@ def sie(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def tiny_extractors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Families]:
+    """A server with one tiny model or more of every family, and where they lie."""
+    place = tmp_path_factory.mktemp("families")
+    written = {
+        name: write(place / name)
+        for name, write in {
+            "encoders": encoders.write_models,
+            "extractors": extractors.write_models,
+            "rerankers": score_references.write_models,
+            "sights": sights.write_models,
+            "towers": partial(towers.write_models, wanted=towers.ENCODERS),
+        }.items()
+    }
+    ids = [model for models in written.values() for model in models]
+    assert len(set(ids)) == len(ids)
+    dirs = ",".join(str(place / name / "catalog") for name in written)
+    with serving(place, ids, {"catalog.dirs": dirs, "limits.load_wait_s": 60}) as server:
+        yield Families(server, place)
+
+
+@pytest.fixture
+def tiny_extractors(families: Families) -> Path:
     """The directories of the models of `tests.conformance.extractors`."""
-    return extractors.build_all(tmp_path_factory.mktemp("extractors"))
+    return families.place / "extractors"
 
 
-@pytest.fixture(scope="module")
-def extracting(tmp_path_factory: pytest.TempPathFactory, tiny_extractors: Path) -> Iterator[Server]:
-    """A server with the models of `tests.conformance.extractors`."""
-    place = tmp_path_factory.mktemp("extracting")
-    names = extractors.write_catalog(place / "catalog", tiny_extractors)
-    with serving(place, names, catalog=place / "catalog") as server:
+@pytest.fixture
+def extracting(families: Families) -> Server:
+    """The server of all families."""
+    return families.server
+
+
+@pytest.fixture(scope="session")
+def trtis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two frontends with the models of `tests.conformance.trtis`, over HTTP and gRPC; no test changes its models."""
+    place = tmp_path_factory.mktemp("trtis")
+    settings = {
+        "repository.dirs": trtis.write_models(place / "models"),
+        "repository.allow_python": "true",
+        "server.frontends": 2,
+    }
+    with serving(place, ("fake/echo",), grpc_settings(**settings)) as server:
+        wait_joined(server)
+        wait_until(lambda: server.get("/api/health/ready").status == 200, 120, "all models")
         yield server
+
+
+@pytest.fixture(scope="session")
+def trtis_stub(trtis_server: Server) -> Iterator[Stub]:
+    """The gRPC service of that server."""
+    with grpc.insecure_channel(address_of(trtis_server)) as channel:
+        yield Stub(channel)

@@ -52,7 +52,7 @@ class Vectors(NamedTuple):
 
 def write_models(place: Path) -> list[str]:
     """Build the models below `place` and write their catalog into `place / "catalog"`; returns the ids."""
-    (place / "catalog").mkdir()
+    (place / "catalog").mkdir(parents=True)
     ids = []
     for name, (tiny, adapter, extra) in _MODELS.items():
         directory = build(tiny, place / tiny)

@@ -62,35 +62,31 @@ def required_library(name: str) -> None:
         lacking(f"the package {name} is not installed here")
 
 
-def build_all(place: Path) -> Path:
-    """Write every tiny model that can be built here, by its own name."""
-    for extractor in EXTRACTORS.values():
-        if is_there(extractor.library) and not (place / extractor.tiny).exists():
-            build(extractor.tiny, place / extractor.tiny)
-    return place
-
-
-def write_catalog(directory: Path, models: Path) -> list[str]:
-    """One file per model that was built; returns the ids."""
-    directory.mkdir()
+def write_models(place: Path) -> list[str]:
+    """Build what can be built here below `place` and write `place / "catalog"`; returns the ids."""
+    catalog = place / "catalog"
+    catalog.mkdir(parents=True)
     names = []
     for number, (name, extractor) in enumerate(EXTRACTORS.items()):
-        if (models / extractor.tiny).exists():
-            entry = {
-                "id": name,
-                "source": {"kind": "directory", "path": str(models / extractor.tiny)},
-                "adapter": extractor.adapter,
-                "inputs": ["text"],
-                "outputs": {"json": {}},
-                "runtime": dict(extractor.runtime or {}),
-                "loadtime": dict(extractor.loadtime or {}),
-            }
-            (directory / f"{number}.yaml").write_text(json.dumps(entry))  # JSON is YAML
-            names.append(name)
+        if not is_there(extractor.library):
+            continue
+        if not (place / extractor.tiny).exists():
+            build(extractor.tiny, place / extractor.tiny)
+        entry = {
+            "id": name,
+            "source": {"kind": "directory", "path": str(place / extractor.tiny)},
+            "adapter": extractor.adapter,
+            "inputs": ["text"],
+            "outputs": {"json": {}},
+            "runtime": dict(extractor.runtime or {}),
+            "loadtime": dict(extractor.loadtime or {}),
+        }
+        (catalog / f"{number}.yaml").write_text(json.dumps(entry))  # JSON is YAML
+        names.append(name)
     for name, fields in FAKES.items():
         source = {"kind": "directory", "path": str(FAKE_CATALOG.parent / "weights")}
         entry = {"id": name, "source": source, "max_sequence_length": 512, **fields}
-        (directory / f"{name}.yaml").write_text(json.dumps(entry))
+        (catalog / f"{name}.yaml").write_text(json.dumps(entry))
         names.append(name)
     return names
 

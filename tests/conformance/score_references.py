@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import transformers
 from torch.nn.functional import normalize
+
+from tests.tiny.models import build
 
 Reference = Callable[[str, Sequence[str]], np.ndarray]
 
@@ -107,3 +111,49 @@ def bge_m3(directory: Path, weights: Sequence[float]) -> Reference:
         return np.array(found)
 
     return scores
+
+
+class Family(NamedTuple):
+    """A tiny model, the id and the adapter it is served by, its reference, and the tolerance of its scores."""
+
+    tiny: str
+    model: str
+    adapter: str
+    reference: Callable[[Path], Reference]
+    tolerance: float
+
+
+FAMILIES = (
+    Family("rr_bert", "cross-encoder/sigmoid", "cross_encoder", cross_encoder, 1e-5),
+    Family("rr_bert_logits", "cross-encoder/logits", "cross_encoder", cross_encoder, 1e-4),
+    Family(
+        "rr_xlmr",
+        "BAAI/bge-reranker-v2-m3",
+        "cross_encoder",
+        partial(cross_encoder, longest=256),
+        1e-5,
+    ),
+    Family("rr_modernbert", "Alibaba-NLP/modernbert", "cross_encoder", cross_encoder, 1e-5),
+    Family("rr_qwen3", "Qwen/Qwen3-Reranker", "qwen3_reranker", lambda at: yes_or_no(at, 512), 1e-5),
+    Family("bge_m3", "BAAI/bge-m3-score", "bge_m3", lambda at: bge_m3(at, (1, 0, 0)), 1e-5),
+    Family("colbert_pylate", "lightonai/colbert", "colbert", late_interaction, 32e-4),
+    Family("colbert_stanford", "colbert-ir/colbertv2.0", "colbert", late_interaction, 32e-4),
+)
+BY_TINY = {family.tiny: family for family in FAMILIES}
+OUTPUTS = {"bge_m3": {"dense": {}, "sparse": {}, "multivector": {}}, "colbert": {"multivector": {}}}
+
+
+def write_models(place: Path) -> list[str]:
+    """Build one tiny model of every score family below `place` and write `place / "catalog"`; returns the ids."""
+    catalog = place / "catalog"
+    catalog.mkdir(parents=True)
+    for family in FAMILIES:
+        build(family.tiny, place / family.tiny)
+        entry = {
+            "id": family.model,
+            "source": {"kind": "directory", "path": str(place / family.tiny)},
+            "adapter": family.adapter,
+            "outputs": {**OUTPUTS.get(family.adapter, {}), "score": {}},
+        }
+        (catalog / f"{family.tiny}.yaml").write_text(json.dumps(entry))
+    return [family.model for family in FAMILIES]

@@ -41,19 +41,17 @@ class Thing(NamedTuple):
     bbox: list[int]
 
 
-def write_models(place: Path, models: Sequence[str]) -> None:
-    """Build these models below `place` and write their catalog into `place / "catalog"`."""
-    (place / "catalog").mkdir()
-    for model in models:
-        if model != NEEDS_TIMM:
-            tiny, adapter, runtime = FAMILIES[model]
-            _entry(place, model, build(tiny, place / tiny), adapter, runtime)
-            continue
-        directory = build("detr", place / "timm")
-        config = json.loads((directory / "config.json").read_text())
-        config |= {"use_timm_backbone": True, "backbone": "resnet50", "backbone_config": None}
-        (directory / "config.json").write_text(json.dumps(config))
-        _entry(place, model, directory, "detection", {})
+def write_models(place: Path) -> list[str]:
+    """Build all models below `place` and write their catalog into `place / "catalog"`; returns the ids."""
+    (place / "catalog").mkdir(parents=True)
+    for model, (tiny, adapter, runtime) in FAMILIES.items():
+        _entry(place, model, build(tiny, place / tiny), adapter, runtime)
+    directory = build("detr", place / "timm")
+    config = json.loads((directory / "config.json").read_text())
+    config |= {"use_timm_backbone": True, "backbone": "resnet50", "backbone_config": None}
+    (directory / "config.json").write_text(json.dumps(config))
+    _entry(place, NEEDS_TIMM, directory, "detection", {})
+    return [*FAMILIES, NEEDS_TIMM]
 
 
 def _entry(place: Path, model: str, directory: Path, adapter: str, runtime: Any) -> None:

@@ -43,8 +43,13 @@ def test_alerts_fire_on_what_they_are_for(directory: Path) -> None:
 
 
 def test_an_alert_that_does_not_fire_is_noticed(directory: Path) -> None:
-    rules = directory / "penstock.rules.yml"
+    rules, series = directory / "penstock.rules.yml", directory / SERIES.name
     rules.write_text(rules.read_text().replace("penstock_worker_up == 0", "penstock_worker_up == 2"))
+    # Only the series of this alert: evaluating the rules over all of them takes seconds.
+    told = yaml.safe_load(series.read_text())
+    told["tests"] = told["tests"][:1]
+    assert told["tests"][0]["alert_rule_test"][0]["alertname"] == "PenstockWorkerDown"
+    series.write_text(yaml.safe_dump(told))
     assert promtool("test", "rules", directory / SERIES.name).returncode != 0
 
 

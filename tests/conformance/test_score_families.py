@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,47 +13,16 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.conformance import score_references as references
+from tests.conformance.conftest import Families
+from tests.conformance.score_references import BY_TINY, FAMILIES, OUTPUTS, Family
 from tests.conformance.wire import JSON, MSGPACK, assert_refused
-from tests.harness.server import Server, serving
-from tests.tiny.models import build
+from tests.harness.server import Server
 from tests.tiny.texts import mixed_lengths, sentences
 
 SENTENCES = sentences()
 LONG = " ".join(SENTENCES[:80])
 LONG_QUERY = " ".join(SENTENCES[100:160])
 HUGE = " ".join(SENTENCES) * 3
-
-
-class Family(NamedTuple):
-    """A tiny model, the id and the adapter it is served by, its reference, and the tolerance of its scores."""
-
-    tiny: str
-    model: str
-    adapter: str
-    reference: Callable[[Path], references.Reference]
-    tolerance: float
-
-
-FAMILIES = (
-    Family("rr_bert", "cross-encoder/sigmoid", "cross_encoder", references.cross_encoder, 1e-5),
-    Family("rr_bert_logits", "cross-encoder/logits", "cross_encoder", references.cross_encoder, 1e-4),
-    Family(
-        "rr_xlmr",
-        "BAAI/bge-reranker-v2-m3",
-        "cross_encoder",
-        partial(references.cross_encoder, longest=256),
-        1e-5,
-    ),
-    Family("rr_modernbert", "Alibaba-NLP/modernbert", "cross_encoder", references.cross_encoder, 1e-5),
-    Family(
-        "rr_qwen3", "Qwen/Qwen3-Reranker", "qwen3_reranker", lambda at: references.yes_or_no(at, 512), 1e-5
-    ),
-    Family("bge_m3", "BAAI/bge-m3", "bge_m3", lambda at: references.bge_m3(at, (1, 0, 0)), 1e-5),
-    Family("colbert_pylate", "lightonai/colbert", "colbert", references.late_interaction, 32e-4),
-    Family("colbert_stanford", "colbert-ir/colbertv2.0", "colbert", references.late_interaction, 32e-4),
-)
-BY_TINY = {family.tiny: family for family in FAMILIES}
-OUTPUTS = {"bge_m3": {"dense": {}, "sparse": {}, "multivector": {}}, "colbert": {"multivector": {}}}
 
 
 class Served(NamedTuple):
@@ -69,23 +36,10 @@ class Served(NamedTuple):
         return BY_TINY[tiny].reference(self.place / tiny)
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server with one tiny model of every family."""
-    place = tmp_path_factory.mktemp("families")
-    catalog = place / "catalog"
-    catalog.mkdir()
-    for family in FAMILIES:
-        build(family.tiny, place / family.tiny)
-        entry = {
-            "id": family.model,
-            "source": {"kind": "directory", "path": str(place / family.tiny)},
-            "adapter": family.adapter,
-            "outputs": {**OUTPUTS.get(family.adapter, {}), "score": {}},
-        }
-        (catalog / f"{family.tiny}.yaml").write_text(json.dumps(entry))
-    with serving(place, [family.model for family in FAMILIES], catalog=catalog) as server:
-        yield Served(server, place)
+@pytest.fixture
+def served(families: Families) -> Served:
+    """The rerankers behind the server of all families."""
+    return Served(families.server, families.place / "rerankers")
 
 
 def score(server: Server, model: str, query: str, documents: Sequence[str], **fields: Any) -> np.ndarray:
@@ -194,7 +148,9 @@ def test_bge_m3_scores_in_every_mode_also_in_mixed_batches(served: Served) -> No
     documents = [*mixed_lengths(), LONG, *SENTENCES[:9]]
     with ThreadPoolExecutor(len(MODES)) as pool:
         jobs = {
-            name: pool.submit(score, served.server, "BAAI/bge-m3", SENTENCES[17], documents, options=options)
+            name: pool.submit(
+                score, served.server, BY_TINY["bge_m3"].model, SENTENCES[17], documents, options=options
+            )
             for name, (options, _) in MODES.items()
         }
     for name, (_, weights) in MODES.items():
@@ -220,7 +176,7 @@ WRONG_OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 def test_wrong_score_options_are_refused_by_name(served: Served, field: str, options: dict[str, Any]) -> None:
     body = {"query": {"text": "a"}, "items": [{"text": "b"}], "options": options}
     assert_refused(
-        served.server.post("/v1/score/BAAI/bge-m3", body), 400, "INVALID_INPUT", f"options.{field}"
+        served.server.post("/v1/score/BAAI/bge-m3-score", body), 400, "INVALID_INPUT", f"options.{field}"
     )
 
 
@@ -321,12 +277,13 @@ def test_a_model_that_encodes_and_scores_does_both_at_once(served: Served) -> No
     def encode() -> int:
         items = [{"text": text} for text in SENTENCES[:20]]
         body = {"items": items, "params": {"output_types": ["dense", "multivector"]}}
-        return MSGPACK.post(served.server, "/v1/encode/BAAI/bge-m3", body).status
+        return MSGPACK.post(served.server, "/v1/encode/BAAI/bge-m3-score", body).status
 
     with ThreadPoolExecutor(8) as pool:
         encoded = [pool.submit(encode) for _ in range(6)]
         jobs = [
-            pool.submit(score, served.server, "BAAI/bge-m3", SENTENCES[17], SENTENCES[:9]) for _ in range(6)
+            pool.submit(score, served.server, "BAAI/bge-m3-score", SENTENCES[17], SENTENCES[:9])
+            for _ in range(6)
         ]
     assert [job.result() for job in encoded] == [200] * 6
     expected = served.reference("bge_m3")(SENTENCES[17], SENTENCES[:9])

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 
 from tests.conformance import sights
+from tests.conformance.conftest import Families
 from tests.conformance.sights import DONUT, FLORENCE, PAGES, WORDS_ONLY
 from tests.conformance.wire import FORMS, JSON, MSGPACK, Form, assert_refused
-from tests.harness.server import Answer, Server, serving
+from tests.harness.server import Answer, Server
 from tests.tiny.pictures import encoded, picture
 from tests.tiny.texts import sentences
 
@@ -39,22 +39,16 @@ BOXES = [[10 * at % 80, 4 * at, 9, 4] for at in range(len(WORDS))]
 SCORE_LIMIT = 1e-4
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the models and their catalog lie."""
-    return tmp_path_factory.mktemp("documents")
+@pytest.fixture
+def place(families: Families) -> Path:
+    """Where the models lie."""
+    return families.place / "sights"
 
 
-@pytest.fixture(scope="module")
-def server(place: Path) -> Iterator[Server]:
-    """All readers."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    models = (FLORENCE, DONUT, PAGES, WORDS_ONLY)
-    sights.write_models(place, models)
-    with serving(place, models, {"limits.load_wait_s": 60}, catalog=place / "catalog") as running:
-        yield running
-    torch.set_num_threads(before)
+@pytest.fixture
+def server(families: Families) -> Server:
+    """The server of all families."""
+    return families.server
 
 
 def ask(

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 
 from tests.conformance import sights
+from tests.conformance.conftest import Families
 from tests.conformance.sights import DETR, DINO, NEEDS_TIMM, OWL, RTDETR, Thing
 from tests.conformance.wire import FORMS, JSON, MSGPACK, Form, assert_refused
-from tests.harness.server import Answer, Server, serving
+from tests.harness.server import Answer, Server
 from tests.tiny.pictures import encoded, picture
 
 PICTURES = [picture(1), picture(2, 72, 96), picture(3, 200, 60), picture(4), picture(5, 33, 47), picture(6)]
@@ -25,22 +25,16 @@ SCORE_LIMIT, BOX_LIMIT = 1e-4, 1
 """How far scores and pixels may be off."""
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the models and their catalog lie."""
-    return tmp_path_factory.mktemp("pictures")
+@pytest.fixture
+def place(families: Families) -> Path:
+    """Where the models lie."""
+    return families.place / "sights"
 
 
-@pytest.fixture(scope="module")
-def server(place: Path) -> Iterator[Server]:
-    """All detectors, one of which lacks a package."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    models = (DETR, RTDETR, OWL, DINO, NEEDS_TIMM)
-    sights.write_models(place, models)
-    with serving(place, models, {"limits.load_wait_s": 60}, catalog=place / "catalog") as running:
-        yield running
-    torch.set_num_threads(before)
+@pytest.fixture
+def server(families: Families) -> Server:
+    """The server of all families."""
+    return families.server
 
 
 def ask(server: Server, model: str, images: Sequence[bytes], form: Form = MSGPACK, **params: Any) -> Answer:

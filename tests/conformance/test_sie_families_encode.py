@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 
 from tests.conformance import encoders
+from tests.conformance.conftest import Families
 from tests.conformance.encoders import (
     BGE,
     INSTRUCTED,
@@ -24,7 +25,7 @@ from tests.conformance.encoders import (
     STANFORD,
 )
 from tests.conformance.wire import JSON, MSGPACK, Form, assert_refused
-from tests.harness.server import Server, serving
+from tests.harness.server import Server
 from tests.tiny.texts import mixed_lengths, sentences
 
 TEXTS = [*mixed_lengths(), "the river, (in Paris)! built a bridge? " * 5]
@@ -34,21 +35,16 @@ DENSE_LIMIT, WEIGHT_LIMIT = 1e-5, 1e-4
 BGE_OUTPUTS = ("dense", "sparse", "multivector")
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the models and their catalog lie."""
-    return tmp_path_factory.mktemp("families")
+@pytest.fixture
+def place(families: Families) -> Path:
+    """Where the models lie."""
+    return families.place / "encoders"
 
 
-@pytest.fixture(scope="module")
-def server(place: Path) -> Iterator[Server]:
-    """All tiny models of the encode families."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    ids = encoders.write_models(place)
-    with serving(place, ids, {"limits.load_wait_s": 60}, catalog=place / "catalog") as running:
-        yield running
-    torch.set_num_threads(before)
+@pytest.fixture
+def server(families: Families) -> Server:
+    """The server of all families."""
+    return families.server
 
 
 def items_of(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.conformance import towers
+from tests.conformance.conftest import Families
 from tests.conformance.towers import (
     CLIP,
     PALI,
@@ -26,7 +26,7 @@ from tests.conformance.towers import (
     items_of,
 )
 from tests.conformance.wire import FORMS, JSON, MSGPACK, Form, assert_refused
-from tests.harness.server import Server, serving
+from tests.harness.server import Server
 from tests.tiny.pictures import picture
 from tests.tiny.texts import sentences
 from tests.tiny.towers import QUERY_TOKENS, TEXT_TOKENS
@@ -45,24 +45,19 @@ MIXED: list[Any] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the models and their catalog lie."""
-    return tmp_path_factory.mktemp("visual")
+@pytest.fixture
+def place(families: Families) -> Path:
+    """Where the models lie."""
+    return families.place / "towers"
 
 
-@pytest.fixture(scope="module")
-def server(place: Path) -> Iterator[Server]:
-    """One tiny model of every visual encode family."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    ids = towers.write_models(place, (CLIP, SIGLIP, PALI, QWEN, SMALL_PAGES, RAW))
-    with serving(place, ids, {"limits.load_wait_s": 60}, catalog=place / "catalog") as running:
-        yield running
-    torch.set_num_threads(before)
+@pytest.fixture
+def server(families: Families) -> Server:
+    """The server of all families."""
+    return families.server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def pages(server: Server, place: Path) -> dict[str, Pages]:
     """The references of the page retrievers."""
     return {PALI: Pages(place / "colpali"), QWEN: Pages(place / "colqwen2")}

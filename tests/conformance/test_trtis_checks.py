@@ -5,46 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 
 from ipc.protos import trtis_v1_pb2 as pb
-from tests.conformance.trtis import status_of
+from tests.conformance.trtis import KANA, STRICT, status_of
 from tests.conformance.trtis_transports import TRANSPORTS, Asked, Stub, over_grpc, over_http
-from tests.harness.rpc import address_of, grpc_settings
-from tests.harness.server import Server, serving, wait_until
-from tests.harness.status import wait_joined
-from tests.tiny.program_sources import ACCUMULATOR
-from tests.tiny.programs import tensor, write_model, write_repository
+from tests.harness.server import Server
 
-MODELS = (
-    "add_sub",
-    "add_sub_unbatched",
-    "add_sub_string",
-    "variable",
-    "identity_fp16",
-    "identity_bool",
-    "identity_bytes",
-    "accumulator",
-    "classifier",
-    "versions_specific",
-)
-KANA = "加算モデル"
-STRICT = "strict"
-"""A sequence model whose every tensor is FP16; it breaks its own configuration when its input begins with 9."""
-_STRICT_SOURCE = (
-    ACCUMULATOR.split("class ")[0]
-    + '''class Strict(Model):
-    """The first input, or one value too many."""
-
-    def infer(self, batch):
-        found = batch.array("A")
-        return {"O": np.zeros((len(found), 3), np.float16) if (found == 9).any() else found}
-'''
-)
 A = np.arange(16, dtype="<i4")
 B = np.full(16, 3, dtype="<i4")
 RAW = (A.tobytes(), B.tobytes())
@@ -54,41 +23,14 @@ GOOD = f"batch_size: 1 {INPUTS} {OUTPUTS} id: 7"
 _ids = itertools.count(1000)
 
 
-def _write_strict(repository: Path) -> None:
-    place = repository / STRICT / "1"
-    place.mkdir(parents=True)
-    controls = "".join(
-        f'control_input {{ name: "{name}" control {{ kind: CONTROL_SEQUENCE_{name} int32_false_true: [0, 1] }} }}\n'
-        for name in ("START", "READY")
-    )
-    sides = "".join(
-        tensor(kind, name, "FP16", [2]) for kind, name in (("input", "A"), ("input", "B"), ("output", "O"))
-    )
-    (place.parent / "config.pbtxt").write_text(
-        f"max_batch_size: 4\n{sides}sequence_batching {{\n{controls}}}\n"
-    )
-    (place / "model.py").write_text(_STRICT_SOURCE)
+@pytest.fixture
+def server(trtis_server: Server) -> Server:
+    return trtis_server
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    place = tmp_path_factory.mktemp("trtis-checks")
-    repository = write_repository(place / "models", MODELS)
-    _write_strict(repository)
-    write_model(repository, "add_sub", KANA)
-    settings = grpc_settings(
-        **{"repository.dirs": repository, "repository.allow_python": "true", "server.frontends": 2}
-    )
-    with serving(place, ("fake/echo",), settings) as running:
-        wait_joined(running)
-        wait_until(lambda: running.metric("penstock_model_state", model=f"{KANA}@1", state="loaded"), 60)
-        yield running
-
-
-@pytest.fixture(scope="module")
-def stub(server: Server) -> Iterator[Stub]:
-    with grpc.insecure_channel(address_of(server)) as channel:
-        yield Stub(channel)
+@pytest.fixture
+def stub(trtis_stub: Stub) -> Stub:
+    return trtis_stub
 
 
 def fp16(*values: float) -> bytes:

@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from google.protobuf import text_format
 
 from ipc.protos import trtis_v1_pb2 as pb
-from tests.conformance.trtis import infer
+from tests.conformance.trtis import MODELS, infer
 from tests.conformance.trtis_transports import Stub
-from tests.harness.server import Server, free_port, serving
-from tests.tiny.programs import write_repository
+from tests.harness.server import Server
 
-MODELS = ("add_sub", "add_sub_string", "classifier", "slow", "accumulator", "versions_specific")
 A = np.arange(16, dtype="<i4")
 B = np.full(16, 3, dtype="<i4")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    place = tmp_path_factory.mktemp("trtis-grpc")
-    repository = write_repository(place / "models", MODELS)
-    settings = {
-        "repository.dirs": repository,
-        "repository.allow_python": "true",
-        "grpc.enabled": "true",
-        "grpc.bind": f"127.0.0.1:{free_port()}",
-    }
-    with serving(place, ("fake/echo",), settings) as running:
-        yield running
+@pytest.fixture
+def server(trtis_server: Server) -> Server:
+    return trtis_server
 
 
-@pytest.fixture(scope="module")
-def stub(server: Server) -> Iterator[Stub]:
-    address = server.environment["PENSTOCK_GRPC__BIND"]
-    with grpc.insecure_channel(address) as channel:
-        yield Stub(channel)
+@pytest.fixture
+def stub(trtis_stub: Stub) -> Stub:
+    return trtis_stub
 
 
 def request(number: int = 0, model: str = "add_sub", version: int = -1, **header: Any) -> pb.InferRequest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,26 +11,10 @@ from google.protobuf import text_format
 
 from ipc.protos import trtis_v1_pb2 as pb
 from penstock.cli import main
-from tests.conformance.trtis import infer, status_of, strings
-from tests.harness.server import Server, serving
-from tests.harness.status import wait_joined
+from tests.conformance.trtis import MODELS, infer, status_of, strings
+from tests.harness.server import Server
 from tests.tiny.program_modules import LABELS, Classifier
-from tests.tiny.programs import write_repository
 
-MODELS = (
-    "add_sub",
-    "add_sub_unbatched",
-    "add_sub_string",
-    "classifier",
-    "variable",
-    "zero_size",
-    "reshape",
-    "raising",
-    "identity_fp16",
-    "identity_bytes",
-    "versions_specific",
-    "accumulator",
-)
 A = np.arange(32, dtype="<i4").reshape(2, 16)
 B = np.full((2, 16), 3, dtype="<i4")
 BODY = A.tobytes() + B.tobytes()
@@ -39,14 +22,9 @@ INPUTS = 'input { name: "INPUT0" dims: 16 } input { name: "INPUT1" dims: 16 }'
 GOOD = f'batch_size: 2 {INPUTS} output {{ name: "OUTPUT0" }} output {{ name: "OUTPUT1" }} id: 7'
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    place = tmp_path_factory.mktemp("trtis")
-    repository = write_repository(place / "models", MODELS)
-    settings = {"repository.dirs": repository, "repository.allow_python": "true", "server.frontends": 2}
-    with serving(place, ("fake/echo",), settings) as running:
-        wait_joined(running)
-        yield running
+@pytest.fixture
+def server(trtis_server: Server) -> Server:
+    return trtis_server
 
 
 @pytest.mark.parametrize("query", ["", "?format=binary", "?format=text", "?other=1"])
@@ -273,20 +251,6 @@ def test_wrong_verbs_and_unknown_paths_have_no_status(
 ) -> None:
     answer = server.request(method, path)
     assert answer.status == status and answer.body == b"" and "nv-status" not in answer.headers
-
-
-def test_a_long_header_is_accepted_up_to_its_limit_and_refused_above_it(server: Server) -> None:
-    limit = 256 << 10
-    for size, status in ((limit - 4096, 200), (limit + 65536, 431)):
-        header = GOOD + " " * (size - len(GOOD))
-        try:
-            answer = server.request("POST", "/api/infer/add_sub", BODY, {"NV-InferRequest": header})
-        except (ConnectionError, OSError):
-            assert status == 431
-            continue
-        assert answer.status == status
-        if status == 431:
-            assert "gRPC has no such limit" in answer.headers["nv-status"]
 
 
 def test_hostile_headers_and_bodies_leave_the_server_well(server: Server) -> None:

@@ -27,6 +27,7 @@ SMALL_PAGES, RAW, PICTURES_ONLY, TEXTS_ONLY = "tiny/small-pages", "tiny/raw", "t
 SMALL_PIXELS = 28 * 28
 """Most pixels of a page of `SMALL_PAGES`."""
 
+ENCODERS = (CLIP, SIGLIP, PALI, QWEN, SMALL_PAGES, RAW)
 _LATE = {"multivector": {}, "score": {}}
 _ENTRIES: dict[str, tuple[str, dict[str, Any]]] = {
     CLIP: ("clip", {}),
@@ -44,7 +45,7 @@ Input = str | Image.Image | bytes
 
 def write_models(place: Path, wanted: Sequence[str]) -> list[str]:
     """Build the models of these ids below `place` and write their catalog into `place / "catalog"`; returns the ids."""
-    (place / "catalog").mkdir()
+    (place / "catalog").mkdir(parents=True)
     for number, model in enumerate(wanted):
         (place / "catalog" / f"{number}.yaml").write_text(json.dumps(_entry(place, model)))
     return list(wanted)

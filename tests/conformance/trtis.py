@@ -1,8 +1,12 @@
-"""A client of the TRTIS v1 HTTP API by hand: headers as text, bodies cut by the sizes that the answer states."""
+"""The models of the server that tests of TRTIS v1 share, and a client of its HTTP API by hand.
+
+The client writes headers as text, and cuts bodies by the sizes that the answer states.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +14,62 @@ from google.protobuf import text_format
 
 from ipc.protos import trtis_v1_pb2 as pb
 from tests.harness.server import Answer, Server
+from tests.tiny.program_sources import ACCUMULATOR
+from tests.tiny.programs import tensor, write_model, write_repository
+
+MODELS = (
+    "accumulator",
+    "add_sub",
+    "add_sub_string",
+    "add_sub_unbatched",
+    "classifier",
+    "identity_bool",
+    "identity_bytes",
+    "identity_fp16",
+    "raising",
+    "reshape",
+    "slow",
+    "variable",
+    "versions_specific",
+    "zero_size",
+)
+KANA = "加算モデル"
+STRICT = "strict"
+"""A sequence model whose every tensor is FP16; it breaks its own configuration when its input begins with 9."""
+_STRICT_SOURCE = (
+    ACCUMULATOR.split("class ")[0]
+    + '''class Strict(Model):
+    """The first input, or one value too many."""
+
+    def infer(self, batch):
+        found = batch.array("A")
+        return {"O": np.zeros((len(found), 3), np.float16) if (found == 9).any() else found}
+'''
+)
+
+
+def write_models(repository: Path) -> Path:
+    """Write the models of the shared server; returns `repository`."""
+    write_repository(repository, MODELS)
+    _write_strict(repository)
+    write_model(repository, "add_sub", KANA)
+    return repository
+
+
+def _write_strict(repository: Path) -> None:
+    place = repository / STRICT / "1"
+    place.mkdir(parents=True)
+    controls = "".join(
+        f'control_input {{ name: "{name}" control {{ kind: CONTROL_SEQUENCE_{name} int32_false_true: [0, 1] }} }}\n'
+        for name in ("START", "READY")
+    )
+    sides = "".join(
+        tensor(kind, name, "FP16", [2]) for kind, name in (("input", "A"), ("input", "B"), ("output", "O"))
+    )
+    (place.parent / "config.pbtxt").write_text(
+        f"max_batch_size: 4\n{sides}sequence_batching {{\n{controls}}}\n"
+    )
+    (place / "model.py").write_text(_STRICT_SOURCE)
 
 
 @dataclass(frozen=True, slots=True)

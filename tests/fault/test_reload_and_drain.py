@@ -45,7 +45,7 @@ def test_reloads_under_load_fail_no_request_and_keep_the_models(tmp_path: Path) 
         worker = server.worker_pid()
         with Load(server.port, CLIENTS) as kept, Load(server.port, 4, keep_alive=False) as fresh:
             more_answers(kept)
-            for _ in range(rounds(short=3, long=100)):
+            for _ in range(rounds(short=2, long=100)):
                 reload(server, kept)
             assert_none_failed(kept)
             assert_none_failed(fresh)
@@ -67,7 +67,7 @@ def test_the_drain_of_one_of_two_workers_fails_no_request(tmp_path: Path) -> Non
     with serving(tmp_path, models=("fake/slow",), settings={"worker.count": 2}) as server:
         wait_until(lambda: server.starts(0) and server.starts(1), what="two workers")
         with Load(server.port, CLIENTS, model="fake/slow") as load:
-            for turn in range(rounds(short=2, long=20)):
+            for turn in range(rounds(short=1, long=20)):
                 more_answers(load, 50)
                 slot = turn % 2
                 drained, starts = server.worker_pid(slot), server.starts(slot)

@@ -20,7 +20,7 @@ from typing import Any
 from websockets.sync.client import ClientConnection, connect
 
 from tests.conformance.required_tool import required_tool
-from tests.harness.server import wait_until
+from tests.harness.server import PATIENCE_S, wait_until
 
 FLAGS = (
     "--headless=new",
@@ -92,7 +92,7 @@ class Page:
         """Visible text of the first element that fits."""
         return str(self.evaluate(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
 
-    def until(self, expression: str, timeout_s: float = 20.0) -> Any:
+    def until(self, expression: str, timeout_s: float = PATIENCE_S) -> Any:
         """The first true value of a JavaScript expression."""
         return wait_until(lambda: self.evaluate(expression), timeout_s, expression)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from tests.fakes.adapter import vector_of
 
-PAUSE_S = 0.02
+PAUSE_S = 0.05
 """What a client waits between two requests: some are always under way, and the cores have time for what is started."""
 
 

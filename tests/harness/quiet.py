@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tests.harness.server import Server, wait_until
+from tests.harness.server import PATIENCE_S, Server, wait_until
 from workers.reporting.reporter import EVERY_S
 
 GAUGES = (
@@ -17,7 +17,7 @@ GAUGES = (
 )
 
 
-def wait_quiet(server: Server, timeout_s: float = 20.0) -> None:
+def wait_quiet(server: Server, timeout_s: float = PATIENCE_S) -> None:
     """Wait until all gauges of load stay at zero for longer than a worker's sampling period."""
     busy_at = time.monotonic()
 

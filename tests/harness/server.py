@@ -26,7 +26,9 @@ from ipc.processes.liveness import is_held
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_CATALOG = ROOT / "tests" / "fakes" / "catalog"
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
+PATIENCE_S = 60.0
+"""How long a test waits for what should come at once: only a failure takes so long, however busy the machine is."""
 MAX_PAUSE_S = 0.1
 PORTS_EACH = 797
 """More than one test process takes."""
@@ -37,7 +39,7 @@ LEAST_ROOM = 20_000
 """Where the ports of outgoing connections begin below this, too few are left below them."""
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = 15.0, what: str = "condition") -> Any:
+def wait_until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S, what: str = "condition") -> Any:
     """The first true value of `condition`; fails after `timeout_s`.
 
     Looks a hundred times a second at first and ten times later on: a look may cost the server as much as a request.
@@ -52,7 +54,9 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 15.0, what: str 
         time.sleep(min(max(0.01, waited / 10), MAX_PAUSE_S))
 
 
-async def eventually(condition: Callable[[], Awaitable[Any]], what: str, timeout_s: float = 20.0) -> None:
+async def eventually(
+    condition: Callable[[], Awaitable[Any]], what: str, timeout_s: float = PATIENCE_S
+) -> None:
     """Wait until `condition`, which is awaited, is true; fails after `timeout_s`."""
     began = time.monotonic()
     while not await condition():

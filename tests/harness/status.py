@@ -9,7 +9,7 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
-from tests.harness.server import Server, stopped, wait_until
+from tests.harness.server import PATIENCE_S, Server, stopped, wait_until
 
 Frame = dict[str, Any]
 
@@ -30,7 +30,10 @@ def next_frame(socket: ClientConnection) -> Frame:
 
 
 def frame_when(
-    socket: ClientConnection, condition: Callable[[Frame], Any], timeout_s: float = 15, what: str = "a frame"
+    socket: ClientConnection,
+    condition: Callable[[Frame], Any],
+    timeout_s: float = PATIENCE_S,
+    what: str = "a frame",
 ) -> Frame:
     """The first frame for which `condition` holds."""
     found: list[Frame] = []

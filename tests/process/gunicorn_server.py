@@ -11,15 +11,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from tests.harness.server import wait_until
+
 _ROOT = Path(__file__).resolve().parents[2]
-_START_S = 20.0
+_START_S = 60.0
 
 _CONFIG = """
 from frontend.server.state import ServerLimits
@@ -32,15 +34,6 @@ worker_class = "frontend.server.worker.PenstockWorker"
 control_socket_disable = True
 errorlog = {log!r}
 """
-
-
-def wait_until(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
-    """Poll `condition` until it is true and return its value; fail after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not true within {timeout_s} s: {condition}"
-        time.sleep(0.01)
-    return value
 
 
 @dataclass

@@ -24,6 +24,7 @@ from ipc.errors import (
 )
 from ipc.wire.messages import Region, TensorOutput
 from ipc.wire.streams import WINDOW
+from tests.harness.server import PATIENCE_S
 from tests.harness.streams import all_of, asking, in_use, record_of, rest_of
 from tests.harness.tensors import call_of, infer, read, request_of
 from tests.harness.worker import ADD_SUB, Workers, parts, workers
@@ -64,7 +65,7 @@ def use(running: Workers, work: Work) -> None:
     asyncio.run(run())
 
 
-async def until(condition: Callable[[], bool], what: str, timeout_s: float = 15) -> None:
+async def until(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
     """Wait for a condition."""
     limit = time.monotonic() + timeout_s
     while not condition():
