@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from frontend.engine.answer import CopyBudget
-from frontend.engine.catalog_following import CatalogFollower
 from frontend.engine.finishing import Finisher
 from frontend.engine.local.client import Client
 from frontend.engine.local.engine import LocalEngine
@@ -53,7 +52,5 @@ def assemble(services: Services, families: FrontendMetrics) -> Callable[[], Awai
     services.started = True
     client.demand.replicas = engine.directory.replicas
     client.demand.known = services.models.version_states.may_be_loaded
-    services.follower = CatalogFollower(
-        settings, services.catalog, services.store, engine.directory.is_loaded
-    )
+    client.workers.follow = engine.directory.follow
     return client.close

@@ -1,7 +1,7 @@
 """The life of one frontend, after the fork, on the event loop.
 
 1. Start: take the lowest free frontend slot, bind metrics and logging to the slot, make the services, start the client
-   (which finds the workers), the watch, and following of the catalog.
+   (which finds the workers) and the watch. Workers that are up already tell their models before the first request.
 2. Twice a second the watch writes readiness, joined workers and memory into metrics and to systemd. A frontend without
    a supervisor ends after `SUPERVISOR_GRACE_S`, so that the server ends as a unit. The first ready frontend prints the
    start-up block.
@@ -23,7 +23,7 @@ from ipc import logs, version
 from ipc.metrics import registry as metrics
 from ipc.processes import starting as processes
 from ipc.processes import sweep
-from ipc.processes.liveness import SlotLock, lowest_free_slot
+from ipc.processes.liveness import SlotLock, is_held, lowest_free_slot
 from ipc.processes.paths import prepare_run_dir
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ import os
 
 from frontend import announce
 from ipc.memory import copies
-from ipc.processes.liveness import is_held
 from ipc.processes.starting import Notifier
 
 log = logging.getLogger(__name__)
@@ -94,6 +93,9 @@ class Watch:
 
     def _report(self, ready: bool) -> None:
         self._metrics.ready.set(ready)
+        if ready and not self._announced:
+            # The models of repositories are known now, since a worker has told them.
+            self._metrics.touch_models(self._services.catalog)
         name = f"frontend-{self._services.slot}"
         self._metrics.input_shm_used.labels(name).set(self._services.inference.inputs.used_nbytes)
         self._copied.report(self._metrics.copied, name)
@@ -112,7 +114,6 @@ class Lifespan:
         self._lock: SlotLock | None = None
         self._leave: Callable[[], Awaitable[None]] | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._follower: asyncio.Task[None] | None = None
         self._metrics: metrics.FrontendMetrics | None = None
         self._grpc: GrpcServer | None = None
 
@@ -132,12 +133,10 @@ class Lifespan:
         services.access.meter.use_row(services.slot)
         self._metrics.tally.follow(asyncio.get_running_loop())
         self._leave = assembly.assemble(services, self._metrics)
-        await services.follower.catch_up()
+        await services.extensions.control.begin()
         self._grpc = await _start_grpc(services)
         watch = Watch(services, self._metrics)
         self._watcher = asyncio.get_running_loop().create_task(watch.run())
-        if settings.catalog.watch:
-            self._follower = asyncio.get_running_loop().create_task(services.follower.run())
         # PERF: modules and the application are never garbage, and nearly all objects of a request end without the
         # collector. So the collector looks at new objects only, and seldom.
         gc.freeze()
@@ -148,9 +147,8 @@ class Lifespan:
         log.info("no requests are open; this frontend ends")
         if self._grpc is not None:
             await self._grpc.stop()
-        for task in (self._watcher, self._follower):
-            if task is not None:
-                task.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
         if self._leave is not None:
             await self._leave()
         await asyncio.to_thread(self._services.finisher.close)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from frontend.access.gate import Gate
 from frontend.access.restricted import Restrictions
 from frontend.engine.answer import CopyBudget
-from frontend.engine.catalog_following import CatalogFollower
 from frontend.engine.finishing import Finisher
 from frontend.engine.interface import Directory, Engine
 from frontend.engine.recording import Recorder
@@ -44,6 +43,5 @@ class Services:
     bodies: BodyReader = None  # type: ignore[assignment]
     copies: CopyBudget = None  # type: ignore[assignment]
     extensions: Extensions = None  # type: ignore[assignment]
-    follower: CatalogFollower = None  # type: ignore[assignment]
     models: TensorModels = None  # type: ignore[assignment]
     inference: TensorInference = None  # type: ignore[assignment]

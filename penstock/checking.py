@@ -25,9 +25,10 @@ from ipc.catalog.entries import (
     check_lists,
     check_lora_dirs,
 )
-from ipc.catalog.repository.opening import check_models, open_catalog
+from ipc.catalog.repository import check_models
 from ipc.settings import Settings
 from workers.adapters import registry
+from workers.repository.opening import open_catalog
 
 EXIT_CONFIG = 3
 MOST_NAMES = 8
@@ -60,7 +61,7 @@ def read(config: Settings) -> Catalog:
     """The catalog of `config`. Raises `ConfigError`, but not for mistakes in single model files (`mistakes`)."""
     found = open_catalog(config.catalog, config.repository)
     check_lists(found, config.catalog.preload, config.catalog.pinned)
-    check_models(found, config.repository)
+    check_models(config.repository.models, found.versions)
     check_lora_dirs(config.catalog.lora_dirs)
     return found
 

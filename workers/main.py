@@ -27,7 +27,7 @@ from ipc.processes import sweep
 from ipc.processes.liveness import SlotLock, SlotTaken
 from ipc.processes.paths import prepare_run_dir
 from workers import spare
-from workers.lifecycle import catalog_opening
+from workers.repository import opening as catalog_opening
 
 if TYPE_CHECKING:
     from workers.runtime import Runtime

@@ -208,6 +208,8 @@ class Runtime:
 
     def _announce_models(self) -> None:
         self._announcing = False
+        if (entries := self.models.entries.changes(self.models.catalog)) is not None:
+            self.endpoint.broadcast(entries)
         changed, gone = self.models.changes()
         self._reporter.models(changed, gone)
         self.endpoint.broadcast(Models(changed, gone, self.models.preloaded, self.models.free_bytes))

@@ -17,8 +17,8 @@ from frontend.http import listeners
 from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.tracing import otlp
 from ipc import settings
-from ipc.catalog.entries import Catalog, check_lists, check_lora_dirs
-from ipc.catalog.repository.opening import check_models, open_catalog
+from ipc.catalog.entries import Catalog, check_lists, check_lora_dirs, load_served
+from ipc.catalog.repository import check_models, model_directories, names_of, refuse_clash
 from ipc.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -43,11 +43,13 @@ def read(config: settings.Settings | None = None) -> Configuration:
     otlp.check(config.tracing)
     port.validate_address(config.grpc)
     listeners.check(config)
-    catalog = open_catalog(config.catalog, config.repository)
+    catalog = load_served(config.catalog, config.repository)
+    models = model_directories(config.repository.dirs)
+    refuse_clash(models, names_of(catalog.sources))
     if _accepted is not None:
         catalog = catalog.keeping(_accepted.catalog.sources)
     check_lists(catalog, config.catalog.preload, config.catalog.pinned)
-    check_models(catalog, config.repository)
+    check_models(config.repository.models, models)
     check_lora_dirs(config.catalog.lora_dirs)
     return Configuration(config, catalog, Gate.of(config.server), restrictions_of(config))
 

@@ -16,6 +16,7 @@ from frontend.engine.scope import RequestScope
 from ipc.catalog.entries import Catalog, ModelEntry
 from ipc.errors import PenstockError
 from ipc.memory.input_arena import InputBlock
+from ipc.store.overrides import Override
 from ipc.wire.messages import Credits, ModelStatus, Work
 from ipc.wire.stats import Stats
 
@@ -24,6 +25,15 @@ Payload = bytes | memoryview | InputBlock | None
 
 STATE_ORDER = ("loaded", "loading", "unloading", "failed", "available")
 """States of a model; over several workers, the first of these states is the state of the model."""
+
+
+Wanted = Callable[[], bool]
+"""Whether a model that was to be loaded is still wanted."""
+
+
+def always() -> bool:
+    """Nobody may change their mind."""
+    return True
 
 
 class Engine(ABC):
@@ -81,6 +91,32 @@ class Directory(ABC):
     def version(self) -> int:
         """Rises with every change of the catalog, of a model's state or of the workers."""
 
+    @property
+    @abstractmethod
+    def is_told(self) -> bool:
+        """Whether the models of repositories are known; a frontend that begins has to hear of them first."""
+
+    @property
+    @abstractmethod
+    def removed(self) -> set[tuple[str, int]]:
+        """(model, version) of what was in a repository while this frontend ran; some may be there again."""
+
+    @abstractmethod
+    def chosen(self, model: str) -> tuple[int, ...]:
+        """The versions of a repository model that its files choose; more are served until one of them is loaded."""
+
+    @abstractmethod
+    async def reread(self, until_ns: int, draft: Override | None = None) -> bool:
+        """Have the files of all models read now; returns whether they say something else than before.
+
+        With a `draft` only this override is looked at. Raises `InvalidInput` for files or a draft that cannot be
+        served, `ModelLoadFailed` for a draft of a model that no repository has, `NoReplica`, and `DeadlineExceeded`.
+        """
+
+    @abstractmethod
+    async def spread(self, until_ns: int) -> None:
+        """Wait until all frontends know the models and states that this one knows. Raises `DeadlineExceeded`."""
+
     @abstractmethod
     def find(self, model: str) -> ModelEntry:
         """Catalog entry of a model name. Raises `ModelNotFound`."""
@@ -117,14 +153,15 @@ class Directory(ABC):
         """
 
     @abstractmethod
-    async def load(self, model: str, wait: bool, deadline_ns: int) -> str:
+    async def load(self, model: str, wait: bool, deadline_ns: int, is_wanted: Wanted = always) -> str:
         """Load a model although its last load may have failed; returns its state, `loading` only unless `wait`.
 
-        Raises the error that keeps the model from being loaded.
+        `is_wanted` is asked before each word to a worker: of a load and an unload by name at the same time, the later
+        one counts. Raises the error that keeps the model from being loaded.
         """
 
     @abstractmethod
-    async def renew(self, model: str, deadline_ns: int) -> None:
+    async def renew(self, model: str, deadline_ns: int, is_wanted: Wanted = always) -> None:
         """Wait until all workers that serve older files of a model serve the present ones. Raises why one cannot."""
 
     @abstractmethod

@@ -8,7 +8,7 @@ import falcon
 from falcon.asgi import Request, Response
 
 from frontend.services import Services
-from ipc.catalog.repository.layout import split_id
+from ipc.catalog.ids import split_id
 from ipc.metrics import registry as metrics
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

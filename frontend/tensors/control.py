@@ -1,8 +1,8 @@
 """Loads and unloads of models by name, and the index of all models, as both tensor protocols offer them.
 
-1. `load` reads the repository anew. It waits until every version that the policy chooses is loaded from its present
-   files, and until all frontends know these versions (`agreement`). A load may bring a configuration and files
-   (`overriding`), which hold until an unload or until another load brings some.
+1. `load` has the workers read the repository anew. It waits until every version that the policy chooses is loaded from
+   its present files, and until the workers have told all frontends of it (`Directory.spread`). A load may bring a
+   configuration and files (`overriding`), which hold until an unload or until another load brings some.
 2. `unload` returns once the workers were told.
 3. Both mark the model in the store (`ipc.store.store`), so that no frontend loads a model for a request which somebody
    unloaded. The mark ends with the next `load`, and with the next start of the server.
@@ -19,20 +19,19 @@ from typing import Any, NamedTuple
 
 from frontend.http.rendering import off_loop_if
 from frontend.tensors import load_parameters
-from frontend.tensors.agreement import Agreement
 from frontend.tensors.load_parameters import Brought
-from frontend.tensors.overriding import Change, ControlServices, Overriding, shown
+from frontend.tensors.overriding import ControlServices, Overriding, reread, shown
 from frontend.tensors.request import UnavailableModel
 from frontend.tensors.version_states import State
 from ipc import deadline
-from ipc.catalog.repository.layout import model_of
+from ipc.catalog.ids import model_of
 from ipc.errors import (
-    ConfigError,
     ControlDisabled,
     DeadlineExceeded,
     InvalidInput,
     ModelError,
     ModelLoadFailed,
+    NoReplica,
 )
 from ipc.processes.liveness import is_held
 from ipc.store.store import Marks
@@ -40,7 +39,9 @@ from ipc.store.store import Marks
 log = logging.getLogger(__name__)
 
 FOLLOW_S = 5.0
-"""How long a load waits for a model that was put into the repository just now to be noticed by all."""
+"""How long a load waits for other frontends to know of it."""
+LEARN_S = 2.0
+"""How long a frontend that begins waits for the models of workers that are up."""
 LONG_NBYTES = 64 << 10
 """Parameters of a load above this size are read by a thread."""
 JOIN_S = 2.5
@@ -66,13 +67,25 @@ class RepositoryControl:
         self._explicit = services.settings.repository.control == "explicit"
         self._marks = Marks(services.store)
         self._overriding = Overriding(services, self._marks)
-        self._agreement = Agreement(
-            services.settings.paths,
-            services.store,
-            f"frontend-{services.slot}",
-            services.catalog,
-            self._loads,
-        )
+
+    async def begin(self) -> None:
+        """The frontend starts: delete what dead frontends left, and learn the models of workers that are up.
+
+        On a reload, or after the death of another frontend, the first request so finds the models of repositories.
+        """
+        settings, directory = self._services.settings, self._services.directory
+        await self._overriding.overrides.sweep_unless_locked()
+
+        def is_done() -> bool:
+            slots = range(settings.worker_count)
+            sockets = [slot for slot in slots if settings.paths.worker_socket(slot).exists()]
+            lives = any(is_held(settings.paths.lock(f"worker-{slot}")) for slot in sockets)
+            return directory.is_told or not lives
+
+        try:
+            await directory.wait(is_done, deadline.after(LEARN_S))
+        except DeadlineExceeded:
+            log.warning("no worker has told its models yet")
 
     async def load(self, model: str, parameters: dict[str, Any], deadline_ns: int) -> None:
         """Load all chosen versions and wait for them. `parameters` is emptied: files in it are large, and loads long.
@@ -83,16 +96,14 @@ class RepositoryControl:
         """
         self._check_allowed()
         brought = await self._brought(parameters)
-        try:
-            if brought is None:
-                await self._read_anew(model)
-                await self._load(model, None, deadline_ns)
-                return
-            async with self._overriding.change(model, brought, deadline_ns) as change:
-                await self._load(model, change, deadline_ns)
-        finally:
-            # Tell the other frontends even if the load failed: the next load waits for them.
-            self._agreement.tell()
+        if brought is not None:
+            async with self._overriding.change(model, brought, deadline_ns):
+                await self._load(model, deadline_ns)
+            return
+        if self._services.settings.catalog.watch:
+            # A load serves files that were copied there just now.
+            await reread(self._services.directory, model, deadline_ns)
+        await self._load(model, deadline_ns)
 
     async def _brought(self, parameters: dict[str, Any]) -> Brought | None:
         nbytes = load_parameters.nbytes_of(parameters)
@@ -103,30 +114,8 @@ class RepositoryControl:
             finally:
                 parameters.clear()
 
-    async def _read_anew(self, model: str) -> None:
-        """Read the repository if its files changed: a load serves files that were copied there just now."""
-        if not self._services.settings.catalog.watch:
-            return
-        try:
-            await self._services.follower.reload(changed_only=True)
-        except ConfigError as error:
-            log.error("the changed catalog is refused, the old one stays: %s", error.message)
-            raise ModelLoadFailed(
-                f"failed to load {shown(model)}, model files have mistakes; the server's log names them"
-            ) from error
-
-    async def _load(self, model: str, change: Change | None, deadline_ns: int) -> None:
-        until_ns = min(deadline_ns, deadline.after(FOLLOW_S))
-        entries = await self._entries(model, until_ns)
-        await self._agree(until_ns)
-        if change is not None:
-            await self._overriding.followed(model, change, until_ns)
-        else:
-            await self._overriding.settled(model, until_ns)
-            if self._overriding.is_behind(model):
-                raise ModelLoadFailed(
-                    f"failed to load {shown(model)}, the workers have not read its files yet; try again"
-                )
+    async def _load(self, model: str, deadline_ns: int) -> None:
+        entries = await self._entries(model, deadline_ns)
         await self._marks.put(model_of(entries[0]), loaded=True, until_ns=deadline_ns)
         log.info("model %a is loaded by name", model[:200])
         loads = [self._load_entry(model, entry, deadline_ns) for entry in entries]
@@ -134,7 +123,11 @@ class RepositoryControl:
         for error in ended:
             if isinstance(error, BaseException):
                 raise error
-        await self._agree(min(deadline_ns, deadline.after(FOLLOW_S)), model)
+        try:
+            # The next request may come to any frontend.
+            await self._services.directory.spread(min(deadline_ns, deadline.after(FOLLOW_S)))
+        except DeadlineExceeded:
+            log.warning("another frontend does not know yet that model %a is loaded", model[:200])
 
     async def unload(self, model: str, parameters: Mapping[str, Any], deadline_ns: int) -> None:
         """Begin to unload all versions; an unknown model is no error.
@@ -145,7 +138,11 @@ class RepositoryControl:
         self._check_allowed()
         _check_unload(parameters)
         try:
-            versions = self._services.models.versions(model)
+            versions = await self._services.models.told_versions(model, deadline_ns)
+        except NoReplica:
+            # No worker has said yet which models there are. Those that come heed the mark.
+            await self._marks.put(model, loaded=False, until_ns=deadline_ns)
+            return
         except UnavailableModel:
             log.info("model %a is not unloaded: there is none of that name", model[:200])
             await self._end_override(model, deadline_ns)
@@ -165,11 +162,6 @@ class RepositoryControl:
                     found.append(IndexEntry(name, state.version, state.state, state.reason))
         return found
 
-    def tell(self) -> None:
-        """Tell the other frontends what this one serves; called twice a second."""
-        if self._explicit:
-            self._agreement.tell()
-
     def mark(self, model: str) -> bool | None:
         """Whether the model was loaded by name (true) or unloaded (false) last; None: neither.
 
@@ -184,67 +176,23 @@ class RepositoryControl:
                 "(repository.control: explicit)"
             )
 
-    async def _entries(self, model: str, until_ns: int) -> list[str]:
-        """Catalog ids of all versions that the files choose, once some worker knows each of them.
-
-        Raises `ModelLoadFailed` for a model that the files do not have.
-        """
-        services, entries = self._services, list[str]()
-
-        def known() -> bool:
-            nonlocal entries
-            try:
-                versions, chosen = services.models.versions(model), services.follower.chosen(model)
-            except UnavailableModel:
-                raise ModelLoadFailed(
-                    f"failed to load {shown(model)}, the repository has no such model"
-                ) from None
-            entries = [entry for number, entry in versions if not chosen or number in chosen]
-            workers = services.directory.workers()
-            return all(any(entry in worker.models for worker in workers) for entry in entries)
-
-        with contextlib.suppress(DeadlineExceeded):
-            await services.directory.wait(known, until_ns)
-        return entries
-
-    async def _agree(self, until_ns: int, loaded: str = "") -> None:
-        """Wait until all frontends know the models of this one: the next request may come to any of them.
-
-        After a load of the model `loaded`, no frontend may know versions or files of it that the load replaced.
-        """
-        if not self._services.settings.catalog.watch:
-            return
+    async def _entries(self, model: str, deadline_ns: int) -> list[str]:
+        """Catalog ids of all versions that the files choose. Raises `ModelLoadFailed` for a model that they lack."""
         services = self._services
-
-        def done() -> bool:
-            if not loaded:
-                return self._agreement.reached()
-            is_over = services.follower.chosen(loaded) == services.catalog.versions.get(loaded, ())
-            return is_over and self._overriding.is_followed(loaded) and self._agreement.reached(entirely=True)
-
         try:
-            await self._services.directory.wait(done, until_ns)
-        except DeadlineExceeded:
-            log.warning("another frontend does not serve the catalog of this one yet")
-
-    def _loads(self) -> set[tuple[int, str, str, int]]:
-        """(slot, id, revision, attempts) of the repository models that workers have loaded, as this frontend knows.
-
-        The number of attempts tells a load from the load before it.
-        """
-        up = [worker for worker in self._services.directory.workers() if worker.state == "ready"]
-        return {
-            (worker.slot, status.name, status.revision, status.attempts)
-            for worker in up
-            for status in worker.models.values()
-            if status.revision and status.state == "loaded"
-        }
+            versions = await services.models.told_versions(model, deadline_ns)
+        except UnavailableModel:
+            raise ModelLoadFailed(
+                f"failed to load {shown(model)}, the repository has no such model"
+            ) from None
+        chosen = services.directory.chosen(model)
+        return [entry for number, entry in versions if not chosen or number in chosen]
 
     async def _end_override(self, model: str, deadline_ns: int) -> None:
         """End the override of a model that is unloaded now, and wait for a while until all processes know."""
         if await self._overriding.end(model, deadline_ns):
-            await self._agree(deadline.after(FOLLOW_S))
-            await self._overriding.settled(model, deadline.after(FOLLOW_S))
+            with contextlib.suppress(DeadlineExceeded):
+                await self._services.directory.spread(min(deadline_ns, deadline.after(FOLLOW_S)))
 
     async def _load_entry(self, model: str, entry: str, deadline_ns: int) -> None:
         directory, limits = self._services.directory, self._services.settings.limits
@@ -252,12 +200,15 @@ class RepositoryControl:
         def known() -> bool:
             return any(worker.responsive and entry in worker.models for worker in directory.workers())
 
+        def is_wanted() -> bool:
+            return self._marks.get(model_of(entry)) is not False
+
         # A frontend that has just started, or whose worker starts again, has nobody to ask yet.
         with contextlib.suppress(DeadlineExceeded):
             await directory.wait(known, min(deadline_ns, deadline.after(limits.restart_wait_s)))
         try:
-            await directory.renew(entry, deadline_ns)
-            await directory.load(entry, True, deadline_ns)
+            await directory.renew(entry, deadline_ns, is_wanted)
+            await directory.load(entry, True, deadline_ns, is_wanted)
         except ModelError as error:
             raise ModelLoadFailed(f"failed to load {shown(model)}, {error.message}") from error
 
@@ -273,6 +224,9 @@ class RepositoryControl:
         # NOTE: a worker that is only being joined is told nothing, and may have the model.
         with contextlib.suppress(DeadlineExceeded):
             await directory.wait(joined, min(until_ns, deadline.after(JOIN_S)))
+        if self._marks.get(model_of(entry)):
+            log.info("model %s is not unloaded: somebody has loaded it by name meanwhile", entry)
+            return
         try:
             await directory.unload(entry, False, until_ns)
         except DeadlineExceeded:

@@ -25,8 +25,7 @@ class Extensions:
     trace_settings: TraceSettings
 
     def apply(self) -> None:
-        """Follow changes of other frontends, and report to frontends that wait; called twice a second."""
-        self.control.tell()
+        """Follow changes of other frontends; called twice a second."""
         self.log_settings.apply()
         self.trace_settings.apply()
 

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ipc.catalog.repository import layout
-from ipc.catalog.repository.document import MOST_BYTES
+from ipc.catalog.repository import CONFIGS, MOST_CONFIG_NBYTES, MOST_LEVELS
 from ipc.errors import BodyTooLarge, InvalidInput, Unsupported
 from ipc.settings import Settings
 
@@ -74,8 +73,10 @@ def _config(value: Any) -> str:
         raise InvalidInput(
             f"load parameter '{CONFIG}': expected the JSON text of a model configuration, got {_kind(value)}"
         )
-    if len(value) > MOST_BYTES:
-        raise InvalidInput(f"load parameter '{CONFIG}': {len(value)} characters, the limit is {MOST_BYTES}")
+    if len(value) > MOST_CONFIG_NBYTES:
+        raise InvalidInput(
+            f"load parameter '{CONFIG}': {len(value)} characters, the limit is {MOST_CONFIG_NBYTES}"
+        )
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -101,7 +102,7 @@ def _files(given: Mapping[str, Any], most_nbytes: int) -> dict[str, bytes]:
 def _path(name: str) -> str:
     path = name.removeprefix(FILE)
     parts = path.split("/")
-    if len(parts) > layout.MOST_LEVELS or not all(map(_is_part, parts)) or path in layout.CONFIGS:
+    if len(parts) > MOST_LEVELS or not all(map(_is_part, parts)) or path in CONFIGS:
         raise InvalidInput(
             f"load parameter {name[:100]!a}: expected a path below the model's directory, as {FILE}1/model.onnx"
         )

@@ -20,6 +20,7 @@ Score and extract models do not batch: their inputs have lengths of their own.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -27,10 +28,12 @@ from typing import Any, Literal, NamedTuple
 from frontend.engine.interface import Directory
 from frontend.tensors.request import UnavailableModel
 from frontend.tensors.version_states import VersionState, VersionStates
+from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
+from ipc.catalog.ids import is_repository, model_of
 from ipc.catalog.model_config import ModelConfig, TensorConfig
-from ipc.catalog.repository.layout import is_repository, model_of
 from ipc.errors import (
+    DeadlineExceeded,
     DependencyConflict,
     InferenceFailed,
     ModelError,
@@ -233,6 +236,9 @@ class TensorModels:
                     return model
                 coming = [model.id]
             except _PASSING:
+                if not self.directory.is_told:
+                    await self.told_versions(name, deadline_ns)
+                    continue
                 coming = self._coming(name, version, tried)
             entry, *others = coming
             try:
@@ -271,12 +277,24 @@ class TensorModels:
         return self._canonical
 
     def versions(self, name: str) -> tuple[tuple[int, str], ...]:
-        """(version, catalog id) of each version of a model, ascending. Raises `UnavailableModel`."""
+        """(version, catalog id) of each version of a model, ascending.
+
+        Raises `UnavailableModel`, and `NoReplica` while no worker has said which models repositories have.
+        """
         self._refresh()
         try:
             return self._names[name]
         except KeyError:
+            if not self.directory.is_told:
+                raise NoReplica("no worker is up", retry_after_s=2) from None
             raise UnavailableModel(name, None, "model", self.directory.catalog.absence(name)) from None
+
+    async def told_versions(self, name: str, deadline_ns: int) -> tuple[tuple[int, str], ...]:
+        """`versions`, after waiting at most `limits.restart_wait_s` for a worker to tell of the repositories."""
+        until_ns = min(deadline_ns, deadline.after(self._limits.restart_wait_s))
+        with contextlib.suppress(DeadlineExceeded):
+            await self.directory.wait(lambda: self.directory.is_told, until_ns)
+        return self.versions(name)
 
     def states(self, name: str) -> list[VersionState]:
         """All versions of a model, ascending. Raises `UnavailableModel` for a name that nothing has."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from frontend.engine.scope import InferenceRecord
 from frontend.tensors.version_states import VersionState
 from ipc.catalog.entries import Catalog
-from ipc.catalog.repository.layout import model_of, split_id
+from ipc.catalog.ids import model_of, split_id
 from ipc.metrics.families import UNVERSIONED, size_label
 from ipc.metrics.files import MetricFiles
 from ipc.metrics.registry import FrontendMetrics

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from frontend.engine.interface import Directory
-from ipc.catalog.repository.layout import is_repository, model_of
+from ipc.catalog.ids import is_repository, model_of
 from ipc.wire.messages import ModelStatus
 
 State = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from frontend.engine.scope import RequestScope, ServerSpan
-from ipc.catalog.repository.layout import split_id
+from ipc.catalog.ids import split_id
 
 _ALL = 1 << 64
 

@@ -1,4 +1,4 @@
-"""What may be served: catalog entries, repositories of tensor models, their configuration, following changes.
+"""What may be served: catalog entries, versions of repository models, their configuration.
 
 Both sides import this package.
 """

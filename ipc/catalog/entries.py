@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import os
 import re
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -18,10 +20,13 @@ import msgspec
 
 from ipc.catalog import sie_layout, yaml_text
 from ipc.catalog.option_names import FAMILY_OPTIONS, SHARED_OPTIONS
-from ipc.catalog.watch import Files, look, yaml_files
 from ipc.errors import ConfigError, ModelNotFound
 from ipc.processes.paths import asset
+from ipc.settings import Catalog as CatalogSettings
+from ipc.settings import Repository
 
+Files = frozenset[tuple[str, int, int, int]]
+"""(path, size, time in nanoseconds, inode) of files."""
 ENCODE_OUTPUTS = ("dense", "sparse", "multivector")
 ALL = "*"
 AUTO = "auto"
@@ -184,10 +189,10 @@ class Reading(NamedTuple):
 class Catalog(Mapping[str, ModelEntry]):
     """All models that may be served, by id; variants of profiles included.
 
-    `files` is what they were read from, `sources` the entries as they were read, without variants. `versions` are those
-    of each model of a repository, ascending; `<name>@<version>` is the id of one (`ipc.catalog.repository`).
-    `reading` is what
-    the catalog's directories hold, where it was read from some.
+    `files` is what they were read from, at `read_ns` (CLOCK_MONOTONIC); `sources` are the entries as they were read,
+    without variants. `versions` are those of each model of a repository, ascending; `<name>@<version>` is the id of one
+    (`ipc.catalog.repository`). `reading` is what the catalog's directories hold, where the process read them, and
+    `names` the ids of the entries there, served or not.
     """
 
     def __init__(
@@ -195,9 +200,13 @@ class Catalog(Mapping[str, ModelEntry]):
         entries: Iterable[ModelEntry],
         files: Files = frozenset(),
         reading: Reading | None = None,
+        read_ns: int = 0,
+        names: Collection[str] | None = None,
     ) -> None:
         self.files, self.sources = files, tuple(entries)
         self.reading = reading or Reading({}, {}, [])
+        self.read_ns = read_ns or time.monotonic_ns()
+        self.names = frozenset(self.reading.entries if names is None else names)
         self._entries = {variant.id: variant for entry in self.sources for variant in _variants(entry)}
         self.versions = _versions(self._entries)
 
@@ -210,6 +219,7 @@ class Catalog(Mapping[str, ModelEntry]):
         """Serve the entries of `other` from now on; every holder of this catalog sees the change."""
         self._entries, self.files, self.sources = other._entries, other.files, other.sources
         self.versions, self.reading = other.versions, other.reading
+        self.read_ns, self.names = other.read_ns, other.names
 
     def keeping(self, before: Iterable[ModelEntry]) -> Catalog:
         """This catalog where models of bad files go on as `before`, the sources served so far, has them.
@@ -225,7 +235,7 @@ class Catalog(Mapping[str, ModelEntry]):
         if any(file.entry is None for file in bad_files):
             there = {entry.id for entry in self.sources}
             kept += [entry for name, entry in good.items() if name not in there]
-        return Catalog(kept, self.files, self.reading)
+        return Catalog(kept, self.files, self.reading, self.read_ns, self.names)
 
     def __getitem__(self, name: str) -> ModelEntry:
         return self._entries[name]
@@ -251,7 +261,7 @@ class Catalog(Mapping[str, ModelEntry]):
     def absence(self, name: str) -> str:
         """Why no model of that name is served, or which name is near, for clients; empty when nothing is known."""
         model = name[:200].partition(":")[0]
-        known = {*self.reading.entries, *self._entries, *self.versions}
+        known = {*self.names, *self._entries, *self.versions}
         whole = model if model in known else next((n for n in known if n.rpartition("/")[2] == model), None)
         # PERF: frontends ask in their event loop, and comparing two long names takes tens of microseconds.
         alike = [n for n in known if abs(len(n) - len(model)) <= MOST_DIFFERENCE and "@" not in n][
@@ -473,6 +483,15 @@ def _beside(path: Path, source: Any) -> Any:
     return source
 
 
+def files_below(root: Path, endings: tuple[str, ...] = (".yaml",)) -> list[Path]:
+    """Files below a directory with one of these endings, sorted; directories that vanish are passed over."""
+    found: list[Path] = []
+    # NOTE: Path.rglob raises when a directory vanishes between being listed and being opened.
+    for directory, _, names in os.walk(root):
+        found += [Path(directory, name) for name in names if name.endswith(endings)]
+    return sorted(found)
+
+
 def read_entries(dirs: Iterable[str]) -> Reading:
     """Every `*.yaml` below `dirs` (empty: the shipped catalog).
 
@@ -485,7 +504,7 @@ def read_entries(dirs: Iterable[str]) -> Reading:
     for root in roots:
         if not root.is_dir():
             raise ConfigError(f"catalog directory {root} does not exist")
-        for path in yaml_files(root):
+        for path in files_below(root):
             try:
                 entry = read_entry(path)
             except BadFile as error:
@@ -519,8 +538,7 @@ def load_catalog(
     Raises `ConfigError` as `read_entries` does, for a name that no model has (unless `vanished_ok`: a file may be taken
     away while the server runs; or a bad file may be that of the model), and when nothing is left to serve.
     """
-    files = look(dirs)
-    reading = read_entries(dirs)
+    began_ns, reading = time.monotonic_ns(), read_entries(dirs)
     entries, bad = reading.entries, reading.bad
     if not vanished_ok and all(file.entry is not None for file in bad):
         _check_known(models, entries, "catalog.models")
@@ -529,7 +547,17 @@ def load_catalog(
     chosen = [entries[name] for name in wanted] if any(models) and not serve_all else served
     if not (chosen or bad):
         raise ConfigError("the catalog serves no model")
-    return Catalog(chosen, files, reading)
+    return Catalog(chosen, reading=reading, read_ns=began_ns)
+
+
+def load_served(chosen: CatalogSettings, repository: Repository, vanished_ok: bool = False) -> Catalog:
+    """The models of the catalog's files that the settings name. Raises as `load_catalog` does.
+
+    With a repository the shipped catalog is left out unless the section `catalog` asks for it.
+    """
+    if repository.dirs and not (chosen.dirs or any(chosen.models) or chosen.serve_all):
+        return Catalog(())
+    return load_catalog(chosen.dirs, chosen.models, chosen.serve_all, vanished_ok)
 
 
 def check_lora_dirs(dirs: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from ipc.catalog.repository.layout import split_id
+from ipc.catalog.ids import split_id
 
 Labels = tuple[tuple[str, str], ...]
 Tags = Mapping[tuple[str, int], Mapping[str, str]]

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable
 from typing import Any
 
-from ipc.catalog.repository.layout import split_id
+from ipc.catalog.ids import split_id
 from ipc.metrics import nv_names
 from ipc.metrics.families import (
     ACCESS_REFUSALS,
@@ -107,7 +107,6 @@ class FrontendMetrics(_Families):
 
     def touch(self, models: Iterable[str], workers: int, version: str) -> None:
         """Make every series exist at zero from the first scrape on, of `MOST_TOUCHED` models at most."""
-        models = _touched(models)
         self.build_info.labels(version).set(1)
         for slot in range(workers):
             self.workers_joined.labels(f"worker-{slot}").set(0)
@@ -119,20 +118,27 @@ class FrontendMetrics(_Families):
             self.infer_calls.labels(kind), self.infer_calls_time.labels(kind)
         for outcome in TRACED:
             self.traced.labels(outcome)
-        for model in models:
+        self.touch_models(models)
+        self._touch_requests(UNKNOWN)
+
+    def touch_models(self, models: Iterable[str]) -> None:
+        """Make the series of these models exist, which stay as they are where they exist already."""
+        for model in _touched(models):
             self._touch_infer(*split_id(model))
-        for model in (*models, UNKNOWN):
-            self.requests.labels("sie", "encode", model, "200")
-            self.sie_requests.labels(model, "encode", "success")
-            self.sie_active.labels(model).set(0)
-            for reason in REJECTIONS:
-                self.rejected.labels(model, reason)
-            for lane in LANES:
-                self.in_flight.labels(model, lane).set(0)
-            for phase in PHASES:
-                self.duration.labels("encode", model, phase, "ok")
-            for phase in ("total", "queue", "tokenize", "inference"):
-                self.sie_duration.labels(model, "encode", phase)
+            self._touch_requests(model)
+
+    def _touch_requests(self, model: str) -> None:
+        self.requests.labels("sie", "encode", model, "200")
+        self.sie_requests.labels(model, "encode", "success")
+        self.sie_active.labels(model)
+        for reason in REJECTIONS:
+            self.rejected.labels(model, reason)
+        for lane in LANES:
+            self.in_flight.labels(model, lane)
+        for phase in PHASES:
+            self.duration.labels("encode", model, phase, "ok")
+        for phase in ("total", "queue", "tokenize", "inference"):
+            self.sie_duration.labels(model, "encode", phase)
 
     def _touch_infer(self, model: str, version: int) -> None:
         """Series of tensor requests. Series of a batch size above 1 begin with the first request of that size."""

@@ -57,7 +57,7 @@ class RunPaths:
         return self.root / "control"
 
     def overrides(self) -> Path:
-        """Directory of files that loads by name brought (`ipc.catalog.repository.overrides`)."""
+        """Directory of files that loads by name brought (`ipc.store.overrides`)."""
         return self.root / "overrides"
 
     def arena(self, slot: int, epoch: str) -> Path:

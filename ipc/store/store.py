@@ -37,7 +37,7 @@ from urllib.parse import quote
 import msgspec
 
 from ipc import deadline
-from ipc.catalog.repository.layout import split_id
+from ipc.catalog.ids import split_id
 from ipc.errors import DeadlineExceeded, PenstockError
 from ipc.processes.paths import RunPaths
 

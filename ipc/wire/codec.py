@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from ipc.errors import ProtocolError
+from ipc.wire.catalogs import Entries, Heard, Replied, Reread, Spread, Told
 from ipc.wire.messages import (
     Cancel,
     Credits,
@@ -47,9 +48,37 @@ from ipc.wire.streams import Part, PartsConsumed
 
 log = logging.getLogger(__name__)
 
-ToWorker = Hello | Submit | Cancel | Release | PartsConsumed | Load | Unload | Ping | Watch | Inputs | Goodbye
+ToWorker = (
+    Hello
+    | Submit
+    | Cancel
+    | Release
+    | PartsConsumed
+    | Load
+    | Unload
+    | Ping
+    | Watch
+    | Inputs
+    | Reread
+    | Spread
+    | Heard
+    | Goodbye
+)
 ToFrontend = (
-    Welcome | Result | Part | Failure | InputFreed | Credits | Models | Stats | Leaving | Pong | Goodbye
+    Welcome
+    | Result
+    | Part
+    | Failure
+    | InputFreed
+    | Credits
+    | Models
+    | Entries
+    | Replied
+    | Told
+    | Stats
+    | Leaving
+    | Pong
+    | Goodbye
 )
 """The messages that each side may send."""
 

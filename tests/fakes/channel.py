@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from frontend.engine.local.catalog import ToldCatalog
 from ipc.wire.messages import Credits, ModelStatus
 from ipc.wire.stats import Stats
 
@@ -21,6 +22,7 @@ class FakeChannel:
     uuid: str = "cpu"
     threads: int = 1
     stats: Stats | None = None
+    catalog: ToldCatalog = field(default_factory=ToldCatalog)
     free_bytes: int = 0
     cost: int = 0
     foreign_cost: float = 0.0

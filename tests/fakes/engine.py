@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from frontend.engine.answer import Answer, AnswerStream
-from frontend.engine.interface import Directory, Engine, Payload, WorkerView
+from frontend.engine.interface import Directory, Engine, Payload, Wanted, WorkerView, always
 from frontend.engine.scope import RequestScope
 from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
@@ -17,6 +17,7 @@ from ipc.errors import DeadlineExceeded, ModelNotLoaded, PenstockError
 from ipc.memory import tensors
 from ipc.memory.datatypes import DATATYPES
 from ipc.memory.input_arena import bytes_of
+from ipc.store.overrides import Override
 from ipc.wire.messages import Credits, InferCall, ModelStatus, Result, TensorInfo, Timing, Work
 from tests.fakes.lease import FakeLease
 
@@ -34,6 +35,24 @@ class InProcessDirectory(Directory):
         self._statuses = {status.name: status for status in statuses}
         self._changes = 0
         self.loaded: set[str] = set()
+        self._removed: set[tuple[str, int]] = set()
+
+    @property
+    def is_told(self) -> bool:
+        return True
+
+    @property
+    def removed(self) -> set[tuple[str, int]]:
+        return self._removed
+
+    def chosen(self, model: str) -> tuple[int, ...]:
+        return self.catalog.versions.get(model, ())
+
+    async def reread(self, until_ns: int, draft: Override | None = None) -> bool:
+        return False
+
+    async def spread(self, until_ns: int) -> None:
+        """There are no other frontends."""
 
     @property
     def version(self) -> int:
@@ -72,11 +91,11 @@ class InProcessDirectory(Directory):
         await self.load(model, True, deadline_ns)
         return self.status(model)
 
-    async def load(self, model: str, wait: bool, deadline_ns: int) -> str:
+    async def load(self, model: str, wait: bool, deadline_ns: int, is_wanted: Wanted = always) -> str:
         self._set(model, loaded=True)
         return "loaded"
 
-    async def renew(self, model: str, deadline_ns: int) -> None:
+    async def renew(self, model: str, deadline_ns: int, is_wanted: Wanted = always) -> None:
         """There are no files."""
 
     async def unload(self, model: str, wait: bool, deadline_ns: int) -> str:

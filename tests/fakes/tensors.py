@@ -259,7 +259,6 @@ def services_of(
     services.finisher = Finisher(statistics=services.extensions.counters)
     regions: Any = services.extensions.regions
     services.inference = TensorInference(engine, services.models, inputs, regions, chosen)
-    services.follower = SimpleNamespace(removed=set())  # type: ignore[assignment]
     return services
 
 

@@ -32,8 +32,6 @@ from frontend.tensors import checking, load_parameters
 from frontend.tensors.models import ExpectedInput, TensorModel
 from frontend.tensors.request import TensorRequest
 from ipc.catalog.model_config import ModelConfig, SequenceBatching
-from ipc.catalog.repository import conversion, document
-from ipc.catalog.repository.layout import ModelRefused
 from ipc.errors import BodyTooLarge, InvalidInput, PenstockError, ProtocolError, Unsupported
 from ipc.memory import bytes_elements
 from ipc.memory.datatypes import BYTES
@@ -43,6 +41,8 @@ from ipc.settings import Limits, load
 from ipc.wire import codec
 from ipc.wire.messages import InferCall, Submit, TensorOutput, Work
 from tests.fakes.tensors import entry, finish, loaded, tensor
+from workers.repository import conversion, document
+from workers.repository.layout import ModelRefused
 
 Target = Callable[[bytes], None]
 LIMITS = Limits(max_image_pixels=1 << 20)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipc.catalog.repository import document
 from tests.unit.test_repository_properties import PIECES, VALID, read
+from workers.repository import document
 
 pytestmark = pytest.mark.fuzz
 LONGEST_S = 5.0
@@ -43,4 +43,4 @@ def test_no_file_crashes_hangs_or_grows(data: st.DataObject) -> None:
     "piece", [b"[", b"{", b"<", b"a: [", b"- ", b"? ", b'"', b"input {", b"input { dims: [", b"\n ", b"#"]
 )
 def test_a_file_of_one_piece_over_and_over(piece: bytes) -> None:
-    timed((piece * (document.MOST_BYTES // len(piece)))[: document.MOST_BYTES])
+    timed((piece * (document.MOST_CONFIG_NBYTES // len(piece)))[: document.MOST_CONFIG_NBYTES])

@@ -20,9 +20,9 @@ from typing import Any
 import grpc
 import pytest
 
-from ipc.catalog.repository.overrides import Overrides
 from ipc.processes.paths import RunPaths
 from ipc.protos import kserve_v2_pb2 as pb
+from ipc.store.overrides import Overrides
 from ipc.store.store import Store
 from tests.harness.rpc import Rpc, address_of, grpc_settings
 from tests.harness.server import ROOT, Answer, Server, serving, wait_until

@@ -1,110 +1,111 @@
-"""The frontend's follower of the catalog: whatever a look raises, it looks again, and nothing that was read stays."""
+"""The catalog of a frontend: the newest reading that a worker tells is served, and old versions stay for a while."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
-import pytest
-
-from frontend.engine import catalog_following
-from frontend.engine.catalog_following import CatalogFollower
-from ipc import settings
-from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry, load_catalog
-from ipc.errors import ConfigError
-from ipc.store.store import Store
+from frontend.engine.local.catalog import CatalogFollower, ToldCatalog
+from ipc.catalog.entries import AdapterSource, Catalog, DirectorySource, ModelEntry
+from ipc.catalog.model_config import ModelConfig
+from ipc.catalog.repository import VersionEntry
+from ipc.wire.catalogs import Entries
+from workers.lifecycle.catalog_following import ToldEntries
+from workers.repository.entries import RepositoryEntry
 
 OLD, NEW = (ModelEntry(f"org/{name}", DirectorySource("/w")) for name in ("old", "new"))
 
 
-def follower_of(tmp_path: Path, catalog: Catalog) -> CatalogFollower:
-    """That of a frontend with this catalog, whose files lie in `tmp_path`."""
-    chosen = settings.load(
-        flags={"catalog.dirs": str(tmp_path), "run.dir": str(tmp_path / "run")}, environ={}
+def version(number: int, code: str = "", **more: Any) -> VersionEntry:
+    """A version of the model `m`."""
+    return VersionEntry(
+        id=f"m@{number}",
+        source=AdapterSource(),
+        model="m",
+        version=number,
+        config=ModelConfig("m"),
+        code=code,
+        **more,
     )
-    return CatalogFollower(chosen, catalog, Store(chosen.paths))
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        ConfigError("broken"),
-        OSError("gone"),
-        RecursionError("deep"),
-        MemoryError(),
-        KeyError("strange"),
-        Exception(),
-    ],
-)
-def test_after_any_exception_the_next_change_is_still_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    monkeypatch.setattr(catalog_following, "EVERY_S", 0.001)
-    found: list[Callable[[], Catalog | None]] = []
+class World:
+    """A frontend that began with one model, whose workers have told what a test sets."""
 
-    def fail() -> Catalog | None:
-        raise error
+    def __init__(self, read_ns: int = 10) -> None:
+        self.catalog = Catalog([OLD], read_ns=read_ns, names=["org/old"])
+        self.told: list[ToldCatalog] = []
+        self.loaded = set[tuple[str, str]]()
+        self.follower = CatalogFollower(self.catalog, lambda: self.told, self._is_loaded)
 
-    found += [fail, fail, lambda: None, lambda: Catalog([NEW])]
-    catalog = Catalog([OLD])
-    follower = follower_of(tmp_path, catalog)
-    monkeypatch.setattr(follower, "look", lambda: found.pop(0)() if found else None)
+    def _is_loaded(self, name: str, revision: str) -> bool:
+        return any(name == model and revision in ("", code) for model, code in self.loaded)
 
-    async def follow() -> None:
-        task = asyncio.create_task(follower.run())
-        try:
-            async with asyncio.timeout(10):
-                while "org/new" not in catalog:
-                    assert not task.done(), "the follower has ended"
-                    await asyncio.sleep(0.001)
-        finally:
-            task.cancel()
-
-    asyncio.run(follow())
-    assert list(catalog) == ["org/new"]
+    def tell(self, read_ns: int, *entries: ModelEntry) -> None:
+        """A worker tells these entries as read then, and is the only one."""
+        self.told = [ToldCatalog({entry.id: entry for entry in entries}, read_ns, frozenset({"unserved"}))]
+        self.follower.follow()
 
 
-def test_a_change_whose_reading_was_given_up_is_read_again(tmp_path: Path) -> None:
-    text = "id: org/{}\nsource: {{kind: directory, path: /w}}\n"
-    (tmp_path / "old.yaml").write_text(text.format("old"))
-    catalog = load_catalog([str(tmp_path)])
-    follower = follower_of(tmp_path, catalog)
-    (tmp_path / "new.yaml").write_text(text.format("new"))
-    begun, ended, opening = threading.Event(), threading.Event(), follower._open
-
-    def slow() -> Catalog:
-        begun.set()
-        ended.wait(20)
-        return opening()
-
-    async def give_up() -> None:
-        follower._open = slow  # type: ignore[method-assign]
-        reading = asyncio.create_task(follower.reload())
-        await asyncio.to_thread(begun.wait, 20)
-        reading.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await reading
-        ended.set()
-        await asyncio.get_running_loop().shutdown_default_executor()
-
-    asyncio.run(give_up())
-    assert "org/new" not in catalog
-    follower._open = opening  # type: ignore[method-assign]
-    looks = [follower.look() for _ in range(3)]
-    assert [sorted(found) for found in looks if found is not None] == [["org/new", "org/old"]]
+def test_the_newest_reading_is_served_whoever_tells_it() -> None:
+    world = World()
+    newer, older = (ToldCatalog({e.id: e}, ns) for e, ns in ((version(2), 30), (version(1), 20)))
+    for told in ([], [older], [older, newer], [older], []):
+        world.told = told
+        world.follower.follow()
+    assert world.catalog.versions == {"m": (2,)}
+    assert list(world.catalog) == ["m@2"], "the files of a reading later than the start have no other model"
 
 
-def test_a_change_that_was_read_by_itself_and_taken_back_before_a_look_does_not_stay(tmp_path: Path) -> None:
-    text = "id: org/{}\nsource: {{kind: directory, path: /w}}\n"
-    (tmp_path / "old.yaml").write_text(text.format("old"))
-    catalog = load_catalog([str(tmp_path)])
-    follower = follower_of(tmp_path, catalog)
-    brought = tmp_path / "new.yaml"
-    brought.write_text(text.format("new"))
-    assert asyncio.run(follower.reload())
-    assert "org/new" in catalog
-    brought.unlink()
-    looks = [follower.look() for _ in range(3)]
-    assert [list(found) for found in looks if found is not None] == [["org/old"]]
+def test_files_that_a_reload_has_read_later_than_the_workers_stay() -> None:
+    world = World(read_ns=25)
+    world.tell(20, NEW, version(1))
+    assert list(world.catalog) == ["org/old", "m@1"] and world.catalog.names == {"org/old"}
+    world.tell(30, NEW, version(1))
+    assert list(world.catalog) == ["org/new", "m@1"] and world.catalog.names == {"unserved"}
+
+
+def test_an_old_version_stays_until_a_chosen_one_is_loaded_as_its_files_are() -> None:
+    world = World()
+    world.tell(20, version(1, "a"))
+    world.loaded = {("m@1", "a")}
+    world.tell(30, version(2, "b"))
+    assert world.catalog.versions == {"m": (1, 2)} and world.follower.chosen("m") == (2,)
+    world.loaded.add(("m@2", "older files"))
+    world.follower.follow()
+    assert world.catalog.versions == {"m": (1, 2)}
+    world.loaded.add(("m@2", "b"))
+    world.follower.follow()
+    assert world.catalog.versions == {"m": (2,)} and world.follower.removed == {("m", 1)}
+
+
+def test_a_model_without_a_version_is_never_called_removed() -> None:
+    world = World()
+    world.tell(20, version(1, error="there is no version", absent=True))
+    world.tell(30)
+    assert not world.catalog and not world.follower.removed
+
+
+def repository_entry(number: int) -> RepositoryEntry:
+    """As a worker has read the version."""
+    source = DirectorySource(f"/models/m/{number}")
+    config = ModelConfig("m")
+    return RepositoryEntry(
+        id=f"m@{number}", source=source, model="m", version=number, config=config, directory="/models/m"
+    )
+
+
+def test_a_worker_tells_what_has_changed_in_the_order_of_its_catalog_and_no_paths() -> None:
+    telling, first = ToldEntries(), Catalog([OLD, repository_entry(1)], names=["org/old", "org/else"])
+    told = telling.changes(first)
+    assert told == telling.all() and telling.changes(first) is None
+    assert told is not None and (told.read_ns, told.names) == (first.read_ns, ["org/else", "org/old"])
+    assert "/models" not in str(told)
+    known = ToldCatalog().after(told)
+    second = Catalog([NEW, OLD, repository_entry(2), repository_entry(1)])
+    changes = telling.changes(second)
+    assert isinstance(changes, Entries)
+    assert ([e.id for e in changes.models], [e.id for e in changes.versions]) == (["org/new"], ["m@2"])
+    known = known.after(changes)
+    assert list(known.entries) == ["org/new", "org/old", "m@2", "m@1"] and known.read_ns == second.read_ns
+    third = telling.changes(Catalog([OLD]))
+    assert third is not None and list(known.after(third).entries) == ["org/old"]

@@ -18,11 +18,12 @@ from ipc.catalog.entries import (
     load_catalog,
     preloaded_names,
 )
-from ipc.catalog.watch import CatalogWatch, look
 from ipc.errors import ConfigError
 from workers.lifecycle import crashes
-from workers.lifecycle.catalog_opening import open_catalog
 from workers.lifecycle.crashes import LoadCrashes
+from workers.repository import opening
+from workers.repository.opening import open_accepted
+from workers.repository.watch import CatalogWatch, look
 
 MODEL = "id: {}\nsource: {{kind: directory, path: /weights}}\n"
 
@@ -42,7 +43,7 @@ def test_a_change_counts_once_and_only_when_it_has_settled(tmp_path: Path) -> No
 
 def test_a_change_between_reading_and_watching_is_not_missed(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(MODEL.format("a"))
-    catalog = load_catalog([str(tmp_path)])
+    catalog = opening.open_catalog(settings.Catalog(dirs=(str(tmp_path),)), settings.Repository())
     (tmp_path / "b.yaml").write_text(MODEL.format("b"))
     watch = CatalogWatch([str(tmp_path)], catalog.files)
     assert [watch.changed(), watch.changed()] == [False, True]
@@ -51,7 +52,7 @@ def test_a_change_between_reading_and_watching_is_not_missed(tmp_path: Path) -> 
 def test_what_was_read_between_two_looks_is_what_the_next_is_held_against(tmp_path: Path) -> None:
     watch = CatalogWatch([str(tmp_path)])
     (tmp_path / "a.yaml").write_text(MODEL.format("a"))
-    watch.was_read(load_catalog([str(tmp_path)]).files)
+    watch.was_read(look([str(tmp_path)]))
     (tmp_path / "a.yaml").unlink()
     assert [watch.changed() for _ in range(2)] == [True, False]
 
@@ -207,13 +208,13 @@ def test_a_worker_that_starts_again_serves_what_is_left_or_what_was_accepted_las
     chosen = settings.load(
         flags={"catalog.dirs": str(files), "catalog.models": "a,b", "catalog.preload": "b"}, environ={}
     ).catalog
-    assert list(open_catalog(root, chosen)) == ["a", "b"]
+    assert list(open_accepted(root, chosen)) == ["a", "b"]
     (files / "b.yaml").unlink()
-    assert list(open_catalog(root, chosen)) == ["a"], "a file is gone, and the start names its model"
+    assert list(open_accepted(root, chosen)) == ["a"], "a file is gone, and the start names its model"
     (files / "a.yaml").write_text("id: [")
-    assert list(open_catalog(root, chosen)) == ["a"], "the one that was accepted last"
+    assert list(open_accepted(root, chosen)) == ["a"], "the one that was accepted last"
     with pytest.raises(ConfigError):
-        open_catalog(root, replace(chosen, preload=("c",)))
+        open_accepted(root, replace(chosen, preload=("c",)))
     (root / "catalog.json").write_text("{")
     with pytest.raises(ConfigError):
-        open_catalog(root, chosen)
+        open_accepted(root, chosen)

@@ -11,9 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ipc.catalog.entries import AdapterSource, HubSource, ModelEntry
 from ipc.catalog.model_config import Control, ModelConfig, SequenceBatching
+from ipc.catalog.repository import VersionEntry
 from ipc.errors import ProtocolError
+from ipc.store.overrides import Override
 from ipc.wire import codec, messages
+from ipc.wire.catalogs import Entries, Heard, Replied, Reread, Spread, Told
 from ipc.wire.messages import (
     BlockRef,
     Cancel,
@@ -40,12 +44,31 @@ from ipc.wire.messages import (
 
 CALL = EncodeCall([InputItem("hé"), InputItem(ids=[1, 2])], ["dense"], "ask", True)
 STATUS = ModelStatus("m", "loaded", "cpu", 1, 512, {"dense": 4}, 1.0, 0.5)
+ENTRIES = Entries(
+    7,
+    ["org/m", "a b@3"],
+    [ModelEntry("org/m", HubSource("org/m"), runtime={"x": [1, "a"]})],
+    [
+        VersionEntry(
+            id="a b@3",
+            source=AdapterSource(),
+            model="a b",
+            version=3,
+            config=ModelConfig("a b"),
+            error="wrong",
+        )
+    ],
+    ["org/m", "org/other"],
+)
 TO_WORKER = [
     Hello(1, "frontend-0", 2**62 - 1, 10, 11),
     Submit(1, Work("m", CALL, 2**62, 9, "req_1", "00-a-b-01"), True, BlockRef(64, 8, 3)),
     Cancel(1),
     Release(4096, 7),
     Ping(3),
+    Reread(1, Override("m", "{}", "f")),
+    Spread(2),
+    Heard(3),
     Goodbye(),
 ]
 TO_FRONTEND = [
@@ -62,6 +85,9 @@ TO_FRONTEND = [
     Failure(1, "QUEUE_FULL", "full", 1.5, {"a": 1}),
     Credits(1, 2, 3.0),
     Models([STATUS]),
+    ENTRIES,
+    Replied(1, True, "INVALID_INPUT", "x"),
+    Told(2),
     Leaving(),
     Pong(3),
     Goodbye(),

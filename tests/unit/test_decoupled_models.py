@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from ipc.catalog.entries import DirectorySource
-from ipc.catalog.repository import entries
-from ipc.catalog.repository.layout import ModelRefused
 from ipc.settings import Repository
 from tests.tiny import programs
 from workers.adapters.base import LoadContext
 from workers.adapters.python_model import PythonModelAdapter
 from workers.lifecycle import program_proof
+from workers.repository import entries
+from workers.repository.layout import ModelRefused
 
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 SIDES = programs.tensor("input", "INPUT", "INT32", [1]) + programs.tensor("output", "OUTPUT", "INT32", [1])

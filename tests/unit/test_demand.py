@@ -242,3 +242,15 @@ def test_what_the_worker_tells_after_it_was_asked_is_believed() -> None:
     assert asking.has_asked(MODEL)
     channel.now("available", attempts=1)
     assert not asking.has_asked(MODEL), "the model was loaded and went again"
+
+
+def test_a_load_by_name_says_nothing_to_a_worker_once_the_model_is_unloaded() -> None:
+    """Otherwise the worker would load what the mark says nobody wants."""
+    channel = Asked("available")
+    asking = Demand(among([channel]), on_demand=True)
+    with pytest.raises(ModelNotLoaded, match="the model was unloaded meanwhile"):
+        asyncio.run(asking.load(MODEL, True, LATER, lambda: False))
+    channel.now("loaded", 1, next="newer", error_class="UNKNOWN")
+    with pytest.raises(ModelNotLoaded, match="the model was unloaded meanwhile"):
+        asyncio.run(asking.renew(MODEL, LATER, lambda: False))
+    assert channel.loads == []

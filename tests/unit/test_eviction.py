@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.lifecycle.eviction import Resident, victims
+from workers.lifecycle.memory_budget import Resident, victims
 
 
 def chosen(residents: list[Resident], excess_bytes: int, *, last_may_go: bool = False) -> list[int]:

@@ -16,7 +16,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 from frontend.tensors.statistics import Duration, RequestStatistics, ServerStatistics, StatisticsReader
-from ipc.catalog.repository.layout import split_id
+from ipc.catalog.ids import split_id
 from ipc.metrics import registry as metrics
 from ipc.metrics.families import LARGEST_SIZE, size_label
 from ipc.processes.paths import RunPaths, prepare_run_dir

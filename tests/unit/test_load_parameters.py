@@ -12,15 +12,15 @@ import pytest
 
 from frontend.protocols.kserve_v2.routes import configuration
 from frontend.tensors.load_parameters import MOST_FILES, Brought, read
-from ipc.catalog.repository import conversion, document, entries
-from ipc.catalog.repository.document import MOST_BYTES
-from ipc.catalog.repository.overrides import Override, Overrides
+from ipc.catalog.repository import MOST_CONFIG_NBYTES
 from ipc.errors import BodyTooLarge, InvalidInput, Unsupported
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.settings import Repository, Settings, load
+from ipc.store.overrides import Override, Overrides
 from ipc.store.store import Store
 from tests.tiny.program_sources import IDENTITY
 from tests.tiny.programs import write_model
+from workers.repository import conversion, document, entries
 
 
 def settings_of(**more: Any) -> Settings:
@@ -49,7 +49,7 @@ def test_what_is_brought_is_read_from_both_transports() -> None:
         ({"config": None}, "got null"),
         ({"config": b"{}"}, "got bytes"),
         ({"config": 1}, "got a number"),
-        ({"config": "x" * (MOST_BYTES + 1)}, f"the limit is {MOST_BYTES}"),
+        ({"config": "x" * (MOST_CONFIG_NBYTES + 1)}, f"the limit is {MOST_CONFIG_NBYTES}"),
         ({"config": "\ud800"}, "Unicode"),
         ({"file:1/m": ""}, "'config' is missing"),
         ({"file:1/m": []}, "'config' is missing"),

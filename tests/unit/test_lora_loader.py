@@ -162,6 +162,34 @@ def test_the_one_used_longest_ago_leaves_unless_an_open_request_needs_it(tmp_pat
     assert worker.instance.memory_bytes == 1020
 
 
+def test_an_adapter_in_line_for_a_thread_is_told_as_loading(tmp_path: Path) -> None:
+    go_on = threading.Event()
+
+    def fit(name: str) -> FittedLora:
+        assert go_on.wait(20)
+        return Ten({})
+
+    worker = Worker(tmp_path, 2, fit)
+    worker.loader._most = 1
+    for name in "abc":
+        worker.add(name)
+        with pytest.raises(LoraLoading):
+            worker.require(name)
+    try:
+        assert [lora.state for lora in worker.instance.loras.values()] == [
+            "loading",
+            "available",
+            "available",
+        ]
+        assert worker.instance.status(ENTRY, "cpu").loras == {"a": "loading", "b": "loading"}, (
+            "c lacks a place, which another request has to make"
+        )
+    finally:
+        go_on.set()
+    assert worker.settled("b") is None
+    assert worker.instance.status(ENTRY, "cpu").loras["b"] == "loaded"
+
+
 def test_without_a_place_nothing_begins_until_one_is_free(tmp_path: Path) -> None:
     worker = Worker(tmp_path, 1, ten_bytes)
     for name in "ab":

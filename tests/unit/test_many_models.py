@@ -102,6 +102,7 @@ def test_changes_until_the_turn_of_the_endpoint_are_one_message(models: ModelTab
     runtime._reporter = cast("Reporter", SimpleNamespace(models=lambda changed, gone: None))
     runtime.endpoint = cast("Endpoint", SimpleNamespace(post=posted.append, broadcast=sent.append))
     models._states._tell = runtime._models_changed
+    assert models.entries.changes(models.catalog) is not None
     for number in range(MODELS):
         load(models, f"org/m{number}")
     assert len(posted) == 1

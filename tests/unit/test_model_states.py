@@ -14,12 +14,12 @@ import pytest
 from ipc import settings
 from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry
 from ipc.catalog.model_config import ModelConfig
-from ipc.catalog.repository.entries import RepositoryEntry
-from ipc.catalog.watch import CatalogWatch
-from ipc.errors import ProtocolError
+from ipc.errors import InvalidInput, ModelLoadFailed, ProtocolError
 from ipc.metrics.registry import WorkerMetrics
 from ipc.processes.paths import prepare_run_dir
+from ipc.store.overrides import Override
 from ipc.store.store import Marks, Store
+from ipc.wire.catalogs import Replied, Reread
 from tests.fakes.adapter import FakeAdapter
 from workers.device.devices import Device
 from workers.lifecycle import catalog_following, loading
@@ -29,6 +29,8 @@ from workers.lifecycle.memory_budget import Budget
 from workers.lifecycle.model_states import ServedModel
 from workers.lifecycle.models import ModelTable
 from workers.loading.failure import LoadFailure
+from workers.repository.entries import RepositoryEntry
+from workers.repository.watch import CatalogWatch
 from workers.scheduling.table import JobTable
 
 ENTRY = ModelEntry("org/m", DirectorySource("/weights"), adapter="tests.fakes.weighing:WeighingAdapter")
@@ -204,6 +206,50 @@ def test_whatever_a_look_at_the_catalog_finds_the_thread_lives(
     models._follower._watch = cast("CatalogWatch", Watch())
     models._follower.look()
     assert "the old catalog stays" in caplog.text and list(models._states.served) == ["org/m"]
+
+
+MODEL = (
+    "id: org/{}\nsource: {{kind: directory, path: /weights}}\nadapter: tests.fakes.weighing:WeighingAdapter\n"
+)
+
+
+def test_a_frontend_has_changed_files_read_at_once_and_taken_back_ones_do_not_stay(tmp_path: Path) -> None:
+    files = tmp_path / "models"
+    files.mkdir()
+    (files / "m.yaml").write_text(MODEL.format("m"))
+    models = table(tmp_path / "run", catalog__dirs=str(files), catalog__watch="false")
+    (tmp_path / "run").mkdir()
+    models._follower._watch = CatalogWatch([str(files)])
+    assert not models._follower.reread(None)
+    (files / "new.yaml").write_text(MODEL.format("new"))
+    assert models._follower.reread(None) and sorted(models._states.served) == ["org/m", "org/new"]
+    (files / "new.yaml").unlink()
+    assert models._follower.reread(None) and sorted(models.catalog) == ["org/m"]
+    files.rename(tmp_path / "gone")
+    with pytest.raises(InvalidInput, match=r"^the model files have mistakes; the server's log names them"):
+        models._follower.reread(None)
+    assert list(models._states.served) == ["org/m"]
+
+
+def test_the_maintenance_thread_answers_who_asks(tmp_path: Path) -> None:
+    models = table(tmp_path)
+    answers: list[Replied] = []
+    models.reread(Reread(1, Override("m", "{}")), answers.append)
+    models.reread(Reread(2), answers.append)
+    for work in models._maintenance._asked:
+        work()
+    refused, unchanged = answers
+    assert (refused.id, refused.code) == (1, ModelLoadFailed.code)
+    assert "the repository has no such model" in refused.message
+    assert unchanged.id == 2 and not unchanged.code
+
+    def stumble(draft: Override | None) -> bool:
+        raise KeyError("unforeseen")
+
+    models._follower.reread = stumble  # type: ignore[method-assign]
+    models.reread(Reread(3), answers.append)
+    models._maintenance._asked[-1]()
+    assert (answers[-1].id, bool(answers[-1].code)) == (3, True), "the thread lives"
 
 
 FAILURE = LoadFailure(error_class="UNKNOWN", permanent=True, retry_after_s=None, message="no such program")

@@ -8,20 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from frontend.engine.catalog_following import CatalogFollower
 from ipc import deadline
-from ipc.catalog.entries import Catalog
-from ipc.catalog.repository import entries
-from ipc.catalog.repository.layout import is_model_name
-from ipc.catalog.repository.opening import open_catalog
-from ipc.catalog.repository.overrides import Overrides
-from ipc.errors import ConfigError, DeadlineExceeded, InvalidInput
+from ipc.catalog.repository import is_model_name
+from ipc.errors import DeadlineExceeded, InvalidInput
 from ipc.processes.paths import prepare_run_dir
 from ipc.settings import Repository, Settings, load
+from ipc.store.overrides import Overrides
 from ipc.store.store import Store, StoreUnreadable
 from tests.harness.server import FAKE_CATALOG
 from tests.tiny.program_sources import IDENTITY
-from workers.lifecycle import catalog_opening
+from workers.repository import entries
+from workers.repository import opening as catalog_opening
+from workers.repository.opening import open_catalog
 
 FILES = {"1/model.py": IDENTITY.encode(), "labels.txt": b"a\n"}
 
@@ -46,12 +44,6 @@ def settings(tmp_path: Path) -> Settings:
 def overrides(settings: Settings) -> Overrides:
     """Those of that server."""
     return Overrides(settings.paths, Store(settings.paths))
-
-
-def follower_of(settings: Settings) -> tuple[CatalogFollower, Catalog]:
-    """That of a frontend which has started without overrides, and its catalog."""
-    catalog = open_catalog(settings.catalog, settings.repository)
-    return CatalogFollower(settings, catalog, Store(settings.paths)), catalog
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "...", ".x", "a/b", "a\\b", "a@1", " a", "a\n", "x" * 201])
@@ -103,11 +95,11 @@ def test_what_a_dead_process_left_is_swept_when_a_frontend_starts(
     kept = overrides.draft("m", "{}", FILES)
     asyncio.run(overrides.put(kept))
     left = overrides.draft("m", "{}", FILES)
-    follower, catalog = follower_of(settings)
-    asyncio.run(follower.catch_up())
+    asyncio.run(overrides.sweep_unless_locked())
     assert not overrides.root_of(left).exists() and overrides.root_of(kept).is_dir()
     assert {path.name for path in overrides.directory.iterdir()} <= {".lock", kept.files}
-    assert "m@1" in catalog, "what is in force is served from the start"
+    found = open_catalog(settings.catalog, settings.repository, overrides=overrides)
+    assert "m@1" in found, "what is in force is served from the start"
 
 
 def test_nothing_is_swept_while_the_store_cannot_be_read(
@@ -132,24 +124,10 @@ def test_a_frontend_that_starts_during_a_load_sweeps_nothing(
     async def work() -> None:
         async with overrides.locked(deadline.after(1)):
             drafted = overrides.draft("m", "{}", FILES)
-            await follower_of(settings)[0].catch_up()
+            await Overrides(settings.paths, Store(settings.paths)).sweep_unless_locked()
             assert overrides.root_of(drafted).is_dir()
 
     asyncio.run(work())
-
-
-def test_a_mistake_beside_an_override_stops_no_frontend(
-    settings: Settings, overrides: Overrides, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    follower, catalog = follower_of(settings)
-    before = catalog.sources
-    asyncio.run(overrides.put(overrides.draft("m", "{}", FILES)))
-    (tmp_path / "models").rmdir()
-    with pytest.raises(ConfigError):
-        asyncio.run(follower.reload())
-    asyncio.run(follower.catch_up())
-    assert catalog.sources == before
-    assert "models that loads brought are not served" in caplog.text
 
 
 def test_an_override_with_the_name_of_a_catalog_model_is_left_out(
@@ -157,48 +135,14 @@ def test_an_override_with_the_name_of_a_catalog_model_is_left_out(
 ) -> None:
     asyncio.run(overrides.put(overrides.draft("echo", "{}", FILES)))
     asyncio.run(overrides.put(overrides.draft("m", "{}", FILES)))
-    follower, catalog = follower_of(settings)
-    asyncio.run(follower.catch_up())
-    assert sorted(catalog) == ["fake/echo", "m@1"]
+    found = open_catalog(settings.catalog, settings.repository, overrides=overrides)
+    assert sorted(found) == ["fake/echo", "m@1"]
     assert "'echo', which a load brought, is left out" in caplog.text
     for _ in range(2):
-        found = catalog_opening.open_catalog(
+        found = catalog_opening.open_accepted(
             settings.paths.root, settings.catalog, settings.repository, overrides
         )
         assert sorted(found) == ["fake/echo", "m@1"]
-
-
-def test_an_older_catalog_never_takes_the_place_of_a_newer(
-    settings: Settings, overrides: Overrides, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    follower, catalog = follower_of(settings)
-    opened = list[list[str]]()
-    began, go_on = asyncio.Event(), asyncio.Event()
-    real = follower._open
-
-    async def work() -> None:
-        loop = asyncio.get_running_loop()
-
-        def slow_at_first() -> Catalog:
-            found = real()
-            opened.append(sorted(found))
-            if len(opened) == 1:
-                loop.call_soon_threadsafe(began.set)
-                asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(20)
-            return found
-
-        monkeypatch.setattr(follower, "_open", slow_at_first)
-        older = asyncio.create_task(follower.reload())
-        await began.wait()
-        await overrides.put(overrides.draft("m", "{}", FILES))
-        newer = asyncio.create_task(follower.reload())
-        await asyncio.wait([newer], timeout=0.5)
-        go_on.set()
-        await asyncio.gather(older, newer)
-
-    asyncio.run(work())
-    assert opened == [["fake/echo"], ["fake/echo", "m@1"]]
-    assert sorted(catalog) == opened[-1]
 
 
 def test_a_file_that_cannot_be_looked_at_is_told(tmp_path: Path, overrides: Overrides) -> None:
@@ -206,5 +150,5 @@ def test_a_file_that_cannot_be_looked_at_is_told(tmp_path: Path, overrides: Over
     override = overrides.draft(
         "m", f'{{"backend": "onnx", "default_model_filename": "{"x" * 300}"}}', {"1/model.pt2": b""}
     )
-    [entry] = entries.overridden(chosen, overrides, override, "")
-    assert entry.error == "the files cannot be read: File name too long"
+    with pytest.raises(InvalidInput, match=r"^the files cannot be read: File name too long"):
+        entries.refuse_draft(chosen, overrides, override)

@@ -19,26 +19,30 @@ from frontend.tensors.load_parameters import Brought
 from frontend.tensors.overriding import Overriding
 from ipc import deadline
 from ipc.catalog.entries import Catalog
-from ipc.catalog.repository.overrides import Overrides
-from ipc.errors import BodyTooLarge, ConfigError, DeadlineExceeded, InvalidInput, ModelLoadFailed
+from ipc.errors import BodyTooLarge, DeadlineExceeded, InvalidInput, ModelLoadFailed
 from ipc.processes.paths import prepare_run_dir
 from ipc.settings import Settings, load
+from ipc.store.overrides import Override, Overrides
 from ipc.store.store import Marks, Store
 from tests.tiny.program_sources import IDENTITY
+from workers.repository.entries import refuse_draft
 
 PROGRAM = IDENTITY.encode()
 
 
-class Follower:
-    """Stands in for the catalog's follower; `refuses` makes the files wrong."""
+class Workers(LocalDirectory):
+    """One worker that looks at drafts as a real one does, and reads nothing; `refuses` makes the files wrong."""
 
-    def __init__(self) -> None:
-        self.refuses = False
+    def __init__(self, settings: Settings, overrides: Overrides) -> None:
+        super().__init__(settings, Catalog(()), SimpleNamespace(channels=[]))  # type: ignore[arg-type]
+        self.refuses, self._overrides, self._repository = False, overrides, settings.repository
 
-    async def reload(self) -> bool:
-        """Nothing is read."""
-        if self.refuses:
-            raise ConfigError("repository.dirs: directory x cannot be read")
+    async def reread(self, until_ns: int, draft: Override | None = None) -> bool:
+        """One look."""
+        if draft is not None:
+            refuse_draft(self._repository, self._overrides, draft)
+        elif self.refuses:
+            raise InvalidInput("the model files have mistakes; the server's log names them")
         return True
 
 
@@ -54,14 +58,13 @@ def services(tmp_path: Path) -> Any:
     }
     settings: Settings = load(None, chosen, {})
     prepare_run_dir(settings.paths)
+    store = Store(settings.paths)
     return SimpleNamespace(
         settings=settings,
-        store=Store(settings.paths),
-        slot=0,
+        store=store,
         catalog=Catalog(()),
-        directory=LocalDirectory(settings, Catalog(()), SimpleNamespace(channels=[])),  # type: ignore[arg-type]
+        directory=Workers(settings, Overrides(settings.paths, store)),
         bodies=BodyReader(settings.limits),
-        follower=Follower(),
     )
 
 
@@ -217,8 +220,11 @@ def test_files_that_a_dead_process_left_do_not_count(services: Any, overrides: O
 
 def test_an_unload_ends_an_override_whatever_the_files_say(services: Any, overrides: Overrides) -> None:
     asyncio.run(put(services, brought()))
-    services.follower.refuses = True
+    services.directory.refuses = True
     overriding = overriding_of(services)
+    assert asyncio.run(overriding.end("m", deadline.after(1))) is False, "the load is later than the unload"
+    assert len(left(overrides)) == 2
+    asyncio.run(overriding._marks.put("m", loaded=False))
     assert asyncio.run(overriding.end("m", deadline.after(1))) is True
     assert not left(overrides)
     assert asyncio.run(overriding.end("m", deadline.after(1))) is False

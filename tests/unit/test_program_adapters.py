@@ -13,8 +13,6 @@ import pytest
 import torch
 
 from ipc.catalog.entries import DirectorySource
-from ipc.catalog.repository import entries
-from ipc.catalog.repository.layout import ModelRefused
 from ipc.errors import InvalidInput
 from ipc.memory.datatypes import DATATYPES
 from ipc.settings import Repository
@@ -29,6 +27,8 @@ from workers.lifecycle.program_proof import call_of
 from workers.loading.source import SourceError
 from workers.memory.payload import Payload
 from workers.operations import operation_of
+from workers.repository import entries
+from workers.repository.layout import ModelRefused
 
 CPU = torch.device("cpu")
 

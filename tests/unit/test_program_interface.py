@@ -8,9 +8,9 @@ import pytest
 
 from ipc.catalog.entries import DirectorySource
 from ipc.catalog.model_config import Control, ModelConfig, SequenceBatching, TensorConfig
-from ipc.catalog.repository.entries import RepositoryEntry
-from ipc.catalog.repository.layout import ModelRefused
 from workers.adapters.shared.interface import Fitted, Interface, ProgramTensor, fit
+from workers.repository.entries import RepositoryEntry
+from workers.repository.layout import ModelRefused
 
 A, B = ProgramTensor("A", "FP32", (-1, 4)), ProgramTensor("B", "INT64", (-1, -1))
 PROGRAM = Interface((A,), (B,))

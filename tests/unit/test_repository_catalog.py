@@ -12,16 +12,17 @@ import torch
 
 from ipc.catalog.entries import preloaded_names
 from ipc.catalog.model_config import InstanceGroup, ModelConfig
-from ipc.catalog.repository.entries import RepositoryEntry
-from ipc.catalog.repository.layout import ModelRefused
-from ipc.catalog.repository.opening import check_models, open_catalog
-from ipc.catalog.repository.retaining import with_retained
-from ipc.catalog.watch import CatalogWatch, look
+from ipc.catalog.repository import check_models, with_retained
 from ipc.errors import ConfigError
 from ipc.settings import Catalog as CatalogSettings
 from ipc.settings import Repository
 from tests.harness.server import FAKE_CATALOG
-from workers.lifecycle import catalog_opening, grouping
+from workers.lifecycle import grouping
+from workers.repository import opening
+from workers.repository.entries import RepositoryEntry
+from workers.repository.layout import ModelRefused
+from workers.repository.opening import open_catalog
+from workers.repository.watch import CatalogWatch, look
 
 NONE = CatalogSettings()
 FAKE = CatalogSettings(dirs=(str(FAKE_CATALOG),), models=("fake/echo",))
@@ -90,7 +91,7 @@ def test_an_unknown_name_in_the_settings_is_told_with_the_nearest(tmp_path: Path
     with pytest.raises(
         ConfigError, match=r"repository\.models: unknown model 'resnte'; did you mean 'resnet'"
     ):
-        check_models(open_catalog(NONE, repository), repository)
+        check_models(repository.models, open_catalog(NONE, repository).versions)
 
 
 @pytest.fixture
@@ -138,17 +139,17 @@ def test_a_worker_that_starts_again_takes_the_repository_as_it_is(tmp_path: Path
     root, run = tmp_path / "models", tmp_path / "run"
     run.mkdir()
     repository = settings(model(root, "m", 1))
-    assert list(catalog_opening.open_catalog(run, FAKE, repository)) == ["fake/echo", "m@1"]
+    assert list(opening.open_accepted(run, FAKE, repository)) == ["fake/echo", "m@1"]
     model(root, "m", 2)
-    assert list(catalog_opening.open_catalog(run, FAKE, repository)) == ["fake/echo", "m@1", "m@2"]
+    assert list(opening.open_accepted(run, FAKE, repository)) == ["fake/echo", "m@1", "m@2"]
     model(root, "echo", 1)
-    assert list(catalog_opening.open_catalog(run, FAKE, repository)) == ["fake/echo"], (
+    assert list(opening.open_accepted(run, FAKE, repository)) == ["fake/echo"], (
         "two of one name: the catalog's stays"
     )
     shutil.rmtree(root)
-    assert list(catalog_opening.open_catalog(run, FAKE, repository)) == ["fake/echo"]
+    assert list(opening.open_accepted(run, FAKE, repository)) == ["fake/echo"]
     with pytest.raises(ConfigError, match="cannot be read"):
-        catalog_opening.open_catalog(tmp_path, FAKE, repository)
+        opening.open_accepted(tmp_path, FAKE, repository)
 
 
 def test_an_old_version_stays_until_a_chosen_one_is_loaded(tmp_path: Path) -> None:

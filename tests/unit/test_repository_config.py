@@ -17,8 +17,8 @@ from ipc.catalog.model_config import (
     Warmup,
     WarmupInput,
 )
-from ipc.catalog.repository import conversion, document, entries
-from ipc.catalog.repository.layout import ModelRefused
+from workers.repository import conversion, document, entries
+from workers.repository.layout import ModelRefused
 
 IN = 'input { name: "A" data_type: TYPE_FP32 dims: [2, -1] }\n'
 OUT = 'output { name: "B" data_type: TYPE_FP32 dims: 2 }\n'

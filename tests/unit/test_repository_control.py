@@ -13,12 +13,18 @@ import pytest
 
 from frontend.engine.local.directory import LocalDirectory
 from frontend.http.bodies import BodyReader
-from frontend.tensors.agreement import Agreement
 from frontend.tensors.control import UNLOAD_S, RepositoryControl
 from frontend.tensors.models import TensorModels
 from ipc import deadline
-from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry
-from ipc.errors import ControlDisabled, DeadlineExceeded, InvalidInput, ModelLoadFailed, Unsupported
+from ipc.catalog.entries import Catalog
+from ipc.errors import (
+    ControlDisabled,
+    DeadlineExceeded,
+    InvalidInput,
+    ModelLoadFailed,
+    NoReplica,
+    Unsupported,
+)
 from ipc.processes.liveness import SlotLock
 from ipc.processes.paths import prepare_run_dir
 from ipc.settings import load
@@ -27,7 +33,7 @@ from ipc.wire.messages import ModelStatus
 from tests.fakes.channel import FakeChannel
 
 
-def control_of(tmp_path: Path, mode: str, slot: int = 0, *statuses: ModelStatus) -> RepositoryControl:
+def control_of(tmp_path: Path, mode: str, *statuses: ModelStatus) -> RepositoryControl:
     """That of a frontend of a server in `tmp_path`, whose worker says this of its models."""
     settings = load(None, {"run.dir": str(tmp_path), "repository.control": mode}, {})
     prepare_run_dir(settings.paths)
@@ -37,7 +43,6 @@ def control_of(tmp_path: Path, mode: str, slot: int = 0, *statuses: ModelStatus)
     services: Any = SimpleNamespace(
         settings=settings,
         store=store,
-        slot=slot,
         catalog=Catalog(()),
         bodies=BodyReader(settings.limits),
         directory=LocalDirectory(settings, Catalog(()), client),
@@ -78,51 +83,6 @@ def test_parameters_of_a_load_are_refused_before_anything_is_loaded(
     assert control.mark("add") is False
 
 
-def test_frontends_agree_when_those_that_live_serve_the_same_files(tmp_path: Path) -> None:
-    paths = load(None, {"run.dir": str(tmp_path)}, {}).paths
-    prepare_run_dir(paths)
-    old, new = (Catalog((), frozenset({(f"/models/{name}", 1, 2, 3)})) for name in ("a", "b"))
-    store = Store(paths)
-    first, second = (
-        Agreement(paths, store, "frontend-0", old),
-        Agreement(paths, store, "frontend-1", old),
-    )
-    with SlotLock(paths.lock("frontend-1")):
-        assert first.reached() and second.reached()
-        old_files = old.files
-        second = Agreement(paths, store, "frontend-1", new)
-        second.tell()
-        assert not first.reached()
-        old.replace(new)
-        assert old.files != old_files and first.reached()
-        Agreement(paths, store, "frontend-1", Catalog(())).tell()
-        assert not first.reached()
-    assert first.reached()
-
-
-def test_frontends_agree_entirely_when_none_serves_what_another_does_not(tmp_path: Path) -> None:
-    paths = load(None, {"run.dir": str(tmp_path)}, {}).paths
-    prepare_run_dir(paths)
-    files = frozenset({("/models/m", 1, 2, 3)})
-    new = Catalog([ModelEntry("m@2", DirectorySource("/m/2"))], files)
-    retaining = Catalog([*new.sources, ModelEntry("m@1", DirectorySource("/m/1"))], files)
-    store = Store(paths)
-    first, second = (
-        Agreement(paths, store, "frontend-0", new),
-        Agreement(paths, store, "frontend-1", retaining),
-    )
-    with SlotLock(paths.lock("frontend-1")):
-        second.tell()
-        assert first.reached() and not first.reached(entirely=True)
-        retaining.replace(new)
-        second.tell()
-        assert first.reached(entirely=True)
-        first = Agreement(paths, store, "frontend-0", new, lambda: {("m@2", "new files")})
-        assert first.reached() and not first.reached(entirely=True), "the second has not heard of them"
-        Agreement(paths, store, "frontend-1", new, lambda: {("m@2", "new files")}).tell()
-        assert first.reached(entirely=True)
-
-
 @pytest.mark.parametrize(("lives", "joins"), [(True, True), (True, False), (False, False)])
 def test_an_unload_waits_for_workers_that_are_being_joined(tmp_path: Path, lives: bool, joins: bool) -> None:
     """And not for one whose process is gone."""
@@ -150,31 +110,71 @@ def test_an_unload_waits_for_workers_that_are_being_joined(tmp_path: Path, lives
     assert told == ["ready" if joins else "connecting"]
 
 
-def test_a_frontend_that_has_not_heard_of_a_load_does_not_agree_by_the_load_before(tmp_path: Path) -> None:
-    before, after = (ModelStatus("m@1", "loaded", revision="r", attempts=attempts) for attempts in (1, 2))
-    first, second = (control_of(tmp_path, "explicit", slot, after) for slot in (0, 1))
-    stale = control_of(tmp_path, "explicit", 1, before)
-    with SlotLock(load(None, {"run.dir": str(tmp_path)}, {}).paths.lock("frontend-1")):
-        stale.tell()
-        assert not first._agreement.reached(entirely=True)
-        second.tell()
-        assert first._agreement.reached(entirely=True)
-
-
-def test_a_load_of_an_unknown_name_reads_the_files_and_is_refused_without_a_wait(tmp_path: Path) -> None:
+def test_a_load_of_an_unknown_name_has_the_files_read_and_is_refused_without_a_wait(tmp_path: Path) -> None:
     control = control_of(tmp_path, "explicit")
     services: Any = control._services
     read = []
 
-    async def reload(changed_only: bool) -> None:
-        read.append(changed_only)
+    async def reread(until_ns: int) -> bool:
+        read.append(until_ns)
+        return False
 
     async def wait(done: Callable[[], bool], until_ns: int) -> None:
         assert done(), "nothing is waited for"
 
-    services.follower = SimpleNamespace(reload=reload)
+    services.directory.reread, services.directory._client.wait = reread, wait
+    services.directory._follower.read_ns = 1
     services.models = TensorModels(services.directory, services.settings, control.mark)
-    services.directory._client.wait = wait
     with pytest.raises(ModelLoadFailed, match="failed to load 'nope', the repository has no such model"):
         asyncio.run(control.load("nope", {}, deadline.after(60)))
-    assert read == [True]
+    assert len(read) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (InvalidInput("the model files have mistakes; see the log"), "model files have mistakes"),
+        (DeadlineExceeded("late"), "the workers have not read its files yet; try again"),
+    ],
+)
+def test_a_load_says_why_the_files_could_not_be_read(tmp_path: Path, error: Exception, words: str) -> None:
+    control = control_of(tmp_path, "explicit")
+
+    async def reread(until_ns: int) -> bool:
+        raise error
+
+    control._services.directory.reread = reread  # type: ignore[method-assign,assignment]
+    with pytest.raises(ModelLoadFailed, match=f"^failed to load 'm', {words}"):
+        asyncio.run(control.load("m", {}, deadline.after(60)))
+
+
+def test_before_a_worker_has_told_its_models_an_unload_is_remembered(tmp_path: Path) -> None:
+    control = control_of(tmp_path, "explicit")
+    services: Any = control._services
+
+    async def wait(done: Callable[[], bool], until_ns: int) -> None:
+        assert not done()
+        raise DeadlineExceeded("no worker")
+
+    services.directory._client.wait = wait
+    services.models = TensorModels(services.directory, services.settings, control.mark)
+    with pytest.raises(NoReplica, match="no worker is up"):
+        services.models.find("m")
+    asyncio.run(control.unload("m", {}, deadline.after(1)))
+    assert control.mark("m") is False
+
+
+def test_an_unload_says_nothing_to_workers_once_the_model_is_loaded_by_name(tmp_path: Path) -> None:
+    control = control_of(tmp_path, "explicit")
+    client: Any = control._services.directory._client  # type: ignore[attr-defined]
+    told: list[str] = []
+
+    async def wait(done: Callable[[], bool], until_ns: int) -> None:
+        await control._marks.put("m", loaded=True)
+
+    async def unload(entry: str, waits: bool, until: Any) -> None:
+        told.append(entry)
+
+    client.wait, client.demand = wait, SimpleNamespace(unload=unload)
+    asyncio.run(control._unload_entry("m@1", deadline.after(UNLOAD_S)))
+    assert not told and control.mark("m") is True

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ipc.catalog.repository import entries, layout
-from ipc.catalog.repository.entries import RepositoryEntry
-from ipc.catalog.repository.layout import ModelRefused
 from ipc.errors import ConfigError
 from ipc.settings import Repository
+from workers.repository import entries, layout
+from workers.repository.entries import RepositoryEntry
+from workers.repository.layout import ModelRefused
 
 CONFIG = """
 max_batch_size: 4

@@ -8,12 +8,12 @@ from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipc.catalog.repository import conversion, document
-from ipc.catalog.repository.layout import ModelRefused
 from ipc.memory.datatypes import DATATYPES
 from ipc.protos import model_config_pb2 as schema
 from ipc.wire import codec
 from ipc.wire.messages import ModelStatus
+from workers.repository import conversion, document
+from workers.repository.layout import ModelRefused
 
 VALID = b"""
 name: "m" platform: "torch_export" max_batch_size: 8

@@ -16,10 +16,10 @@ from ipc.catalog.entries import (
     read_entries,
     read_entry,
 )
-from ipc.catalog.repository.layout import PROGRAMS
 from ipc.processes.paths import asset
 from penstock.families import FAMILIES
 from workers.adapters import registry
+from workers.repository.layout import PROGRAMS
 
 FILES = sorted(asset("config/models").rglob("*.yaml"))
 ENTRIES = {path: read_entry(path) for path in FILES}

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from ipc.catalog.model_config import Control, ModelConfig, SequenceBatching, TensorConfig
-from ipc.catalog.repository.layout import ModelRefused
 from ipc.errors import InvalidInput
 from ipc.wire import codec
 from ipc.wire.messages import InferCall, ModelStatus, Step
@@ -22,6 +21,7 @@ from workers.adapters.shared.named_tensors import NamedInputs, host_array
 from workers.adapters.shared.program import ProgramAdapter
 from workers.adapters.shared.slot_batch import SlotBatch, check_step
 from workers.lifecycle.program_proof import prove
+from workers.repository.layout import ModelRefused
 
 CONTROLS = (
     Control("FIRST", "START", "FP32", (-1.5, 2.5)),

@@ -21,7 +21,6 @@ from frontend.services import Services
 from frontend.tensors.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
 from ipc.catalog.entries import Catalog, DirectorySource
 from ipc.catalog.model_config import ModelConfig
-from ipc.catalog.repository.entries import RepositoryEntry
 from ipc.errors import InvalidInput
 from ipc.processes.paths import prepare_run_dir
 from ipc.protos import trtis_v1_pb2 as pb
@@ -29,6 +28,7 @@ from ipc.wire.messages import ModelStatus
 from tests.fakes.tensors import entry, loaded, services_of
 from tests.unit.test_kserve_infer import request
 from tests.unit.test_trtis_messages import ALL, filled
+from workers.repository.entries import RepositoryEntry
 
 LATER = {
     "ServerStatus": "model_control_stats shm_control_stats repository_stats",
@@ -151,7 +151,7 @@ def shown(services: Services, model: str = "") -> dict[str, dict[int, tuple[str,
 def test_versions_and_models_that_were_removed_stay_with_their_counts(tmp_path: Path) -> None:
     made = services_of(tmp_path, [repository_entry("m@2")], [loaded("m@2", ModelConfig("m"))])
     counted(made, m_1=ANSWERED, m_2=ANSWERED, gone_7=ANSWERED)
-    made.follower.removed = {("m", 3), ("never", 1)}
+    made.directory.removed.update({("m", 3), ("never", 1)})
     unavailable = "MODEL_UNAVAILABLE"
     assert shown(made) == {
         "m": {1: (unavailable, 3), 2: ("MODEL_READY", 3), 3: (unavailable, 0)},

@@ -25,11 +25,11 @@ import torch
 
 from ipc.catalog.model_config import ModelConfig
 from ipc.catalog.option_names import FAMILY_OPTIONS
-from ipc.catalog.repository.entries import RepositoryEntry
 from ipc.errors import InvalidInput
 from ipc.wire.extraction import Extraction
 from ipc.wire.messages import Call, InputItem
 from workers.adapters.shared.lora import LoraLayers
+from workers.repository.entries import RepositoryEntry
 
 if TYPE_CHECKING:
     from workers.adapters.shared.named_tensors import NamedBatch

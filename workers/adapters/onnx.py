@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from ipc.catalog.repository.layout import ModelRefused
 from ipc.errors import InvalidInput
 from ipc.extras import require
 from ipc.memory.datatypes import BYTES
@@ -17,6 +16,7 @@ from workers.adapters.shared.interface import Interface, ProgramTensor, fit
 from workers.adapters.shared.named_tensors import Array, NamedBatch
 from workers.adapters.shared.program import RepositoryProgram, entry_of
 from workers.loading.source import SourceError
+from workers.repository.layout import ModelRefused
 
 _DATATYPES = {
     "tensor(bool)": "BOOL",

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 
 from ipc.catalog.model_config import ModelConfig
-from ipc.catalog.repository.layout import ModelRefused
 from workers.adapters.base import AdapterSpec, LoadContext, Pause
 from workers.adapters.shared.named_tensors import NamedBatch
 from workers.adapters.shared.program import RepositoryProgram, entry_of
+from workers.repository.layout import ModelRefused
 
 _numbers = itertools.count(1)
 

@@ -18,13 +18,13 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.export.passes import move_to_device_pass
 from torch.fx import GraphModule
 
-from ipc.catalog.repository.layout import ModelRefused
 from ipc.errors import InvalidInput
 from workers.adapters.base import AdapterSpec, LoadContext
 from workers.adapters.shared.interface import DATATYPE_OF, Interface, ProgramTensor, fit
 from workers.adapters.shared.named_tensors import NamedBatch
 from workers.adapters.shared.program import RepositoryProgram, entry_of
 from workers.loading.program_archive import open_program
+from workers.repository.layout import ModelRefused
 
 _STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 

@@ -11,13 +11,13 @@ from typing import Any, ClassVar, Self
 import torch
 
 from ipc.catalog.model_config import ModelConfig
-from ipc.catalog.repository.layout import ModelRefused
 from ipc.memory.datatypes import BYTES
 from workers.adapters.base import AdapterSpec, LoadContext
 from workers.adapters.shared.interface import Interface, ProgramTensor, fit
 from workers.adapters.shared.named_tensors import NamedBatch
 from workers.adapters.shared.program import RepositoryProgram, entry_of
 from workers.loading.source import SourceError
+from workers.repository.layout import ModelRefused
 
 _HARMLESS = frozenset(
     f"prim::{kind}"

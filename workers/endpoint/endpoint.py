@@ -30,6 +30,7 @@ from ipc.memory.leases import Block, LeaseTable
 from ipc.processes.paths import RunPaths
 from ipc.wire import bundles, codec
 from ipc.wire.bundles import receive
+from ipc.wire.catalogs import Entries, Heard, Replied, Reread, Spread
 from ipc.wire.codec import ToFrontend, ToWorker
 from ipc.wire.messages import (
     VERSION,
@@ -55,7 +56,7 @@ from ipc.wire.messages import (
 )
 from ipc.wire.stats import Stats
 from ipc.wire.streams import Part, PartsConsumed
-from workers.endpoint.sessions import Session, SessionTable
+from workers.endpoint.sessions import Hearings, Session, SessionTable
 
 __all__ = ["bind", "receive", "send"]
 
@@ -88,12 +89,26 @@ log = logging.getLogger(__name__)
 _BURST = 512
 
 
+class CatalogOwner(Protocol):
+    """Who reads the catalog's files."""
+
+    def all_entries(self) -> Entries:
+        """All that frontends have been told of the catalog."""
+
+    def reread(self, message: Reread, done: Callable[[Replied], None]) -> None:
+        """Look at the files in another thread, which calls `done` once what has changed is posted."""
+
+
 class Handler(Protocol):
     """What the endpoint asks of the runtime."""
 
     @property
     def draining(self) -> bool:
         """Whether nothing new is taken."""
+
+    @property
+    def models(self) -> CatalogOwner:
+        """The catalog."""
 
     def welcome(self) -> Welcome:
         """Present state, for a new session."""
@@ -134,6 +149,7 @@ class Endpoint:
         self, paths: RunPaths, slot: int, leases: LeaseTable, handler: Handler, tick_s: float = 0.1
     ) -> None:
         self.sessions = SessionTable()
+        self._hearings = Hearings(self.sessions, self._send)
         self.leases = leases
         self._handler, self._tick_s, self._paths = handler, tick_s, paths
         self._context = zmq.Context()
@@ -156,6 +172,9 @@ class Endpoint:
             Ping: lambda session, message, _: self._send(session, Pong(message.seq)),
             Load: lambda _, message, __: handler.load(message),
             Unload: lambda _, message, __: handler.unload(message.model),
+            Reread: self._reread,
+            Spread: self._spread,
+            Heard: lambda session, message, _: self._hearings.heard(session, message),
             Watch: self._watch,
             Inputs: self._map_inputs,
             Goodbye: lambda session, _, __: self.drop(session, "it said goodbye"),
@@ -299,6 +318,7 @@ class Endpoint:
             self._poller.register(session.pidfd, zmq.POLLIN)
             log.info("%s (pid %d) has joined", session.slot, session.pid)
         self._send(session, self._handler.welcome())
+        self._send(session, self._handler.models.all_entries())
         if self._handler.draining:
             self._send(session, Leaving())
 
@@ -332,6 +352,7 @@ class Endpoint:
             return
         self._poller.unregister(session.pidfd)
         self.sessions.drop(session)
+        self._hearings.drop(session)
         for request in list(session.outstanding):
             self._handler.cancel(session, request)
         revoked = self.leases.revoke_session(session.key)
@@ -384,7 +405,21 @@ class Endpoint:
             session.reading.discard(request)
             self._send(session, InputFreed(request))
 
-    def broadcast(self, message: Credits | Models | Leaving) -> None:
+    def _reread(self, session: Session, message: Reread, _: bytes) -> None:
+        def done(replied: Replied) -> None:
+            self.post(lambda: self.answer(session, replied))
+
+        self._handler.models.reread(message, done)
+
+    def _spread(self, session: Session, message: Spread, _: bytes) -> None:
+        self._hearings.begin(lambda: self.answer(session, Replied(message.id)))
+
+    def answer(self, session: Session, message: Replied) -> None:
+        """Answer `Reread` or `Spread`. Endpoint thread only."""
+        if self.sessions.get(session.key) is session:
+            self._send(session, message)
+
+    def broadcast(self, message: Credits | Models | Entries | Leaving) -> None:
         """Send one message to every session. Endpoint thread only."""
         for session in self.sessions:
             self._send(session, message)

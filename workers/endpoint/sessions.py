@@ -1,17 +1,20 @@
 """A worker's register of frontends: who they are, whether they live, what they have in flight.
 
-Each session holds a pidfd of its frontend; the endpoint polls these descriptors beside its socket.
+Each session holds a pidfd of its frontend; the endpoint polls these descriptors beside its socket. `Hearings` waits
+until all frontends have taken in what the worker told them.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ipc.memory.arena import ArenaView
 from ipc.processes.liveness import open_pidfd
 from ipc.wire import codec
+from ipc.wire.catalogs import Heard, Told
 from ipc.wire.messages import Hello
 
 
@@ -68,3 +71,35 @@ class SessionTable:
         if self._by_key.pop(session.key, None) is not None:
             del self._by_fd[session.pidfd]
             os.close(session.pidfd)
+
+
+class Hearings:
+    """Which sessions have still to say that they have heard; a session that ends is waited for no longer."""
+
+    def __init__(self, sessions: SessionTable, send: Callable[[Session, Told], None]) -> None:
+        self._sessions, self._send = sessions, send
+        self._open: dict[int, tuple[set[bytes], Callable[[], None]]] = {}
+        self._numbers = itertools.count(1)
+
+    def begin(self, then: Callable[[], None]) -> None:
+        """Call `then` once all present sessions have taken in what was sent to them before."""
+        number, sessions = next(self._numbers), list(self._sessions)
+        self._open[number] = {session.key for session in sessions}, then
+        for session in sessions:
+            self._send(session, Told(number))
+
+    def heard(self, session: Session, message: Heard) -> None:
+        """A session has taken in what came before a `Told`."""
+        self._strike(message.id, session.key)
+
+    def drop(self, session: Session) -> None:
+        """A session has ended."""
+        for number in list(self._open):
+            self._strike(number, session.key)
+
+    def _strike(self, number: int, key: bytes) -> None:
+        waiting, then = self._open.get(number, (set[bytes](), None))
+        waiting.discard(key)
+        if then is not None and not waiting:
+            del self._open[number]
+            then()

@@ -2,7 +2,9 @@
 
 1. Once a second `CatalogFollower` asks whether files changed. A catalog with mistakes is refused, and the one in force
    stays.
-2. A version of a repository model whose place another version takes stays until the other one is loaded.
+2. A frontend that is to load a model by name has the files read at once (`reread`), settled or not.
+3. `ToldEntries` says which entries frontends have still to be told of.
+4. A version of a repository model whose place another version takes stays until the other one is loaded.
 """
 
 from __future__ import annotations
@@ -11,17 +13,18 @@ import logging
 import math
 import time
 
-from ipc.catalog.entries import Catalog
-from ipc.catalog.repository import opening
-from ipc.catalog.repository.entries import RepositoryEntry
-from ipc.catalog.repository.overrides import Overrides
-from ipc.catalog.repository.retaining import with_retained
-from ipc.catalog.watch import CatalogWatch
-from ipc.errors import ConfigError
+from ipc.catalog.entries import Catalog, ModelEntry
+from ipc.catalog.repository import VersionEntry, with_retained
+from ipc.errors import ConfigError, InvalidInput
 from ipc.settings import Settings
+from ipc.store.overrides import Override, Overrides
 from ipc.store.store import Store
-from workers.lifecycle import catalog_opening, grouping
+from ipc.wire.catalogs import Entries
+from workers.lifecycle import grouping
 from workers.lifecycle.model_states import ModelStates
+from workers.repository import opening
+from workers.repository.entries import RepositoryEntry, refuse_draft
+from workers.repository.watch import CatalogWatch
 
 log = logging.getLogger(__name__)
 
@@ -36,40 +39,59 @@ class CatalogFollower:
         """`catalog` is what is served now."""
         self._states, self._settings = states, settings
         self._overrides = Overrides(settings.paths, Store(settings.paths))
-        places = (settings.catalog.dirs, catalog.files, settings.repository.dirs, self._overrides)
-        self._sources = catalog.sources
-        self._watch = CatalogWatch(*places) if settings.catalog.watch else None
+        self.catalog = catalog
+        """What the files said when they were read last; more is served while versions stay."""
+        self._follows = settings.catalog.watch
+        self._watch = CatalogWatch(
+            settings.catalog.dirs, catalog.files, settings.repository.dirs, self._overrides
+        )
         self._wanted: Catalog | None = None
         """The catalog of the files, while more than that is served."""
         self._replaced_at = math.inf
 
     def look(self) -> None:
         """Serve what the files say once they have changed. Whatever is wrong with them must not end the worker."""
-        if self._watch is None:
-            return
-        chosen = self._settings.catalog
         try:
-            if not self._watch.changed():
+            if self._follows and self._watch.changed():
+                self._follow()
+            else:
                 self._retire_retained()
-                return
-            catalog = opening.open_catalog(
-                chosen, self._settings.repository, vanished_ok=True, overrides=self._overrides
-            )
-            opening.tell_bad(catalog)
-            catalog = catalog.keeping(self._sources)
-            grouping.groups(catalog)
         except ConfigError as error:
             log.error("the changed catalog is refused, the old one stays: %s", error.message)
-            return
         except (OSError, ValueError, RecursionError) as error:
             log.error("the catalog's files cannot be followed, the old catalog stays: %s", error)
-            return
+
+    def reread(self, draft: Override | None) -> bool:
+        """Look now, on behalf of a frontend: at the files, settled or not, or only at the draft of an override.
+
+        Returns whether the files say something else than before. Raises `InvalidInput` for files or a draft that cannot
+        be served, and `ModelLoadFailed` as `refuse_draft` does.
+        """
+        try:
+            if draft is not None:
+                refuse_draft(self._settings.repository, self._overrides, draft)
+                return False
+            return self._watch.differs() and self._follow()
+        except (ConfigError, OSError, ValueError, RecursionError) as error:
+            log.error("the changed catalog is refused, the old one stays: %s", error)
+            raise InvalidInput("the model files have mistakes; the server's log names them") from error
+
+    def _follow(self) -> bool:
+        """Serve what the files say now. Raises `ConfigError`, and what reading files raises."""
+        chosen = self._settings.catalog
+        catalog = opening.open_catalog(
+            chosen, self._settings.repository, vanished_ok=True, overrides=self._overrides
+        )
+        opening.tell_bad(catalog)
+        catalog = catalog.keeping(self.catalog.sources)
+        grouping.groups(catalog)
         self._watch.was_read(catalog.files)
-        self._sources = catalog.sources
+        changed = catalog.sources != self.catalog.sources
         log.info("the catalog changed: it has %d models now", len(catalog))
-        catalog_opening.keep(self._settings.paths.root, chosen, catalog)
-        self._wanted, self._replaced_at = catalog, math.inf
+        opening.keep(self._settings.paths.root, chosen, catalog)
+        self.catalog, self._wanted, self._replaced_at = catalog, catalog, math.inf
         self.apply(self._with_retained(catalog))
+        return changed
 
     def _with_retained(self, catalog: Catalog) -> Catalog:
         """`catalog`, and versions that stay until one of those that it names can take their place."""
@@ -118,3 +140,33 @@ class CatalogFollower:
                 if instance.state == "available" and wanted:
                     self._states.enqueue(instance, demanded=False)
             self._states.announce()
+
+
+class ToldEntries:
+    """The entries of this worker's catalog as its frontends know them. Endpoint thread only."""
+
+    def __init__(self) -> None:
+        self._catalog = Catalog(())
+        self._told: dict[str, ModelEntry] = {}
+
+    def changes(self, catalog: Catalog) -> Entries | None:
+        """What is to be told of a catalog, None while it is the catalog of the last call."""
+        if catalog is self._catalog:
+            return None
+        before, self._catalog = self._told, catalog
+        entries = (e.told() if isinstance(e, RepositoryEntry) else e for e in catalog.sources)
+        self._told = {entry.id: entry for entry in entries}
+        return self._message([entry for entry in self._told.values() if before.get(entry.id) != entry])
+
+    def all(self) -> Entries:
+        """All entries of the catalog of the last call of `changes`."""
+        return self._message(list(self._told.values()))
+
+    def _message(self, changed: list[ModelEntry]) -> Entries:
+        return Entries(
+            self._catalog.read_ns,
+            list(self._told),
+            [entry for entry in changed if not isinstance(entry, VersionEntry)],
+            [entry for entry in changed if isinstance(entry, VersionEntry)],
+            sorted(self._catalog.names),
+        )

@@ -18,9 +18,9 @@ import msgspec
 import torch
 
 from ipc.catalog.entries import Catalog, ModelEntry
-from ipc.catalog.repository.entries import RepositoryEntry
-from ipc.catalog.repository.layout import ModelRefused
 from workers.adapters.registry import resolve
+from workers.repository.entries import RepositoryEntry
+from workers.repository.layout import ModelRefused
 
 _PER_REQUEST = ("instruction", "overflow_policy", "lora", "lora_id")
 """Runtime options that frontends resolve into each call, for all families."""

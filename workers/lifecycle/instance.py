@@ -114,7 +114,8 @@ class LoraAdapter(LifeCycle):
     """One LoRA adapter of a model, known to requests as `key`.
 
     A failed adapter is not read again while its files are the same as then (`files`), unless `retry_at` has come.
-    `named` is the source that the catalog entry gave, None for an adapter that was found in a directory.
+    `named` is the source that the catalog entry gave, None for an adapter that was found in a directory. `due` marks an
+    adapter in line that the model has a place for: its load begins when a thread is free, without another request.
     """
 
     parent: Instance
@@ -123,6 +124,7 @@ class LoraAdapter(LifeCycle):
     files: Files
     named: LoraSource | None = None
     fitted: FittedLora | None = None
+    due: bool = False
 
     @property
     def name(self) -> str:
@@ -138,6 +140,13 @@ class LoraAdapter(LifeCycle):
     def nbytes(self) -> int:
         """Bytes of its weights, once they are loaded."""
         return 0 if self.fitted is None else self.fitted.nbytes
+
+    @property
+    def told(self) -> str:
+        """The state that frontends are told, "" for none: a request for such an adapter has to ask again."""
+        if self.state == "available":
+            return "loading" if self.due else ""
+        return "" if self.state == "failed" else self.state
 
     def succeed(self, fitted: FittedLora, now: float) -> None:
         """The load ended well."""
@@ -239,10 +248,6 @@ class Instance(LifeCycle):
             permanent=failure.permanent if failure else False,
             uses=sorted(adapter.uses) if is_loaded and adapter else [],
             config=adapter.config if is_loaded and adapter else None,
-            loras={key: lora.state for key, lora in list(self.loras.items()) if lora.state in _TOLD},
+            loras={key: lora.told for key, lora in list(self.loras.items()) if lora.told},
             revision=entry.code,
         )
-
-
-_TOLD = ("loading", "loaded", "unloading")
-"""States of LoRA adapters that frontends are told of."""

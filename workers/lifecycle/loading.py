@@ -14,7 +14,6 @@ import torch
 
 from ipc.catalog.entries import AdapterSource, DirectorySource, HubSource, ModelEntry, check_names
 from ipc.catalog.option_names import FAMILY_OPTIONS
-from ipc.catalog.repository.entries import RepositoryEntry
 from ipc.settings import Settings
 from ipc.wire import codec
 from workers.adapters.base import Adapter, LoadContext
@@ -25,6 +24,7 @@ from workers.lifecycle import fingerprint, grouping, memory_budget
 from workers.lifecycle.instance import Instance, LoadAbandoned
 from workers.lifecycle.proof import prove
 from workers.loading import source
+from workers.repository.entries import RepositoryEntry
 
 log = logging.getLogger(__name__)
 

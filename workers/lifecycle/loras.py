@@ -30,7 +30,7 @@ from ipc.settings import Settings
 from ipc.wire.messages import Call
 from workers.adapters.base import Adapter
 from workers.adapters.shared.lora import FittedLora, LoraLayers
-from workers.lifecycle import eviction
+from workers.lifecycle import memory_budget
 from workers.lifecycle.crashes import LoadCrashes
 from workers.lifecycle.instance import Instance, LoadAbandoned, LoraAdapter
 from workers.lifecycle.loads import Loads
@@ -126,10 +126,10 @@ class LoraLoads(Loads[LoraAdapter, FittedLora]):
             return
         needed = self._needed(instance)
         residents = [
-            eviction.Resident(lora.serial, lora.nbytes, lora.last_used, busy=lora.key in needed)
+            memory_budget.Resident(lora.serial, lora.nbytes, lora.last_used, busy=lora.key in needed)
             for lora in loaded.values()
         ]
-        first = eviction.order(residents)[0]
+        first = memory_budget.order(residents)[0]
         oldest = min(loaded.values(), key=lambda lora: lora.since)
         if not first.busy:
             log.info("%s leaves for another one", loaded[first.serial].title)
@@ -138,8 +138,11 @@ class LoraLoads(Loads[LoraAdapter, FittedLora]):
             self._unload(oldest, "memory")
 
     def _has_place(self, instance: Instance) -> bool:
-        held = sum(lora.state in ("loading", "loaded", "unloading") for lora in instance.loras.values())
-        return held < self._places
+        return self._held(instance) < self._places
+
+    @staticmethod
+    def _held(instance: Instance) -> int:
+        return sum(lora.state in ("loading", "loaded", "unloading") for lora in instance.loras.values())
 
     def finish_drains(self) -> bool:
         """Drop adapters that no open request needs any more; whether others are still needed. Wants the lock."""
@@ -166,6 +169,18 @@ class LoraLoads(Loads[LoraAdapter, FittedLora]):
             self.line.withdraw(item)
             return False
         return parent.state == "loaded" and self._has_place(parent) and super().may_begin(item)
+
+    def start(self) -> None:
+        """Begin what is due, and tell of adapters in line that wait for nothing but a thread. Wants the lock."""
+        super().start()
+        for instance in self.states.instances():
+            waiting = [lora for lora in instance.loras.values() if lora.state == "available"]
+            free = self._places - self._held(instance)
+            due = waiting[: max(0, free)] if instance.state == "loaded" else []
+            if any(lora.due != (lora in due) for lora in waiting):
+                for lora in waiting:
+                    lora.due = lora in due
+                self.states.announce(instance)
 
     def begin(self, item: LoraAdapter) -> None:
         """The adapter takes a place. Wants the lock."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ipc.catalog.watch import EVERY_S
 from ipc.errors import ModelNotLoaded
 from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
@@ -25,6 +25,7 @@ from workers.lifecycle.crashes import LoadCrashes
 from workers.lifecycle.loras import LoraLoads
 from workers.lifecycle.model_loads import ModelLoads
 from workers.lifecycle.model_states import ModelStates
+from workers.repository.watch import EVERY_S
 from workers.scheduling.table import JobTable
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Maintenance:
         self.models = ModelLoads(states, settings, self._crashes, device, run, self.loras, metrics)
         self._heap = memory_budget.Heap()
         self._next_look = 0.0
+        self._asked: deque[Callable[[], None]] = deque()
         self._closed = False
         self._thread = vital_thread("maintenance", self._run)
 
@@ -69,8 +71,16 @@ class Maintenance:
             self._states.lock.notify_all()
         self._crashes.close()
 
+    def ask(self, work: Callable[[], None]) -> None:
+        """Run `work` in the maintenance thread, soon; from any thread."""
+        with self._states.lock:
+            self._asked.append(work)
+            self._states.lock.notify_all()
+
     def _run(self) -> None:
         while not self._closed:
+            while self._asked:
+                self._asked.popleft()()
             self._finish_drains()
             self._look()
             with self._states.lock:
@@ -79,7 +89,8 @@ class Maintenance:
                 self.loras.start()
                 draining |= any(instance.state == "unloading" for instance in self._states.instances())
                 if not self._closed:
-                    self._states.lock.wait(DRAIN_LOOK_S if draining else EVERY_S)
+                    wait_s = DRAIN_LOOK_S if draining else EVERY_S
+                    self._states.lock.wait(0.0 if self._asked else wait_s)
 
     def _finish_drains(self) -> None:
         """Give back what nobody uses any more, and fail what is left when the time is up."""

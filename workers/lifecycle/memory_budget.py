@@ -3,6 +3,12 @@
 On CUDA a load is measured by the allocator: what it has given out after the load, less what before, both looked at on
 the device thread, where no batch runs then. Loads that overlap cannot be told apart and count what the adapter says.
 On CPU the parameters and buffers count.
+
+Which model has to leave the memory (`order`, `victims`):
+
+1. Pinned models stay.
+2. Models without open work go before models with work; among equals the one that was used longest ago.
+3. The last loaded model stays, unless the caller says that even it may go.
 """
 
 from __future__ import annotations
@@ -13,10 +19,10 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -169,3 +175,31 @@ def _trim() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+class Resident(NamedTuple):
+    """A loaded model: `last_used` on any clock, `busy` while requests for it are open."""
+
+    serial: int
+    nbytes: int
+    last_used: float
+    pinned: bool = False
+    busy: bool = False
+
+
+def order(residents: Sequence[Resident]) -> list[Resident]:
+    """Those that may go, the first to go first."""
+    free = [resident for resident in residents if not resident.pinned]
+    return sorted(free, key=lambda resident: (resident.busy, resident.last_used, resident.serial))
+
+
+def victims(residents: Sequence[Resident], excess_bytes: int, *, last_may_go: bool = False) -> list[Resident]:
+    """Enough of them to free `excess_bytes`, or as many as may go."""
+    chosen: list[Resident] = []
+    most = len(residents) if last_may_go else len(residents) - 1
+    for resident in order(residents):
+        if excess_bytes <= 0 or len(chosen) >= most:
+            break
+        chosen.append(resident)
+        excess_bytes -= resident.nbytes
+    return chosen

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ipc.catalog.repository.layout import ModelRefused
-from ipc.catalog.watch import EVERY_S
 from ipc.errors import ProtocolError
 from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
@@ -22,6 +20,8 @@ from workers.lifecycle.loras import LoraLoads
 from workers.lifecycle.model_states import ModelStates
 from workers.loading.failure import LoadFailure
 from workers.loading.source import DownloadFailed, SourceError
+from workers.repository.layout import ModelRefused
+from workers.repository.watch import EVERY_S
 
 log = logging.getLogger(__name__)
 

@@ -18,15 +18,15 @@ from typing import Generic, TypeVar
 import msgspec
 
 from ipc.catalog.entries import ALL, Catalog, ModelEntry, preloaded_names
-from ipc.catalog.repository.entries import RepositoryEntry
 from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
 from ipc.store.store import Marks, Store
 from ipc.wire.messages import ModelStatus
 from workers.adapters.base import Adapter
-from workers.lifecycle import eviction, grouping
+from workers.lifecycle import grouping, memory_budget
 from workers.lifecycle.instance import Instance
 from workers.lifecycle.memory_budget import Budget
+from workers.repository.entries import RepositoryEntry
 from workers.scheduling.table import JobTable
 
 log = logging.getLogger(__name__)
@@ -303,11 +303,13 @@ class ModelStates:
             self._by_facts = {facts: i for facts, i in self._by_facts.items() if i is not instance}
             self._leaving.append(instance)
 
-    def residents(self) -> list[eviction.Resident]:
+    def residents(self) -> list[memory_budget.Resident]:
         """What is loaded, for a decision about who goes."""
         busy = self._jobs.adapters()
         return [
-            eviction.Resident(i.serial, i.memory_bytes, i.last_used, self.is_pinned(i), id(i.adapter) in busy)
+            memory_budget.Resident(
+                i.serial, i.memory_bytes, i.last_used, self.is_pinned(i), id(i.adapter) in busy
+            )
             for i in self.instances()
             if i.state == "loaded"
         ]
@@ -315,7 +317,7 @@ class ModelStates:
     def evict_idle(self, keep: ServedModel | None) -> Instance | None:
         """Begin to unload the model without work that was used longest ago, `keep` aside; None when there is none."""
         kept = keep.instance.serial if keep is not None else 0
-        free = [r for r in eviction.order(self.residents()) if not r.busy and r.serial != kept]
+        free = [r for r in memory_budget.order(self.residents()) if not r.busy and r.serial != kept]
         if not free:
             return None
         chosen = next(instance for instance in self.instances() if instance.serial == free[0].serial)
@@ -324,7 +326,7 @@ class ModelStates:
 
     def evict(self, excess_bytes: int, reason: str, *, last_may_go: bool = False) -> bool:
         """Begin to unload enough models to free so much, or as many as may go; whether there was one."""
-        chosen = eviction.victims(self.residents(), excess_bytes, last_may_go=last_may_go)
+        chosen = memory_budget.victims(self.residents(), excess_bytes, last_may_go=last_may_go)
         by_serial = {instance.serial: instance for instance in self.instances()}
         for resident in chosen:
             self.begin_unload(by_serial[resident.serial], reason)

@@ -11,23 +11,28 @@ States are in `lifecycle.model_states`, threads in `lifecycle.maintenance`, the 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
 from ipc.catalog.entries import Catalog
 from ipc.catalog.model_config import ROW_COST
+from ipc.errors import PenstockError
 from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
 from ipc.wire import codec
+from ipc.wire.catalogs import Entries, Replied, Reread
 from ipc.wire.messages import ModelStatus
 from workers.device.devices import Device
 from workers.lifecycle import grouping
-from workers.lifecycle.catalog_following import CatalogFollower
+from workers.lifecycle.catalog_following import CatalogFollower, ToldEntries
 from workers.lifecycle.maintenance import Maintenance
 from workers.lifecycle.memory_budget import budget_of, keep_freed_memory
 from workers.lifecycle.model_states import ModelStates
 from workers.scheduling.table import JobTable
+
+log = logging.getLogger(__name__)
 
 
 class ModelTable:
@@ -47,6 +52,7 @@ class ModelTable:
         """`run` executes a function on the device thread; `changed` is told of every new state."""
         self._device = device
         self._told: dict[str, ModelStatus] = {}
+        self.entries = ToldEntries()
         self._states = ModelStates(settings, budget_of(settings, device), jobs, metrics, changed)
         self._follower = CatalogFollower(self._states, settings, catalog)
         self._maintenance = Maintenance(
@@ -96,6 +102,36 @@ class ModelTable:
         gone = [name for name in names if name not in served and self._told.pop(name, None) is not None]
         self._told.update({status.name: status for status in changed})
         return [codec.sayable(status) for status in changed], gone
+
+    @property
+    def catalog(self) -> Catalog:
+        """What the files said when they were read last."""
+        return self._follower.catalog
+
+    def all_entries(self) -> Entries:
+        """All that frontends have been told of the catalog."""
+        return self.entries.all()
+
+    def reread(self, message: Reread, done: Callable[[Replied], None]) -> None:
+        """Look at the files, or at the draft of an override, in the maintenance thread.
+
+        That thread calls `done` with the answer, after it has announced what has changed.
+        """
+
+        def work() -> None:
+            try:
+                replied = Replied(message.id, self._follower.reread(message.draft))
+            except PenstockError as error:
+                replied = Replied(message.id, code=error.code, message=error.message)
+            except Exception:
+                # NOTE: a client's configuration may be wrong in unforeseen ways, which must not end the worker.
+                log.exception("looking at the files of models failed")
+                replied = Replied(
+                    message.id, code=PenstockError.code, message="the files could not be looked at"
+                )
+            done(replied)
+
+        self._maintenance.ask(work)
 
     @property
     def preloaded(self) -> bool:

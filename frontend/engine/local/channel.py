@@ -34,12 +34,14 @@ import zmq
 from frontend.engine.answer import Answer
 from frontend.engine.interface import Payload
 from frontend.engine.local import dealer
+from frontend.engine.local.catalog import ToldCatalog
 from ipc.errors import DeadlineExceeded, ProtocolError, WorkerLost, from_code
 from ipc.memory.arena import ArenaView
 from ipc.memory.input_arena import InputBlock
 from ipc.processes.liveness import open_pidfd, start_ticks
 from ipc.processes.paths import RunPaths
 from ipc.shares import Shares
+from ipc.wire.catalogs import Entries, Heard, Replied, Reread, Spread, Told
 from ipc.wire.codec import ToFrontend, ToWorker
 from ipc.wire.messages import (
     LANES,
@@ -232,6 +234,7 @@ class Channel:
         self.slot = slot
         self.state = "absent"
         self.models: dict[str, ModelStatus] = {}
+        self.catalog = ToldCatalog()
         self.preloaded = False
         self.free_bytes = 0
         self.credits = Credits(0, 0, 0.0)
@@ -251,6 +254,7 @@ class Channel:
         self._mapping: asyncio.Task[None] | None = None
         self._watching = False
         self._reading: dict[int, InputBlock] = {}
+        self._asked: dict[int, asyncio.Future[Replied]] = {}
         self.streams: dict[int, Callable[[Delivery], None]] = {}
         """Who takes the parts of a request, by its id."""
         self._handlers: dict[type, Callable[[Any, bytes], None]] = {
@@ -260,6 +264,9 @@ class Channel:
             InputFreed: self._on_input_freed,
             Credits: self._on_credits,
             Models: self._on_models,
+            Entries: self._on_entries,
+            Replied: self._on_replied,
+            Told: lambda message, _: self._put(Heard(message.id)),
             Stats: self._on_stats,
             Pong: self._on_pong,
             Welcome: self._on_welcome,
@@ -391,6 +398,15 @@ class Channel:
         """Ask the worker to unload a model; its answer is a new state of the model. Returns whether it was sent."""
         return self.state == "ready" and self._send(Unload(model))
 
+    def ask(self, message: Callable[[int], Reread | Spread]) -> asyncio.Future[Replied]:
+        """Send the message of a number; the future is the answer, `WorkerLost` if the worker dies meanwhile."""
+        number = next(self._ids)
+        future: asyncio.Future[Replied] = self._loop.create_future()
+        future.add_done_callback(lambda _: self._asked.pop(number, None))
+        self._asked[number] = future
+        self._put(message(number))
+        return future
+
     def watch(self, on: bool) -> None:
         """Ask the worker for `stats`, or for no more; to be repeated, since a new life of it knows of nothing."""
         if self.state in ("ready", "leaving") and self._watching != on and self._send(Watch(on)):
@@ -443,6 +459,16 @@ class Channel:
         changed = {status.name: status for status in message.models}
         kept = {name: status for name, status in self.models.items() if name not in message.gone}
         self._set_models(kept | changed, message)
+
+    def _on_entries(self, message: Entries, _: bytes) -> None:
+        self.catalog = self.catalog.after(message)
+        self._changed()
+
+    def _on_replied(self, message: Replied, _: bytes) -> None:
+        future = self._asked.get(message.id)
+        if future is not None and not future.done():
+            future.set_result(message)
+            self._changed()
 
     def _on_stats(self, stats: Stats, _: bytes) -> None:
         self.stats = stats
@@ -555,6 +581,10 @@ class Channel:
         self.state, self.models, self._arena = "absent", {}, None
         self.preloaded, self.free_bytes = False, 0
         self.stats, self._watching = None, False
+        self.catalog = ToldCatalog()
+        for asked in list(self._asked.values()):
+            if not asked.done():
+                asked.set_exception(WorkerLost(why, retry_after_s=1))
         for request, (future, _) in pending.items():
             if not future.done():
                 future.set_exception(WorkerLost(why, suspect=request in suspects, retry_after_s=1))

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from frontend.engine.interface import Wanted, always
 from frontend.engine.local import routing
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.workers import Workers
@@ -185,10 +186,11 @@ class Demand:
     def _views(self, model: str) -> list[View]:
         return [_view(channel, model) for channel in self._up() if model in channel.models]
 
-    async def load(self, model: str, wait: bool, deadline_ns: int) -> str:
+    async def load(self, model: str, wait: bool, deadline_ns: int, is_wanted: Wanted = always) -> str:
         """Load a model although its last load may have failed; returns its state, `loading` only unless `wait`.
 
-        Raises what keeps the model from being loaded, and `DeadlineExceeded`.
+        `is_wanted` is asked before each word to a worker. Raises what keeps the model from loading, `ModelNotLoaded`
+        if the model is wanted no more, and `DeadlineExceeded`.
         """
         up = self._up()
         views = self._views(model)
@@ -198,6 +200,7 @@ class Demand:
         channel = next((c for c in up if c.slot == slot), None)
         if channel is None:
             raise NoReplica("no worker is up that knows this model", retry_after_s=2)
+        _refuse_unwanted(is_wanted)
         attempts = channel.models[model].attempts
         seen, asked = False, time.monotonic()
         # NOTE: also to one that has it, or loads it: somebody may have given it up just now.
@@ -216,6 +219,7 @@ class Demand:
             if found.state == "available":
                 # NOTE: a load that somebody gave up before ends at first; only then the one that is asked for begins.
                 if late and not seen:
+                    _refuse_unwanted(is_wanted)
                     asked = time.monotonic()
                     channel.load(model, explicit=True)
                 return late and seen
@@ -226,12 +230,12 @@ class Demand:
         await self._workers.wait(done, deadline_ns)
         found = status()
         if found.state == "available":
-            raise ModelNotLoaded("the load was given up: the model was unloaded meanwhile", retry_after_s=1)
+            raise ModelNotLoaded(_GIVEN_UP, retry_after_s=1)
         if found.state == "failed":
             raise routing.explain([channel], model)
         return found.state
 
-    async def renew(self, model: str, deadline_ns: int) -> None:
+    async def renew(self, model: str, deadline_ns: int, is_wanted: Wanted = always) -> None:
         """Wait until all workers that serve older files of a model serve the present ones.
 
         A load that failed before is tried again, and a worker that is still behind after a while is asked again. Raises
@@ -239,6 +243,7 @@ class Demand:
         """
         behind = [channel for channel in self._up() if channel.models.get(model, _NOTHING).next]
         failed = {c.slot: c.models[model].attempts for c in behind if c.models[model].error_class}
+        _refuse_unwanted(is_wanted)
         for channel in behind:
             if channel.slot in failed:
                 channel.load(model, explicit=True)
@@ -258,6 +263,7 @@ class Demand:
             nonlocal asked
             waiting = [channel for channel in behind if not ended(channel)]
             if waiting and time.monotonic() - asked >= ASK_EVERY_S:
+                _refuse_unwanted(is_wanted)
                 asked = time.monotonic()
                 for channel in waiting:
                     channel.load(model, explicit=True)
@@ -291,6 +297,12 @@ class Demand:
         return "unloading" if "unloading" in states else "available"
 
 
+def _refuse_unwanted(is_wanted: Wanted) -> None:
+    if not is_wanted():
+        raise ModelNotLoaded(_GIVEN_UP, retry_after_s=1)
+
+
+_GIVEN_UP = "the load was given up: the model was unloaded meanwhile"
 _NOTHING = ModelStatus("", "available")
 _HELD = (*PRESENT, "unloading")
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from frontend.engine.interface import STATE_ORDER, Directory, WorkerView
+from frontend.engine.interface import STATE_ORDER, Directory, Wanted, WorkerView, always
 from frontend.engine.local import routing
+from frontend.engine.local.catalog import CatalogFollower
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.client import Client
+from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
-from ipc.errors import PenstockError
+from ipc.errors import DeadlineExceeded, NoReplica, PenstockError, from_code
 from ipc.settings import Settings
+from ipc.store.overrides import Override
+from ipc.wire.catalogs import Replied, Reread, Spread
 from ipc.wire.messages import ModelStatus
 
 
@@ -23,6 +29,12 @@ class LocalDirectory(Directory):
         self.catalog, self._client, self._on_demand = catalog, client, settings.catalog.on_demand
         self._version, self._sources = 0, catalog.sources
         self._seen: list[tuple[str, object]] = []
+        self._has_repositories = bool(settings.repository.dirs) or settings.repository.control == "explicit"
+        self._restart_wait_s = settings.limits.restart_wait_s
+        self._follower = CatalogFollower(
+            catalog, lambda: [channel.catalog for channel in client.channels], self.is_loaded
+        )
+        self.follow = self._follower.follow
 
     @property
     def version(self) -> int:
@@ -42,6 +54,54 @@ class LocalDirectory(Directory):
             if channel.models is not models or channel.state != state:
                 return False
         return True
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the models of repositories are known: some worker has told them, or there are no repositories."""
+        return not self._has_repositories or self._follower.read_ns > 0 or bool(self.catalog.versions)
+
+    @property
+    def removed(self) -> set[tuple[str, int]]:
+        """(model, version) of what was in a repository while this frontend ran; some may be there again."""
+        return self._follower.removed
+
+    def chosen(self, model: str) -> tuple[int, ...]:
+        """The versions of a repository model that its files choose; more are served until one of them is loaded."""
+        return self._follower.chosen(model)
+
+    async def reread(self, until_ns: int, draft: Override | None = None) -> bool:
+        """Have all workers look at the files now, or one of them at the draft of an override; see `Directory`."""
+        with contextlib.suppress(DeadlineExceeded):
+            joined_ns = min(until_ns, deadline.after(self._restart_wait_s))
+            await self.wait(lambda: any(c.responsive for c in self._client.channels), joined_ns)
+        up = [channel for channel in self._client.channels if channel.responsive]
+        asked = [
+            (channel, channel.ask(lambda number: Reread(number, draft)))
+            for channel in (up[:1] if draft else up)
+        ]
+        answers = await self._answers(asked, until_ns)
+        if not answers:
+            raise NoReplica("no worker is up", retry_after_s=2)
+        error = next((answer for answer in answers if answer.code), None)
+        if error is not None:
+            raise from_code(error.code, error.message)
+        return any(answer.changed for answer in answers)
+
+    async def spread(self, until_ns: int) -> None:
+        """Wait until all frontends know what the workers have told; see `Directory`."""
+        up = [channel for channel in self._client.channels if channel.responsive]
+        await self._answers([(channel, channel.ask(Spread)) for channel in up], until_ns)
+
+    async def _answers(
+        self, asked: Sequence[tuple[Channel, asyncio.Future[Replied]]], until_ns: int
+    ) -> list[Replied]:
+        """The answers of these workers, without those that die or fall silent. Raises `DeadlineExceeded`."""
+        try:
+            await self.wait(lambda: all(a.done() or not channel.responsive for channel, a in asked), until_ns)
+            return [a.result() for _, a in asked if a.done() and a.exception() is None]
+        finally:
+            for _, answer in asked:
+                answer.cancel()
 
     def find(self, model: str) -> ModelEntry:
         """Catalog entry of a model name. Raises `ModelNotFound`."""
@@ -92,13 +152,13 @@ class LocalDirectory(Directory):
             await self._client.ready(model, deadline_ns, others)
         return self.status(model)
 
-    async def load(self, model: str, wait: bool, deadline_ns: int) -> str:
+    async def load(self, model: str, wait: bool, deadline_ns: int, is_wanted: Wanted = always) -> str:
         """See `Demand.load`."""
-        return await self._client.demand.load(model, wait, deadline_ns)
+        return await self._client.demand.load(model, wait, deadline_ns, is_wanted)
 
-    async def renew(self, model: str, deadline_ns: int) -> None:
+    async def renew(self, model: str, deadline_ns: int, is_wanted: Wanted = always) -> None:
         """See `Demand.renew`."""
-        await self._client.demand.renew(model, deadline_ns)
+        await self._client.demand.renew(model, deadline_ns, is_wanted)
 
     async def unload(self, model: str, wait: bool, deadline_ns: int) -> str:
         """See `Demand.unload`."""

@@ -43,6 +43,8 @@ class Workers:
         self.channels: list[Channel] = []
         """By slot."""
         self._change = asyncio.Event()
+        self.follow: Callable[[], None] = lambda: None
+        """Called after every change, before whoever waits for one looks."""
 
     def close(self) -> None:
         """Say goodbye to all workers."""
@@ -92,6 +94,7 @@ class Workers:
 
     def changed(self) -> None:
         """A worker's state, models or credits are others: wake everything that waits."""
+        self.follow()
         self._change.set()
         self._change = asyncio.Event()
 

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Literal
 
 import msgspec
@@ -20,13 +19,11 @@ from frontend.tensors.request import UnavailableModel
 from frontend.tensors.statistics import Duration, ModelStatistics
 from frontend.tensors.version_states import VersionState
 from ipc import version
+from ipc.catalog.ids import model_of
 from ipc.catalog.model_config import ModelConfig, TensorConfig
-from ipc.catalog.repository.layout import model_of
-from ipc.errors import ConfigError, InvalidInput
+from ipc.errors import InvalidInput
 from ipc.memory.datatypes import BYTES
 from ipc.store.regions import Kind
-
-log = logging.getLogger(__name__)
 
 _EXTENSIONS_BEFORE_MEMORY = (
     "classification",
@@ -281,16 +278,12 @@ def traced_model(services: Services, name: str) -> str:
         raise InvalidInput(f"unknown model '{name[:200]}'") from None
 
 
-async def reload_catalog(services: Services) -> bool:
-    """Read the model files again; returns whether they have changed.
+async def reload_catalog(services: Services, deadline_ns: int) -> bool:
+    """Have the workers read the model files again; returns whether the files have changed.
 
-    Raises `InvalidInput` for files with mistakes; the models stay as they were.
+    Raises `InvalidInput` for files with mistakes, while the models stay as they were, and as `Directory.reread` does.
     """
-    try:
-        return await services.follower.reload()
-    except ConfigError as error:
-        log.error("the changed catalog is refused, the old one stays: %s", error.message)
-        raise InvalidInput("the model files have mistakes; the server's log names them") from None
+    return await services.directory.reread(deadline_ns)
 
 
 def model_server_states(services: Services) -> dict[str, Any]:

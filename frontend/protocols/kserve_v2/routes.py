@@ -170,7 +170,7 @@ class ReloadResource(Resource):
     async def on_post(self, req: Request, resp: Response) -> None:
         """201 if the files have changed, otherwise 200; the body is the body of `/v1/config`."""
         self._services.restrictions.require_secret(self._api, req.get_header)
-        changed = await management.reload_catalog(self._services)
+        changed = await management.reload_catalog(self._services, req.context.penstock.deadline_ns)
         schemas.send(resp, management.model_server_states(self._services))
         resp.status = 201 if changed else 200
 

@@ -13,7 +13,7 @@ from frontend.http.disconnect import until_disconnect
 from frontend.protocols.sie.schemas import AdminRequest, read_aside
 from frontend.services import Services
 from ipc.catalog.entries import DEFAULT_SIMILARITY, ENCODE_OUTPUTS, ModelEntry, Profile
-from ipc.catalog.repository.entries import RepositoryEntry
+from ipc.catalog.repository import VersionEntry
 from ipc.errors import DeadlineExceeded
 from ipc.wire.messages import ModelStatus
 
@@ -138,7 +138,7 @@ class ModelsResource:
     async def on_get(self, req: Request, resp: Response) -> None:
         """The list, in the SIE form and in the OpenAI form; models of named tensors have an index of their own."""
         directory, created = self._services.directory, int(self._services.started_at)
-        entries = [each for each in self._services.catalog.values() if not isinstance(each, RepositoryEntry)]
+        entries = [each for each in self._services.catalog.values() if not isinstance(each, VersionEntry)]
         infos = [model_info(entry, directory.status(entry.id)) for entry in entries]
         listed = [OpenAIModel(info.name, "model", created, OWNER) for info in infos]
         _send(resp, ModelsResponse("list", listed, infos))

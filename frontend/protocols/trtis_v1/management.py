@@ -18,9 +18,9 @@ from frontend.tensors.request import UnavailableModel
 from frontend.tensors.statistics import Duration, ModelStatistics, RequestStatistics, ServerStatistics
 from frontend.tensors.version_states import VersionState
 from ipc import version
+from ipc.catalog.ids import is_repository, model_of
 from ipc.catalog.model_config import ModelConfig
-from ipc.catalog.repository.entries import RepositoryEntry
-from ipc.catalog.repository.layout import is_repository, model_of
+from ipc.catalog.repository import VersionEntry
 from ipc.errors import Draining, InvalidInput, PenstockError, Unsupported
 from ipc.metrics.families import UNVERSIONED
 from ipc.processes.liveness import age_ns
@@ -145,7 +145,7 @@ def _former(services: Services, statistics: ServerStatistics) -> dict[str, set[i
     """Versions by full name that have answered, or were removed during the life of this frontend."""
     answered = {key for key, counted in statistics.models.items() if counted.requests.success.count}
     found: dict[str, set[int]] = {}
-    for name, number in answered | services.follower.removed:
+    for name, number in answered | services.directory.removed:
         found.setdefault(name, set()).add(number)
     return found
 
@@ -196,7 +196,7 @@ def _states(services: Services, name: str) -> list[VersionState]:
 
 def _is_absent(services: Services, state: VersionState) -> bool:
     entry = services.catalog.get(state.id)
-    return isinstance(entry, RepositoryEntry) and entry.absent
+    return isinstance(entry, VersionEntry) and entry.absent
 
 
 def _config_of(services: Services, name: str) -> ModelConfig | None:
@@ -205,7 +205,7 @@ def _config_of(services: Services, name: str) -> ModelConfig | None:
         return services.models.find(name).config
     with contextlib.suppress(UnavailableModel):
         entry = services.catalog.get(services.models.states(name)[-1].id)
-        return entry.config if isinstance(entry, RepositoryEntry) else None
+        return entry.config if isinstance(entry, VersionEntry) else None
     return None
 
 

@@ -17,9 +17,9 @@ import msgspec
 import torch
 
 from ipc.catalog.model_config import ModelConfig, TensorConfig
-from ipc.catalog.repository.entries import RepositoryEntry
-from ipc.catalog.repository.layout import ModelRefused
 from ipc.memory.datatypes import DATATYPES
+from workers.repository.entries import RepositoryEntry
+from workers.repository.layout import ModelRefused
 
 DATATYPE_OF = {
     torch.bfloat16 if name == "BF16" else getattr(torch, datatype.array): name

@@ -18,9 +18,6 @@ import numpy as np
 import torch
 
 from ipc.catalog.model_config import ROW_COST, ModelConfig, Warmup, WarmupInput
-from ipc.catalog.repository import document, layout
-from ipc.catalog.repository.entries import RepositoryEntry
-from ipc.catalog.repository.layout import ModelRefused
 from ipc.errors import InvalidInput
 from ipc.memory import bytes_elements
 from ipc.memory.datatypes import BYTES, DATATYPES
@@ -28,6 +25,9 @@ from ipc.wire.messages import Call, InferCall, InputItem
 from workers.adapters.base import Adapter, Gathering, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.named_tensors import Array, NamedBatch, Signature
 from workers.adapters.shared.slot_batch import SlotBatch
+from workers.repository import document, layout
+from workers.repository.entries import RepositoryEntry
+from workers.repository.layout import ModelRefused
 
 Sample = dict[str, np.ndarray]
 

@@ -21,9 +21,9 @@ from ipc.catalog.model_config import (
     Warmup,
     WarmupInput,
 )
-from ipc.catalog.repository.layout import PROGRAMS, ModelRefused
 from ipc.memory.datatypes import BY_CONFIG, elements
 from ipc.protos import model_config_pb2 as schema
+from workers.repository.layout import PROGRAMS, ModelRefused
 
 MOST_DELAY_US = 60_000_000
 MOST_IDLE_US = 24 * 3600 * 1_000_000

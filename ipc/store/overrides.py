@@ -2,8 +2,8 @@
 
 1. An override is one row of the server's store (`ipc.store`). The files that came with it lie in a directory of their
    own in the run directory, laid out as in a repository.
-2. Whoever reads the repositories (`entries.read`) puts overrides in the place of the models on disk, and
-   `ipc.catalog.watch` notices them as it notices files; so they reach every process, and those that start anew.
+2. Workers that read the repositories (`workers.repository`) put overrides in the place of the models on disk, and
+   notice new overrides as they notice files. So overrides reach every worker, and workers that start anew.
 3. An override ends with the next load that brings none, with the unload, and with the next start of the server.
 4. Whoever changes any of them holds one lock meanwhile (`locked`), which the kernel drops when its holder dies: a load
    may take minutes, and a transaction of the store must not.
@@ -11,7 +11,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
+import logging
 import os
 import secrets
 import shutil
@@ -21,11 +24,14 @@ from pathlib import Path
 
 import msgspec
 
-from ipc.catalog.repository import layout
-from ipc.errors import InvalidInput
+from ipc import deadline
+from ipc.catalog.repository import is_model_name
+from ipc.errors import DeadlineExceeded, InvalidInput
 from ipc.processes.liveness import lock_on
 from ipc.processes.paths import RunPaths
 from ipc.store.store import Store, Table
+
+log = logging.getLogger(__name__)
 
 _LOCK = ".lock"
 
@@ -79,12 +85,21 @@ class Overrides:
             if path.name not in named:
                 shutil.rmtree(path, ignore_errors=True)
 
+    async def sweep_unless_locked(self) -> None:
+        """`sweep` at the start of a process. A process that holds the lock sweeps as well."""
+        try:
+            with contextlib.suppress(DeadlineExceeded):
+                async with self.locked(deadline.after(0)):
+                    await asyncio.to_thread(self.sweep)
+        except OSError as error:
+            log.error("what ended loads left in the run directory cannot be deleted: %s", error)
+
     def draft(self, model: str, config: str, files: Mapping[str, bytes]) -> Override:
         """An override not in force yet; its files, by their path below the model's directory, are written.
 
         Raises `OSError`, and `InvalidInput` for a name or path that leads elsewhere.
         """
-        if not layout.is_model_name(model):
+        if not is_model_name(model):
             raise InvalidInput(f"{model[:200]!a} is no name for a model")
         if not files:
             return Override(model, config)

@@ -14,6 +14,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from ipc.catalog.repository import MOST_LEVELS
+
 PROGRAMS = {
     "torch_export": "model.pt2",
     "torchscript": "model.pt",
@@ -21,54 +23,13 @@ PROGRAMS = {
     "python_model": "model.py",
 }
 """Backends, which are families of adapters too, and how the file of their programs is called."""
-CONFIGS = ("config.pbtxt", "config.yaml")
-VERSION_ALONE = 1
-"""Version of a catalog model that has no others."""
-MOST_LEVELS = 4
-"""Directories below a repository in which changes are noticed: model, version, and two more."""
 Facts = tuple[str, int, int, int]
 _DIRECTORY = (0, 0, 0)
 _VERSION = re.compile(r"0|[1-9][0-9]{0,17}")
-_NAME = re.compile(r"(?!\.)[^\x00-\x1f\x7f/:@\\?#%]{1,200}")
 
 
 class ModelRefused(Exception):
     """A model of a repository that cannot be served. The message names file and field, and no directory."""
-
-
-def is_model_name(name: str) -> bool:
-    """Whether this can be the name of a model and its directory, which fits into a request's path and a metric's label.
-
-    Names that begin with a dot lead elsewhere (`..`) or are hidden.
-    """
-    return _NAME.fullmatch(name) is not None and name.strip() == name and name.isprintable()
-
-
-def id_of(model: str, version: int) -> str:
-    """The catalog id of one version of a repository model."""
-    return f"{model}@{version}"
-
-
-def split_id(entry: str) -> tuple[str, int]:
-    """(name, version) of a catalog id; a model of the catalog has one version, `VERSION_ALONE`."""
-    name, at, version = entry.rpartition("@")
-    return (name, int(version)) if at and version.isdigit() else (entry, VERSION_ALONE)
-
-
-def is_repository(entry: str) -> bool:
-    """Whether a catalog id is that of a version of a repository model."""
-    return "@" in entry
-
-
-def model_of(entry: str) -> str:
-    """Full name of the model that a catalog id belongs to."""
-    return entry.partition("@")[0]
-
-
-def model_directories(root: Path) -> list[Path]:
-    """The directories of a repository that are not hidden, sorted. Raises `OSError`."""
-    with os.scandir(root) as found:
-        return sorted(Path(each.path) for each in found if each.name[0] != "." and each.is_dir())
 
 
 def versions(directory: Path) -> tuple[int, ...]:
@@ -140,7 +101,7 @@ def stamp(directory: Path, version: int) -> str:
 
 
 def look(root: Path) -> Iterator[Facts]:
-    """Every file of a repository that counts as part of a model, and every directory, for `ipc.catalog.watch`."""
+    """Every file of a repository that counts as part of a model, and every directory, for `repository.watch`."""
     return _walk(str(root), MOST_LEVELS)
 
 

@@ -13,11 +13,11 @@ import msgspec
 from google.protobuf import json_format, text_format
 
 from ipc.catalog import yaml_text
-from ipc.catalog.repository import layout
-from ipc.catalog.repository.layout import ModelRefused
+from ipc.catalog.repository import CONFIGS, MOST_CONFIG_NBYTES
 from ipc.protos import model_config_pb2 as schema
+from workers.repository import layout
+from workers.repository.layout import ModelRefused
 
-MOST_BYTES = 1 << 20
 MOST_VALUES = 100_000
 """Values of a YAML document, those counted again that an alias repeats."""
 _MOST_CHARACTERS = 240
@@ -25,15 +25,13 @@ _MOST_CHARACTERS = 240
 
 def read(root: Path, directory: Path, follow_links: bool) -> tuple[str, schema.ModelConfig] | None:
     """(file name, message) of a model's configuration, None where there is none. Raises `ModelRefused`."""
-    found = [
-        name for name in layout.CONFIGS if (directory / name).is_symlink() or (directory / name).exists()
-    ]
+    found = [name for name in CONFIGS if (directory / name).is_symlink() or (directory / name).exists()]
     if not found:
         return None
     if len(found) > 1:
         raise ModelRefused(f"there are both {found[0]} and {found[1]}; keep one")
     path = layout.inside(root, directory / found[0], follow_links)
-    data = read_bounded(path, MOST_BYTES)
+    data = read_bounded(path, MOST_CONFIG_NBYTES)
     return found[0], (parse_text if path.suffix == ".pbtxt" else parse_yaml)(found[0], data)
 
 
@@ -74,8 +72,8 @@ def parse_yaml(name: str, data: bytes) -> schema.ModelConfig:
 
 def parse_json(name: str, data: bytes) -> schema.ModelConfig:
     """JSON with the field names of the schema. Raises `ModelRefused` as `parse_yaml`."""
-    if len(data) > MOST_BYTES:
-        raise ModelRefused(f"{name} has more than {MOST_BYTES} bytes")
+    if len(data) > MOST_CONFIG_NBYTES:
+        raise ModelRefused(f"{name} has more than {MOST_CONFIG_NBYTES} bytes")
     return _parse(name, data, msgspec.json.decode)
 
 

@@ -2,23 +2,22 @@
 
 1. A look is the set of all `*.yaml` files below the catalog's directories, of the Python files (adapters) among them,
    and of all files and directories of the model repositories, with their size and time, and of overrides by name
-   brought (`ipc.catalog.repository.overrides`), which settles at once.
+   brought (`ipc.store.overrides`), which settles at once.
 2. A look that differs from the one before only starts the waiting; an editor may still be writing.
 3. Two equal looks that differ from the last reading mean that the catalog is to be read again.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ipc.catalog.repository import layout
-from ipc.catalog.repository.overrides import Overrides
+from ipc.catalog.entries import Files, files_below
 from ipc.processes.paths import asset
+from ipc.store.overrides import Overrides
+from workers.repository import layout
 
 EVERY_S = 1.0
-Files = frozenset[tuple[str, int, int, int]]
 _OVERRIDE = "override "
 
 
@@ -28,24 +27,11 @@ def look(dirs: Iterable[str], repositories: Iterable[str] = (), overrides: Overr
     Directories of repositories are there too, with zeros. An override is a path that no file has.
     """
     roots = [Path(d) for d in dirs] or [asset("config/models")]
-    paths = (path for root in roots for path in _files(root, (".yaml", ".py")))
+    paths = (path for root in roots for path in files_below(root, (".yaml", ".py")))
     catalog = frozenset(found for path in paths if (found := _facts(path)))
     brought = overrides.read().values() if overrides is not None else ()
     own = ((f"{_OVERRIDE}{override.model} {override.digest}", 0, 0, 0) for override in brought)
     return catalog.union(own, *(layout.look(Path(root)) for root in repositories))
-
-
-def yaml_files(root: Path) -> list[Path]:
-    """Every `*.yaml` below a directory, sorted; directories that vanish or cannot be read are passed over."""
-    return _files(root, (".yaml",))
-
-
-def _files(root: Path, endings: tuple[str, ...]) -> list[Path]:
-    found: list[Path] = []
-    # NOTE: Path.rglob raises when a directory vanishes between being listed and being opened.
-    for directory, _, names in os.walk(root):
-        found += [Path(directory, name) for name in names if name.endswith(endings)]
-    return sorted(found)
 
 
 def _facts(path: Path) -> tuple[str, int, int, int] | None:

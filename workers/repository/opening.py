@@ -1,4 +1,4 @@
-"""The catalog of a worker that starts, and what is kept of it for workers that start anew.
+"""The catalog that the settings name, catalog files and repositories together, and what a worker keeps of it.
 
 A first start wants a catalog without mistakes. A worker that starts again while the server runs must not stay away
 because a file was broken or taken away meanwhile: it serves what is left, or what was accepted last.
@@ -15,14 +15,57 @@ from pathlib import Path
 
 import msgspec
 
-from ipc.catalog.entries import Catalog, ModelEntry, check_lists, check_lora_dirs
-from ipc.catalog.repository import opening
-from ipc.catalog.repository.entries import RepositoryEntry
-from ipc.catalog.repository.overrides import Overrides
+from ipc.catalog.entries import Catalog, Files, ModelEntry, check_lists, check_lora_dirs, load_served
+from ipc.catalog.repository import names_of, refuse_clash
 from ipc.errors import ConfigError
 from ipc.settings import Catalog as CatalogSettings
 from ipc.settings import Repository, Settings
+from ipc.store.overrides import Overrides
 from ipc.store.store import Store
+from workers.repository import entries
+from workers.repository.entries import RepositoryEntry
+from workers.repository.watch import look
+
+log = logging.getLogger(__name__)
+
+
+def open_catalog(
+    chosen: CatalogSettings,
+    repository: Repository,
+    vanished_ok: bool = False,
+    overrides: Overrides | None = None,
+) -> Catalog:
+    """Everything that may be served. Raises `ConfigError` as `load_catalog` does, and as `add_repositories` does."""
+    files = look(chosen.dirs, repository.dirs, overrides)
+    served = load_served(chosen, repository, vanished_ok)
+    return add_repositories(served, repository, files, overrides)
+
+
+def tell_bad(catalog: Catalog) -> None:
+    """Name the bad files of a catalog that is about to be served in the log."""
+    for file in catalog.reading.bad:
+        without = (
+            "" if file.entry is None else f": model {file.entry.id} cannot be loaded, or stays as it was"
+        )
+        log.error("bad catalog file%s: %s", without, file.message)
+
+
+def add_repositories(
+    served: Catalog,
+    repository: Repository,
+    files: Files,
+    overrides: Overrides | None = None,
+) -> Catalog:
+    """What is served, and all models of the repositories.
+
+    Raises `ConfigError` for a repository that cannot be read and for a name that two models would have; a model that a
+    load brought is left out then.
+    """
+    taken = names_of(served.sources)
+    found = entries.read(repository, overrides, taken)
+    refuse_clash((entry.model for entry in found), taken)
+    return Catalog([*served.sources, *found], files, served.reading, served.read_ns)
+
 
 log = logging.getLogger(__name__)
 
@@ -37,13 +80,13 @@ class _Kept(msgspec.Struct):
 
 
 def open_for(settings: Settings) -> Catalog:
-    """The catalog of a worker that starts with these settings; raises as `open_catalog` does."""
+    """The catalog of a worker that starts with these settings; raises as `open_accepted` does."""
     paths = settings.paths
     overrides = Overrides(paths, Store(paths))
-    return open_catalog(paths.root, settings.catalog, settings.repository, overrides)
+    return open_accepted(paths.root, settings.catalog, settings.repository, overrides)
 
 
-def open_catalog(
+def open_accepted(
     root: Path,
     chosen: CatalogSettings,
     repository: Repository = NONE,
@@ -55,8 +98,8 @@ def open_catalog(
     """
     kept = _read(root, chosen)
     if kept is None:
-        catalog = opening.open_catalog(chosen, repository, overrides=overrides)
-        opening.tell_bad(catalog)
+        catalog = open_catalog(chosen, repository, overrides=overrides)
+        tell_bad(catalog)
         _check(catalog, chosen)
     else:
         catalog = _reopen(kept, chosen, repository, overrides)
@@ -68,11 +111,11 @@ def _reopen(
     kept: Catalog, chosen: CatalogSettings, repository: Repository, overrides: Overrides | None
 ) -> Catalog:
     try:
-        catalog = opening.open_catalog(chosen, repository, vanished_ok=True, overrides=overrides)
+        catalog = open_catalog(chosen, repository, vanished_ok=True, overrides=overrides)
     except (ConfigError, OSError) as error:
         log.error("the catalog is refused, the one accepted last stays: %s", error)
         return _with_repositories(kept, repository, overrides)
-    opening.tell_bad(catalog)
+    tell_bad(catalog)
     catalog = catalog.keeping(kept.sources)
     try:
         _check(catalog, chosen)
@@ -84,9 +127,11 @@ def _reopen(
 def _with_repositories(kept: Catalog, repository: Repository, overrides: Overrides | None) -> Catalog:
     """What was kept, which are catalog files only, and the models of the repositories as they are now."""
     try:
-        return opening.add_repositories(kept.sources, repository, kept.files, overrides)
+        return add_repositories(kept, repository, kept.files, overrides)
     except ConfigError as error:
         log.error("models of repositories are not served: %s", error.message)
+        # NOTE: older than all other readings, so that frontends go on with the models that other workers know.
+        kept.read_ns = 1
         return kept
 
 

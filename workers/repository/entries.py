@@ -12,14 +12,21 @@ from pathlib import Path
 
 import msgspec
 
-from ipc.catalog.entries import DirectorySource, ModelEntry
+from ipc.catalog.entries import AdapterSource, DirectorySource
+from ipc.catalog.ids import id_of
 from ipc.catalog.model_config import ModelConfig, TensorConfig, VersionPolicy
-from ipc.catalog.repository import conversion, document, layout
-from ipc.catalog.repository.layout import PROGRAMS, ModelRefused, id_of
-from ipc.catalog.repository.overrides import Override, Overrides
-from ipc.errors import ConfigError
+from ipc.catalog.repository import (
+    EVERY_WORKER,
+    MOST_CONFIG_NBYTES,
+    VersionEntry,
+    model_directories,
+)
+from ipc.errors import InvalidInput, ModelLoadFailed
 from ipc.protos import model_config_pb2 as schema
 from ipc.settings import Repository
+from ipc.store.overrides import Override, Overrides
+from workers.repository import conversion, document, layout
+from workers.repository.layout import PROGRAMS, ModelRefused
 
 log = logging.getLogger(__name__)
 
@@ -27,27 +34,26 @@ FIRST_VERSION = 1
 """The number of the entry that stands for a model without a version to serve."""
 CONFIG = "config"
 """How a configuration that a load brought is called in messages."""
-EVERY_WORKER = 1024
-"""`replicas` of a model: as many workers as there are."""
 
 
-class RepositoryEntry(ModelEntry, frozen=True, kw_only=True):
-    """One version of a repository model; its id is `<model>@<version>` and its source the version's directory.
+class RepositoryEntry(VersionEntry, frozen=True, kw_only=True):
+    """One version of a repository model as a worker loads it; the entry's source is the version's directory.
 
-    `config` is what the configuration file or a load says, without `stated` only the name: a program's signature adds
-    what is missing when it is loaded. `program` is the file in the source's directory, `directory` that of the model.
-    `absent`: the model has no version, and the entry only tells the error.
-    `default_batch` is the largest batch where the signature has to tell.
+    Without `stated` the configuration says only the name. `program` is the file in the source's directory, `directory`
+    that of the model. `default_batch` is the largest batch where the signature has to tell.
     """
 
-    model: str
-    version: int
-    config: ModelConfig
     directory: str
     program: str = ""
     stated: bool = True
-    absent: bool = False
     default_batch: int = 0
+
+    def told(self) -> VersionEntry:
+        """The part of the entry that frontends need, without paths."""
+        facts = {name: getattr(self, name) for name in VersionEntry.__struct_fields__}
+        # NOTE: an error may quote the name of a file, which need not be text.
+        error = self.error.encode("utf-8", "replace").decode()
+        return VersionEntry(**facts | {"source": AdapterSource(), "error": error})
 
 
 def read(
@@ -61,22 +67,10 @@ def read(
     """
     found: dict[str, list[RepositoryEntry]] = {}
     brought = overrides.read() if overrides is not None else {}
-    for root in map(Path, repository.dirs):
-        try:
-            directories = layout.model_directories(root)
-        except OSError as error:
-            raise ConfigError(
-                f"repository.dirs: directory {root} cannot be read: {error.strerror}"
-            ) from error
-        for directory in directories:
-            if not layout.is_model_name(directory.name):
-                log.warning("%s is passed over: %a is no name for a model", directory, directory.name)
-            elif directory.name in found:
-                raise ConfigError(f"repository.dirs: model {directory.name!r} is in two of the directories")
-            else:
-                override = brought.get(directory.name)
-                place = (root, directory) if override is None or not override.files else None
-                found[directory.name] = _of_model(place, repository, override, overrides)
+    for name, directory in model_directories(repository.dirs).items():
+        override = brought.get(name)
+        place = (directory.parent, directory) if override is None or not override.files else None
+        found[name] = _of_model(place, repository, override, overrides)
     for name, override in brought.items():
         if override.files and name not in found:
             if name in taken:
@@ -86,12 +80,18 @@ def read(
     return [entry for entries in found.values() for entry in entries]
 
 
-def overridden(
-    repository: Repository, overrides: Overrides, override: Override, directory: str
-) -> list[RepositoryEntry]:
-    """The entries of a model as an override makes them; `directory` is its own in a repository, "" for none."""
-    place = (Path(directory).parent, Path(directory)) if directory and not override.files else None
-    return _of_model(place, repository, override, overrides)
+def refuse_draft(repository: Repository, overrides: Overrides, draft: Override) -> None:
+    """Raise for an override that is not in force yet what its load would find wrong in the files.
+
+    Raises `InvalidInput` with the mistake, and `ModelLoadFailed` for a configuration of a model that no repository has.
+    """
+    roots = map(Path, repository.dirs)
+    root = None if draft.files else next((root for root in roots if (root / draft.model).is_dir()), None)
+    if not (root or draft.files):
+        raise ModelLoadFailed("the repository has no such model")
+    made = _of_model((root, root / draft.model) if root else None, repository, draft, overrides)
+    if all(entry.error for entry in made):
+        raise InvalidInput(made[-1].error)
 
 
 def _of_model(
@@ -203,7 +203,6 @@ def _missing(policy: VersionPolicy) -> str:
     return "there is no version: no directory with a number for a name"
 
 
-MOST_BYTES = 1 << 20
 MOST_LABELS = 100_000
 
 
@@ -226,7 +225,7 @@ def _labelled(output: TensorConfig, root: Path, directory: Path, follow_links: b
 
 def read_labels(path: Path) -> tuple[str, ...]:
     """The labels of a file, without white space around them. Raises `ModelRefused` naming file and line."""
-    lines = document.read_bounded(path, MOST_BYTES).split(b"\n")
+    lines = document.read_bounded(path, MOST_CONFIG_NBYTES).split(b"\n")
     if lines[-1].strip() == b"":
         lines.pop()
     if len(lines) > MOST_LABELS:

@@ -1,0 +1,27 @@
+"""Ids in the catalog: `<model>@<version>` for a version of a repository model, the name for any other model."""
+
+from __future__ import annotations
+
+VERSION_ALONE = 1
+"""Version of a catalog model that has no others."""
+
+
+def id_of(model: str, version: int) -> str:
+    """The catalog id of one version of a repository model."""
+    return f"{model}@{version}"
+
+
+def split_id(entry: str) -> tuple[str, int]:
+    """(name, version) of a catalog id; a model of the catalog has one version, `VERSION_ALONE`."""
+    name, at, version = entry.rpartition("@")
+    return (name, int(version)) if at and version.isdigit() else (entry, VERSION_ALONE)
+
+
+def is_repository(entry: str) -> bool:
+    """Whether a catalog id is that of a version of a repository model."""
+    return "@" in entry
+
+
+def model_of(entry: str) -> str:
+    """Full name of the model that a catalog id belongs to."""
+    return entry.partition("@")[0]
