@@ -67,6 +67,14 @@ def sie(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
+def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Scorers that obey their texts, one with little memory, and models without scores, one of which never loads."""
+    models = ("fake/score", "fake/echo", "fake/broken", "fake/small-score")
+    with serving(tmp_path_factory.mktemp("fakes"), models) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Families]:
     """A server with one tiny model or more of every family, and where they lie."""
     place = tmp_path_factory.mktemp("families")

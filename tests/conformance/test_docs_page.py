@@ -6,21 +6,18 @@ With TEST_SCREENSHOTS naming a directory, pictures of the page are put there.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from frontend.openapi.document import operations, schema
 from tests.harness.browser import browser_page
-from tests.harness.server import Server, serving
+from tests.harness.server import Server
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server."""
-    with serving(tmp_path_factory.mktemp("docs")) as started:
-        yield started
+@pytest.fixture
+def server(fakes: Server) -> Server:
+    return fakes
 
 
 @pytest.mark.parametrize("accept", ["", "*/*", "text/html", "application/msgpack"])

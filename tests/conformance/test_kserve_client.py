@@ -1,20 +1,33 @@
-"""KServe v2 over HTTP with the public clients: every call they offer, on a server with tiny programs."""
+"""KServe v2 with the public clients over HTTP and gRPC: every call they offer, on a server with tiny programs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-from tests.conformance.test_kserve_grpc import write_identities
+from ipc.memory.datatypes import DATATYPES
 from tests.harness.apart import Apart, functions_of
+from tests.harness.rpc import address_of, grpc_settings
 from tests.harness.server import Server, serving
 from tests.harness.status import wait_joined
-from tests.tiny.programs import write_repository
+from tests.tiny.program_sources import IDENTITY
+from tests.tiny.programs import tensor, write_repository
 
-CLIENTS = ("tests.conformance.triton_http", "tests.conformance.triton_http_aio")
-MODELS = ("add_sub", "versions_all", "classifier", "accumulator")
+CLIENTS = tuple(f"tests.conformance.triton_{kind}" for kind in ("http", "http_aio", "grpc", "grpc_aio"))
+MODELS = ("add_sub", "versions_all", "classifier", "slow", "raising", "broken", "accumulator", "countdown")
+
+
+def write_identities(repository: Path) -> None:
+    """One program for each datatype that gives back what it gets."""
+    for name in DATATYPES:
+        place = repository / f"identity_{name.lower()}"
+        (place / "1").mkdir(parents=True)
+        sides = tensor("input", "INPUT", name, [-1]) + tensor("output", "OUTPUT", name, [-1])
+        (place / "config.pbtxt").write_text(f"max_batch_size: 8\n{sides}")
+        (place / "1" / "model.py").write_text(IDENTITY)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "shared_memory.enabled": "true",
         "server.frontends": 2,
     }
-    with serving(place, ("fake/echo",), settings) as running:
+    with serving(place, ("fake/echo",), grpc_settings(**settings)) as running:
         wait_joined(running)
         yield running
 
@@ -46,4 +59,5 @@ def clients() -> Iterator[dict[str, Apart]]:
     ("module", "case"), [(module, case) for module in CLIENTS for case in functions_of(module, "check_")]
 )
 def test_the_public_clients(server: Server, clients: dict[str, Apart], module: str, case: str) -> None:
-    clients[module].call(case, address=f"127.0.0.1:{server.port}")
+    address = address_of(server) if "grpc" in module else f"127.0.0.1:{server.port}"
+    clients[module].call(case, address=address)

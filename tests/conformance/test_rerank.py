@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.conformance.wire import JSON, MSGPACK, assert_refused_openai
-from tests.harness.server import Answer, Server, serving, wait_until
+from tests.harness.server import Answer, Server, wait_until
 
 MODEL = "fake/score"
 PATH = "/v1/rerank"
 DOCUMENTS = ["0.25", "7.5", "-3", "7.5"]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A scorer that obeys its texts, and a model without scores."""
-    with serving(tmp_path_factory.mktemp("rerank"), (MODEL, "fake/echo")) as running:
-        yield running
+@pytest.fixture
+def server(fakes: Server) -> Server:
+    return fakes
 
 
 def post(server: Server, **fields: Any) -> Answer:

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import msgpack
 import pytest
 
 from tests.conformance.wire import FORMS, JSON, MSGPACK, Form, assert_refused
-from tests.harness.server import Server, serving, wait_until
+from tests.harness.server import Server, wait_until
 
 MODEL = "fake/score"
 PATH = f"/v1/score/{MODEL}"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Scorers that obey their texts, one with little memory, and models without scores, one of which never loads."""
-    models = (MODEL, "fake/echo", "fake/broken", "fake/small-score")
-    with serving(tmp_path_factory.mktemp("score"), models) as running:
-        yield running
+@pytest.fixture
+def server(fakes: Server) -> Server:
+    return fakes
 
 
 def body_of(*texts: Any, query: Any = "q", **fields: Any) -> dict[str, Any]:
