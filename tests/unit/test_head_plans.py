@@ -102,6 +102,14 @@ def test_other_bytes_behind_a_known_head_are_refused_as_before(cut: int, tmp_pat
         ask(made, head, wrong)
 
 
+def test_a_length_of_too_many_digits_is_refused_before_a_known_head_as_before(tmp_path: Path) -> None:
+    made = services(tmp_path)
+    head, data = head_of(), bytes(12) + TEXTS
+    ask(made, head, data)
+    with pytest.raises(InvalidInput, match="expected a number of bytes"):
+        ask(made, head, data, **{LENGTH_HEADER.replace("-", "_"): f"{len(head):018}7"})
+
+
 def test_an_error_of_a_known_head_is_named_and_counted_as_before(tmp_path: Path) -> None:
     replies: list[Any] = [
         answer,

@@ -81,6 +81,14 @@ def test_what_has_raw_contents_anywhere_else_is_not_noted() -> None:
     assert noted(head + first + last, [ONES, TWOS]) is not None
 
 
+def test_a_message_whose_last_field_holds_what_looks_like_raw_contents_is_not_noted() -> None:
+    raw, unknown = b"".join(wire.parts(b"", RAW_INPUT, [ONES, TWOS])), 100 << 3 | 2
+    tag = bytes((unknown & 0x7F | 0x80, unknown >> 7))
+    data = message(ONES, TWOS).SerializeToString() + tag + bytes((len(raw),)) + raw
+    assert list(pb.ModelInferRequest.FromString(data).raw_input_contents) == [ONES, TWOS]
+    assert noted(data, [ONES, TWOS]) is None
+
+
 def test_long_messages_and_messages_without_raw_contents_are_not_noted() -> None:
     long = bytes(MOST_NBYTES)
     assert noted(message(long).SerializeToString(), [long]) is None
@@ -123,7 +131,7 @@ def answered(made: Services, infer: Infer, *raw: bytes) -> tuple[bytes, bool, Re
 
 def test_a_repeated_message_has_the_same_work_answer_and_statistics(tmp_path: Path) -> None:
     made, infer = services(tmp_path), Infer(Forwarding(""))
-    client, recorder = made.engine.client, made.extensions.recorder  # type: ignore[attr-defined]
+    client, recorder = made.engine.client, made.extensions.counters  # type: ignore[attr-defined]
     try:
         first, known, _ = answered(made, infer, ONES, TWOS)
         assert not known
@@ -176,3 +184,42 @@ def test_a_known_message_that_the_model_refuses_is_refused_as_before(tmp_path: P
         assert refusal.value.message == "[request id: <id_unknown>] no"
     finally:
         made.engine.client.inputs.close()  # type: ignore[attr-defined]
+
+
+def texts(*elements: bytes) -> pb.ModelInferRequest:
+    """A request to `texts`: one element for each of its inputs."""
+    made = pb.ModelInferRequest(model_name="texts")
+    for name, element in zip("AB", elements, strict=True):
+        made.inputs.add(name=name, datatype="BYTES", shape=[1])
+        made.raw_input_contents.append(len(element).to_bytes(4, "little") + element)
+    return made
+
+
+def test_elements_of_other_lengths_behind_the_same_head_are_other_requests(tmp_path: Path) -> None:
+    config = ModelConfig(
+        name="texts",
+        inputs=(tensor("A", "BYTES", 1), tensor("B", "BYTES", 1)),
+        outputs=(tensor("O", "INT32", 3),),
+    )
+    reply = InferReply.of(O=np.ones(3, np.int32))
+    made = services_of(tmp_path, [entry("texts@1")], [loaded("texts@1", config)], lambda _: reply)
+    infer = Infer(Forwarding(""))
+    client: Any = made.engine.client  # type: ignore[attr-defined]
+
+    async def run(asked: pb.ModelInferRequest) -> tuple[Any, bytes]:
+        data = asked.SerializeToString()
+        call = call_of(made, list(asked.raw_input_contents), data)
+        with ending(made, call.context):
+            await (infer.repeated(call, data) or infer.alone(call, asked))
+        return client.requests[-1].call, bytes(client.payloads[-1])
+
+    several = [texts(b"a", b"bcd"), texts(b"a", b"bcdefg"), texts(b"abcdefg", b""), texts(b"abc", b"d")]
+    try:
+        first = [asyncio.run(run(asked)) for asked in several]
+        again = [asyncio.run(run(asked)) for asked in (several + several[::-1])]
+        assert again == first + first[::-1]
+        for asked, (call, payload) in zip(several, first, strict=True):
+            given = [payload[each.start : each.start + each.nbytes] for each in call.inputs]
+            assert given == list(asked.raw_input_contents)
+    finally:
+        client.inputs.close()

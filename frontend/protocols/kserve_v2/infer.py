@@ -77,9 +77,11 @@ class InferResource(InferenceRoute):
     def _known(self, req: Request, model: TensorModel) -> tuple[HeadPlan, bytes, int] | None:
         """The plan of a request whose head has been seen, the body, and the bytes of the head."""
         body, length = self.services.bodies.at_hand(req), req.get_header(LENGTH_HEADER)
-        if body is None or length is None or not length.isdecimal() or req.get_header("Content-Encoding"):
+        if body is None or length is None or not length.isdecimal() or len(length) > MOST_DIGITS:
             return None
-        head_nbytes = int(length[:MOST_DIGITS])
+        if req.get_header("Content-Encoding"):
+            return None
+        head_nbytes = int(length)
         plan = model.plans.get(body[:head_nbytes])
         if plan is None or head_nbytes + plan.nbytes != len(body):
             return None

@@ -90,9 +90,9 @@ class Infer:
         result = await inference.run(scope, model, request)
         with result.answer:
             if not streamed and not message.id and not self._forwarding.active:
-                head = self._known.note(call.data, call.raw, version, model)
-                if head is not None:
-                    inference.keep_plan(model, head, sum(map(len, call.raw)), request, None)
+                key = self._known.note(call.data, call.raw, version, model)
+                if key is not None:
+                    inference.keep_plan(model, key, sum(map(len, call.raw)), request, None)
             return await off_loop_if(is_long(result), response_of, result, message.id, streamed)
 
     @staticmethod

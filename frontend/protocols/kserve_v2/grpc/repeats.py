@@ -1,7 +1,8 @@
 """ModelInfer messages that repeat: the bytes before the raw contents are equal, and the contents have the same sizes.
 
 A message whose head has been seen is not parsed: its bytes are compared with those of the earlier message, and the
-plan runs that the model keeps for the head (`frontend.tensors.head_plans`).
+plan runs that the model keeps for the head (`frontend.tensors.head_plans`). The head does not tell the sizes of BYTES
+tensors, so the model keeps the plan by the head with the tag and the size of each of the raw contents behind it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from google.protobuf.message import DecodeError
 
 from frontend.engine.scope import RequestScope
 from frontend.grpc import wire
@@ -34,6 +37,8 @@ class KnownHead:
     version: int | None
     model: TensorModel
     """The model that the earlier message went to."""
+    key: bytes
+    """The message without its raw contents, by which the model keeps the plan."""
 
     def contents(self, data: bytes) -> memoryview | None:
         """The raw contents of a message one after another; None for a message with another head or other sizes."""
@@ -72,13 +77,13 @@ class KnownHeads:
         scope.model = known.name
         inference.begin(scope, known.name, known.version)
         model = inference.look(scope, known.name, known.version)
-        plan = None if model is None else model.plans.get(known.head)
+        plan = None if model is None else model.plans.get(known.key)
         return None if model is None or plan is None else Repeated(model, plan, contents)
 
     def note(
         self, data: bytes, raw: Sequence[bytes | memoryview], version: int | None, model: TensorModel
     ) -> bytes | None:
-        """The head of a message that was answered by `model`; None if it is not worth to keep, or was noted already."""
+        """The key of a message that was answered by `model`; None if it is not worth to keep, or was noted already."""
         tail_nbytes = sum(len(wire.prefix(RAW_INPUT, len(content))) + len(content) for content in raw)
         head_nbytes = at = len(data) - tail_nbytes
         if not raw or len(data) > MOST_NBYTES or not 0 < head_nbytes <= MOST_HEAD_NBYTES:
@@ -88,22 +93,28 @@ class KnownHeads:
             before = wire.prefix(RAW_INPUT, len(content))
             at += len(before) + len(content)
             places.append((at - len(content), at, before))
-        known = KnownHead(data[:head_nbytes], places, model.name, version, model)
+        head = data[:head_nbytes]
+        key = b"".join([head, *[before for _, _, before in places]])
+        known = KnownHead(head, places, model.name, version, model, key)
         if self._is_known(known, data):
             return None
         # NOTE: a client may send the fields of a message in any order, and raw contents among the others.
         contents = known.contents(data)
-        if contents is None or bytes(contents) != b"".join(raw) or _has_raw_contents(known.head):
+        if contents is None or bytes(contents) != b"".join(raw) or not _is_whole(head):
             return None
         if len(self._by_nbytes) >= MOST_KNOWN:
             self._by_nbytes.clear()
         self._by_nbytes[len(data)] = known
-        return known.head
+        return key
 
     def _is_known(self, known: KnownHead, data: bytes) -> bool:
         found = self._by_nbytes.get(len(data))
-        return found is not None and found.model is known.model and found.head == known.head
+        return found is not None and found.model is known.model and found.key == known.key
 
 
-def _has_raw_contents(head: bytes) -> bool:
-    return bool(pb.ModelInferRequest.FromString(head).raw_input_contents)
+def _is_whole(head: bytes) -> bool:
+    """Whether a head is a message by itself, without raw contents: no field of the head goes on behind the head."""
+    try:
+        return not pb.ModelInferRequest.FromString(head).raw_input_contents
+    except DecodeError:
+        return False
