@@ -103,9 +103,6 @@ class Watch:
             self._metrics.workers_joined.labels(f"worker-{worker.slot}").set(worker.responsive)
 
 
-log = logging.getLogger(__name__)
-
-
 class Lifespan:
     """Falcon's lifespan hooks of one frontend."""
 

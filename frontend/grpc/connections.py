@@ -37,6 +37,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
+log = logging.getLogger(__name__)
+
 _V6_NETWORK_BITS = 64
 """The network of one IPv6 host: its addresses count as one caller."""
 
@@ -153,8 +155,6 @@ UNASKED_S = 10.0
 """How long a connection may be too busy to be asked to leave before it is ended all the same."""
 _REST = 50
 """PERF: a look through very many descriptors takes a while; this many times that while is rest."""
-
-log = logging.getLogger(__name__)
 
 
 class CallsByConnection:

@@ -6,9 +6,7 @@
 4. A slow viewer gets the newest frame next and misses the frames between, so nothing piles up.
 5. Messages of a client are read and discarded. A drain ends the stream with 1001.
 
-`/`: the live page for browsers, `OK` for everyone else. The page is static and holds no data of the server.
-
-`mount` adds the page and the stream that it shows.
+`/` is the live page for browsers, and `OK` for all other clients. The page is static and holds no data of the server.
 """
 
 from __future__ import annotations

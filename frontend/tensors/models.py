@@ -5,9 +5,8 @@
    other model has it, under the last part of its id.
 3. `TensorModels.find` answers from a cache that lives until a worker reports other states or the catalog changes.
 
-Catalog models as tensor models: which inputs and outputs an encode, score or extract model has.
-
-All inputs are BYTES: texts in UTF-8, or images as encoded files.
+`config_of` makes a tensor model of a catalog model: the inputs and outputs of an encode, score or extract model. All
+inputs are BYTES: texts in UTF-8, or images as encoded files.
 
 - encode: `text` or `image` [n], or both, one element per item of the batch. `dense` FP32 [n, width]; `multivector` FP32
   [1, tokens, width], for a request of one item; `sparse` BYTES [n], each the JSON text `{"indices": [], "values": []}`.

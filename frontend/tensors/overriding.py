@@ -28,6 +28,8 @@ from ipc.settings import Settings
 from ipc.store.overrides import Override, Overrides
 from ipc.store.store import Marks, Store
 
+log = logging.getLogger(__name__)
+
 
 class ControlServices(Protocol):
     """The part of `frontend.services.Services` that control of models by name uses.
@@ -43,8 +45,6 @@ class ControlServices(Protocol):
     bodies: BodyReader
     models: TensorModels
 
-
-log = logging.getLogger(__name__)
 
 FOLLOW_S = 5.0
 """How long a change waits for the workers to read it."""

@@ -1,14 +1,18 @@
 """Requests to programs of named tensors: inputs to where the worker reads them, the call, the outputs of its answer.
 
-Puts the inputs of a request where a worker reads them: into the message, or into a block of the input arena.
+`ProgramCalls.run` is the way of one request: `Upload` makes the payload, `plan` makes the work, the engine runs the
+work, and `outputs_of` reads the answer.
 
-1. Inputs that were received into a block stay in it. The others go behind them, where `receiving` left room.
-2. Where that is too little, the block is left: who waits for room in the arena holds none (`uploading`).
-3. Small payloads are joined and travel in the message; large ones are copied once, into a block.
-4. An input with a recipe is made at its place, step by step in a thread, once that place is there. Without a block it
-   is made in private memory, which counts as a body does. Pixels to be decoded are bounded for all requests together.
+`Upload` puts the inputs where a worker reads the inputs: into the message, or into a block of the input arena.
 
-    with Upload(memory, request, context.waits_until_ns) as upload:
+1. Small inputs are joined and travel in the message. Large inputs are copied once, into a block.
+2. Inputs that were received into a block stay in the block. Other inputs go behind them, where `receiving` left room.
+   If the room is too small, the request gives the block back, since no request waits for room in the arena and holds a
+   block (`uploading`).
+3. An input with a recipe is made in its place, step by step in a thread, once the place is there. Without a block the
+   place is private memory, which counts as a body does. Pixels to be decoded are bounded for all requests together.
+
+    with Upload(memory, request, scope.waits_until_ns) as upload:
         await upload.place()
         ... send upload.payload, each input of which begins at upload.starts
 """

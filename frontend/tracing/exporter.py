@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 from frontend.tracing.tracer import Ended
 from ipc.wire.messages import BatchTimes
 
+log = logging.getLogger(__name__)
+
 Attributes = dict[str, str | int | float | bool]
 
 
@@ -135,8 +137,6 @@ def _child(
         attributes or {},
     )
 
-
-log = logging.getLogger(__name__)
 
 MAX_WAITING = 2048
 """Requests that wait for export."""

@@ -12,10 +12,8 @@
 Write-ahead logging keeps readers and writers from waiting for each other. Nothing is synchronized to the disk: the
 state ends with the server, and the death of a process loses nothing that was written.
 
-Models that somebody loaded or unloaded by name, remembered until the server starts again.
-
-Frontends load for no request what was unloaded. A worker that starts again loads what was loaded, and leaves what was
-unloaded.
+`Marks` remembers until the server starts again which models were loaded or unloaded by name. No request makes a
+frontend load an unloaded model. A worker that starts again loads the loaded models and leaves the unloaded ones.
 """
 
 from __future__ import annotations
@@ -82,8 +80,6 @@ class Marks:
             return []
         return [entry for entry in served if marks.get(split_id(entry)[0], entry in names)]
 
-
-log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 T = TypeVar("T")

@@ -128,7 +128,7 @@ class Executor:
             self._queue.nudge()
 
     def run_turn(self, batch: Batch) -> None:
-        """Give the device to a batch until it is done or makes way."""
+        """Give the device to a batch until the batch is done or makes way. `Turn.run` calls the strategy."""
         began = time.monotonic_ns()
         jobs = list({id(piece.job): piece.job for piece in batch.pieces}.values())
         first = jobs[0]

@@ -1,14 +1,12 @@
-"""Worker side of the socket: one thread that owns the ROUTER, the sessions and the leases.
+"""The worker's end of the socket to all frontends: one thread that owns the ROUTER, the sessions and the leases.
 
 1. Poll the socket, the pidfds of all frontends, a wake-up descriptor, and whatever descriptors the runtime adds.
-2. Take in everything that has arrived; hand requests to the handler.
+2. Take in everything that has arrived; hand requests to the handler (`workers.runtime`).
 3. Run the calls that other threads posted (results above all), then the periodic tick.
 4. Send each session all messages of this turn in one bundle.
 
 A dead frontend is dropped at once: its requests are cancelled and its leases revoked. A peer that is not registered
 gets `Goodbye` and registers again.
-
-The worker's end of the socket to all frontends.
 """
 
 from __future__ import annotations
@@ -58,7 +56,9 @@ from ipc.wire.stats import Stats
 from ipc.wire.streams import Part, PartsConsumed
 from workers.endpoint.sessions import Hearings, Session, SessionTable
 
-__all__ = ["bind", "receive", "send"]
+log = logging.getLogger(__name__)
+
+_BURST = 512
 
 
 def bind(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> zmq.Socket[bytes]:
@@ -82,11 +82,6 @@ def send(socket: zmq.Socket[bytes], key: bytes, frames: list[codec.Payload]) -> 
     # NOTE: only the first part can be refused; the rest of a message that has begun is always taken.
     socket.send(key, bundles.MORE)
     bundles.send(socket, frames)
-
-
-log = logging.getLogger(__name__)
-
-_BURST = 512
 
 
 class CatalogOwner(Protocol):

@@ -5,15 +5,14 @@
 2. POSIX objects are read and written with pread and pwrite: one that shrank meanwhile is an error of the request and
    not a SIGBUS of the worker. Only an operator who trusts his clients lets inputs be mapped
    (`shared_memory.map_inputs`), which saves their copy.
-3. CUDA memory (`workers.memory.client_regions`) is a tensor on the device. It stays open while its region is
-registered or a
-   request uses it.
+3. CUDA memory (`CudaMemory`) is a tensor on the device. The memory stays open while its region is registered or a
+   request uses the memory.
 
 Nothing has to be closed: descriptors and handles go with the last request that holds them.
 
-Device memory of another process, opened by its CUDA IPC handle through the CUDA runtime that torch has loaded.
-
-The driver is asked how large the allocation really is: bytes outside of it would end the worker, not the request.
+`CudaMemory` opens device memory of another process by its CUDA IPC handle, through the CUDA runtime that torch has
+loaded. The driver is asked how large the allocation really is: bytes outside of the
+allocation would end the worker, not the request.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 1. `check` holds names, types, shapes and sizes of a call against the model's configuration.
 2. `prepare` makes arrays of the payload: views, but for BYTES, whose elements become objects. The program may refuse
    their values.
-3. `run` gives the program a batch and checks what it gave back; `workers.memory.named_outputs` takes it to the
-requests.
+3. `run` gives the program a batch and checks the outputs; `workers.memory.named_outputs` takes the outputs to
+   the requests.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 1. `submit` finds the model and its kind of job, refuses what cannot run, and counts the cost.
 2. Room for copies of the client's memory and for the result is reserved before anything is computed. A job that lacks
    something waits in the one `WaitingLine`, and fails shortly before its deadline with what it lacks.
-3. Jobs whose result has a size that only prepared items tell are prepared first.
+3. A job whose result size follows from its prepared items is prepared before its room is reserved (`prepared`).
 
 Endpoint thread only, but for `prepared`.
 """

@@ -134,9 +134,9 @@ class Batch:
     """Pieces of one group, collated for the adapter (None: collating failed and is tried again piecewise).
 
     `predicted_s` is the device time for which the queue has charged the group and that has not been settled.
-    `lacks_memory`: the batch goes on when no other batch is suspended. `turn` is
-    the computation once it has begun, `limit_s` what the watchdog allows it, `seconds` its time on the device, and
-    `paused_ns` its time without, in which it was suspended, last at `suspended_ns`.
+    `lacks_memory`: the batch goes on when no other batch is suspended. `turn` is the computation once the computation
+    has begun, and `limit_s` is the time that the watchdog allows. `seconds` is the time on the device, `paused_ns` the
+    time in which the batch was suspended, last at `suspended_ns`.
     """
 
     pieces: list[Piece]

@@ -3,7 +3,8 @@
 A request is a one-shot job that waits for its turn within its sequence. A batch that failed does not run again, not in
 halves either: nobody knows what the model has kept of it.
 
-Sequences of one model instance: which of them have a slot, which wait for one, whose turn it is. A pure policy.
+`SlotTable` is a pure policy for the sequences of one model instance: which sequences have a slot, which wait for one,
+and whose turn it is.
 
 1. A sequence is the requests of one correlation id and one caller (API key, where there are keys). Its START takes a
    free slot or joins the backlog.
@@ -34,6 +35,8 @@ from workers.adapters.shared.slot_batch import check_step
 from workers.scheduling.job import Job, Piece
 from workers.strategies.base import item_error
 from workers.strategies.one_shot import Attempts, OneShot
+
+log = logging.getLogger(__name__)
 
 Key = tuple[str, int | str]
 """Caller and correlation id."""
@@ -224,9 +227,6 @@ class SlotTable:
 
     def _unknown(self, name: int | str, why: str) -> SequenceUnknown:
         return SequenceUnknown(not_begun(name, self._model, why))
-
-
-log = logging.getLogger(__name__)
 
 
 class Sequences(OneShot):

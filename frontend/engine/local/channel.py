@@ -4,7 +4,7 @@
 
 1. `tick` sends `Hello` until `Welcome` answers, then pings.
 2. `Welcome` brings the worker's pid and arena: a pidfd is watched and the arena mapped.
-3. `submit` sends a request and returns a future of its result.
+3. `submit` sends a request and returns a future of its `Delivery`, from which the caller makes an `Answer`.
 4. When the pidfd fires, every pending future fails with `WorkerLost`; requests named in the arena's flight record are
    suspects, the others bystanders. The channel starts again from the beginning.
 
@@ -70,6 +70,17 @@ from ipc.wire.messages import (
 from ipc.wire.stats import Stats
 from ipc.wire.streams import Part, PartFlow, PartsConsumed
 
+log = logging.getLogger(__name__)
+
+PING_EVERY_S = 0.5
+EXPIRE_GRACE_NS = 50_000_000
+FOREIGN_WEIGHT = 0.2
+SILENCE_S = 2.0
+"""A worker that was not heard for so long is not well."""
+LONGEST_LOOK_S = 0.25
+"""The most that counts as silence between two looks."""
+_REFUSED = "the worker takes no requests"
+
 
 class Sender(Protocol):
     """The worker that a result came from, as its channel knows it."""
@@ -112,7 +123,7 @@ class Delivery:
     kept: bytes | None = None
 
     def answer(self, sender: Sender) -> Answer:
-        """What is read of it. Raises `LeaseRevoked` when its block was taken back already."""
+        """The result and its bytes as an `Answer`. Raises `LeaseRevoked` when the block was taken back already."""
         inline, block, arena = memoryview(self.inline), self.result.block, self.arena
         if block is None or arena is None:
             data = inline if self.kept is None else memoryview(self.kept)
@@ -179,19 +190,6 @@ class Outstanding:
     def _remove(self, request: Submit) -> None:
         work = request.work
         self._lanes[work.lane].remove(work.cost, work.caller)
-
-
-log = logging.getLogger(__name__)
-
-PING_EVERY_S = 0.5
-EXPIRE_GRACE_NS = 50_000_000
-FOREIGN_WEIGHT = 0.2
-_REFUSED = "the worker takes no requests"
-
-SILENCE_S = 2.0
-"""A worker that was not heard for so long is not well."""
-LONGEST_LOOK_S = 0.25
-"""The most that counts as silence between two looks."""
 
 
 class Silence:

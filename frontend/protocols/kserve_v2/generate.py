@@ -5,8 +5,6 @@
 2. The answer has each output under its name: a list, or the element itself if there is a single element.
 3. A stream sends each answer as a Server-Sent Event. The status of the response comes from the first answer.
 4. A decoupled model gives any number of answers: events as they come, or exactly one without a stream.
-
-Bodies of generate: named values to tensors, and the answer under the names of its outputs.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@
 `defer` only says what inputs will be. They are made when the request was checked and there is room for them, where the
 worker reads them (`frontend.tensors.program_calls`).
 
-JPEG and PNG files as arrays, as OpenCV reads images unchanged: BGR, alpha and 16 bits kept; and resizing.
+`decode` makes arrays of JPEG and PNG files as OpenCV does that reads images unchanged (BGR, alpha and 16 bits kept).
+`resize` brings arrays to a size.
 
 1. Orientation tags are not applied. Grey with alpha becomes four channels, palettes become colours, CMYK becomes BGR.
    Pillow knows no mode for 16 bits per channel in colour: such a PNG is unpacked twice, for its high and its low bytes.

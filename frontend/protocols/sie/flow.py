@@ -113,11 +113,11 @@ def timing_of(scope: RequestScope) -> dict[str, float | None]:
 
 
 class InferenceResource(InferenceRoute, Generic[R, P]):
-    """One POST route over the engine; subclasses say what is special about it.
+    """One POST route over the engine. A subclass adds the parts that are special to the route.
 
-    `body` is the struct of its requests, `capability` the output that a
-    model must list to be asked at all (empty: decided in `plan`), `always_json` whether both bodies are JSON
-    whatever the headers say, `itemized` whether an item can have an error of its own in the answer.
+    `body` is the struct of the requests. `capability` is the output that a model must list to be asked at all (empty:
+    decided in `plan`). `always_json`: both bodies are JSON whatever the headers say. `itemized`: an item can have an
+    error of its own in the answer.
     """
 
     body: type[R]
