@@ -98,6 +98,14 @@ def test_a_call_is_held_against_the_model_whatever_was_allowed_before_it() -> No
             operations.check(other, allowed)
 
 
+def test_what_a_program_does_to_the_parameters_of_a_request_is_not_seen_by_the_next() -> None:
+    adapter, first = program(4, "FP32"), TensorInput("X0", "FP32", [1, 1], 0, 4)
+    changed, after = (call(first, rows=1, parameters={"scale": 2.0}) for _ in range(2))
+    operations.check(adapter, changed)
+    changed.parameters["scale"] = np.zeros(2)  # type: ignore[assignment]
+    operations.check(adapter, after)
+
+
 def test_elements_in_device_memory_lie_at_multiples_of_their_size() -> None:
     adapter, inline = program(0, "FP32"), TensorInput("X0", "FP32", [2], 0, 8)
 

@@ -21,7 +21,7 @@ from ipc.catalog.model_config import ROW_COST, ModelConfig, Warmup, WarmupInput
 from ipc.errors import InvalidInput
 from ipc.memory import bytes_elements
 from ipc.memory.datatypes import BYTES, DATATYPES
-from ipc.wire.messages import Call, InferCall, InputItem
+from ipc.wire.messages import Call, InputItem, TensorInput, TensorOutput
 from workers.adapters.base import Adapter, Gathering, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.named_tensors import Array, NamedBatch, Signature
 from workers.adapters.shared.slot_batch import SlotBatch
@@ -40,8 +40,8 @@ SEED = 20240607
 class ProgramAdapter(Adapter):
     """One loaded program; `spec.operations` is `("infer",)`."""
 
-    allowed_call: InferCall | None = None
-    """The last call that the configuration allowed."""
+    allowed: tuple[list[TensorInput], list[TensorOutput], int] | None = None
+    """Inputs, outputs and rows of the last call that the configuration allowed."""
 
     @property
     @abstractmethod
