@@ -83,13 +83,15 @@ LoraSource = HubSource | DirectorySource
 
 Similarity = Literal["cosine", "dot", "maxsim"]
 Precision = Literal["float32", "bfloat16", "float16"]
-Tokens = Annotated[int, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(gt=0, le=2**63 - 1)]
+"""A positive number that messages can tell."""
+Tokens = Count
 
 
 class OutputSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One output of a model: its width and how two of them are compared."""
 
-    dims: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    dims: Count | None = None
     similarity: Similarity | None = None
 
 
@@ -126,16 +128,16 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     adapter: str = "dense"
     inputs: tuple[str, ...] = ("text",)
     outputs: dict[str, OutputSpec] = msgspec.field(default_factory=lambda: {"dense": OutputSpec()})
-    max_sequence_length: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    max_sequence_length: Count | None = None
     max_batch_tokens: Tokens | None = None
     precision: Precision | None = None
     runtime: dict[str, Any] = {}
     loadtime: dict[str, Any] = {}
     profiles: dict[str, Profile] = {}
-    dimensions: tuple[int, ...] = ()
+    dimensions: tuple[Count, ...] = ()
     proof: str = "hello world"
     fingerprint: tuple[float, ...] = ()
-    replicas: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    replicas: Count | None = None
     loras: dict[str, LoraSource] = {}
     served: bool = True
     preload: bool = True

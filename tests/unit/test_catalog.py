@@ -111,6 +111,16 @@ def test_an_unknown_model_is_answered_with_the_nearest_name(tmp_path: Path) -> N
         ("source: {kind: hub, repo: x}\n", "id"),
         ("id: ../../etc\nsource: {kind: hub, repo: x}\n", "id"),
         ("id: a\nsource: {kind: hub, repo: x}\nmax_sequence_length: 0\n", "max_sequence_length"),
+        *(
+            (f"id: a\nsource: {{kind: hub, repo: x}}\n{field}\n", ":3: Expected `int` <= 9223372036854775807")
+            for field in (
+                f"max_sequence_length: {10**20}",
+                f"max_batch_tokens: {10**20}",
+                f"replicas: {10**20}",
+                f"dimensions: [{10**20}]",
+                f"outputs: {{dense: {{dims: {10**20}}}}}",
+            )
+        ),
         ("id: a\nsource: {kind: hub, repo: x}\nprecision: int3\n", "precision"),
         ("id: a\nsource: {kind: hub, repo: x}\nprofiles: {p: {extends: q}}\n", "'p' must extend"),
         ("id: a\nsource: {kind: hub, repo: x}\nprofiles: {p: {extends: p}}\n", "'p' must extend"),
