@@ -142,6 +142,7 @@ class RepositoryControl:
         except NoReplica:
             # No worker has said yet which models there are. Those that come heed the mark.
             await self._marks.put(model, loaded=False, until_ns=deadline_ns)
+            await self._end_override(model, deadline_ns)
             return
         except UnavailableModel:
             log.info("model %a is not unloaded: there is none of that name", model[:200])
@@ -154,7 +155,12 @@ class RepositoryControl:
         await self._end_override(model, deadline_ns)
 
     def index(self, ready_only: bool = False) -> list[IndexEntry]:
-        """Every version of every model, by name and version."""
+        """Every version of every model, by name and version.
+
+        Raises `NoReplica` while no worker has said which models repositories have.
+        """
+        if not self._services.directory.is_told:
+            raise NoReplica("no worker is up", retry_after_s=2)
         found = []
         for name in self._services.models.names():
             for state in self._services.models.states(name):

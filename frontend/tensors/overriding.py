@@ -23,7 +23,7 @@ from ipc import deadline
 from ipc.catalog.entries import Catalog
 from ipc.catalog.ids import is_repository
 from ipc.catalog.repository import is_model_name, names_of
-from ipc.errors import BodyTooLarge, DeadlineExceeded, InvalidInput, ModelLoadFailed, PenstockError
+from ipc.errors import BodyTooLarge, DeadlineExceeded, InvalidInput, ModelLoadFailed, NoReplica, PenstockError
 from ipc.settings import Settings
 from ipc.store.overrides import Override, Overrides
 from ipc.store.store import Marks, Store
@@ -108,6 +108,10 @@ class Overriding:
                 return False
             try:
                 await self._serve(model, None)
+            except NoReplica:
+                log.info(
+                    "what a load brought for model %a has ended; no worker is up that has to know", model
+                )
             except (PenstockError, OSError) as error:
                 log.error("what a load brought for model %a has not been taken back: %s", model, error)
             finally:

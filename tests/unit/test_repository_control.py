@@ -28,6 +28,7 @@ from ipc.errors import (
 from ipc.processes.liveness import SlotLock
 from ipc.processes.paths import prepare_run_dir
 from ipc.settings import load
+from ipc.store.overrides import Override, Overrides
 from ipc.store.store import Marks, Store
 from ipc.wire.messages import ModelStatus
 from tests.fakes.channel import FakeChannel
@@ -160,8 +161,30 @@ def test_before_a_worker_has_told_its_models_an_unload_is_remembered(tmp_path: P
     services.models = TensorModels(services.directory, services.settings, control.mark)
     with pytest.raises(NoReplica, match="no worker is up"):
         services.models.find("m")
+    with pytest.raises(NoReplica, match="no worker is up"):
+        control.index()
     asyncio.run(control.unload("m", {}, deadline.after(1)))
     assert control.mark("m") is False
+
+
+def test_an_unload_ends_what_a_load_brought_although_no_worker_is_up(tmp_path: Path) -> None:
+    control = control_of(tmp_path, "explicit")
+    services: Any = control._services
+    overrides = Overrides(services.settings.paths, services.store)
+
+    async def wait(done: Callable[[], bool], until_ns: int) -> None:
+        if not done():
+            raise DeadlineExceeded("no worker")
+
+    services.directory._client.wait, services.directory._client.channels = wait, []
+    services.models = TensorModels(services.directory, services.settings, control.mark)
+
+    async def load_and_unload() -> None:
+        await overrides.put(Override("m", "{}"))
+        await control.unload("m", {}, deadline.after(5))
+
+    asyncio.run(load_and_unload())
+    assert control.mark("m") is False and not overrides.read()
 
 
 def test_an_unload_says_nothing_to_workers_once_the_model_is_loaded_by_name(tmp_path: Path) -> None:
