@@ -14,6 +14,7 @@ it the server. Here every method is registered with gRPC's core, which compares 
 from __future__ import annotations
 
 import asyncio
+import logging
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import copy_context
@@ -27,8 +28,10 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 from frontend.access.scopes import Need
 from frontend.grpc import statuses
 from frontend.grpc.door import Door
-from frontend.grpc.rpc import Reply, Rpc, ServedUnary, UnaryMethod, Underway
+from frontend.grpc.rpc import FAULT, Reply, Rpc, ServedUnary, UnaryMethod, Underway
 from ipc.errors import PenstockError
+
+log = logging.getLogger(__name__)
 
 _UNKNOWN = Reply(None, (), StatusCode.UNIMPLEMENTED, "Method not found!")
 
@@ -53,6 +56,15 @@ class Served:
     library: grpc.RpcMethodHandler[Any, Any] | None = None
     receive: Callable[[bytes], Any] | None = None
     send: Callable[[Any], bytes] | None = None
+
+
+def _refusal(served: Served, error: PenstockError, rpc: Rpc) -> Reply:
+    """The reply to a refused rpc. The task that accepts rpcs outlives a fault of the method."""
+    try:
+        return served.refused(error, rpc)
+    except Exception as fault:
+        log.error("%s failed", rpc.path, exc_info=fault)
+        return FAULT
 
 
 class _ServedStream:
@@ -114,8 +126,8 @@ class _Core(cygrpc.AioServer):  # type: ignore[misc]
         rpc = Rpc(path, cygrpc._ServicerContext(call, served.receive, served.send, loop))
         refusal = self._door.enter(rpc, served.need, spend=served.unary is not None)
         if refusal is not None:
-            # NOTE: who refuses notes the ids of the request in context variables, which are no others' business.
-            self._refuse(call, copy_context().run(served.refused, refusal, rpc), rpc)
+            # NOTE: `refused` sets context variables to the ids of the request, which other requests must not see.
+            self._refuse(call, copy_context().run(_refusal, served, refusal, rpc), rpc)
         elif served.unary is not None:
             ServedUnary(call, rpc, self.underway).serve(
                 served.unary, self._door.message_within_s(served.need)

@@ -47,6 +47,10 @@ class Reply(NamedTuple):
     details: str = ""
 
 
+FAULT = Reply(None, (), StatusCode.INTERNAL, "internal error")
+"""The reply of a method that has a fault."""
+
+
 class Rpc:
     """One rpc as it arrived. `path` is `/package.Service/Method`; `context` is grpc.aio's, with which streams speak.
 
@@ -264,7 +268,7 @@ class ServedUnary:
             raise
         except Exception as error:
             log.error("%s failed", self.rpc.path, exc_info=error)
-            reply = Reply(None, (), StatusCode.INTERNAL, "internal error")
+            reply = FAULT
         if self._call is None:
             return
         # NOTE: gRPC keeps the bytes of the request too until the reply has left.

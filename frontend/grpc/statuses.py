@@ -53,7 +53,8 @@ def status_of(error: PenstockError) -> StatusCode:
 
 
 def shortened(message: str) -> str:
-    """A message that fits into a header."""
+    """A message that fits into a header, in letters that UTF-8 has: gRPC refuses lone surrogates."""
+    message = message.encode(errors="backslashreplace").decode()
     if len(message) <= _MAX_MESSAGE_CHARACTERS:
         return message
     return message[: _MAX_MESSAGE_CHARACTERS - 1] + "…"

@@ -17,6 +17,8 @@ from frontend.grpc.door import Door
 from frontend.grpc.server import mount
 from frontend.grpc.service import Method
 from frontend.grpc.streaming import Streams
+from frontend.http.places import Places
+from ipc.errors import InvalidInput
 from ipc.protos import kserve_v2_pb2 as pb
 from tests.fakes.tensors import services_of
 
@@ -37,6 +39,8 @@ class Contract:
     async def _answer(self, call: Any, message: Any) -> bytes:
         if message.model_name == "bug":
             raise ValueError("a fault")
+        if message.model_name == "surrogate":
+            raise InvalidInput("no file \udcff")
         self.entered.set()
         try:
             await self.release.wait()
@@ -138,3 +142,43 @@ def test_a_fault_of_a_method_ends_its_rpc_alone(tmp_path: Path) -> None:
         assert await ask(b"") == b"answered"
 
     assert play(tmp_path, session) == ["500", "200"]
+
+
+def test_an_error_of_letters_that_grpc_cannot_send_is_told_with_their_numbers(tmp_path: Path) -> None:
+    async def session(contract: Contract, ask: Ask) -> None:
+        with pytest.raises(aio.AioRpcError) as failure:
+            await ask(pb.ModelInferRequest(model_name="surrogate").SerializeToString(), timeout=5)
+        assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert failure.value.details() == "no file \\udcff"
+
+    assert play(tmp_path, session) == ["400"]
+
+
+def test_a_fault_of_a_refusal_costs_its_rpc_alone(tmp_path: Path) -> None:
+    contract = Contract()
+
+    def fail(error: Any) -> str:
+        raise ValueError("a fault")
+
+    async def run() -> None:
+        made = services_of(tmp_path, [], [])
+        made.started, contract.message_of = True, fail  # type: ignore[method-assign]
+        contract.release.set()
+        door = Door(made.access, made.settings)
+        server = Server([], door)
+        mount(server, made, contract, Streams(8))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        places, door._places = door._places, Places(0)
+        try:
+            async with asyncio.timeout(30), aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                ask = channel.unary_unary(f"/{contract.descriptor.full_name}/ModelInfer")
+                with pytest.raises(aio.AioRpcError, match="internal error"):
+                    await ask(b"", timeout=10)
+                door._places = places
+                assert await ask(b"", timeout=10) == b"answered"
+        finally:
+            await server.stop(0)
+            made.engine.client.inputs.close()  # type: ignore[attr-defined]
+
+    asyncio.run(run())
