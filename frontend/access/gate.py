@@ -10,6 +10,8 @@
    headers on a WebSocket, and a key in an address ends up in logs and histories. So a WebSocket may offer the key as a
    subprotocol, `penstock.key.<KEY>`, beside its real subprotocol; the offer of the key is never selected.
 2. Each key has a rate over all frontends (`RateMeter`). Without a keys file `keyless` decides.
+3. `Gate.admit` decides once, before a body is read, and keeps the decision in the ASGI scope. `AccessMiddleware` raises
+   the refusal later, when the request has its ids.
 """
 
 from __future__ import annotations
@@ -116,15 +118,15 @@ ANONYMOUS = Grant()
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Decision:
     """The caller, as far as known, and the reason of a refusal."""
 
     grant: Grant = ANONYMOUS
     refusal: AccessRefused | None = None
 
 
-_LET_IN = Outcome()
-"""The outcome of open paths, and of most requests to a server without keys."""
+_LET_IN = Decision()
+"""The decision of open paths, and of most requests to a server without keys."""
 
 
 class Gate:
@@ -153,10 +155,10 @@ class Gate:
 
     def grant_for(self, scope: dict[str, Any], need: scopes.Need, spend: bool = True) -> Grant:
         """The caller of an ASGI scope. Raises an `AccessRefused`. With `spend` the call counts against the rate."""
-        outcome = self._decide(scope, need, spend)
-        if outcome.refusal is not None:
-            raise outcome.refusal
-        return outcome.grant
+        decision = self._decide(scope, need, spend)
+        if decision.refusal is not None:
+            raise decision.refusal
+        return decision.grant
 
     def caller(self, scope: dict[str, Any]) -> Grant:
         """The owner of the key in the head, of any scope and rate. Raises `Unauthenticated` where keys are needed."""
@@ -173,24 +175,24 @@ class Gate:
                 self.meter.spend(number, entry.requests_per_s, entry.allowed_burst)
 
     def admit(self, scope: dict[str, Any]) -> bool:
-        """Check a scope once and keep the outcome in it for `outcome_of`; returns whether it was let in."""
+        """Check a scope once and keep the decision in it for `decision_of`; returns whether it was let in."""
         need = scopes.need_of(scope["path"], self.open_metrics)
-        outcome = scope[SCOPE_KEY] = self._decide(scope, need)
-        return outcome.refusal is None
+        decision = scope[SCOPE_KEY] = self._decide(scope, need)
+        return decision.refusal is None
 
-    def _decide(self, scope: dict[str, Any], need: scopes.Need, spend: bool = True) -> Outcome:
+    def _decide(self, scope: dict[str, Any], need: scopes.Need, spend: bool = True) -> Decision:
         if not self.closed:
             refused = self._keyless.refusal(scope, need)
-            return _LET_IN if refused is None else Outcome(refusal=refused)
+            return _LET_IN if refused is None else Decision(refusal=refused)
         if not need:
             return _LET_IN
         try:
             number, entry = self._find(presented_key(scope))
         except Unauthenticated as error:
             wrong = need == "admin" and error.presented
-            return Outcome(refusal=Forbidden(error.message) if wrong else error)
+            return Decision(refusal=Forbidden(error.message) if wrong else error)
         refusal = self._limit(number, entry, need, spend)
-        return Outcome(Grant(entry.name, entry.id, entry.share, need == "admin"), refusal)
+        return Decision(Grant(entry.name, entry.id, entry.share, need == "admin"), refusal)
 
     def _find(self, key: str) -> tuple[int, api_keys.KeyEntry]:
         if not key:
@@ -213,6 +215,6 @@ class Gate:
         return None
 
 
-def outcome_of(scope: dict[str, Any]) -> Outcome:
-    """The outcome that `Gate.admit` kept in the scope; a scope without an outcome is refused."""
-    return scope.get(SCOPE_KEY) or Outcome(refusal=Unauthenticated("the request was not checked"))
+def decision_of(scope: dict[str, Any]) -> Decision:
+    """The decision that `Gate.admit` kept in the scope; a scope without an decision is refused."""
+    return scope.get(SCOPE_KEY) or Decision(refusal=Unauthenticated("the request was not checked"))

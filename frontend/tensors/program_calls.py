@@ -277,17 +277,17 @@ class ProgramCalls:
         requests of the sequence before this one took too long, and the errors of the engine.
         """
         scope, model, request = checked.scope, checked.model, checked.request
-        step = request.sequence if model.config.sequence_batching is not None else None
+        sequence = request.sequence if model.config.sequence_batching is not None else None
         with self._used(request), Upload(self._memory, request, scope.waits_until_ns) as upload:
-            if step is None:
+            if sequence is None:
                 await upload.place()
             else:
-                turns = self.uploads.of(model.id, step.id)
+                turns = self.uploads.of(model.id, sequence.id)
                 # NOTE: earlier requests may have to wait for room, so this request leaves its block until its turn.
                 async with turns.take(upload.leave_block, scope.waits_until_ns):
                     await upload.place()
-            place = None if step is None else Step(step.id, step.start, step.end)
-            call = self._call(checked, upload.starts, place)
+            step = None if sequence is None else Step(sequence.id, sequence.start, sequence.end)
+            call = self._call(checked, upload.starts, step)
             cost = ROW_COST * checked.rows
             work = plan(scope, self._settings, model.id, call, cost, lane=request.lane)
             answer = await self._engine.run(scope, work, upload.payload)

@@ -8,7 +8,7 @@ import pytest
 
 from frontend.access import api_keys
 from frontend.access.api_keys import KeyEntry
-from frontend.access.gate import Gate, Grant, outcome_of
+from frontend.access.gate import Gate, Grant, decision_of
 from frontend.access.scopes import need_of
 from ipc.errors import AccessRefused, Forbidden, RateLimited, Unauthenticated
 
@@ -43,7 +43,7 @@ def outcome(path: str, headers: Headers) -> type[AccessRefused] | None:
     """The error that refuses a request, or None."""
     asked = scope(path, headers)
     Gate(ENTRIES).admit(asked)
-    refusal = outcome_of(asked).refusal
+    refusal = decision_of(asked).refusal
     return type(refusal) if refusal else None
 
 
@@ -199,7 +199,7 @@ def test_an_exhausted_rate_refuses_that_key_alone_and_still_names_it() -> None:
     assert granted(gate, scope("/v1/models", bearer(SLOW))).name == "slow"
     asked = scope("/v1/models", bearer(SLOW))
     assert not gate.admit(asked)
-    found = outcome_of(asked)
+    found = decision_of(asked)
     assert isinstance(found.refusal, RateLimited) and found.grant.name == "slow"
     assert found.refusal.retry_after_s is not None and 90 < found.refusal.retry_after_s <= 100
     assert granted(gate, scope("/v1/models", bearer(INFER))).name == "infer"
@@ -215,7 +215,7 @@ def test_a_request_that_lacks_the_scope_uses_up_no_rate() -> None:
 
 
 def test_a_scope_that_was_never_checked_is_refused() -> None:
-    assert isinstance(outcome_of(scope("/v1/models")).refusal, Unauthenticated)
+    assert isinstance(decision_of(scope("/v1/models")).refusal, Unauthenticated)
 
 
 @pytest.mark.parametrize(

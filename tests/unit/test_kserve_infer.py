@@ -21,7 +21,8 @@ from frontend.http.disconnect import noting
 from frontend.http.inference import InferenceRoute
 from frontend.protocols.kserve_v2 import routes, schemas
 from frontend.protocols.kserve_v2.generate import GENERATE, GenerateResource, request_of
-from frontend.protocols.kserve_v2.infer import LENGTH_HEADER, InferResource
+from frontend.protocols.kserve_v2.infer import InferResource
+from frontend.protocols.kserve_v2.infer_bodies import LENGTH_HEADER
 from frontend.protocols.kserve_v2.reading import Target
 from frontend.services import Services
 from ipc import deadline

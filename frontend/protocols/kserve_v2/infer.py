@@ -1,10 +1,14 @@
 """POST /v2/models/{model}[/versions/{version}]/infer.
 
-1. Find the model, and wait for its load if need be; read the head of the request, then its body (`infer_bodies`).
-2. Parse the JSON and split the bytes behind it (`reading`); say which inputs are encoded images or strings (`images`).
-3. Run the request (`frontend.tensors.inference`); render the result (`rendering`), packed where the client wants that.
+1. Find the model, and wait for its load if need be.
+2. A small binary request whose head (JSON) equals the head of an earlier request takes the short way: the model kept
+   the plan, and the plan runs over the new bytes (`frontend.tensors.head_plans`). All other requests go on with 3.
+3. Read the body (`infer_bodies`). Parse the JSON and split the bytes behind the JSON (`reading`). Mark the inputs that
+   are encoded images or strings (`images`).
+4. Run the request (`frontend.tensors.inference`), and keep the plan of a plain request.
+5. Render the result (`rendering`), packed for clients that ask for a packed body.
 
-What takes long, by the size of what is parsed, decoded, rendered or packed, is done in the rendering threads.
+Large bodies and answers are parsed, decoded, rendered and packed in the rendering threads.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from frontend.http.inference import InferenceRoute
 from frontend.http.rendering import at_once, in_steps, off_loop
 from frontend.http.sending import send_parts
 from frontend.protocols.kserve_v2 import images, infer_bodies, reading, rendering
-from frontend.protocols.kserve_v2.infer_bodies import Arrived, Arriving
+from frontend.protocols.kserve_v2.infer_bodies import LENGTH_HEADER, LONG_NBYTES, Arrived, Arriving
 from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.protocols.kserve_v2.reading import InferRequest, Target
 from frontend.services import Services
@@ -29,9 +33,6 @@ from frontend.tensors.models import TensorModel
 from frontend.tensors.result import TensorResult
 from ipc.errors import PenstockError
 
-LONG_NBYTES = 64 << 10
-"""JSON to be parsed, and answers to be packed, above this size are work for a thread."""
-LENGTH_HEADER = "Inference-Header-Content-Length"
 MOST_DIGITS = 18
 
 
@@ -68,11 +69,11 @@ class InferResource(InferenceRoute):
             reading.identified(error, given_id)
             raise
 
-    def _keep(self, model: TensorModel, arrived: Arrived, wanted: InferRequest) -> None:
-        """Keep the plan of a request that has run, without the bytes of its tensors."""
-        assert arrived.data is not None
-        head, nbytes, bare = bytes(arrived.head), len(arrived.data), wanted.without_tensors()
-        self.services.inference.keep_plan(model, head, nbytes, wanted.request, bare)
+    async def find(self, req: Request, scope: RequestScope, target: Target) -> TensorModel:
+        """The model that was asked for, once it can answer. Raises as `TensorInference.find`."""
+        scope.model = target.name
+        self._restrictions.require_secret("inference", req.get_header)
+        return await self.services.inference.find(scope, target.name, target.version)
 
     def _known(self, req: Request, model: TensorModel) -> tuple[HeadPlan, bytes, int] | None:
         """The plan of a request whose head has been seen, the body, and the bytes of the head."""
@@ -107,12 +108,6 @@ class InferResource(InferenceRoute):
             reading.identified(error, "")
             raise
 
-    async def find(self, req: Request, scope: RequestScope, target: Target) -> TensorModel:
-        """The model that was asked for, once it can answer. Raises as `TensorInference.find`."""
-        scope.model = target.name
-        self._restrictions.require_secret("inference", req.get_header)
-        return await self.services.inference.find(scope, target.name, target.version)
-
     @staticmethod
     async def _parsed(model: TensorModel, target: Target, arrived: Arrived) -> InferRequest:
         if arrived.data is not None and not arrived.head_nbytes:
@@ -120,6 +115,12 @@ class InferResource(InferenceRoute):
         if len(arrived.head) > LONG_NBYTES:
             return await off_loop(reading.parse, target.name, target.version, arrived.head, arrived.data)
         return reading.parse(target.name, target.version, arrived.head, arrived.data)
+
+    def _keep(self, model: TensorModel, arrived: Arrived, wanted: InferRequest) -> None:
+        """Keep the plan of a request that has run, without the bytes of its tensors."""
+        assert arrived.data is not None
+        head, nbytes, bare = bytes(arrived.head), len(arrived.data), wanted.without_tensors()
+        self.services.inference.keep_plan(model, head, nbytes, wanted.request, bare)
 
     async def _send(self, req: Request, resp: Response, result: TensorResult, wanted: InferRequest) -> None:
         scope, began = req.context.penstock, time.perf_counter()
