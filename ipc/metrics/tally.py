@@ -10,6 +10,7 @@ A tally belongs to one thread, that of the event loop, unless its owner holds a 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 from bisect import bisect_left
 from typing import Any
@@ -90,9 +91,15 @@ class WrittenAmount:
 
     def __init__(self, child: Any) -> None:
         self._child = child
-        # NOTE: without a directory for metric files the library keeps a plain value, which has no file.
-        value = getattr(child, "_value", None)
-        self._value = value if hasattr(value, "_file") else None
+        self._value: Any = None
+        # NOTE: without a directory for metric files the library keeps a plain value, which has no file. A later library
+        # may keep the value in another way.
+        with contextlib.suppress(AttributeError, KeyError, TypeError):
+            value = child._value
+            file, written = value._file, _PAIR.pack(value._value, value._timestamp)
+            at = file._positions[value._key]
+            if file._m[at : at + _PAIR.size] == written:
+                self._value = value
 
     def inc(self, amount: float = 1.0) -> None:
         """Add, and write the sum into the metric file."""

@@ -15,6 +15,7 @@ import gc
 import os
 import socket
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -23,6 +24,9 @@ TOP = Path(__file__).resolve().parents[2]
 
 _KEEP_ENVIRONMENT = "SPT_NOENV"
 """Makes setproctitle keep the environment in /proc/PID/environ, which a title would overwrite."""
+_imports_lock = threading.Lock()
+_found_enabled: list[bool] = []
+"""Whether the collector was on, for each import under way. The last import to end restores what the first one found."""
 
 
 def command(module: str, *arguments: str) -> list[str]:
@@ -43,18 +47,21 @@ def environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Import large libraries in this block; the cyclic garbage collector rests.
+    """Import large libraries in this block; the cyclic garbage collector rests. Thread-safe.
 
     PERF: modules are never garbage. The collector would look at them again and again while they are made, which is a
     fifth of the processor time of an import of torch and transformers.
     """
-    enabled = gc.isenabled()
-    gc.disable()
+    with _imports_lock:
+        _found_enabled.append(gc.isenabled())
+        gc.disable()
     try:
         yield
     finally:
-        if enabled:
-            gc.enable()
+        with _imports_lock:
+            enabled = _found_enabled.pop()
+            if enabled and not _found_enabled:
+                gc.enable()
 
 
 def title(text: str) -> None:

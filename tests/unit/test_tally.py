@@ -8,10 +8,11 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from ipc.metrics.tally import FLUSH_S, Tally
+from ipc.metrics.tally import FLUSH_S, Tally, WrittenAmount
 
 BOUNDS = (0.25, 1.0, 4.0)
 
@@ -114,3 +115,18 @@ def test_a_written_amount_is_in_the_metric_file_at_once_and_survives_a_file_that
         check=True,
     )
     assert found.stdout.strip() == "[12.0, 6.0, 10.0]"
+
+
+def test_a_written_amount_leaves_a_value_that_the_library_keeps_in_another_way_to_the_library() -> None:
+    class Child:
+        """A counter whose value has a file, but none of the fields by which the value is found there."""
+
+        _value = SimpleNamespace(_file=SimpleNamespace(), _value=0.0, _timestamp=0.0, _key="seen")
+        total = 0.0
+
+        def inc(self, amount: float) -> None:
+            self.total += amount
+
+    child = Child()
+    WrittenAmount(child).inc(2.5)
+    assert child.total == 2.5
