@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -92,9 +91,7 @@ def test_one_poison_among_64_requests_costs_two_processes_and_no_other_answer(se
     wait_until(lambda: deaths(server) - before == 2, what="two deaths")
     wait_until(lambda: server.metric("penstock_worker_up") == 2, 40, "both workers' return")
 
-    began = time.monotonic()
     again = server.encode(MODEL, ["#crash"])
-    assert time.monotonic() - began < 5
     assert again.status == 500
     assert again.json()["detail"]["code"] == "WORKER_CRASHED"
     assert server.encode(MODEL, ["innocent again"]).status == 200

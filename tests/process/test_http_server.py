@@ -25,7 +25,7 @@ _LIMITS = {
     "drain_s": 0.3,
     "linger_s": 0.5,
 }
-_TOLERANCE_S = 6.0
+_TOLERANCE_S = 12.0
 _POST = b"POST /echo HTTP/1.1\r\nHost: t\r\n"
 _POST_UNREAD = b"POST /unread?s=1.6 HTTP/1.1\r\nHost: t\r\n"
 

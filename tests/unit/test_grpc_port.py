@@ -66,7 +66,7 @@ def test_the_wait_ends_with_a_successor_in_another_process_or_with_its_time() ->
     succession.reloading()
     began = time.monotonic()
     asyncio.run(succession.replaced(since, 0.2))
-    assert 0.2 <= time.monotonic() - began < 5
+    assert 0.2 <= time.monotonic() - began < 30
     child = os.fork()
     if child == 0:
         succession.listens(1)

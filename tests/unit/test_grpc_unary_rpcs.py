@@ -103,13 +103,16 @@ def test_a_client_that_leaves_cancels_its_request(tmp_path: Path) -> None:
 
 def test_a_deadline_that_passes_cancels_the_request(tmp_path: Path) -> None:
     async def session(contract: Contract, ask: Ask) -> None:
-        with pytest.raises(aio.AioRpcError) as failure:
-            await ask(b"", timeout=2)
-        assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        timeout_s = 1
+        while not contract.entered.is_set():  # on a busy machine a deadline may pass before the rpc is there
+            timeout_s *= 2
+            with pytest.raises(aio.AioRpcError) as failure:
+                await ask(b"", timeout=timeout_s)
+            assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         while not contract.cancelled:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
-    assert play(tmp_path, session) == ["504"]
+    assert set(play(tmp_path, session)) == {"504"}
 
 
 def test_a_request_that_lasts_is_answered(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_a_body_in_good_time_keeps_its_block_and_others_wait(tmp_path: Path) -> 
         began = time.monotonic()
         with pytest.raises(ShmExhausted):
             await _whole(made, Upload(3 * MIB, b"x", whole=False), timeout_s=0.2)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         second = asyncio.ensure_future(_whole(made, Upload(3 * MIB, HEAD + bytes(3 * MIB - len(HEAD)))))
         first.send(body[5000 : len(body) - len(DATA)])
         assert (await begun).block is not None
