@@ -11,7 +11,7 @@ import pytest
 
 from tests.harness.keys import bearer, write_keys
 from tests.harness.raw import RawClient
-from tests.harness.server import Answer, Server, serving
+from tests.harness.server import Answer, Server, serving, wait_until
 
 MODEL = "fake/echo"
 BODY = json.dumps({"items": [{"text": "a"}]}).encode()
@@ -52,6 +52,10 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         settings={"server.keys_file": root / "keys.yaml", "server.max_header_bytes": 65536},
     ) as server:
         yield Guarded(server, keys)
+
+
+def test_the_start_up_block_says_how_many_keys_there_are(guarded: Guarded) -> None:
+    wait_until(lambda: f"{len(guarded.keys)} API keys" in guarded.server.log, what="the start-up block")
 
 
 def path_of(operation: str) -> str:

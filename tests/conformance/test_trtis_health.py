@@ -16,7 +16,7 @@ from tests.conformance.trtis import infer, status_of
 from tests.conformance.trtis_transports import TRANSPORTS, Asked, Stub
 from tests.harness.raw import RawClient
 from tests.harness.rpc import address_of, grpc_settings
-from tests.harness.server import Server, make_server, serving, wait_until
+from tests.harness.server import Server, alive, make_server, serving, wait_until
 from tests.tiny.programs import write_repository
 
 INPUTS = 'input { name: "INPUT0" dims: 16 } input { name: "INPUT1" dims: 16 }'
@@ -25,15 +25,29 @@ RAW = (np.arange(16, dtype="<i4").tobytes(), np.full(16, 3, dtype="<i4").tobytes
 DRAIN_S = 15
 
 
-@pytest.fixture(params=["true", "False"], ids=["strict", "relaxed"], scope="module")
-def partly(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server one of whose models fails to load."""
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server one of whose models fails to load; how strict the server is stands in its settings file."""
     place = tmp_path_factory.mktemp("trtis-health")
     repository = write_repository(place / "models", ("add_sub", "broken"))
-    settings = grpc_settings(**{"repository.dirs": repository, "trtis.strict_readiness": request.param})
-    with serving(place, ("fake/echo",), settings) as running:
-        wait_until(lambda: status(running, "broken").ready_state == pb.MODEL_UNAVAILABLE, 60, "the failure")
+    config = place / "server.yaml"
+    config.write_text("{}")
+    settings = grpc_settings(**{"repository.dirs": repository})
+    with serving(place, ("fake/echo",), settings, config=config) as running:
         yield running
+
+
+@pytest.fixture(params=[True, False], ids=["strict", "relaxed"], scope="module")
+def strict(server: Server, request: pytest.FixtureRequest) -> bool:
+    """Whether the server is strict, once the server's frontends are ones with that setting."""
+    chosen = bool(request.param)
+    Path(server.environment["PENSTOCK_CONFIG"]).write_text(f"trtis: {{strict_readiness: {chosen}}}\n")
+    old = server.frontend_pids()
+    server.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: not any(map(alive, old)), 30, "the end of the old frontends")
+    server.wait_ready()
+    wait_until(lambda: status(server, "broken").ready_state == pb.MODEL_UNAVAILABLE, 60, "the failure")
+    return chosen
 
 
 def status(server: Server, model: str) -> pb.ModelVersionStatus:
@@ -43,30 +57,33 @@ def status(server: Server, model: str) -> pb.ModelVersionStatus:
     return found.model_status[model].version_status[1]
 
 
-def test_a_model_that_fails_makes_a_strict_server_not_ready_and_no_other(partly: Server) -> None:
-    strict = partly.environment["PENSTOCK_TRTIS__STRICT_READINESS"] == "true"
-    live, ready = partly.get("/api/health/live"), partly.get("/api/health/ready")
+def test_a_model_that_fails_makes_a_strict_server_not_ready_and_no_other(
+    server: Server, strict: bool
+) -> None:
+    live, ready = server.get("/api/health/live"), server.get("/api/health/ready")
     assert (live.status, ready.status) == (200, 400 if strict else 200)
     for answer in (live, ready):
         assert status_of(answer).code == pb.SUCCESS and answer.body == b"", "the request worked all the same"
-    with grpc.insecure_channel(address_of(partly)) as channel:
+    with grpc.insecure_channel(address_of(server)) as channel:
         found = Stub(channel).call("Health", pb.HealthRequest(mode="ready"), pb.HealthResponse)
     assert found.request_status.code == pb.SUCCESS and found.health != strict
-    assert status(partly, "add_sub").ready_state == pb.MODEL_READY
-    assert infer(partly, "add_sub", GOOD, b"".join(RAW)).status.code == pb.SUCCESS
+    assert status(server, "add_sub").ready_state == pb.MODEL_READY
+    assert infer(server, "add_sub", GOOD, b"".join(RAW)).status.code == pb.SUCCESS
 
 
-def test_the_reason_of_the_failure_is_in_the_status_and_in_the_refusal(partly: Server) -> None:
-    reason = status(partly, "broken").ready_state_reason.message
+def test_the_reason_of_the_failure_is_in_the_status_and_in_the_refusal(
+    server: Server, strict: bool
+) -> None:
+    reason = status(server, "broken").ready_state_reason.message
     assert reason
-    found = pb.ServerStatus.FromString(partly.get("/api/status/broken?format=binary").body)
+    found = pb.ServerStatus.FromString(server.get("/api/status/broken?format=binary").body)
     shown = found.model_status["broken"].config
     assert (shown.name, shown.max_batch_size, [one.name for one in shown.input]) == (
         "broken",
         8,
         ["INPUT0", "INPUT1"],
     )
-    refused = infer(partly, "broken", GOOD, b"".join(RAW)).status
+    refused = infer(server, "broken", GOOD, b"".join(RAW)).status
     assert refused.code == pb.UNAVAILABLE
     assert refused.msg == f"Inference request for unknown model 'broken': its load failed: {reason}", (
         refused.msg

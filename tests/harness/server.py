@@ -185,7 +185,7 @@ class Server:
             )
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Wait for `/readyz`."""
+        """Wait for `/readyz`; without workers, which readiness needs, for `/livez`."""
         wait_until(self._ready_or_dead, timeout_s, "readiness")
         assert self.process.poll() is None, (
             f"the server ended with {self.process.returncode}:\n{self.log[-4000:]}"
@@ -194,8 +194,9 @@ class Server:
     def _ready_or_dead(self) -> bool:
         if self.process.poll() is not None:
             return True
+        probe = "/livez" if self.environment.get("PENSTOCK_SUPERVISE") == "0" else "/readyz"
         try:
-            return self.get("/readyz", timeout_s=5).status == 200
+            return self.get(probe, timeout_s=5).status == 200
         except OSError:
             return False
 
@@ -381,9 +382,15 @@ def serving(
     catalog: Path = FAKE_CATALOG,
     leftovers: bool = False,
     config: Path | None = None,
+    workers: bool = True,
 ) -> Iterator[Server]:
-    """A ready server; afterwards it is stopped, its log has no stack, and nothing may be left (unless `leftovers`)."""
+    """A ready server; afterwards it is stopped, its log has no stack, and nothing may be left (unless `leftovers`).
+
+    Without `workers` only frontends start, which costs a third: for tests of what no worker takes part in.
+    """
     server = make_server(tmp_path, models, settings, catalog, config)
+    if not workers:
+        server.environment["PENSTOCK_SUPERVISE"] = "0"
     server.start()
     try:
         server.wait_ready()

@@ -44,7 +44,7 @@ def replace_frontends(server: Server) -> None:
     before = server.frontend_pids()
     server.process.send_signal(signal.SIGHUP)
     wait_until(lambda: not any(alive(pid) for pid in before), 30, "the end of the old frontends")
-    wait_until(lambda: server.get("/readyz").status == 200, 30, "readiness")
+    server.wait_ready()
 
 
 def test_new_keys_can_be_appended_to_the_file_and_the_file_never_holds_them(
@@ -163,8 +163,7 @@ def test_a_reload_takes_new_keys_in_and_old_ones_out_and_refuses_a_broken_file(
 ) -> None:
     path = tmp_path / "keys.json"
     known = write_keys(path, {"old": {}, "kept": {}})
-    with serving(tmp_path, settings={"server.frontends": 2}, config=config) as server:
-        wait_until(lambda: "2 API keys" in server.log, what="the start-up block")
+    with serving(tmp_path, settings={"server.frontends": 2}, config=config, workers=False) as server:
         assert [status(server, known[name]) for name in ("old", "kept")] == [200, 200]
         known |= write_keys(path, {"kept": {}, "new": {}}, known)
         assert status(server, known["new"]) == 401, "nothing changes without a signal"
@@ -180,7 +179,7 @@ def test_a_reload_takes_new_keys_in_and_old_ones_out_and_refuses_a_broken_file(
             server.process.send_signal(signal.SIGHUP)
             wait_until(lambda seen=number: server.log.count("the old one stays") == seen, 20, "a refusal")
             assert why in server.log
-            wait_until(lambda: server.get("/readyz").status == 200, 30, "readiness")
+            server.wait_ready()
             assert [status(server, known[name]) for name in ("old", "kept", "new")] == [401, 200, 200]
 
 
@@ -208,7 +207,7 @@ def test_without_keys_the_start_says_so_and_a_key_that_is_sent_is_ignored(tmp_pa
 def test_all_frontends_draw_on_one_rate(tmp_path: Path) -> None:
     known = write_keys(tmp_path / "keys.json", {"web": {"requests_per_s": 0.01, "burst": 12}})
     settings = {"server.keys_file": tmp_path / "keys.json", "server.frontends": 3}
-    with serving(tmp_path, settings=settings) as server:
+    with serving(tmp_path, settings=settings, workers=False) as server:
         wait_until(lambda: len(server.frontend_pids()) == 3, what="three frontends")
         found = [status(server, known["web"]) for _ in range(40)]
         assert found.count(200) == 12 and found.count(429) == 28

@@ -101,14 +101,14 @@ def test_keys_are_asked_for_there_as_elsewhere_and_metrics_may_leave_the_main_ad
         "server.open_metrics": "false",
         "server.metrics_on_bind": "false",
     }
-    with serving(tmp_path, settings=settings) as server:
+    with serving(tmp_path, settings=settings, workers=False) as server:
         key = bearer(made["reader"])
         metrics = at(server, "metrics")
         assert metrics.get("/metrics").status == 401
         assert metrics.request("GET", "/metrics", headers=key).status == 200
         assert metrics.request("GET", "/v1/models", headers=key).status == 404
         assert server.request("GET", "/metrics", headers=key).status == 404
-        assert at(server, "health").get("/readyz").status == 200
+        assert at(server, "health").get("/livez").status == 200
 
 
 def test_a_frontend_that_a_reload_replaces_leaves_its_probes_to_the_next_one(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_reload_keeps_the_addresses_and_refuses_others(tmp_path: Path) -> None
         config.write_text(json.dumps({"server": {**names, **more}}))
 
     write()
-    with serving(tmp_path, config=config) as server:
+    with serving(tmp_path, config=config, workers=False) as server:
         server.environment |= {
             f"PENSTOCK_{name.replace('.', '__').upper()}": value for name, value in chosen.items()
         }
@@ -191,7 +191,7 @@ def test_a_reload_keeps_the_addresses_and_refuses_others(tmp_path: Path) -> None
         wait_until(
             lambda: server.get("/healthz").headers["x-sie-server-version"] == "9.9.9", 30, "the new frontend"
         )
-        wait_until(lambda: at(server, "health").get("/readyz").status == 200, 30, "readiness")
+        wait_until(lambda: at(server, "health").get("/livez").status == 200, 30, "the new frontend's health")
         assert at(server, "metrics").get("/metrics").status == 200
 
 
