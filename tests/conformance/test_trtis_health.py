@@ -71,9 +71,7 @@ def test_a_model_that_fails_makes_a_strict_server_not_ready_and_no_other(
     assert infer(server, "add_sub", GOOD, b"".join(RAW)).status.code == pb.SUCCESS
 
 
-def test_the_reason_of_the_failure_is_in_the_status_and_in_the_refusal(
-    server: Server, strict: bool
-) -> None:
+def test_the_reason_of_the_failure_is_in_the_status_and_in_the_refusal(server: Server, strict: bool) -> None:
     reason = status(server, "broken").ready_state_reason.message
     assert reason
     found = pb.ServerStatus.FromString(server.get("/api/status/broken?format=binary").body)

@@ -23,6 +23,14 @@ from ipc.processes.paths import RunPaths, prepare_run_dir
 
 MS = 1_000_000
 
+METRICS = """
+import sys
+from pathlib import Path
+from ipc.metrics import registry as metrics
+from ipc.processes.paths import RunPaths
+
+metrics.configure(RunPaths(Path(sys.argv[1]), "t"), sys.argv[2])
+"""
 FRONTEND = """
 import sys
 from pathlib import Path
@@ -63,9 +71,9 @@ def paths(tmp_path: Path) -> RunPaths:
     return found
 
 
-def run(paths: RunPaths, slot: str, script: str) -> None:
-    """A life of a frontend or worker slot, as a process of its own."""
-    program = (WORKER if slot.startswith("worker") else FRONTEND) + script
+def run(paths: RunPaths, slot: str, script: str, before: str = "") -> None:
+    """A life of a frontend or worker slot, as a process of its own; `before` takes the place of the usual preamble."""
+    program = (before or (WORKER if slot.startswith("worker") else FRONTEND)) + script
     subprocess.run([sys.executable, "-c", program, str(paths.root), slot], check=True, timeout=60)
 
 
@@ -295,10 +303,10 @@ def test_a_process_that_replaces_its_file_while_the_page_is_made_costs_nobody_th
 def test_series_of_a_long_catalog_begin_with_their_first_use(count: int, paths: RunPaths) -> None:
     names = f"[f'org/m{{n}}' for n in range({count})]"
     for slot, made in (
-        ("frontend-1", f'FrontendMetrics().touch({names}, 1, "0")'),
-        ("worker-1", f'WorkerMetrics("worker-1").touch({names}, "cpu")'),
+        ("frontend-1", f'metrics.FrontendMetrics().touch({names}, 1, "0")'),
+        ("worker-1", f'metrics.WorkerMetrics("worker-1").touch({names}, "cpu")'),
     ):
-        run(paths, slot, f"metrics.{made}")
+        run(paths, slot, made, METRICS)
     scraped = metrics.render(paths).decode()
     shown = {line.partition('model="org/m')[2].partition('"')[0] for line in scraped.splitlines()} - {""}
     assert len(shown) == (count if count == metrics.MOST_TOUCHED else 0)
