@@ -79,7 +79,7 @@ class Pipeline:
             arena,
             settings.worker.prepare_threads,
             settings.limits.max_chunked_tokens,
-            self.intake.prepared,
+            self.intake.find_room,
         )
 
     @property

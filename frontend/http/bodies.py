@@ -36,7 +36,7 @@ class BodyReader:
         self._trimming: asyncio.TimerHandle | None = None
 
     def holding(self, nbytes: int) -> Holding:
-        """Count `nbytes` that have been received whole, meanwhile. Entering raises `QueueFull` as `hold` does."""
+        """Count `nbytes` that have been received whole, meanwhile. Entering raises `QueueFull` as `receive` does."""
         return Holding(self, nbytes)
 
     def check_room(self, nbytes: int) -> None:
@@ -48,7 +48,7 @@ class BodyReader:
             )
 
     def at_hand(self, req: Request) -> bytes | None:
-        """The whole of a small body that came with its head; None for any other, which `hold` reads.
+        """The whole of a small body that came with its head; None for any other, which `receive` reads.
 
         The body is counted by `holding`.
         """
@@ -67,12 +67,12 @@ class BodyReader:
         if trim is not None:
             asyncio.get_running_loop().run_in_executor(None, trim, 0)
 
-    def hold(self, req: Request, deadline_ns: int) -> HeldBody:
+    def receive(self, req: Request, deadline_ns: int) -> HeldBody:
         """The body of `req` as an asynchronous context: entering reads it, leaving ends its share of the budget."""
         return HeldBody(self, req, deadline_ns)
 
     def pour(self, req: Request, deadline_ns: int, take: Callable[[bytes], object]) -> PouredBody:
-        """As `hold`, for a body that is kept elsewhere: `take` gets the pieces as they arrive."""
+        """As `receive`, for a body that is kept elsewhere: `take` gets the pieces as they arrive."""
         return PouredBody(self, req, deadline_ns, take)
 
 

@@ -1,5 +1,7 @@
 """The Gunicorn worker class of Penstock's frontends: uvloop, httptools, deadlines, bounded buffers, a lossless drain.
 
+Worker is Gunicorn's word for its child, which is a frontend here.
+
 `gunicorn.conf.py` sets `worker_class = PenstockWorker` and `PenstockWorker.limits`. Gunicorn's `graceful_timeout` and
 `timeout` hold; its `keepalive` and `worker_connections` are superseded by `limits`. The access log is off unless
 `accesslog` is set.

@@ -46,7 +46,7 @@ def receive(memory: InputMemory, req: Request, head_nbytes: int, deadline_ns: in
 
     `head_nbytes` 0 means that the whole body is raw bytes. A body shorter than its head is all head.
 
-    Raises as `BodyReader.hold` does, and `ShmExhausted` when the arena had no room until shortly before the deadline.
+    Raises as `BodyReader.receive`, and `ShmExhausted` when the arena had no room until shortly before the deadline.
     """
     return Receiving(memory, req, head_nbytes, deadline_ns)
 
@@ -71,7 +71,7 @@ class Receiving:
             block = await self._reserve(raw_nbytes)
             if block is not None:
                 return await self._into(block)
-        held = memory.bodies.hold(self._req, self._deadline_ns)
+        held = memory.bodies.receive(self._req, self._deadline_ns)
         body = await held.__aenter__()
         self._held = held
         return Body(body[: self._head_nbytes], memoryview(body)[self._head_nbytes :], None)

@@ -12,7 +12,7 @@ import torch
 
 from frontend.http.rendering import at_once
 from frontend.protocols.kserve_v2.reading import InferRequest
-from frontend.protocols.kserve_v2.rendering import LONG_NBYTES, Answer, is_long, json_of, render
+from frontend.protocols.kserve_v2.rendering import LONG_NBYTES, AnswerBody, is_long, json_of, render
 from frontend.tensors.request import TensorRequest
 from frontend.tensors.result import INLINE_CLASSES, OutputTensor, TensorResult, TopClass
 from ipc.errors import InvalidInput
@@ -33,7 +33,7 @@ def wanted(default: bool = False, binary: dict[str, bool] | None = None, given_i
     return InferRequest(TensorRequest("m", None, [], None), given_id, default, binary or {})
 
 
-def rendered(answer: Answer) -> tuple[dict[str, Any], bytes]:
+def rendered(answer: AnswerBody) -> tuple[dict[str, Any], bytes]:
     whole = b"".join(answer.parts)
     cut = answer.json_nbytes or len(whole)
     return json.loads(whole[:cut]), whole[cut:]

@@ -3,9 +3,9 @@
 1. `submit` finds the model and its kind of job, refuses what cannot run, and counts the cost.
 2. Room for copies of the client's memory and for the result is reserved before anything is computed. A job that lacks
    something waits in the one `WaitingLine`, and fails shortly before its deadline with what it lacks.
-3. A job whose result size follows from its prepared items is prepared before its room is reserved (`prepared`).
+3. A job whose result size follows from its prepared items is prepared before its room is reserved (`find_room`).
 
-Endpoint thread only, but for `prepared`.
+Endpoint thread only, but for `find_room`.
 """
 
 from __future__ import annotations
@@ -142,11 +142,11 @@ class Intake:
         layout = operation_of(job.work.call).layout(job.adapter, job.work.call, job.prepared)
         outputs.plan(job, layout, self._leases)
 
-    def prepared(self, job: Job) -> None:
+    def find_room(self, job: Job) -> None:
         """All items are ready and the size of the result is known; called from a preparing thread."""
-        self._post(lambda: self._place_prepared(job))
+        self._post(lambda: self._find_room(job))
 
-    def _place_prepared(self, job: Job) -> None:
+    def _find_room(self, job: Job) -> None:
         if job.state != "open":
             return
         try:

@@ -52,14 +52,14 @@ class Preparer:
         arena: Arena,
         threads: int,
         most_chunked: int,
-        unplaced: Callable[[Job], None],
+        find_room: Callable[[Job], None],
     ) -> None:
         """`most_chunked` is `limits.max_chunked_tokens`.
 
-        `unplaced` is told, in a preparing thread, of a job that is ready but has no output space yet.
+        `find_room` gets, in a preparing thread, each job that is ready and has no output space yet.
         """
         self._most_chunked = most_chunked
-        self._work, self._table, self._arena, self._unplaced = work, table, arena, unplaced
+        self._work, self._table, self._arena, self._find_room = work, table, arena, find_room
         self._line = PreparingLine()
         self._lone_place = threads
         self._quick_place = 0 if threads > 1 else None
@@ -127,7 +127,7 @@ class Preparer:
         if job.output is not None:
             self._work.put(job, start, stop)
         elif stop == total:
-            self._unplaced(job)
+            self._find_room(job)
         return stop < total
 
     def _bound(self, job: Job, start: int, stop: int) -> None:

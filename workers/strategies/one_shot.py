@@ -64,16 +64,16 @@ class OneShot(Strategy):
 
     def run(self, batch: Batch) -> int:
         """Run a batch, and what is left of it after failures."""
-        attempts = Attempts(self, batch)
-        attempts.run(batch.pieces, batch.collated)
-        attempts.recoveries.ended(batch.first.model)
-        return attempts.ran
+        passes = Passes(self, batch)
+        passes.run(batch.pieces, batch.collated)
+        passes.recoveries.ended(batch.first.model)
+        return passes.ran
 
-    def recover(self, attempts: Attempts, pieces: list[Piece], error: Exception) -> None:
+    def recover(self, passes: Passes, pieces: list[Piece], error: Exception) -> None:
         """Some pieces failed together."""
         left: Exception | None = error
         if oom.is_out_of_memory(error):
-            left = attempts.make_room(pieces, error)
+            left = passes.make_room(pieces, error)
         if left is None:
             return
         if isinstance(left, DeadlineExceeded):
@@ -86,14 +86,14 @@ class OneShot(Strategy):
                 "a batch of %d items failed (%s); trying its halves", len(pieces), type(left).__name__
             )
             middle = len(pieces) // 2
-            attempts.run(pieces[:middle])
+            passes.run(pieces[:middle])
             self.table.wake_endpoint()
-            attempts.run(pieces[middle:])
+            passes.run(pieces[middle:])
             return
         self.table.complete(pieces[0].job, 1, [item_error(pieces[0], left)])
 
 
-class Attempts:
+class Passes:
     """The passes of one batch: the first with all pieces, more after failures.
 
     `ran` counts the tokens of passes that came to their end.

@@ -34,7 +34,7 @@ from workers.adapters.base import Adapter
 from workers.adapters.shared.slot_batch import check_step
 from workers.scheduling.job import Job, Piece
 from workers.strategies.base import item_error
-from workers.strategies.one_shot import Attempts, OneShot
+from workers.strategies.one_shot import OneShot, Passes
 
 log = logging.getLogger(__name__)
 
@@ -318,7 +318,7 @@ class Sequences(OneShot):
         for job in outcome.run:
             self.queue.put(job, 0, len(job.prepared))
 
-    def recover(self, attempts: Attempts, pieces: list[Piece], error: Exception) -> None:
+    def recover(self, passes: Passes, pieces: list[Piece], error: Exception) -> None:
         """Fail all requests of the batch: nobody knows what of it the model has kept, or whose fault it was."""
         if len(pieces) == 1:
             self.table.complete(pieces[0].job, 1, [item_error(pieces[0], error)])

@@ -144,7 +144,9 @@ class InferResource(InferenceRoute):
             resp.content_type = falcon.MEDIA_JSON
         scope.phases["encode"] = (time.perf_counter() - began) * 1e3
 
-    async def _packed(self, req: Request, answer: rendering.Answer) -> tuple[list[bytes | memoryview], str]:
+    async def _packed(
+        self, req: Request, answer: rendering.AnswerBody
+    ) -> tuple[list[bytes | memoryview], str]:
         """The parts of the body, and the encoding that they were packed with."""
         encoding = infer_bodies.choose(req.get_header("Accept-Encoding"), answer.json_nbytes > 0)
         nbytes = sum(map(len, answer.parts)) if encoding else 0

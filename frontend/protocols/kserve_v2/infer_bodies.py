@@ -78,7 +78,7 @@ class Arriving:
             received = await receiving.__aenter__()
             self._held = receiving
             return Arrived(received.head, received.data, received.block, length)
-        holding = services.bodies.hold(req, self._deadline_ns)
+        holding = services.bodies.receive(req, self._deadline_ns)
         body = await holding.__aenter__()
         self._held = holding
         if encoding:

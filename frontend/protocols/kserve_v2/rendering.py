@@ -33,14 +33,14 @@ _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
 
 @dataclass(slots=True, frozen=True)
-class Answer:
+class AnswerBody:
     """A body: `parts` one after another. `json_nbytes` of JSON stand before binary tensors (0: there are none)."""
 
     parts: list[bytes | memoryview]
     json_nbytes: int
 
 
-def render(result: TensorResult, wanted: InferRequest, fallback_id: str, words: bool) -> Steps[Answer]:
+def render(result: TensorResult, wanted: InferRequest, fallback_id: str, words: bool) -> Steps[AnswerBody]:
     """The body of an answer.
 
     `fallback_id` is sent when the client gave none. `words` allows NaN and infinities in JSON, by their names.
@@ -72,7 +72,7 @@ def render(result: TensorResult, wanted: InferRequest, fallback_id: str, words: 
         body["parameters"] = result.parameters
     body["outputs"] = entries
     head = orjson.dumps(body)
-    return Answer([head, *tail], len(head) if tail else 0)
+    return AnswerBody([head, *tail], len(head) if tail else 0)
 
 
 def is_long(result: TensorResult, wanted: InferRequest) -> bool:

@@ -69,10 +69,10 @@ async def read(services: Services, req: Request, decoder: Decoder, most_nbytes: 
 async def parsed(services: Services, req: Request, parse: Callable[[bytes], T], most_nbytes: int) -> T:
     """The body of a request, read by `parse`; a long body in a rendering thread.
 
-    Raises `InvalidInput`, `BodyTooLarge`, and as `BodyReader.hold` does.
+    Raises `InvalidInput`, `BodyTooLarge`, and as `BodyReader.receive` does.
     """
     _check_length(req.content_length or 0, most_nbytes)
-    async with services.bodies.hold(req, req.context.penstock.deadline_ns) as body:
+    async with services.bodies.receive(req, req.context.penstock.deadline_ns) as body:
         _check_length(len(body), most_nbytes)
         return await off_loop(parse, body) if len(body) > LONG_NBYTES else parse(body)
 

@@ -137,7 +137,7 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
                 del small
                 await self._answer(req, resp, scope, model, request, large=False)
             return
-        async with services.bodies.hold(req, scope.deadline_ns) as body:
+        async with services.bodies.receive(req, scope.deadline_ns) as body:
             request = await read_aside(body, sent, self.body, services.settings.limits)
             large = len(body) > UNCHECKED_NBYTES
             del body

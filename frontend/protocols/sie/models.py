@@ -167,7 +167,7 @@ class AdminResource:
     async def on_post(self, req: Request, resp: Response, model: str) -> None:
         """200 with the final state; 202 with the present state if the client does not wait or the deadline passes."""
         services, context = self._services, req.context.penstock
-        async with services.bodies.hold(req, context.deadline_ns) as body:
+        async with services.bodies.receive(req, context.deadline_ns) as body:
             given = (body or b"{}", "application/json", AdminRequest, services.settings.limits)
             wait = (await read_aside(*given)).wait
         entry = services.directory.find(model)

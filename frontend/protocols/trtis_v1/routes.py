@@ -147,7 +147,7 @@ async def _change_regions(services: Services, req: Request, resp: Response, rest
         await regions.register_system(name, key, _number(offset), _number(nbytes))
     elif action == "cudaregister" and name and more.count("/") == 1:
         size, device = map(_number, more.split("/"))
-        async with services.bodies.hold(req, req.context.penstock.deadline_ns) as handle:
+        async with services.bodies.receive(req, req.context.penstock.deadline_ns) as handle:
             await regions.register_cuda(name, bytes(handle), device, size)
     else:
         raise falcon.HTTPRouteNotFound
