@@ -51,6 +51,104 @@ SLICE_NBYTES = 1 << 20
 """Bytes that are copied before others on this event loop have their turn."""
 
 
+class ProgramCalls:
+    """Runs requests to programs; `uploads` keeps the inputs of one sequence in order."""
+
+    def __init__(
+        self, engine: Engine, memory: InputMemory, regions: ClientRegions, settings: Settings
+    ) -> None:
+        self._engine, self._memory, self._regions, self._settings = engine, memory, regions, settings
+        self.uploads = UploadOrder()
+
+    async def run(self, checked: CheckedRequest) -> tuple[Answer, Callable[[], list[OutputTensor]]]:
+        """Run the program: the answer, and the reader of its wanted outputs.
+
+        Raises as `Upload.place`, `ShmExhausted` when large inputs found no room in time, `DeadlineExceeded` when the
+        requests of the sequence before this one took too long, and the errors of the engine.
+        """
+        scope, model, request = checked.scope, checked.model, checked.request
+        sequence = request.sequence if model.config.sequence_batching is not None else None
+        with self._used(request), Upload(self._memory, request, scope.waits_until_ns) as upload:
+            if sequence is None:
+                await upload.place()
+            else:
+                turns = self.uploads.of(model.id, sequence.id)
+                # NOTE: earlier requests may have to wait for room, so this request leaves its block until its turn.
+                async with turns.take(upload.leave_block, scope.waits_until_ns):
+                    await upload.place()
+            step = None if sequence is None else Step(sequence.id, sequence.start, sequence.end)
+            call = self._call(checked, upload.starts, step)
+            cost = ROW_COST * checked.rows
+            work = plan(scope, self._settings, model.id, call, cost, lane=request.lane)
+            answer = await self._engine.run(scope, work, upload.payload)
+            return answer, partial(outputs_of, answer, regions_of(request))
+
+    @asynccontextmanager
+    async def stream(self, checked: CheckedRequest) -> AsyncIterator[AnswerStream]:
+        """Run a decoupled program; the context holds its work, and its inputs while it is done. Raises as `run`."""
+        scope, model, request = checked.scope, checked.model, checked.request
+        with self._used(request), Upload(self._memory, request, scope.waits_until_ns) as upload:
+            await upload.place()
+            call = self._call(checked, upload.starts, None)
+            cost = ROW_COST * checked.rows
+            work = plan(scope, self._settings, model.id, call, cost, lane=request.lane, streams=True)
+            async with self._engine.stream(scope, work, upload.payload) as parts:
+                # NOTE: a client may go on reading long after the work is done.
+                parts.when_answered(upload.release)
+                yield parts
+
+    def _used(self, request: TensorRequest) -> AbstractContextManager[None]:
+        """The clients' regions that the request uses stay listed until it has ended."""
+        used = [*request.inputs, *(request.outputs or ())]
+        names = [each.region.name for each in used if each.region is not None]
+        return self._regions.holding(names) if names else nullcontext()
+
+    def _call(self, checked: CheckedRequest, starts: list[int], step: Step | None) -> InferCall:
+        request, wanted = checked.request, checked.request.outputs
+        return InferCall(
+            inputs=[self._input(tensor, at) for tensor, at in zip(request.inputs, starts, strict=True)],
+            outputs=checked.model.every_output if wanted is None else [self._output(one) for one in wanted],
+            rows=checked.rows,
+            parameters=request.parameters,
+            step=step,
+            priority=request.priority,
+        )
+
+    def _input(self, tensor: InputTensor, start: int) -> TensorInput:
+        if tensor.region is None:
+            return TensorInput(tensor.name, tensor.datatype, tensor.shape, start, nbytes_of(tensor))
+        region = self._regions.resolve(tensor.region)
+        return TensorInput(tensor.name, tensor.datatype, tensor.shape, 0, tensor.region.nbytes, region)
+
+    def _output(self, wanted: WantedOutput) -> TensorOutput:
+        region: Region | None = None
+        if wanted.region is not None:
+            region = self._regions.resolve(wanted.region)
+        return TensorOutput(wanted.name, region)
+
+
+def outputs_of(answer: Answer, in_regions: Collection[str] = ()) -> list[OutputTensor]:
+    """The outputs of an answer in the order in which they are wanted, as views of the answer's memory.
+
+    Outputs `in_regions` were written to regions of the client and have no bytes here.
+    """
+    return [
+        OutputTensor(
+            info.name,
+            info.datatype,
+            info.shape,
+            None if info.name in in_regions else answer.raw(info.name),
+            info.nbytes,
+        )
+        for info in answer.infos
+    ]
+
+
+def regions_of(request: TensorRequest) -> set[str]:
+    """The names of the outputs that are wanted in regions of the client."""
+    return {wanted.name for wanted in request.outputs or () if wanted.region is not None}
+
+
 class Upload:
     """The inputs of one request in a payload. Leaving the context, or `release`, frees memory made for the inputs."""
 
@@ -237,101 +335,3 @@ async def _copy(data: bytes | memoryview, place: memoryview) -> None:
         place[at : at + len(piece)] = piece
         if at:
             await asyncio.sleep(0)
-
-
-def outputs_of(answer: Answer, in_regions: Collection[str] = ()) -> list[OutputTensor]:
-    """The outputs of an answer in the order in which they are wanted, as views of the answer's memory.
-
-    Outputs `in_regions` were written to regions of the client and have no bytes here.
-    """
-    return [
-        OutputTensor(
-            info.name,
-            info.datatype,
-            info.shape,
-            None if info.name in in_regions else answer.raw(info.name),
-            info.nbytes,
-        )
-        for info in answer.infos
-    ]
-
-
-def regions_of(request: TensorRequest) -> set[str]:
-    """The names of the outputs that are wanted in regions of the client."""
-    return {wanted.name for wanted in request.outputs or () if wanted.region is not None}
-
-
-class ProgramCalls:
-    """Runs requests to programs; `uploads` keeps the inputs of one sequence in order."""
-
-    def __init__(
-        self, engine: Engine, memory: InputMemory, regions: ClientRegions, settings: Settings
-    ) -> None:
-        self._engine, self._memory, self._regions, self._settings = engine, memory, regions, settings
-        self.uploads = UploadOrder()
-
-    async def run(self, checked: CheckedRequest) -> tuple[Answer, Callable[[], list[OutputTensor]]]:
-        """Run the program: the answer, and the reader of its wanted outputs.
-
-        Raises as `Upload.place`, `ShmExhausted` when large inputs found no room in time, `DeadlineExceeded` when the
-        requests of the sequence before this one took too long, and the errors of the engine.
-        """
-        scope, model, request = checked.scope, checked.model, checked.request
-        sequence = request.sequence if model.config.sequence_batching is not None else None
-        with self._used(request), Upload(self._memory, request, scope.waits_until_ns) as upload:
-            if sequence is None:
-                await upload.place()
-            else:
-                turns = self.uploads.of(model.id, sequence.id)
-                # NOTE: earlier requests may have to wait for room, so this request leaves its block until its turn.
-                async with turns.take(upload.leave_block, scope.waits_until_ns):
-                    await upload.place()
-            step = None if sequence is None else Step(sequence.id, sequence.start, sequence.end)
-            call = self._call(checked, upload.starts, step)
-            cost = ROW_COST * checked.rows
-            work = plan(scope, self._settings, model.id, call, cost, lane=request.lane)
-            answer = await self._engine.run(scope, work, upload.payload)
-            return answer, partial(outputs_of, answer, regions_of(request))
-
-    @asynccontextmanager
-    async def stream(self, checked: CheckedRequest) -> AsyncIterator[AnswerStream]:
-        """Run a decoupled program; the context holds its work, and its inputs while it is done. Raises as `run`."""
-        scope, model, request = checked.scope, checked.model, checked.request
-        with self._used(request), Upload(self._memory, request, scope.waits_until_ns) as upload:
-            await upload.place()
-            call = self._call(checked, upload.starts, None)
-            cost = ROW_COST * checked.rows
-            work = plan(scope, self._settings, model.id, call, cost, lane=request.lane, streams=True)
-            async with self._engine.stream(scope, work, upload.payload) as parts:
-                # NOTE: a client may go on reading long after the work is done.
-                parts.when_answered(upload.release)
-                yield parts
-
-    def _used(self, request: TensorRequest) -> AbstractContextManager[None]:
-        """The clients' regions that the request uses stay listed until it has ended."""
-        used = [*request.inputs, *(request.outputs or ())]
-        names = [each.region.name for each in used if each.region is not None]
-        return self._regions.holding(names) if names else nullcontext()
-
-    def _call(self, checked: CheckedRequest, starts: list[int], step: Step | None) -> InferCall:
-        request, wanted = checked.request, checked.request.outputs
-        return InferCall(
-            inputs=[self._input(tensor, at) for tensor, at in zip(request.inputs, starts, strict=True)],
-            outputs=checked.model.every_output if wanted is None else [self._output(one) for one in wanted],
-            rows=checked.rows,
-            parameters=request.parameters,
-            step=step,
-            priority=request.priority,
-        )
-
-    def _input(self, tensor: InputTensor, start: int) -> TensorInput:
-        if tensor.region is None:
-            return TensorInput(tensor.name, tensor.datatype, tensor.shape, start, nbytes_of(tensor))
-        region = self._regions.resolve(tensor.region)
-        return TensorInput(tensor.name, tensor.datatype, tensor.shape, 0, tensor.region.nbytes, region)
-
-    def _output(self, wanted: WantedOutput) -> TensorOutput:
-        region: Region | None = None
-        if wanted.region is not None:
-            region = self._regions.resolve(wanted.region)
-        return TensorOutput(wanted.name, region)
