@@ -11,8 +11,8 @@
 Nothing has to be closed: descriptors and handles go with the last request that holds them.
 
 `CudaMemory` opens device memory of another process by its CUDA IPC handle, through the CUDA runtime that torch has
-loaded. The driver is asked how large the allocation really is: bytes outside of the
-allocation would end the worker, not the request.
+loaded. The driver is asked how large the allocation really is: bytes outside of the allocation would end the worker,
+not the request.
 """
 
 from __future__ import annotations
