@@ -182,7 +182,10 @@ class Runtime:
         self._stopping_sent = self.notifier.send(stopping=1, status="draining")
 
     def _finish_drain(self) -> None:
-        quiet = self._stopping_sent and self.pipeline.idle and not self.pipeline.leases.leases
+        # NOTE: in this order. The device thread posts the answers of a batch before it is idle, and wakes the endpoint
+        # after that. The lease of an answer begins when the answer leaves.
+        idle = self.pipeline.idle and not self.endpoint.has_posted and not self.pipeline.leases.leases
+        quiet = self._stopping_sent and idle
         if quiet or time.monotonic() > self._draining_until:
             self.endpoint.stop()
 

@@ -75,6 +75,19 @@ def test_a_drain_is_told_again_until_the_listener_has_room_for_it(tmp_path: Path
         listener.close()
 
 
+def test_a_drain_waits_for_answers_that_are_posted_and_have_not_left() -> None:
+    runtime, stops = Runtime.__new__(Runtime), list[str]()
+    runtime.pipeline = cast("Any", SimpleNamespace(idle=True, leases=SimpleNamespace(leases=0)))
+    endpoint = SimpleNamespace(has_posted=True, stop=lambda: stops.append("stop"))
+    runtime.endpoint, runtime._stopping_sent = cast("Any", endpoint), True
+    runtime._draining_until = time.monotonic() + 1000
+    runtime._finish_drain()
+    assert not stops, "the device is idle, and its last answers wait for the endpoint"
+    endpoint.has_posted = False
+    runtime._finish_drain()
+    assert stops == ["stop"]
+
+
 def test_a_part_that_cannot_be_copied_leaves_no_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

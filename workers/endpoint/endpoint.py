@@ -197,6 +197,11 @@ class Endpoint:
             self._woken = True
             os.eventfd_write(self._wake, 1)
 
+    @property
+    def has_posted(self) -> bool:
+        """Whether calls wait that other threads have posted, such as answers that have not left yet."""
+        return bool(self._posted)
+
     def stop(self) -> None:
         """Make `run` return after the present turn. Safe from any thread."""
         self.post(self._stop)
