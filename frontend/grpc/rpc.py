@@ -147,6 +147,8 @@ class Batch:
 
     def _complete(self, future: asyncio.Future[None]) -> None:
         ended, succeeded = self._ended, future.exception() is None
+        # NOTE: an error refers to this frame, so this frame must not refer to the holder of the error.
+        del future
         if ended is None:
             return
         try:
@@ -315,4 +317,6 @@ class ServedUnary:
         if self._untaken is not None:
             self._untaken.end()
         self._underway.end(self)
-        self.rpc.context = None
+        # NOTE: references in a circle would keep the messages until the collector runs, which is seldom.
+        self._timer = self._untaken = self._batch = self._closing = self._task = None
+        self.rpc.context, self.rpc.cut_off = None, _nothing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from grpc import aio
 
 from frontend.grpc.accepting import Server
 from frontend.grpc.door import Door
+from frontend.grpc.rpc import ServedUnary
 from frontend.grpc.server import mount
 from frontend.grpc.service import Method
 from frontend.grpc.streaming import Streams
@@ -51,6 +53,11 @@ class Contract:
 
     def message_of(self, error: Any) -> str:
         return str(error.message)
+
+
+def named(model: str) -> bytes:
+    """A request."""
+    return pb.ModelInferRequest(model_name=model).SerializeToString()
 
 
 Ask = Callable[..., Any]
@@ -139,7 +146,7 @@ def test_a_message_over_the_limit_ends_the_rpc_before_its_request_begins(tmp_pat
 def test_a_fault_of_a_method_ends_its_rpc_alone(tmp_path: Path) -> None:
     async def session(contract: Contract, ask: Ask) -> None:
         with pytest.raises(aio.AioRpcError) as failure:
-            await ask(pb.ModelInferRequest(model_name="bug").SerializeToString())
+            await ask(named("bug"))
         assert (failure.value.code(), failure.value.details()) == (grpc.StatusCode.INTERNAL, "internal error")
         contract.release.set()
         assert await ask(b"") == b"answered"
@@ -150,7 +157,7 @@ def test_a_fault_of_a_method_ends_its_rpc_alone(tmp_path: Path) -> None:
 def test_an_error_of_letters_that_grpc_cannot_send_is_told_with_their_numbers(tmp_path: Path) -> None:
     async def session(contract: Contract, ask: Ask) -> None:
         with pytest.raises(aio.AioRpcError) as failure:
-            await ask(pb.ModelInferRequest(model_name="surrogate").SerializeToString(), timeout=5)
+            await ask(named("surrogate"), timeout=5)
         assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert failure.value.details() == "no file \\udcff"
 
@@ -185,3 +192,30 @@ def test_a_fault_of_a_refusal_costs_its_rpc_alone(tmp_path: Path) -> None:
             made.engine.client.inputs.close()  # type: ignore[attr-defined]
 
     asyncio.run(run())
+
+
+def test_no_rpc_that_has_ended_waits_for_the_collector(tmp_path: Path) -> None:
+    """Otherwise the messages of many rpcs would stay in memory until it runs."""
+
+    async def session(contract: Contract, ask: Ask) -> None:
+        asked = ask(b"")
+        await contract.entered.wait()
+        asyncio.get_running_loop().call_later(0.2, contract.release.set)
+        assert await asked == await ask(b"") == b"answered"
+        for bad in (bytes(LIMIT_NBYTES + 1), named("surrogate"), named("bug")):
+            with pytest.raises(aio.AioRpcError):
+                await ask(bad)
+        contract.entered.clear()
+        contract.release.clear()
+        left = ask(b"")
+        await contract.entered.wait()
+        left.cancel()
+        while not contract.cancelled or any(isinstance(each, ServedUnary) for each in gc.get_objects()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    gc.collect()
+    gc.disable()
+    try:
+        play(tmp_path, session)
+    finally:
+        gc.enable()
