@@ -12,7 +12,8 @@ import pytest
 from falcon.asgi import Response
 
 from frontend.http.bodies import BODY_KEY
-from frontend.protocols.kserve_v2.infer import LENGTH_HEADER, InferResource
+from frontend.protocols.kserve_v2.infer import InferResource
+from frontend.protocols.kserve_v2.infer_bodies import LENGTH_HEADER
 from frontend.services import Services
 from frontend.tensors import head_plans
 from frontend.tensors.models import TensorModel
