@@ -166,14 +166,23 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class BadFile(ConfigError):
     """What is wrong with one catalog file, with its place.
 
-    `text` is for clients too. `entry` stands for the model of the file and has `text` as its error; None where the file
-    names no model.
+    `text` is for clients too. `entry` stands for the model of the file, without options, and has `text` as its error;
+    None where the file names no model.
     """
 
     def __init__(self, path: Path, line: int, text: str, entry: ModelEntry | None) -> None:
         super().__init__(f"{path}:{line}: {text}")
         self.path, self.text = path, text
-        self.entry = msgspec.structs.replace(entry, error=text) if entry is not None else None
+        self.entry = None if entry is None else _without_options(entry, text)
+
+
+def _without_options(entry: ModelEntry, error: str) -> ModelEntry:
+    """The entry of a bad file: no message can tell options that are no JSON, and they may be the mistake."""
+    profiles = {
+        name: msgspec.structs.replace(profile, runtime={}, loadtime={})
+        for name, profile in entry.profiles.items()
+    }
+    return msgspec.structs.replace(entry, error=error, runtime={}, loadtime={}, profiles=profiles)
 
 
 class Reading(NamedTuple):

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from frontend.engine.local.catalog import CatalogFollower, ToldCatalog
-from ipc.catalog.entries import AdapterSource, Catalog, DirectorySource, ModelEntry
+from ipc.catalog.entries import AdapterSource, Catalog, DirectorySource, ModelEntry, load_served
 from ipc.catalog.model_config import ModelConfig
 from ipc.catalog.repository import VersionEntry
+from ipc.settings import Catalog as CatalogSettings
+from ipc.settings import Repository
+from ipc.wire import codec
 from ipc.wire.catalogs import Entries
 from workers.lifecycle.catalog_following import ToldEntries
+from workers.repository import opening
 from workers.repository.entries import RepositoryEntry
 
 OLD, NEW = (ModelEntry(f"org/{name}", DirectorySource("/w")) for name in ("old", "new"))
@@ -109,3 +116,24 @@ def test_a_worker_tells_what_has_changed_in_the_order_of_its_catalog_and_no_path
     assert list(known.entries) == ["org/new", "org/old", "m@2", "m@1"] and known.read_ns == second.read_ns
     third = telling.changes(Catalog([OLD]))
     assert third is not None and list(known.after(third).entries) == ["org/old"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "runtime: {x: 1000000000000000000000000000000}",
+        "loadtime: {x: {1: 2}}",
+        "profiles: {other: {runtime: {x: -1000000000000000000000000000000}}}",
+        "runtime: &all {x: *all}",
+    ],
+)
+def test_the_entry_of_a_file_with_options_that_no_message_can_tell_is_told_with_its_mistake(
+    options: str, tmp_path: Path
+) -> None:
+    (tmp_path / "m.yaml").write_text(f"id: org/m\nsource: {{kind: adapter}}\n{options}\n")
+    catalog = load_served(CatalogSettings(dirs=(str(tmp_path),)), Repository())
+    told = ToldEntries().changes(catalog)
+    assert told is not None and codec.decode_to_frontend(codec.encode(told)) == told
+    opening.keep(tmp_path, CatalogSettings(), catalog)
+    (entry,) = told.models
+    assert entry.id == "org/m" and entry.error
