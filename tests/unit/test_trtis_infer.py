@@ -105,7 +105,7 @@ def test_a_header_that_was_seen_is_sent_as_before_with_its_own_bytes_and_keeps_t
     client: Any = made.engine.client  # type: ignore[attr-defined]
     assert [work.call for work in client.requests] == [client.last] * 2
     assert client.payloads == [first, second]
-    booked = made.extensions.recorder.booked  # type: ignore[attr-defined]
+    booked = made.extensions.counters.booked  # type: ignore[attr-defined]
     assert booked == [("m", 2, 1), ("m", 2, 1), ("m", 2, 1, "INVALID_INPUT")]
     assert list(made.models.find("m").plans) == [header] and made.bodies.held_nbytes == 0
 
