@@ -30,7 +30,7 @@ settings.register_profile(
 )
 settings.load_profile("steady")
 
-SHARED_SERVERS = ("fakes", "families", "sie", "trtis_server", "warm_server")
+SHARED_SERVERS = ("fakes", "families", "kserve_server", "sie", "trtis_server", "warm_server")
 """Fixtures of scope `session` that start a server for several files."""
 
 

@@ -21,6 +21,7 @@ from tests.conformance.wire import FORMS
 from tests.harness.rpc import address_of, grpc_settings
 from tests.harness.server import Server, serving, wait_until
 from tests.harness.status import wait_joined
+from tests.tiny.programs import write_repository
 
 
 class Families(NamedTuple):
@@ -105,6 +106,27 @@ def tiny_extractors(families: Families) -> Path:
 def extracting(families: Families) -> Server:
     """The server of all families."""
     return families.server
+
+
+@pytest.fixture(scope="session")
+def kserve_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One frontend with two programs and regions of clients, over HTTP and gRPC; its collector of spans is not there.
+
+    Tests put settings of logs and traces back, and take away the regions that they register.
+    """
+    place = tmp_path_factory.mktemp("kserve")
+    settings = {
+        "repository.dirs": write_repository(place / "models", ["add_sub", "identity_bytes"]),
+        "repository.allow_python": "true",
+        "catalog.dirs": "",
+        "catalog.models": "",
+        "shared_memory.enabled": "true",
+        "shared_memory.max_region_bytes": 1 << 20,
+        "tracing.endpoint": "http://127.0.0.1:9/v1/traces",
+        "log.format": "json",
+    }
+    with serving(place, (), grpc_settings(**settings)) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

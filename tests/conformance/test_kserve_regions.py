@@ -13,10 +13,9 @@ import pytest
 
 from ipc.protos import kserve_v2_pb2 as pb
 from tests.conformance.kserve import A, B, tensor
-from tests.harness.rpc import Rpc, address_of, grpc_settings
-from tests.harness.server import Server, serving
+from tests.harness.rpc import Rpc, address_of
+from tests.harness.server import Server
 from tests.harness.shared import ClientObject, client_object
-from tests.tiny.programs import write_repository
 
 NBYTES = A.nbytes
 SIZE = 4 * NBYTES
@@ -28,18 +27,10 @@ CODES = {
 }
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    place = tmp_path_factory.mktemp("regions")
-    settings = {
-        "repository.dirs": write_repository(place / "models", ["add_sub", "identity_bytes"]),
-        "repository.allow_python": "true",
-        "shared_memory.enabled": "true",
-        "shared_memory.max_region_bytes": 1 << 20,
-        **grpc_settings(),
-    }
-    with serving(place, (), {"catalog.dirs": "", "catalog.models": "", **settings}) as running:
-        yield running
+@pytest.fixture
+def server(kserve_server: Server) -> Server:
+    """The server that the files of KServe share."""
+    return kserve_server
 
 
 @pytest.fixture

@@ -9,9 +9,8 @@ import grpc
 import pytest
 
 from ipc.protos import kserve_v2_pb2 as pb
-from tests.harness.rpc import Rpc, address_of, failure_of, grpc_settings
-from tests.harness.server import Answer, Server, serving
-from tests.tiny.programs import write_repository
+from tests.harness.rpc import Rpc, address_of, failure_of
+from tests.harness.server import Answer, Server
 
 LOG = {
     "log_file": "",
@@ -32,20 +31,10 @@ TRACE = {
 SERVER, MODEL = "/v2/trace/setting", "/v2/models/add_sub/trace/setting"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One that traces, to a place that is not there."""
-    place = tmp_path_factory.mktemp("settings")
-    settings = {
-        "repository.dirs": write_repository(place / "models", ["add_sub"]),
-        "catalog.dirs": "",
-        "catalog.models": "",
-        "tracing.endpoint": "http://127.0.0.1:9/v1/traces",
-        "log.format": "json",
-        **grpc_settings(),
-    }
-    with serving(place, (), settings) as running:
-        yield running
+@pytest.fixture
+def server(kserve_server: Server) -> Server:
+    """The server that the files of KServe share."""
+    return kserve_server
 
 
 @pytest.fixture
