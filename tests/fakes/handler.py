@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from ipc.errors import ShmExhausted
 from ipc.memory.leases import LeaseTable
 from ipc.processes.liveness import start_ticks
+from ipc.wire.catalogs import Entries
 from ipc.wire.messages import (
     VERSION,
     Credits,
@@ -36,6 +39,8 @@ class AnsweringHandler:
     """The handler of an endpoint; results go through the arena, except those of texts that begin with `inline`."""
 
     draining = False
+    models: Any = SimpleNamespace(all_entries=lambda: Entries(1, [], [], [], []))
+    """A catalog without entries."""
 
     def __init__(self, arena: Path, epoch: str, leases: LeaseTable) -> None:
         self._arena, self._epoch, self._leases = arena, epoch, leases
