@@ -144,7 +144,6 @@ class Endpoint:
         self, paths: RunPaths, slot: int, leases: LeaseTable, handler: Handler, tick_s: float = 0.1
     ) -> None:
         self.sessions = SessionTable()
-        self._hearings = Hearings(self.sessions, self._send)
         self.leases = leases
         self._handler, self._tick_s, self._paths = handler, tick_s, paths
         self._context = zmq.Context()
@@ -159,6 +158,9 @@ class Endpoint:
         self._unsent: dict[bytes, Session] = {}
         self._stopping = False
         self._next_tick = 0.0
+        # NOTE: only now, because these make a cycle of references: the context of an endpoint that could not be made
+        # must close its socket when the exception goes, and not wait for the garbage collector, which would hang.
+        self._hearings = Hearings(self.sessions, self._send)
         self._handlers: dict[type, Callable[[Session, Any, bytes], None]] = {
             Submit: self._submit,
             Release: self._release,
