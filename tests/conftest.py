@@ -19,6 +19,7 @@ import sys
 from typing import Any
 
 import pytest
+from _pytest.nodeid import NodeId
 from hypothesis import HealthCheck, settings
 
 gc.disable()
@@ -34,13 +35,16 @@ SHARED_SERVERS = ("fakes", "families", "kserve_server", "sie", "trtis_server", "
 """Fixtures of scope `session` that start a server for several files."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put tests of a shared server into a group with the name of its fixture."""
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Name the shared server of a test behind its id, where the scheduler looks for it."""
+    if not hasattr(config, "workerinput"):
+        return
     for item in items:
-        for name in SHARED_SERVERS:
-            if name in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group(name))
+        name = next((name for name in SHARED_SERVERS if name in getattr(item, "fixturenames", ())), None)
+        if name is not None:
+            # NOTE: pytest-xdist 3.8 has a mark for groups, but sets an attribute that pytest 9.2 does not read.
+            item._id = NodeId.parse(f"{item.nodeid}@{name}")
 
 
 def pytest_collection_finish() -> None:
@@ -51,7 +55,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Groups as they are marked; all other tests by file."""
+    """Tests of a shared server by its name, all other tests by file."""
     if config.getoption("dist") != "loadgroup":
         return None
     from xdist.scheduler import LoadGroupScheduling
