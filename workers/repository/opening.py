@@ -141,12 +141,18 @@ def _check(catalog: Catalog, chosen: CatalogSettings) -> None:
 
 
 def keep(root: Path, chosen: CatalogSettings, catalog: Catalog) -> None:
-    """Remember an accepted catalog, in one step; without room for it the worker serves all the same."""
+    """Remember an accepted catalog, in one step; without room for the file the worker serves all the same.
+
+    Workers share the file: a worker leaves the file alone if another worker has written the same.
+    """
     path = _path(root)
     draft = path.with_suffix(f".{os.getpid()}")
     try:
         entries = [entry for entry in catalog.sources if not isinstance(entry, RepositoryEntry)]
-        draft.write_bytes(msgspec.json.encode(_Kept(_settings(chosen), entries)))
+        text = msgspec.json.encode(_Kept(_settings(chosen), entries))
+        if path.exists() and path.read_bytes() == text:
+            return
+        draft.write_bytes(text)
         draft.replace(path)
     except OSError as error:
         log.warning("the accepted catalog is not kept: %s", error)
