@@ -276,6 +276,25 @@ class Kserve(Section, frozen=True):
     restricted_file: str = ""
 
 
+class Generation(Section, frozen=True):
+    """Generated text. `default_model` "" = the only chat model that is served; `cache_bytes` 0 = from free memory.
+
+    A model has at most `max_sequences` running and `max_waiting` waiting sequences, and `prefill_tokens` of prompts in
+    one step. `keep_alive_s` is the time between comments in an idle stream.
+    """
+
+    default_model: str = ""
+    cache_bytes: Count = 0
+    block_tokens: Annotated[int, msgspec.Meta(ge=4, le=256)] = 16
+    prefix_cache: bool = True
+    max_sequences: Annotated[int, msgspec.Meta(gt=0, le=4096)] = 32
+    max_waiting: Count = 256
+    prefill_tokens: Annotated[int, msgspec.Meta(ge=16, le=65536)] = 512
+    first_token_timeout_s: Seconds = 300.0
+    idle_timeout_s: Seconds = 60.0
+    keep_alive_s: Seconds = 10.0
+
+
 class Settings(Section, frozen=True):
     """The whole tree."""
 
@@ -294,6 +313,7 @@ class Settings(Section, frozen=True):
     grpc: Grpc = Grpc()
     trtis: Trtis = Trtis()
     kserve: Kserve = Kserve()
+    generation: Generation = Generation()
 
     @property
     def instance(self) -> str:

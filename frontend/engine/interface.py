@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from frontend.engine.answer import Answer, AnswerStream
 from frontend.engine.scope import RequestScope
+from frontend.generation.events import Generation
 from ipc.catalog.entries import Catalog, ModelEntry
 from ipc.errors import PenstockError
 from ipc.memory.input_arena import InputBlock
@@ -54,6 +55,14 @@ class Engine(ABC):
         """Run planned work that is answered in parts, as `run`; leaving the context ends the work.
 
         The context is entered when the first part has arrived, or the stream has ended without a part.
+        """
+
+    @abstractmethod
+    def generate(self, scope: RequestScope, work: Work) -> AbstractAsyncContextManager[Generation]:
+        """Run planned work with a `GenerateCall`, as `run`; leaving the context ends the work.
+
+        The context is entered when the worker has tokenized the prompt. Raises a `PenstockError` for a request that
+        fails before that.
         """
 
     @abstractmethod

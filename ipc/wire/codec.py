@@ -21,6 +21,7 @@ import msgspec
 
 from ipc.errors import ProtocolError
 from ipc.wire.catalogs import Entries, Heard, Replied, Reread, Spread, Told
+from ipc.wire.generation import Deltas, DeltasTaken
 from ipc.wire.messages import (
     Cancel,
     Credits,
@@ -54,6 +55,7 @@ ToWorker = (
     | Cancel
     | Release
     | PartsConsumed
+    | DeltasTaken
     | Load
     | Unload
     | Ping
@@ -68,6 +70,7 @@ ToFrontend = (
     Welcome
     | Result
     | Part
+    | Deltas
     | Failure
     | InputFreed
     | Credits

@@ -1,7 +1,7 @@
 """The structs that cross a process border, and nothing else.
 
-Array-like tagged msgspec structs. `ipc.wire.codec` says which of them, and of `ipc.wire.stats` and
-`ipc.wire.streams`, each side may send.
+Array-like tagged msgspec structs. `ipc.wire.codec` says which of them, and of `ipc.wire.stats`,
+`ipc.wire.streams` and `ipc.wire.generation`, each side may send.
 Durations are nanoseconds, instants are CLOCK_MONOTONIC nanoseconds, costs are tokens.
 """
 
@@ -14,7 +14,7 @@ import msgspec
 from ipc.catalog.model_config import ModelConfig
 from ipc.wire.field_names import FieldNames
 
-VERSION = 9
+VERSION = 10
 LANES = ("interactive", "bulk")
 
 
@@ -138,7 +138,102 @@ class InferCall(Wire, frozen=True, tag="infer"):
     items: ClassVar[list[InputItem]] = [InputItem()]
 
 
-Call = EncodeCall | ScoreCall | ExtractCall | InferCall
+class Sampling(Wire, frozen=True):
+    """How the next token is chosen. Every field has the meaning of the chat contract, section 2.5.
+
+    `temperature` None or not above 0 is greedy, and then `top_k`, `top_p` and `min_p` have no effect. `top_k` up to 0,
+    and `top_p` or `min_p` outside the open interval (0, 1), are off. DRY runs with a `dry_multiplier` only.
+    `logit_bias` is by token id. `logprobs` None asks for none; a number asks for so many alternatives beside the chosen
+    token. `seed` None takes a random seed; choice k of a request samples with `seed + k`.
+    """
+
+    temperature: float | None = None
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    dry_multiplier: float | None = None
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
+    seed: int | None = None
+
+
+class Ending(Wire, frozen=True):
+    """What ends a choice beside the model's own end token: `max_tokens` (None: the context), texts and token ids.
+
+    A text of `stop` ends the choice and is not part of the answer. `ignore_eos` goes on after an end token.
+    """
+
+    max_tokens: int | None = None
+    stop: list[str] = []
+    stop_ids: list[int] = []
+    ignore_eos: bool = False
+
+
+class Grammar(Wire, frozen=True):
+    """A grammar of llguidance that the text must match.
+
+    `kind` is "json_schema", "json_object", "regex", "lark" or "llguidance"; `value` is JSON text of a schema, a regular
+    expression, a Lark grammar, or JSON text of llguidance's own form. "json_object" needs no value.
+    """
+
+    kind: str
+    value: str = ""
+
+
+class ToolUse(Wire, frozen=True):
+    """The functions that the model may call.
+
+    `functions` have the nested OpenAI form, `{"type": "function", "function": {"name", "description", "parameters"}}`.
+    `choice` is "auto", "none", "required" or "named"; "named" forces `name`. `allowed` restricts the functions that may
+    be called (empty: all). `strict` names the functions whose arguments must match their schema. Without `parallel` the
+    model makes one call at most.
+    """
+
+    functions: list[dict[str, Any]]
+    choice: str = "auto"
+    name: str = ""
+    allowed: list[str] = []
+    strict: list[str] = []
+    parallel: bool = True
+
+
+class GenerateCall(Wire, frozen=True, tag="generate"):
+    """Generate `n` choices for one prompt: `messages` (rendered with the model's chat template), `text`, or `ids`.
+
+    Messages have the form of transformers' chat templates: `role`, `content` (a string or None), and where they belong
+    `name`, `tool_calls` (arguments as objects), `tool_call_id`, `reasoning_content`. `variables` are further variables
+    of the template, such as `enable_thinking`. With `truncate` a prompt that is too long loses its beginning.
+    `counts_only` asks for the number of prompt tokens and generates nothing. With `splits` reasoning and tool calls are
+    told apart from the text; else all text is TEXT.
+    """
+
+    names: ClassVar[FieldNames] = FieldNames()
+    options: ClassVar[dict[str, Any]] = {}
+    overflow: ClassVar[str] = "error"
+    lora: ClassVar[str] = ""
+    instruction: ClassVar[str | None] = None
+    items: ClassVar[list[InputItem]] = [InputItem()]
+    messages: list[dict[str, Any]] | None = None
+    text: str | None = None
+    ids: list[int] | None = None
+    tools: ToolUse | None = None
+    variables: dict[str, Any] = {}
+    sampling: Sampling = Sampling()
+    ending: Ending = Ending()
+    grammar: Grammar | None = None
+    n: int = 1
+    truncate: bool = False
+    splits: bool = True
+    counts_only: bool = False
+
+
+Call = EncodeCall | ScoreCall | ExtractCall | InferCall | GenerateCall
 
 
 class Hello(Wire, frozen=True, tag="hello"):

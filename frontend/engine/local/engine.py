@@ -8,7 +8,7 @@ is computed, and the others get its result.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Hashable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from frontend.engine.answer import Answer, AnswerStream
 from frontend.engine.interface import Engine, Payload
@@ -16,9 +16,11 @@ from frontend.engine.local.client import Client
 from frontend.engine.local.directory import LocalDirectory
 from frontend.engine.recording import Recorder
 from frontend.engine.scope import RequestScope
+from frontend.generation.events import Generation
 from frontend.http.rendering import off_loop_if
 from frontend.server.drain import Drain
 from ipc.catalog.entries import Catalog, preloaded_names
+from ipc.errors import Unsupported
 from ipc.settings import Settings
 from ipc.wire.messages import InputItem, Work
 
@@ -90,6 +92,10 @@ class LocalEngine(Engine):
                 yield parts
                 if (end := parts.result) is not None:
                     scope.ran(end.worker, end.timing, end.trace)
+
+    def generate(self, scope: RequestScope, work: Work) -> AbstractAsyncContextManager[Generation]:
+        """Run planned work with a `GenerateCall`; see `Engine.generate`."""
+        raise Unsupported("this build generates no text")
 
     def ready(self) -> tuple[bool, str]:
         """Whether traffic is accepted, and the reason: a worker is up that has tried all models of the start.

@@ -1,0 +1,96 @@
+"""The neutral events of a stream of generated text. Every protocol renders these, and nothing else.
+
+    Started, then for each choice any of Text, Reasoning and Called, then Finished; last Ended for the whole request
+
+A stream that fails raises a `PenstockError` in place of the next event.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Self
+
+from ipc.wire.generation import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The prompt is tokenized, and has so many tokens; `cached_tokens` of them need not be computed."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Visible text of one choice: whole characters of `tokens` tokens. `logprobs` has one entry for each token."""
+
+    choice: int
+    text: str
+    tokens: int = 1
+    logprobs: list[TokenLogprob] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Text of the reasoning of one choice, in the form of `Text`."""
+
+    choice: int
+    text: str
+    tokens: int = 1
+    logprobs: list[TokenLogprob] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A whole tool call of one choice; `index` counts the calls of the choice, `arguments` is compact JSON text."""
+
+    choice: int
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A choice has ended: `reason` is one of `ipc.wire.generation.FINISH_REASONS`, `stop` the text that ended it."""
+
+    choice: int
+    reason: str
+    stop: str | None = None
+    tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """All choices have ended. Token counts are sums over the choices.
+
+    `prompt_s` is the time from the start of the request to its first token, `completion_s` from there to the end.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int = 0
+    cached_tokens: int = 0
+    prompt_s: float = 0.0
+    completion_s: float = 0.0
+
+
+Event = Started | Text | Reasoning | Called | Finished | Ended
+
+
+class Generation(ABC):
+    """One running request: an async iterator of lists of events, each with all that has arrived since the last list.
+
+    The list with `Ended` is the last. The text of a list counts as taken by the client when the next list is asked for.
+    """
+
+    def __aiter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    async def __anext__(self) -> list[Event]:
+        """The next events. Raises the `PenstockError` of a stream that fails, once."""

@@ -1,0 +1,84 @@
+"""Streams of generated text: structs of what each step adds, and their flow control.
+
+1. A `Work` with a `GenerateCall` is answered with entries of `Deltas`, then with a `Result` or a `Failure`.
+2. A worker sends each session one `Deltas` a step. The message has what is new for all streams of the session.
+3. The frontend says with `DeltasTaken` how many bytes of text its clients have taken. A worker pauses a stream with
+   more than `WINDOW_NBYTES` that are not taken, and never holds up another stream.
+
+Every stream begins with an entry STARTED. Each choice ends with one entry FINISHED. Entries of one choice are in order.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ipc.wire.messages import Wire
+
+STARTED, TEXT, REASONING, CALLED, FINISHED = range(5)
+"""Kinds of entries: the prompt is tokenized; visible text; text of reasoning; a whole tool call; a choice has ended."""
+
+WINDOW_NBYTES = 64 << 10
+"""Bytes of text that a worker sends ahead of the client of one stream."""
+
+FINISH_REASONS = ("stop", "length", "tool_calls", "canceled")
+
+
+class TokenLogprob(Wire, frozen=True):
+    """One chosen token: its id, its bytes, its natural log probability, and the likeliest tokens in the same form."""
+
+    id: int
+    raw: bytes
+    logprob: float
+    top: list[tuple[int, bytes, float]] = msgspec.field(default_factory=list)
+
+
+class CalledFunction(Wire, frozen=True):
+    """A whole tool call: the name and the arguments as compact JSON text."""
+
+    name: str
+    arguments: str
+
+
+class Start(Wire, frozen=True):
+    """The prompt in tokens, and how many of them were found in the prefix cache."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+
+
+class Finish(Wire, frozen=True):
+    """The end of a choice: one of `FINISH_REASONS`, the text of `stop` that matched, and tokens of the choice."""
+
+    reason: str
+    stop: str | None = None
+    tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+class Deltas(Wire, frozen=True, tag="deltas"):
+    """What one step added to the streams of a session, in columns: entry `k` is the k-th value of each list.
+
+    ids      request of the entry
+    choices  number of the choice, from 0
+    kinds    STARTED, TEXT, REASONING, CALLED or FINISHED
+    texts    text of TEXT and REASONING, else empty
+    tokens   how many tokens the entry stands for
+    The maps hold, by number of the entry, what few entries have.
+    """
+
+    ids: list[int]
+    choices: list[int]
+    kinds: list[int]
+    texts: list[str]
+    tokens: list[int]
+    logprobs: dict[int, list[TokenLogprob]] = msgspec.field(default_factory=dict)
+    calls: dict[int, CalledFunction] = msgspec.field(default_factory=dict)
+    starts: dict[int, Start] = msgspec.field(default_factory=dict)
+    finishes: dict[int, Finish] = msgspec.field(default_factory=dict)
+
+
+class DeltasTaken(Wire, frozen=True, tag="deltas_taken"):
+    """Clients have taken so many bytes (UTF-8) of the texts of these requests."""
+
+    ids: list[int]
+    nbytes: list[int]

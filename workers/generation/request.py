@@ -1,0 +1,89 @@
+"""What goes into the engine and what comes out: one prepared request, and what a step adds to a choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from ipc.wire.generation import CalledFunction, Finish, Start, TokenLogprob
+from ipc.wire.messages import GenerateCall
+
+
+class Segment(NamedTuple):
+    """A stretch of output of one kind (TEXT, REASONING or CALLED of `ipc.wire.generation`).
+
+    `call` is there for CALLED only. `tokens` is the number of tokens that the segment stands for.
+    """
+
+    kind: int
+    text: str = ""
+    call: CalledFunction | None = None
+    tokens: int = 0
+
+
+class OutputParser(Protocol):
+    """Tells reasoning and tool calls from visible text in the output of one choice, piece by piece.
+
+    Text that may become a tool call is held back, and given as text if it does not become one. The parser never raises:
+    what cannot be parsed is visible text.
+    """
+
+    def feed(self, text: str, tokens: int) -> list[Segment]:
+        """More text of the choice, whole characters, which `tokens` tokens stand for."""
+
+    def finish(self) -> list[Segment]:
+        """The choice has ended: what was held back."""
+
+
+class Matcher(Protocol):
+    """The state of a grammar in one choice. A matcher is used by one thread at a time."""
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the text may end here."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing may follow but an end token."""
+
+    def fill_mask(self, bits: object) -> None:
+        """Write the mask of allowed next tokens into int32 [ceil(vocabulary / 32)], lowest bit first."""
+
+    def consume(self, token: int) -> bool:
+        """Take a chosen token; false if the grammar forbids the token."""
+
+    def forced(self) -> list[int]:
+        """The tokens that must come next, if the grammar leaves no choice."""
+
+
+@dataclass(slots=True, eq=False)
+class GenerationRequest:
+    """One request, prepared for the engine on a preparing thread.
+
+    `key` names the request in `Emission`s. `prompt` are token ids, at least one. `max_tokens` is resolved against the
+    context and counts each choice alone. `stop_ids` are the ids that end a choice, end tokens of the model included
+    unless the request ignores them. `make_matcher` and `make_parser` give each choice a state of its own.
+    """
+
+    key: Hashable
+    prompt: list[int]
+    call: GenerateCall
+    max_tokens: int
+    stop_ids: frozenset[int]
+    make_parser: Callable[[], OutputParser]
+    make_matcher: Callable[[], Matcher] | None = None
+
+
+class Emission(NamedTuple):
+    """What a step adds to one choice of one request: one entry of `ipc.wire.generation.Deltas`."""
+
+    key: Hashable
+    choice: int
+    kind: int
+    text: str = ""
+    tokens: int = 0
+    logprobs: Sequence[TokenLogprob] | None = None
+    call: CalledFunction | None = None
+    start: Start | None = None
+    finish: Finish | None = None
