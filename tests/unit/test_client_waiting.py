@@ -14,7 +14,8 @@ import pytest
 from frontend.engine.local import routing
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.client import Client
-from frontend.engine.local.retry import Attempts
+from frontend.engine.local.retry import MAX_LOSSES, Attempts
+from frontend.engine.local.workers import Workers
 from ipc import deadline
 from ipc.errors import (
     DeadlineExceeded,
@@ -98,6 +99,36 @@ def test_what_a_device_had_begun_may_wait_again_after_the_loss_of_its_worker(
         assert sent == [both, (0, made.deadline_ns) if suspect else both]
 
     monkeypatch.setattr(Client, "_choose", choose)
+    asyncio.run(with_client(tmp_path, work))
+
+
+def test_a_request_that_the_socket_of_a_dying_worker_does_not_take_has_lost_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel closes the socket of a dying process before it says that the process has died."""
+    refusals = [WorkerLost("the worker takes no requests", sent=False) for _ in range(4 * MAX_LOSSES)]
+
+    class Place:
+        slot = 0
+
+        def submit(self, work: Work, payload: Any, *, solo: bool) -> tuple[int, asyncio.Future[Any]]:
+            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            if refusals:
+                future.set_exception(refusals.pop())
+            else:
+                future.set_result(SimpleNamespace(answer=lambda channel: "done"))
+            return 1, future
+
+    async def news(workers: Workers, timeout_s: float) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(Client, "_choose", lambda client, attempts: cast(Channel, Place()))
+    monkeypatch.setattr(Workers, "change", news)
+
+    async def work(client: Client) -> None:
+        answer: Any = await client.call(request(None))
+        assert answer == "done" and not refusals
+
     asyncio.run(with_client(tmp_path, work))
 
 

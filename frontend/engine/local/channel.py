@@ -334,7 +334,7 @@ class Channel:
         Raises `WorkerLost` when there is no socket; the future fails with it when the socket takes nothing.
         """
         if self._dealer is None:
-            raise WorkerLost(_REFUSED, retry_after_s=1)
+            raise WorkerLost(_REFUSED, sent=False, retry_after_s=1)
         request = next(self._ids)
         if isinstance(payload, InputBlock):
             message = Submit(request, work, solo, payload.ref)
@@ -358,7 +358,7 @@ class Channel:
             self._end_reading(request)
             future = self._forget(request)
             if future is not None and not future.done():
-                future.set_exception(WorkerLost(_REFUSED, retry_after_s=1))
+                future.set_exception(WorkerLost(_REFUSED, sent=False, retry_after_s=1))
 
     def cancel(self, request: int) -> None:
         """The caller has gone: drop the future and tell the worker. Idempotent."""

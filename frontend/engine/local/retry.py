@@ -7,6 +7,7 @@
 | `LoraLoading` | wait until the worker has the adapter, for `limits.load_wait_s` at most |
 | `QueueFull` | choose a worker with room; none: the answer, but a request that was lost before waits |
 | `WorkerLost` | run again, within bounds; the second death on an input makes the input poison |
+| `WorkerLost`, not sent | wait a moment for news of the worker; the request has lost nothing |
 | every other error | is the answer |
 
 Requests of a sequence follow the second table: only their own worker will do, and its loss is the end of the sequence.
@@ -184,6 +185,12 @@ class Retries:
 
     async def _run_again(self, attempts: Attempts, channel: Channel, error: PenstockError) -> bool:
         assert isinstance(error, WorkerLost)
+        if not error.sent:
+            # NOTE: the kernel closes the socket of a dying process before it says that the process has died. Until then
+            # the channel looks ready, and a request that only tried to leave would use up its losses within one moment.
+            attempts.avoid = {channel.slot}
+            await self._workers.change(NEWS_S)
+            return True
         told = attempts.next_error(error, channel.slot, self._budget)
         if isinstance(told, WorkerCrashed):
             work = attempts.work
