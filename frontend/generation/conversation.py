@@ -1,0 +1,173 @@
+"""The messages of a conversation as chat templates read them, made from what a protocol has parsed.
+
+1. A protocol gives each message to a `Conversation`: role, text, calls of the assistant, answers of tools.
+2. Arguments of calls are JSON text on the wire and objects in templates.
+3. Texts may hold anything but NUL. The number of messages and their bytes in all are bounded by the limits of texts.
+4. Pictures, sound, video and files are refused: the models that generate take text only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from frontend.generation.errors import InvalidField
+from frontend.generation.tools import MAX_FUNCTIONS
+from ipc.settings import Limits
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Types of parts that hold text, and the field with the text."""
+MEDIA_PARTS = {
+    "image_url": "images",
+    "input_image": "images",
+    "image": "images",
+    "audio_url": "audio",
+    "input_audio": "audio",
+    "video_url": "video",
+    "file": "files",
+    "input_file": "files",
+}
+_SCHEMES = ("data:", "http://", "https://")
+
+
+class Conversation:
+    """Messages in the form of chat templates, in their order. `field` is the path of the list in the request."""
+
+    def __init__(self, limits: Limits, field: str = "messages") -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.field = field
+        self._limits = limits
+        self._nbytes = 0
+
+    def add(
+        self,
+        role: str,
+        text: str | None,
+        where: str,
+        *,
+        calls: Sequence[dict[str, Any]] = (),
+        call_id: str | None = None,
+        name: str | None = None,
+        reasoning: str | None = None,
+    ) -> None:
+        """Append a message. Raises `InvalidField` for an unknown role, and for too much of anything."""
+        if role not in ROLES:
+            raise InvalidField(f"{where}.role", f"{role[:64]!a} is not one of {', '.join(ROLES)}")
+        if text is None and not calls:
+            raise InvalidField(f"{where}.content", "may be absent only together with tool_calls")
+        if len(self.messages) >= self._limits.max_items:
+            raise InvalidField(self.field, f"more than {self._limits.max_items} messages (limits.max_items)")
+        # Templates know the role of a developer by its older name.
+        message: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": text}
+        for key, value in (("tool_call_id", call_id), ("name", name), ("reasoning_content", reasoning)):
+            if value is not None:
+                message[key] = self.checked(value, f"{where}.{key}")
+        if text is not None:
+            self.checked(text, f"{where}.content")
+        if calls:
+            message["tool_calls"] = list(calls)
+        self.messages.append(message)
+
+    def call(self, call_id: Any, name: Any, arguments: Any, where: str) -> dict[str, Any]:
+        """One call of the assistant in the form of templates; `arguments` is JSON text or an object.
+
+        Raises `InvalidField`.
+        """
+        if not isinstance(name, str) or not name:
+            raise InvalidField(f"{where}.name", "expected the name of a function")
+        if not isinstance(call_id, str | None):
+            raise InvalidField(f"{where}.id", "expected a string")
+        if isinstance(arguments, str):
+            self.checked(arguments, f"{where}.arguments")
+        function = {"name": self.checked(name, f"{where}.name"), "arguments": _arguments(arguments, where)}
+        call: dict[str, Any] = {"type": "function", "function": function}
+        return call if call_id is None else {"id": self.checked(call_id, f"{where}.id"), **call}
+
+    def checked(self, text: str, where: str) -> str:
+        """`text`, which counts for the limit of the conversation. Raises `InvalidField` for NUL or too much text."""
+        if "\0" in text:
+            raise InvalidField(where, "holds a NUL character")
+        self._nbytes += len(text.encode())
+        limit = self._limits.max_text_bytes
+        if self._nbytes > limit:
+            raise InvalidField(where, f"more than {limit} bytes of text up to here (limits.max_text_bytes)")
+        return text
+
+    def finished(self) -> list[dict[str, Any]]:
+        """The messages. Raises `InvalidField` if there is none."""
+        if not self.messages:
+            raise InvalidField(self.field, "may not be empty")
+        return self.messages
+
+
+def text_of(content: Any, where: str) -> str | None:
+    """The text of `content`: a string, or parts of text, which a space joins. Raises `InvalidField`."""
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidField(where, "expected a string or a list of parts")
+    return " ".join(_text_of_part(part, f"{where}[{index}]") for index, part in enumerate(content))
+
+
+def _text_of_part(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise InvalidField(where, "expected an object with a type")
+    kind = part.get("type", "text")
+    if not isinstance(kind, str):
+        raise InvalidField(f"{where}.type", "expected a string")
+    if kind in TEXT_PARTS:
+        text = part.get(TEXT_PARTS[kind])
+        if not isinstance(text, str):
+            raise InvalidField(f"{where}.{TEXT_PARTS[kind]}", "expected a string")
+        return text
+    refuse_media(kind, part, where)
+    raise InvalidField(f"{where}.type", f"{kind[:64]!a} is no known kind of content")
+
+
+def refuse_media(kind: str, part: Mapping[str, Any], where: str) -> None:
+    """Raise the `InvalidField` of a part that is not text, if `kind` is one of `MEDIA_PARTS`."""
+    if kind == "file_url":
+        raise InvalidField(f"{where}.type", "'file_url' is not accepted here")
+    if kind not in MEDIA_PARTS:
+        return
+    inner = part.get(kind)
+    url = inner.get("url") if isinstance(inner, dict) else inner
+    if kind.endswith("_url") and not (isinstance(url, str) and url.lower().startswith(_SCHEMES)):
+        raise InvalidField(f"{where}.{kind}.url", "expected a URL with the scheme data, http or https")
+    raise InvalidField(f"{where}.type", f"{kind!a}: the model takes text only, no {MEDIA_PARTS[kind]}")
+
+
+def _arguments(given: Any, where: str) -> dict[str, Any]:
+    """The arguments of a call as an object; no text at all means no arguments."""
+    if isinstance(given, str):
+        try:
+            given = orjson.loads(given) if given.strip() else {}
+        except orjson.JSONDecodeError as error:
+            raise InvalidField(f"{where}.arguments", f"is no JSON: {str(error)[:200]}") from None
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise InvalidField(f"{where}.arguments", "expected an object, or its JSON text")
+    return given
+
+
+def calls_of(conversation: Conversation, given: Any, where: str) -> list[dict[str, Any]]:
+    """`tool_calls` of a message of the assistant in the form of OpenAI. Raises `InvalidField`."""
+    if given is None:
+        return []
+    if not isinstance(given, list) or len(given) > MAX_FUNCTIONS:
+        raise InvalidField(where, f"expected a list of at most {MAX_FUNCTIONS} calls")
+    calls = []
+    for index, each in enumerate(given):
+        place = f"{where}[{index}]"
+        function = each.get("function") if isinstance(each, dict) else None
+        if not isinstance(function, dict):
+            raise InvalidField(f"{place}.function", "expected an object")
+        arguments = function.get("arguments", function.get("parameters"))
+        calls.append(conversation.call(each.get("id"), function.get("name"), arguments, f"{place}.function"))
+    return calls

@@ -1,0 +1,113 @@
+"""Errors of requests for generated text, and their form for clients of the OpenAI protocols.
+
+    InvalidInput (ipc.errors)
+    +-- MalformedBody          400   the body is not JSON
+    +-- WrongContentType       415   the head does not say that the body is JSON
+    +-- InvalidField           422   a field has a wrong type or meaning, or asks for what this server does not offer
+
+1. Parsing raises these; workers send `InvalidInput` for what only they can know, such as a grammar with a mistake.
+2. `render` gives status, body and headers of an answer; `stream_error` gives the event that ends a stream.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import falcon
+
+from ipc.errors import BodyTooLarge, InvalidInput, PenstockError
+
+_CODES = {
+    "UNAUTHENTICATED": "invalid_api_key",
+    "FORBIDDEN": "insufficient_permissions",
+    "RATE_LIMITED": "rate_limit_exceeded",
+    "MODEL_NOT_FOUND": "model_not_found",
+    "MODEL_LOAD_FAILED": "model_not_available",
+    "MODEL_NOT_LOADED": "model_not_available",
+    "MODEL_LOADING": "model_loading",
+    "DEPENDENCY_CONFLICT": "model_not_available",
+    "INPUT_TOO_LONG": "context_length_exceeded",
+    "BODY_TOO_LARGE": "request_too_large",
+    "QUEUE_FULL": "server_overloaded",
+    "NO_REPLICA": "server_overloaded",
+    "DRAINING": "server_overloaded",
+    "DEADLINE_EXCEEDED": "timeout",
+}
+_RETRY = frozenset((429, 503, 504))
+_CLOSING = frozenset(("BODY_TOO_LARGE", "DRAINING"))
+_HTTP = {
+    404: "there is nothing at this path",
+    405: "this path does not answer to this method",
+}
+
+
+class MalformedBody(InvalidInput):
+    """The body of a request is not JSON."""
+
+
+class WrongContentType(InvalidInput):
+    """The head of a request names another content type than JSON, or none."""
+
+    status = 415
+
+
+class InvalidField(InvalidInput):
+    """A field of a request is refused. `field` is its path, as in `messages[0].content`."""
+
+    status = 422
+
+    def __init__(self, field: str, text: str) -> None:
+        super().__init__(f"{field}: {text}")
+        self.field = field
+
+
+def status_of(error: PenstockError) -> int:
+    """HTTP status of an error: wrong meaning is 422, a body that is no JSON is 400."""
+    if error.status == HTTPStatus.BAD_REQUEST and not isinstance(error, MalformedBody):
+        return 422
+    return error.status
+
+
+def error_object(error: PenstockError) -> dict[str, Any]:
+    """`{"message", "type", "param", "code"}` of an error."""
+    return {
+        "message": "request body too large" if isinstance(error, BodyTooLarge) else error.message,
+        "type": _kind(status_of(error)),
+        "param": error.field if isinstance(error, InvalidField) else None,
+        "code": _CODES.get(error.code),
+    }
+
+
+def render(
+    error: PenstockError, partial: dict[str, Any] | None = None
+) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """(status, body, headers) of an error; `partial` is the answer so far of a model that failed."""
+    status, inner = status_of(error), error_object(error)
+    body: dict[str, Any] = {"message": inner["message"], "error": inner}
+    if partial is not None:
+        body["partial_response"] = partial
+    headers: dict[str, str] = {}
+    if status in _RETRY and (error.retryable or error.retry_after_s):
+        headers["Retry-After"] = error.retry_after()
+    if error.code in _CLOSING:
+        headers["Connection"] = "close"
+    return status, body, headers
+
+
+def render_http(error: falcon.HTTPError) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """(status, body, headers) of an error of the framework, such as an unknown path."""
+    status = error.status_code
+    text = _HTTP.get(status) or error.description or error.title or ""
+    inner = {"message": text, "type": _kind(status), "param": None, "code": None}
+    return status, {"message": text, "error": inner}, {}
+
+
+def stream_error(error: PenstockError) -> dict[str, Any]:
+    """The object of an error inside a stream, whose status has been sent."""
+    inner = {"message": error.message, "type": "server_error", "param": None, "code": None}
+    return {"error": inner}
+
+
+def _kind(status: int) -> str:
+    return "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"

@@ -1,0 +1,170 @@
+"""How the next token is chosen and what ends a choice, as all protocols of generated text write this.
+
+1. A temperature that is absent or not above 0 is greedy. Values out of range switch their filter off, without an error.
+2. What a model cannot compute with (an infinite penalty) is brought to a finite number of the same effect.
+3. What costs time or memory is bounded: stop texts, biases, breakers, choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from frontend.generation.errors import InvalidField
+from ipc.wire.messages import Ending, Sampling
+
+MAX_STOPS = 64
+MAX_STOP_NBYTES = 1024
+MAX_BIASES = 1024
+MAX_BIAS = 100.0
+MAX_BREAKERS = 64
+MAX_ALTERNATIVES = 20
+MAX_CHOICES = 128
+_MOST_TOKENS = (1 << 31) - 1
+_MOST_PENALTY = 1e5
+_LEAST_TEMPERATURE, _MOST_TEMPERATURE = 1e-4, 1e4
+_DEFAULTS = Sampling()
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """Fields of sampling that every protocol has under these names."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    top_k: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_sequence_breakers: list[str] | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    ignore_eos: bool | None = None
+
+
+def sampling_of(fields: SamplingFields, alternatives: int | None = None) -> Sampling:
+    """The sampling of a request; `alternatives` beside each chosen token, None for no log probabilities.
+
+    Raises `InvalidField`.
+    """
+    if alternatives is not None and not 0 <= alternatives <= MAX_ALTERNATIVES:
+        raise InvalidField("top_logprobs", f"{alternatives} is not in 0 to {MAX_ALTERNATIVES}")
+    multiplier = fields.dry_multiplier
+    return Sampling(
+        temperature=_temperature(fields.temperature),
+        top_k=min(max(fields.top_k or 0, 0), _MOST_TOKENS),
+        top_p=_inside(fields.top_p, 1.0),
+        min_p=_inside(fields.min_p, 0.0),
+        presence_penalty=_bounded(fields.presence_penalty),
+        frequency_penalty=_bounded(fields.frequency_penalty),
+        repetition_penalty=_repetition(fields.repetition_penalty),
+        dry_multiplier=None if multiplier is None or multiplier <= 0 else _bounded(multiplier),
+        dry_base=_dry_base(fields.dry_base),
+        dry_allowed_length=_dry_length(fields.dry_allowed_length),
+        dry_sequence_breakers=_breakers(fields.dry_sequence_breakers),
+        logit_bias=_biases(fields.logit_bias),
+        logprobs=alternatives,
+        seed=None if fields.seed is None else fields.seed & ((1 << 62) - 1),
+    )
+
+
+def ending_of(
+    max_tokens: int | None,
+    stop: str | Sequence[str] | None,
+    ignore_eos: bool | None = None,
+    *,
+    names: tuple[str, str] = ("max_tokens", "stop"),
+) -> Ending:
+    """What ends a choice; `names` are those of the two fields in the request. Raises `InvalidField`."""
+    if max_tokens is not None and max_tokens < 1:
+        raise InvalidField(names[0], f"{max_tokens} given, at least 1 is needed")
+    limit = None if max_tokens is None else min(max_tokens, _MOST_TOKENS)
+    return Ending(limit, _stops(stop, names[1]), [], bool(ignore_eos))
+
+
+def choices_of(n: int | None, field: str = "n") -> int:
+    """Number of choices; None is 1. Raises `InvalidField` for none or too many."""
+    count = 1 if n is None else n
+    if not 1 <= count <= MAX_CHOICES:
+        raise InvalidField(field, f"{count} is not in 1 to {MAX_CHOICES}")
+    return count
+
+
+def _temperature(value: float | None) -> float | None:
+    return None if value is None or value < _LEAST_TEMPERATURE else min(value, _MOST_TEMPERATURE)
+
+
+def _inside(value: float | None, off: float) -> float:
+    """`value` if it is inside the open interval (0, 1), else the value that switches the filter off."""
+    return value if value is not None and 0 < value < 1 else off
+
+
+def _bounded(value: float | None) -> float:
+    return min(max(value or 0.0, -_MOST_PENALTY), _MOST_PENALTY)
+
+
+def _repetition(value: float | None) -> float:
+    if value is None or value <= 0:
+        return _DEFAULTS.repetition_penalty
+    return min(max(value, 1 / _MOST_PENALTY), _MOST_PENALTY)
+
+
+def _dry_base(value: float | None) -> float:
+    return _DEFAULTS.dry_base if value is None or value <= 0 else _bounded(value)
+
+
+def _dry_length(value: int | None) -> int:
+    return _DEFAULTS.dry_allowed_length if value is None else min(max(value, 1), _MOST_TOKENS)
+
+
+def _breakers(given: Sequence[str] | None) -> tuple[str, ...]:
+    if given is None:
+        return _DEFAULTS.dry_sequence_breakers
+    check_texts(given, "dry_sequence_breakers", MAX_BREAKERS)
+    return tuple(given)
+
+
+def _stops(given: str | Sequence[str] | None, field: str) -> list[str]:
+    if given is None:
+        return []
+    if isinstance(given, str):
+        check_texts([given], field, 1)
+        return [given]
+    check_texts(given, field, MAX_STOPS)
+    return list(dict.fromkeys(given))
+
+
+def check_texts(given: Sequence[str], field: str, most: int) -> None:
+    """Raise `InvalidField` for more than `most` texts, and for a text that is empty or too long to look for."""
+    if len(given) > most:
+        raise InvalidField(field, f"{len(given)} given, the limit is {most}")
+    for index, text in enumerate(given):
+        place = field if most == 1 else f"{field}[{index}]"
+        if not text:
+            raise InvalidField(place, "may not be empty")
+        if len(text.encode()) > MAX_STOP_NBYTES:
+            raise InvalidField(place, f"{len(text.encode())} bytes, the limit is {MAX_STOP_NBYTES}")
+
+
+def _biases(given: dict[str, float] | None) -> dict[int, float]:
+    if not given:
+        return {}
+    if len(given) > MAX_BIASES:
+        raise InvalidField("logit_bias", f"{len(given)} given, the limit is {MAX_BIASES}")
+    return {_token(key): _bias(key, value) for key, value in given.items()}
+
+
+def _token(key: str) -> int:
+    if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= _MOST_TOKENS):
+        raise InvalidField("logit_bias", f"key {key[:64]!a} is no token id")
+    return int(key)
+
+
+def _bias(key: str, value: float) -> float:
+    if not -MAX_BIAS <= value <= MAX_BIAS:
+        raise InvalidField(f"logit_bias.{key[:64]}", f"{value:g} is not in {-MAX_BIAS:g} to {MAX_BIAS:g}")
+    return value
