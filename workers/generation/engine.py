@@ -1,0 +1,247 @@
+"""Generates for many sequences at once: one packed forward pass a step over the paged key-value cache.
+
+1. `add` makes a sequence of each choice of a request; the sequences wait in the scheduler.
+2. `step` takes the scheduler's plan and lays the tokens of all spans into one row without padding. The masks of
+   grammars are filled in another thread while the model runs.
+3. The sampler chooses the next token of every sequence whose tokens are all computed.
+4. Text is made of the tokens, and `Emission`s tell what each choice has got. A sequence that has ended gives its blocks
+   back; those with a whole content can be found by later requests with the same beginning.
+
+All methods belong to one thread. A step that raises has changed nothing and may be tried again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from ipc.wire.generation import STARTED, Start, TokenLogprob
+from workers.generation.attention import PagedAttention, plan_of
+from workers.generation.blocks import BlockPool
+from workers.generation.request import Emission, GenerationRequest
+from workers.generation.scheduler import Scheduler
+from workers.generation.sequence import Output
+from workers.generation.sequence import Sequence as Choice
+
+
+class Chosen(NamedTuple):
+    """The next token of a sequence, with its log probability if the request asks for one."""
+
+    token: int
+    logprob: TokenLogprob | None
+
+
+class Sampler(Protocol):
+    """The sampling stage (`workers.generation.sampling`)."""
+
+    def sample(
+        self, logits: torch.Tensor, sequences: Sequence[Choice]
+    ) -> list[tuple[int, TokenLogprob | None]]:
+        """The next token of each sequence from its row of logits [rows, vocabulary]."""
+
+
+class Masks(Protocol):
+    """Fills the masks of grammars in another thread (`workers.generation.grammar`)."""
+
+    def begin(self, sequences: Sequence[Choice]) -> None:
+        """Begin to fill `mask` of sequences with a matcher."""
+
+    def wait(self) -> None:
+        """Return when all masks are filled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Numbers of one engine. The last six only rise."""
+
+    running: int
+    waiting: int
+    blocks_used: int
+    blocks_total: int
+    prompt_tokens: int
+    output_tokens: int
+    preemptions: int
+    prefix_lookups: int
+    prefix_hits: int
+    prefix_evictions: int
+
+
+class Engine:
+    """One model that generates."""
+
+    def __init__(
+        self,
+        model: Any,
+        attention: PagedAttention,
+        pool: BlockPool,
+        sampler: Sampler,
+        masks: Masks,
+        make_output: Callable[[GenerationRequest, int], Output],
+        *,
+        max_sequences: int = 32,
+        prefill_tokens: int = 512,
+    ) -> None:
+        """`attention` is the one that `model` runs with, its cache as large as `pool`.
+
+        `make_output(request, choice)` gives each choice what makes its text.
+        """
+        self.model, self.attention, self.pool = model, attention, pool
+        self._sampler, self._masks, self._make_output = sampler, masks, make_output
+        self._scheduler = Scheduler(pool, max_sequences, prefill_tokens)
+        self._orders = itertools.count()
+        self._by_key: dict[Hashable, list[Choice]] = {}
+        self._emitted: list[Emission] = []
+        self._prompt_tokens = self._output_tokens = 0
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the whole cache holds: the longest sequence, prompt and answer together."""
+        return self.pool.total * self.pool.block_tokens
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+        return self._scheduler.can_go_on or bool(self._emitted)
+
+    @property
+    def keys(self) -> Iterable[Hashable]:
+        """The requests that have not ended."""
+        return self._by_key.keys()
+
+    def add(self, request: GenerationRequest) -> None:
+        """Begin a request. Its prompt must be shorter than `capacity`; an answer ends at the end of the cache."""
+        request.max_tokens = min(request.max_tokens, self.capacity - len(request.prompt))
+        choices = self._by_key[request.key] = []
+        for number in range(request.call.n):
+            matcher = None if request.make_matcher is None else request.make_matcher()
+            output = self._make_output(request, number)
+            sequence = Choice(request, number, next(self._orders), output, matcher)
+            choices.append(sequence)
+            self._scheduler.add(sequence)
+
+    def cancel(self, key: Hashable) -> None:
+        """End a request at once, without a word. Idempotent."""
+        for sequence in self._by_key.pop(key, ()):
+            if not sequence.done:
+                self._scheduler.remove(sequence)
+        if self._emitted:
+            self._emitted = [emission for emission in self._emitted if emission.key != key]
+
+    def pause(self, key: Hashable) -> None:
+        """Compute no more of a request until `resume`, as its client does not read."""
+        for sequence in self._by_key.get(key, ()):
+            if not sequence.done:
+                self._scheduler.pause(sequence)
+
+    def resume(self, key: Hashable) -> None:
+        """Go on with a request that was paused."""
+        for sequence in reversed(self._by_key.get(key, ())):
+            if sequence.paused:
+                self._scheduler.resume(sequence)
+
+    def step(self) -> list[Emission]:
+        """One forward pass for all sequences; returns what the choices have got."""
+        spans = self._scheduler.plan()
+        if spans:
+            choosing = [span.sequence for span in spans if span.chooses]
+            guided = [sequence for sequence in choosing if sequence.matcher is not None]
+            if guided:
+                self._masks.begin(guided)
+            try:
+                logits = self._forward(spans)
+            finally:
+                if guided:
+                    self._masks.wait()
+            chosen = self._sampler.sample(logits, choosing) if choosing else []
+            self._note(spans)
+            for sequence, (token, logprob) in zip(choosing, chosen, strict=True):
+                self._take(sequence, token, logprob)
+        emitted, self._emitted = self._emitted, []
+        return emitted
+
+    @torch.inference_mode()
+    def _forward(self, spans: Sequence[Any]) -> torch.Tensor:
+        """Logits [sequences that choose, vocabulary] of one packed pass."""
+        ids: list[int] = []
+        positions: list[int] = []
+        keep: list[int] = []
+        for span in spans:
+            ids += span.sequence.tokens[span.start : span.stop]
+            positions += range(span.start, span.stop)
+            if span.chooses:
+                keep.append(len(ids) - 1)
+        device = self.model.device
+        self.attention.plan = plan_of(spans, self.pool.block_tokens, device)
+        logits: torch.Tensor = self.model(
+            input_ids=torch.tensor([ids], device=device),
+            position_ids=torch.tensor([positions], device=device),
+            # NOTE: without a mask of ones some models look for packed sequences in the positions.
+            attention_mask=torch.ones(1, len(ids), dtype=torch.long, device=device),
+            use_cache=False,
+            logits_to_keep=0 if len(keep) == len(ids) else torch.tensor(keep or [0], device=device),
+        ).logits[0]
+        return logits
+
+    def _note(self, spans: Sequence[Any]) -> None:
+        """The tokens of the spans are in the cache."""
+        for span in spans:
+            sequence = span.sequence
+            self._prompt_tokens += max(0, min(span.stop, sequence.prompt_length) - span.start)
+            if sequence.choice == 0 and not sequence.started:
+                self._begin(sequence)
+            self._scheduler.computed(span)
+
+    def _begin(self, sequence: Choice) -> None:
+        """Tell once that a request has begun."""
+        sequence.started = True
+        start = Start(sequence.prompt_length, sequence.cached_tokens)
+        self._emitted.append(Emission(sequence.request.key, 0, STARTED, start=start))
+
+    def _take(self, sequence: Choice, token: int, logprob: TokenLogprob | None) -> None:
+        """A token was chosen: text of it, and of the tokens that the grammar forces behind it."""
+        self._append(sequence, token, logprob)
+        matcher = sequence.matcher
+        if matcher is None or sequence.done:
+            return
+        matcher.consume(token)
+        # NOTE: log probabilities of forced tokens need a pass each, so a request for them forces nothing.
+        if sequence.call.sampling.logprobs is None:
+            for forced in matcher.forced():
+                if sequence.done or not matcher.consume(forced):
+                    return
+                self._append(sequence, forced, None)
+
+    def _append(self, sequence: Choice, token: int, logprob: TokenLogprob | None) -> None:
+        self._output_tokens += 1
+        sequence.tokens.append(token)
+        output = sequence.output
+        self._emitted += output.push(token, logprob)
+        if output.ended is not None:
+            self._end(sequence, output.ended)
+
+    def _end(self, sequence: Choice, reason: str) -> None:
+        self._emitted += sequence.output.finish(reason)
+        self._scheduler.remove(sequence)
+        key = sequence.request.key
+        if all(choice.done for choice in self._by_key[key]):
+            del self._by_key[key]
+
+    def statistics(self) -> Statistics:
+        """The numbers of this moment."""
+        scheduler, pool = self._scheduler, self.pool
+        return Statistics(
+            len(scheduler.running),
+            len(scheduler.waiting),
+            pool.used,
+            pool.total,
+            self._prompt_tokens,
+            self._output_tokens,
+            scheduler.preemptions,
+            pool.lookups,
+            pool.hits,
+            pool.evictions,
+        )

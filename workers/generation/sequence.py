@@ -1,0 +1,94 @@
+"""One choice of one request, as scheduler, step and sampler know the choice.
+
+`tokens` are the prompt and what was chosen so far. Of these, `computed` have keys and values in the cache. The rest is
+pending: a whole prompt at first, one token while the choice is written, more after tokens that a grammar forced and
+after a preemption. A step computes some pending tokens. If none is left then, the step chooses the next token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from ipc.wire.generation import TokenLogprob
+from ipc.wire.messages import GenerateCall
+from workers.generation.blocks import ROOT
+from workers.generation.request import Emission, GenerationRequest, Matcher
+
+
+class Output(Protocol):
+    """Makes text of the tokens of one choice (`workers.generation.text.ChoiceOutput`)."""
+
+    ended: str | None
+    """Why the choice has ended, one of `ipc.wire.generation.FINISH_REASONS`; None while it goes on."""
+
+    def push(self, token: int, logprob: TokenLogprob | None) -> list[Emission]:
+        """What one more token adds to the answer."""
+
+    def finish(self, reason: str) -> list[Emission]:
+        """The end of the choice: what was held back, and FINISHED."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """The state of one choice.
+
+    `order` rises with the arrival. `blocks` hold the keys of the first tokens, and `link` belongs to the last of the
+    `registered` blocks that can be found again. `cached_tokens` were found when the sequence first began. `mask` are
+    the bits of the tokens that the grammar allows next, where there is a `matcher`. `sampler_state` is the sampler's.
+    """
+
+    request: GenerationRequest
+    choice: int
+    order: int
+    output: Output
+    matcher: Matcher | None = None
+    tokens: list[int] = field(init=False)
+    prompt_length: int = field(init=False)
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    link: int = ROOT
+    registered: int = 0
+    cached_tokens: int = -1
+    sampler_state: Any = None
+    mask: Any = None
+    table: torch.Tensor | None = None
+    paused: bool = False
+    done: bool = False
+    started: bool = False
+
+    def __post_init__(self) -> None:
+        """Begin with the prompt."""
+        self.tokens, self.prompt_length = list(self.request.prompt), len(self.request.prompt)
+
+    @property
+    def call(self) -> GenerateCall:
+        """What the request asks for."""
+        return self.request.call
+
+    @property
+    def pending(self) -> int:
+        """Tokens without keys in the cache."""
+        return len(self.tokens) - self.computed
+
+    def block_table(self) -> torch.Tensor:
+        """The blocks as int64 [blocks], made anew when they have changed."""
+        if self.table is None or len(self.table) != len(self.blocks):
+            self.table = torch.tensor(self.blocks)
+        return self.table
+
+
+@dataclass(slots=True, frozen=True)
+class Span:
+    """The tokens `start` to `stop` of a sequence, which one step computes."""
+
+    sequence: Sequence
+    start: int
+    stop: int
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the step chooses the next token of the sequence."""
+        return self.stop == len(self.sequence.tokens)
