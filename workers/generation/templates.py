@@ -1,0 +1,294 @@
+"""Chat templates: messages, tools and variables of a request become the token ids of a prompt.
+
+1. `ChatTemplate` takes the templates of a tokenizer (`default`, `tool_use`) or the text of another one, and compiles
+   each in the sandbox of `workers.generation.sandbox`.
+2. `prompt` marks control tokens that stand as text in strings of the request, and renders.
+3. The rendered text is split at the marks. Marked control tokens are tokenized as the plain text that they are, all
+   else as transformers' `apply_chat_template` does. Without marks the ids are the same as those of transformers.
+
+A mark is a pair of noncharacters around a control token. A single mark stands where a string of the request ends with
+the beginning of a control token, so that two strings that the template joins make no control token either.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jinja2
+
+from ipc.errors import InputTooLong, InvalidInput
+from workers.generation.sandbox import MAX_CHARACTERS, Sandbox, TemplateOverrun
+
+MAX_INPUT = MAX_CHARACTERS // 16
+"""Characters of all strings of a request together."""
+MAX_DEPTH = 64
+"""Nesting of the parts of a request."""
+_BEGIN, _END = "\ufdd0", "\ufdd1"
+_ESCAPED = {r"\ufdd0": _BEGIN, r"\ufdd1": _END}
+_MARK = re.compile("[\ufdd0\ufdd1]")
+_LOOKS_LIKE_CONTROL = re.compile(r"<[|｜].*>|<.*[|｜]>|\[/?[A-Z_]{3,}\]|</?(tool_call|tool_response|think)>")
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_MOST_TEXT = 400
+
+
+class Prompt(NamedTuple):
+    """A rendered prompt: its token ids and its text."""
+
+    ids: list[int]
+    text: str
+
+
+class ChatTemplate:
+    """The chat templates of one model. Methods may be called from several threads.
+
+    `source` replaces the tokenizer's own: the text of a template, or the name of one of several.
+    Raises ValueError for a template that is too large or has wrong syntax.
+    """
+
+    def __init__(self, tokenizer: Any, source: str = "") -> None:
+        self._sandbox = Sandbox()
+        self._sources = _sources(tokenizer, source)
+        self._templates = {name: self._compiled(name, text) for name, text in self._sources.items()}
+        self._special = dict(tokenizer.special_tokens_map)
+        self._pieces = PieceTokenizer(tokenizer)
+        tokens = _control_tokens(tokenizer, "\0".join(self._sources.values()))
+        self._control = Marking(tokens)
+        special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+        self._special_only = Marking(special)
+
+    @property
+    def exists(self) -> bool:
+        """Whether the model has a chat template at all."""
+        return bool(self._templates)
+
+    @property
+    def text(self) -> str:
+        """The texts of all templates, from which the format of the model's answers is told."""
+        return "\n".join(self._sources.values())
+
+    def prompt(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> Prompt:
+        """The prompt of a conversation, ready for the model's answer.
+
+        Raises `InvalidInput` with the words of a template that refuses the messages, and `InputTooLong`.
+        """
+        _check_size([messages, tools, dict(variables or {})])
+        marked = [self._marked_message(message) for message in messages]
+        text = self._rendered(marked, self._control.mark(tools), self._control.mark(dict(variables or {})))
+        for escaped, mark in _ESCAPED.items():
+            text = text.replace(escaped, mark)
+        return Prompt(self._pieces.encode(text, self._control), _MARK.sub("", text))
+
+    def plain(self, text: str) -> list[int]:
+        """Token ids of a prompt without a template, with the tokens that the tokenizer puts around each text."""
+        return self._pieces.encode_whole(text)
+
+    def _marked_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A message without its empty fields, its strings marked.
+
+        NOTE: answers of the model keep tags that are ordinary tokens, such as those of reasoning, as the model wrote
+        them as tokens; a marked tag would tokenize the history anew and lose its prefix in the cache.
+        """
+        kept = {name: value for name, value in message.items() if value is not None}
+        reasoning = next((kept[name] for name in _REASONING if name in kept), None)
+        if reasoning is not None:
+            kept = {"thinking": reasoning, **kept, "reasoning_content": reasoning}
+        marking = self._special_only if kept.get("role") == "assistant" else self._control
+        marked: dict[str, Any] = marking.mark(kept)
+        return marked
+
+    def _rendered(self, messages: list[dict[str, Any]], tools: Any, variables: Any) -> str:
+        """The text; templates that join arguments of calls as texts get them as texts."""
+        try:
+            return self._render(messages, tools, variables)
+        except (TypeError, jinja2.UndefinedError) as error:
+            if not any(message.get("tool_calls") for message in messages):
+                raise _refusal(error) from None
+        except (jinja2.TemplateError, TemplateOverrun, ValueError, ArithmeticError, LookupError) as error:
+            raise _refusal(error) from None
+        try:
+            return self._render([_with_text_arguments(message) for message in messages], tools, variables)
+        except (
+            jinja2.TemplateError,
+            TemplateOverrun,
+            ValueError,
+            ArithmeticError,
+            LookupError,
+            TypeError,
+        ) as error:
+            raise _refusal(error) from None
+
+    def _render(self, messages: list[dict[str, Any]], tools: Any, variables: Any) -> str:
+        template = self._chosen(bool(tools))
+        names = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
+        return self._sandbox.rendered(template, {**self._special, **variables, **names})
+
+    def _chosen(self, with_tools: bool) -> jinja2.Template:
+        """The template for a request with or without tools."""
+        name = "tool_use" if with_tools and "tool_use" in self._templates else "default"
+        template = self._templates.get(name) or (
+            next(iter(self._templates.values())) if len(self._templates) == 1 else None
+        )
+        if template is None:
+            raise InvalidInput("the model has no chat template: send a prompt to /v1/completions instead")
+        return template
+
+    def _compiled(self, name: str, source: str) -> jinja2.Template:
+        try:
+            return self._sandbox.compiled(source)
+        except TemplateOverrun as error:
+            raise ValueError(f"the chat template {name!r} is refused: {error}") from None
+        except jinja2.TemplateSyntaxError as error:
+            raise ValueError(f"the chat template {name!r} is wrong in line {error.lineno}: {error}") from None
+
+
+class Marking:
+    """Puts marks around control tokens that stand as text in the values of a request."""
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        longest_first = sorted(tokens, key=len, reverse=True)
+        beginnings = {token[:length] for token in longest_first for length in range(1, len(token))}
+        self._whole = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._begun = re.compile(
+            f"({'|'.join(map(re.escape, sorted(beginnings, key=len, reverse=True))) or '(?!)'})(?=\\s*$)"
+        )
+        self.marked = re.compile(f"{_BEGIN}({self._whole.pattern}){_END}|[{_BEGIN}{_END}]")
+        self._tails = frozenset(beginning[-1] for beginning in beginnings)
+
+    def mark(self, value: Any) -> Any:
+        """The value, a string or lists and dicts of strings, with all its control tokens marked."""
+        if isinstance(value, str):
+            return self._mark_text(value)
+        if isinstance(value, Mapping):
+            return {self.mark(key): self.mark(part) for key, part in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.mark(part) for part in value]
+        return value
+
+    def _mark_text(self, text: str) -> str:
+        text = self._whole.sub(f"{_BEGIN}\\g<0>{_END}", _MARK.sub("", text))
+        # PERF: the search for a beginning looks at the end of a text, and only where a beginning can end so.
+        if text.rstrip()[-1:] in self._tails:
+            tail = text[-256:]
+            text = text[: len(text) - len(tail)] + self._begun.sub(f"\\g<0>{_END}", tail, count=1)
+        return text
+
+
+class PieceTokenizer:
+    """Tokenizes text of which some pieces must not become control tokens."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._backend = getattr(tokenizer, "backend_tokenizer", None) if tokenizer.is_fast else None
+        self._newline = self._ordinary("\n")
+
+    def encode(self, text: str, marking: Marking) -> list[int]:
+        """Token ids of a rendered text with marks."""
+        pieces = marking.marked.split(text)
+        ids = list(self._ordinary(pieces[0]))
+        for at, piece in enumerate(pieces[1:], start=1):
+            if piece:
+                ids += self._inner(piece, self._as_text if at % 2 else self._ordinary)
+        return ids
+
+    def encode_whole(self, text: str) -> list[int]:
+        """Token ids of a text by itself, with the tokens that the tokenizer puts around each text."""
+        if self._backend is None:
+            return list(self._tokenizer.encode(text))
+        return list(self._backend.encode(text).ids)
+
+    def _inner(self, piece: str, encode: Callable[[str], list[int]]) -> list[int]:
+        """Token ids of a piece that does not begin a text.
+
+        NOTE: encoded after a newline, which is taken away again, since some tokenizers put a space before each text.
+        """
+        ids = encode("\n" + piece)
+        if ids[: len(self._newline)] == self._newline:
+            return ids[len(self._newline) :]
+        return encode(piece)
+
+    def _ordinary(self, text: str) -> list[int]:
+        if self._backend is None:
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def _as_text(self, text: str) -> list[int]:
+        """Token ids without any added token, special or not."""
+        backend = self._backend
+        if backend is None:
+            return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+        if backend.normalizer is not None:
+            text = backend.normalizer.normalize_str(text)
+        splits = [text]
+        if backend.pre_tokenizer is not None:
+            splits = [split for split, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+        return [token.id for split in splits for token in backend.model.tokenize(split)]
+
+
+def _sources(tokenizer: Any, source: str) -> dict[str, str]:
+    """Templates by name."""
+    own = tokenizer.chat_template
+    named = dict(own) if isinstance(own, dict) else {"default": own} if own else {}
+    if not source:
+        return named
+    return {"default": named.get(source, source)}
+
+
+def _control_tokens(tokenizer: Any, templates: str) -> frozenset[str]:
+    """Added tokens that control the model: special ones, those in a template, those in the usual brackets."""
+    return frozenset(
+        token.content
+        for token in tokenizer.added_tokens_decoder.values()
+        if token.special
+        or (token.content in templates and not token.content.isspace())
+        or _LOOKS_LIKE_CONTROL.fullmatch(token.content)
+    )
+
+
+def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with the arguments of its calls as JSON text, and a content in any case."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {"content": "", **message, "tool_calls": [_with_text(call) for call in calls]}
+
+
+def _with_text(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function") or {}
+    arguments = function.get("arguments")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}
+
+
+def _check_size(value: Any) -> None:
+    """Raises `InputTooLong` for a request with more characters than a prompt can have, or nested too deeply."""
+    total, level = 0, [value]
+    for _ in range(MAX_DEPTH):
+        total += sum(len(part) for part in level if isinstance(part, str))
+        if total > MAX_INPUT:
+            raise InputTooLong(f"messages, tools and variables have over {MAX_INPUT} characters")
+        level = [inner for part in level for inner in _parts(part)]
+        if not level:
+            return
+    raise InvalidInput(f"messages, tools and variables: nested over {MAX_DEPTH} levels")
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return [*value.keys(), *value.values()]
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _refusal(error: Exception) -> InvalidInput:
+    """What a client is told of a template that refuses its messages."""
+    words = _MARK.sub("", str(error))[:_MOST_TEXT]
+    if isinstance(error, TemplateOverrun):
+        return InvalidInput(f"the chat template of the model takes too long for these messages: {words}")
+    return InvalidInput(f"the chat template of the model refuses these messages: {words}")
