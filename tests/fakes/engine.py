@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,10 @@ import numpy as np
 from frontend.engine.answer import Answer, AnswerStream
 from frontend.engine.interface import Directory, Engine, Payload, Wanted, WorkerView, always
 from frontend.engine.scope import RequestScope
+from frontend.generation.events import Generation
 from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
-from ipc.errors import DeadlineExceeded, ModelNotLoaded, PenstockError
+from ipc.errors import DeadlineExceeded, ModelNotLoaded, PenstockError, Unsupported
 from ipc.memory import tensors
 from ipc.memory.datatypes import DATATYPES
 from ipc.memory.input_arena import bytes_of
@@ -155,6 +156,9 @@ class InProcessEngine(Engine):
         assert isinstance(found, Iterator)
         with _Parts(self, work, found) as parts:
             yield parts
+
+    def generate(self, scope: RequestScope, work: Work) -> AbstractAsyncContextManager[Generation]:
+        raise Unsupported("no model here generates text")
 
     def ready(self) -> tuple[bool, str]:
         return True, "ok"

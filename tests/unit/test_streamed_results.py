@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from frontend.engine.scope import current_scope, plain_scope
-from frontend.protocols.kserve_v2.events import EventStream
 from frontend.protocols.kserve_v2.generate import _only
 from frontend.services import Services
+from frontend.sse import EventStream
 from frontend.tensors.request import InputTensor, TensorRequest
 from ipc import deadline
 from ipc.catalog.model_config import ModelConfig
@@ -154,11 +154,11 @@ def test_who_leaves_early_is_booked_as_gone(tmp_path: Path) -> None:
         async def texts() -> AsyncGenerator[bytes, None]:
             async with aclosing(found):
                 async for _ in found:
-                    yield b"{}"
+                    yield b"data: {}\n\n"
 
         req: Any = SimpleNamespace(path="/v2/models/parts/generate_stream", method="POST", uri_template="")
         req.context, req.scope = SimpleNamespace(penstock=current_scope.get()), {}
-        events = EventStream(services, req, texts())
+        events = EventStream(services, req, texts(), "kserve", lambda error: (error.status, b""))
         await events.begin()
         assert await anext(events) == b"data: {}\n\n"
         await events.close()

@@ -1,100 +1,52 @@
-"""A response of Server-Sent Events: an event for each text, and an event for an error that ends the stream."""
+"""Answers of Server-Sent Events: an event for each text, and an event for an error that ends the stream."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
+from contextlib import aclosing
+from functools import partial
 
 import orjson
-from falcon.asgi import Request
+from falcon.asgi import Request, Response
 
-from frontend.engine.finishing import Outcome
-from frontend.engine.scope import RequestScope
-from frontend.http import tracebacks
-from frontend.http.disconnect import until_disconnect
 from frontend.protocols.kserve_v2 import errors
 from frontend.services import Services
-from ipc.errors import Cancelled, PenstockError
-
-log = logging.getLogger(__name__)
-
-CONTENT_TYPE = "text/event-stream; charset=utf-8"
+from frontend.sse import EventStream, data
+from ipc.errors import PenstockError
 
 
-class EventStream:
-    """The body of a response, as an async iterator; the request is counted when it ends.
+def send_one(resp: Response, text: bytes) -> None:
+    """Answer with a single event."""
+    _prepare_events(resp)
+    resp.stream = _one(data(text))
 
-    A text is made when the one before was written, so a client that does not read holds the model up and no memory.
+
+async def send(services: Services, req: Request, resp: Response, texts: AsyncGenerator[bytes, None]) -> None:
+    """Answer with an event for each text, and with an event for an error that ends the stream.
+
+    The status comes from the first text. Raises what fails before that.
     """
-
-    def __init__(self, services: Services, req: Request, texts: AsyncGenerator[bytes, None]) -> None:
-        """`texts` may raise a `PenstockError`, which becomes the last event."""
-        self._services, self._req, self._texts = services, req, texts
-        self._scope: RequestScope = req.context.penstock
-        self._first: bytes | None = None
-        self._ended = self._finished = False
-
-    async def begin(self) -> None:
-        """Wait for the first text, or the end. Raises what fails before that; the status is fixed from then on."""
-        try:
-            self._first = await anext(self._texts, None)
-        except BaseException:
-            await self._texts.aclose()
-            raise
-        self._scope.streams = True
-
-    def __aiter__(self) -> EventStream:
-        return self
-
-    async def __anext__(self) -> bytes:
-        """The next event."""
-        if self._first is not None:
-            text, self._first = self._first, None
-            return _event(text)
-        try:
-            return _event(await until_disconnect(self._next(), self._req.scope))
-        except StopAsyncIteration:
-            self._ended = True
-            raise
-        except Cancelled as error:
-            self._noted(error)
-            raise StopAsyncIteration from None
-        except PenstockError as error:
-            return self._told(error)
-        except Exception as error:
-            log.error("%s failed", self._req.path, exc_info=error)
-            return self._told(PenstockError("internal error"))
-
-    async def _next(self) -> bytes:
-        return await anext(self._texts)
-
-    def _told(self, error: PenstockError) -> bytes:
-        return _event(orjson.dumps(self._noted(error)))
-
-    def _noted(self, error: PenstockError) -> dict[str, Any]:
-        """The event of an error; the request is counted with this error."""
-        self._ended = True
-        tracebacks.forget(error)
-        status, told, _ = errors.render(error, self._req.path)
-        self._scope.error, self._scope.counted_status = error.code, status
-        return told
-
-    async def close(self) -> None:
-        """End the work if it still goes on, and count the request. Called by Falcon when the response is over."""
-        await self._texts.aclose()
-        if not self._finished:
-            self._finished = True
-            if not self._ended:
-                self._noted(self._scope.ended_early())
-            outcome = Outcome(self._req.method, self._req.path, self._req.uri_template or "", 200)
-            self._services.finisher.finish(self._scope, "kserve", outcome)
+    events = EventStream(services, req, _framed(texts), "kserve", partial(_last_event, req.path))
+    await events.begin()
+    _prepare_events(resp)
+    resp.stream = events
 
 
-async def one_event(text: bytes) -> AsyncIterator[bytes]:
-    """The body of a response that is a single event."""
-    yield _event(text)
+def _prepare_events(resp: Response) -> None:
+    resp.content_type = "text/event-stream; charset=utf-8"
+    resp.set_header("Cache-Control", "no-cache")
 
 
-def _event(text: bytes) -> bytes:
-    return b"data: " + text + b"\n\n"
+async def _one(event: bytes) -> AsyncIterator[bytes]:
+    yield event
+
+
+async def _framed(texts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(texts):
+        async for text in texts:
+            yield data(text)
+
+
+def _last_event(path: str, error: PenstockError) -> tuple[int, bytes]:
+    status, body, _ = errors.render(error, path)
+    return status, data(orjson.dumps(body))

@@ -23,8 +23,7 @@ from falcon.asgi import Request, Response
 from frontend.engine.scope import RequestScope
 from frontend.http.inference import InferenceRoute
 from frontend.http.rendering import at_once, off_loop, off_loop_if
-from frontend.protocols.kserve_v2 import elements, parameters, rendering, schemas
-from frontend.protocols.kserve_v2.events import CONTENT_TYPE, EventStream, one_event
+from frontend.protocols.kserve_v2 import elements, events, parameters, rendering, schemas
 from frontend.protocols.kserve_v2.infer import InferResource
 from frontend.protocols.kserve_v2.reading import InferRequest, Target, identified
 from frontend.protocols.kserve_v2.schemas import Decoder
@@ -129,8 +128,7 @@ class GenerateResource(InferenceRoute):
         if model.config.decoupled:
             await self._answer_decoupled(req, resp, scope, model, wanted)
         elif self._stream:
-            _prepare_events(resp)
-            resp.stream = one_event(text)
+            events.send_one(resp, text)
         else:
             resp.content_type = falcon.MEDIA_JSON
             resp.data = text
@@ -144,10 +142,7 @@ class GenerateResource(InferenceRoute):
     ) -> None:
         texts = self._texts(scope, model, wanted)
         if self._stream:
-            events = EventStream(self.services, req, texts)
-            await events.begin()
-            _prepare_events(resp)
-            resp.stream = events
+            await events.send(self.services, req, resp, texts)
         else:
             resp.data = await _only(texts, wanted.request.model)
             resp.content_type = falcon.MEDIA_JSON
@@ -178,8 +173,3 @@ async def _only(texts: AsyncGenerator[bytes, None], model: str) -> bytes:
                 f"generate expects exactly one response, model {model[:200]!a} gave {found}: use generate_stream"
             )
     return first
-
-
-def _prepare_events(resp: Response) -> None:
-    resp.content_type = CONTENT_TYPE
-    resp.set_header("Cache-Control", "no-cache")

@@ -1,0 +1,142 @@
+"""Responses of Server-Sent Events, for every protocol: events as they come, comments while nothing comes, errors.
+
+1. `begin` may wait for the first event. What fails before is an ordinary error with a status of its own.
+2. An event is asked for when the one before has been written: a client that does not read holds its own stream only.
+3. A stream that has nothing to say for `idle_s` sends a comment, so that nobody between takes it for dead.
+4. An error ends the stream with the events that the protocol has for it. The request is counted at the very end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+
+from falcon.asgi import Request, Response
+
+from frontend.engine.finishing import Outcome
+from frontend.engine.scope import RequestScope
+from frontend.http import tracebacks
+from frontend.http.disconnect import until_disconnect
+from frontend.services import Services
+from ipc.errors import Cancelled, PenstockError
+
+log = logging.getLogger(__name__)
+
+CONTENT_TYPE = "text/event-stream"
+COMMENT = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+"""The last event of the streams of OpenAI."""
+
+RenderError = Callable[[PenstockError], tuple[int, bytes]]
+"""(HTTP status to count, events that end the stream) of an error."""
+
+
+def data(text: bytes) -> bytes:
+    """An event without a name. `text` is one line."""
+    return b"data: %s\n\n" % text
+
+
+def named(name: str, text: bytes) -> bytes:
+    """An event with a name. `text` is one line."""
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), text)
+
+
+class EventStream:
+    """The body of a response, as an async iterator; the request is counted when it ends."""
+
+    def __init__(
+        self,
+        services: Services,
+        req: Request,
+        events: AsyncGenerator[bytes, None],
+        protocol: str,
+        render_error: RenderError,
+        *,
+        idle_s: float = 0.0,
+        idle: bytes = COMMENT,
+    ) -> None:
+        """`events` are framed and may raise a `PenstockError`; `idle` is sent after `idle_s` seconds (0: never)."""
+        self._services, self._req, self._events = services, req, events
+        self._protocol, self._render_error = protocol, render_error
+        self._idle_s, self._idle = idle_s, idle
+        self._scope: RequestScope = req.context.penstock
+        self._pending: asyncio.Future[bytes] | None = None
+        self._first: bytes | None = None
+        self._ended = self._finished = False
+
+    async def begin(self) -> None:
+        """Wait for the first event, or the end. Raises what fails before that; the status is fixed from then on."""
+        try:
+            self._first = await anext(self._events, None)
+        except BaseException:
+            await self._events.aclose()
+            raise
+        self._scope.streams = True
+
+    def answer(self, resp: Response) -> None:
+        """Make this the body of `resp`."""
+        self._scope.streams = True
+        resp.content_type = CONTENT_TYPE
+        resp.set_header("Cache-Control", "no-cache")
+        resp.stream = self
+
+    def __aiter__(self) -> EventStream:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """The next event, or a comment."""
+        if self._first is not None:
+            event, self._first = self._first, None
+            return event
+        if self._ended:
+            raise StopAsyncIteration
+        try:
+            return await until_disconnect(self._next(), self._req.scope)
+        except StopAsyncIteration:
+            self._ended = True
+            raise
+        except Cancelled as error:
+            self._noted(error)
+            raise StopAsyncIteration from None
+        except PenstockError as error:
+            return self._noted(error)
+        except Exception as error:
+            log.error("%s failed", self._req.path, exc_info=error)
+            return self._noted(PenstockError("internal error"))
+
+    async def _next(self) -> bytes:
+        if not self._idle_s:
+            return await anext(self._events)
+        # NOTE: the next event is asked for once, and waited for again after each comment.
+        pending = self._pending or asyncio.ensure_future(anext(self._events))
+        self._pending = pending
+        await asyncio.wait((pending,), timeout=self._idle_s)
+        if not pending.done():
+            return self._idle
+        self._pending = None
+        return pending.result()
+
+    def _noted(self, error: PenstockError) -> bytes:
+        """The last events, of an error; the request is counted with this error."""
+        self._ended = True
+        tracebacks.forget(error)
+        status, events = self._render_error(error)
+        self._scope.error, self._scope.counted_status = error.code, status
+        return events
+
+    async def close(self) -> None:
+        """End the work if it still goes on, and count the request. Called by Falcon when the response is over."""
+        if self._pending is not None:
+            self._pending.cancel()
+            with suppress(asyncio.CancelledError, StopAsyncIteration, PenstockError):
+                await self._pending
+            self._pending = None
+        await self._events.aclose()
+        if not self._finished:
+            self._finished = True
+            if not self._ended:
+                self._noted(self._scope.ended_early())
+            outcome = Outcome(self._req.method, self._req.path, self._req.uri_template or "", 200)
+            self._services.finisher.finish(self._scope, self._protocol, outcome)

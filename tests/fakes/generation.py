@@ -1,0 +1,72 @@
+"""Generated text without a model: an engine that tells recorded events, and fails where a test wants that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from frontend.engine.answer import Answer, AnswerStream
+from frontend.engine.interface import Engine, Payload
+from frontend.engine.scope import RequestScope
+from frontend.generation.events import Event, Generation
+from ipc.errors import PenstockError
+from ipc.wire.messages import GenerateCall, Work
+
+Step = list[Event] | PenstockError | None
+"""Events that arrive together, an error that ends the stream, or None for a stream that says nothing any more."""
+
+
+class RecordedGeneration(Generation):
+    """Tells `steps`, one each time it is asked."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._steps = iter(steps)
+
+    async def __anext__(self) -> list[Event]:
+        step = next(self._steps, [])
+        if step is None:
+            await asyncio.Event().wait()
+        if isinstance(step, PenstockError):
+            raise step
+        if not step:
+            raise StopAsyncIteration
+        return step
+
+
+class RecordedEngine(Engine):
+    """Answers each request with the next script of `scripts`, the last one for ever; notes works and ended contexts."""
+
+    def __init__(self, scripts: Sequence[Sequence[Step] | PenstockError]) -> None:
+        self.scripts = list(scripts)
+        self.works: list[Work] = []
+        self.ended = 0
+
+    @property
+    def calls(self) -> list[GenerateCall]:
+        """What was asked."""
+        return [work.call for work in self.works if isinstance(work.call, GenerateCall)]
+
+    @asynccontextmanager
+    async def generate(self, scope: RequestScope, work: Work) -> AsyncIterator[Generation]:
+        self.works.append(work)
+        script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
+        if isinstance(script, PenstockError):
+            raise script
+        try:
+            yield RecordedGeneration(script)
+        finally:
+            self.ended += 1
+
+    async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
+        raise AssertionError("only text is generated here")
+
+    @asynccontextmanager
+    async def stream(
+        self, scope: RequestScope, work: Work, payload: Payload = None
+    ) -> AsyncIterator[AnswerStream]:
+        raise AssertionError("only text is generated here")
+        yield
+
+    def ready(self) -> tuple[bool, str]:
+        return True, "ok"
