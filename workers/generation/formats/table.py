@@ -1,0 +1,205 @@
+"""The table of formats: the marks of each family of models, and how a model's own is told.
+
+`detect` looks at facts of the tokenizer and of its chat template, never at names of models: a response template of
+transformers, else the marks that the template writes. The options `tool_format` and `reasoning` of a catalog entry
+choose instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from ipc.wire.generation import TEXT
+from ipc.wire.messages import ToolUse
+from workers.generation.formats import harmony
+from workers.generation.formats.bodies import (
+    Reader,
+    Schemas,
+    read_fenced,
+    read_gemma,
+    read_json,
+    read_named,
+    read_python,
+    read_xml,
+    read_xml_function,
+)
+from workers.generation.formats.regions import Delimited, JsonValue, Opened
+from workers.generation.formats.tags import Layout, TagParser, Tags
+from workers.generation.formats.templated import TemplatedParser
+from workers.generation.request import OutputParser, Segment
+
+THINK = Tags("<think>", "</think>")
+REASONING = {
+    "think": THINK,
+    "bracket": Tags("[THINK]", "[/THINK]"),
+    "thought": Tags("<|channel>thought", "<channel|>"),
+}
+"""Marks around reasoning by the value of the option `reasoning`; `none` is no marks."""
+_NAMED = r"[\w.:-]+(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?"
+
+
+def _between(closed: str, read: Reader = read_json, begins: Sequence[str] = ("{", "[")) -> Opened:
+    return partial(Delimited, closed=(closed,), read=read, begins=begins, is_json=read is read_json)
+
+
+class Format(NamedTuple):
+    """How one model writes its answers.
+
+    name        value of the option `tool_format`
+    layout      marks of a tag parser; None for Harmony and for response templates
+    marks       all marks, which must stay visible in the text that a parser gets
+    template    the response template of the tokenizer, for the format `template`
+    """
+
+    name: str
+    layout: Layout | None
+    marks: tuple[str, ...]
+    template: Any = None
+
+    def parser(self, prompt: str, tools: ToolUse | None, splits: bool = True) -> OutputParser:
+        """A parser for one choice that answers `prompt` (text).
+
+        Without `splits` all text is visible. With the choice `none`, and without tools, calls are visible text.
+        """
+        if not splits:
+            return PlainParser()
+        calls = tools is not None and tools.choice != "none" and bool(tools.functions)
+        parallel = tools is None or tools.parallel
+        schemas = schemas_of(tools) if calls else {}
+        if self.template is not None:
+            functions = tools.functions if tools is not None and calls else []
+            return TemplatedParser(self.template, prompt, functions, calls=calls, parallel=parallel)
+        if self.layout is None:
+            return harmony.HarmonyParser(schemas, calls=calls, parallel=parallel)
+        return TagParser(self.layout, schemas, calls=calls, reasons=self._reasons(prompt), parallel=parallel)
+
+    def _reasons(self, prompt: str) -> bool:
+        """Whether the prompt ends inside of reasoning that the template has begun."""
+        reasoning = self.layout.reasoning if self.layout else None
+        return reasoning is not None and prompt.rstrip().endswith(reasoning.opened)
+
+
+class PlainParser:
+    """An `OutputParser` for which all text is visible."""
+
+    def feed(self, text: str, tokens: int) -> list[Segment]:
+        """The text as it is."""
+        return [Segment(TEXT, text, tokens=tokens)] if text else []
+
+    def finish(self) -> list[Segment]:
+        """Nothing was held back."""
+        return []
+
+
+def schemas_of(tools: ToolUse | None) -> Schemas:
+    """Schemas of arguments by name of the function."""
+    functions = [tool.get("function", tool) for tool in tools.functions] if tools else []
+    return {function["name"]: function.get("parameters") or {} for function in functions}
+
+
+_LAYOUTS: dict[str, Layout] = {
+    "none": Layout({}),
+    "json": Layout({}, bare=True),
+    "qwen": Layout({"<tool_call>": _between("</tool_call>")}, bare=True),
+    "qwen_xml": Layout(
+        {
+            "<tool_call>": _between("</tool_call>", read_xml, ("<function=",)),
+            "<function=": _between("</function>", read_xml_function, ()),
+        },
+        dropped=("</tool_call>",),
+    ),
+    "llama": Layout({"<|python_tag|>": JsonValue}, bare=True),
+    "mistral": Layout({"[TOOL_CALLS]": partial(JsonValue, read=read_named, header=_NAMED)}, bare=True),
+    "deepseek": Layout(
+        {"<｜tool▁call▁begin｜>": _between("<｜tool▁call▁end｜>", read_fenced, ())},
+        dropped=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        bare=True,
+    ),
+    "gemma4": Layout({"<|tool_call>": _between("<tool_call|>", read_gemma, ("call:",))}),
+    "gemma": Layout({"```tool_code": _between("```", read_python, ())}, bare=True),
+    "phi4": Layout({"<|tool_call|>": _between("<|/tool_call|>")}, bare=True),
+    "granite": Layout({"<|tool_call|>": JsonValue, "<tool_call>": JsonValue}, bare=True),
+    "python": Layout({"<function_calls>": _between("</function_calls>", read_python, ())}),
+}
+"""Layouts by name of the format, without reasoning."""
+NAMES = (*_LAYOUTS, "harmony", "template")
+"""Values of the option `tool_format`."""
+_TOLD_BY = (
+    ("<|tool_call>", "gemma4"),
+    ("<function=", "qwen_xml"),
+    ("<｜tool▁calls▁begin｜>", "deepseek"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<|/tool_call|>", "phi4"),
+    ("<|tool_call|>", "granite"),
+    ("<tool_call>", "qwen"),
+    ("<|python_tag|>", "llama"),
+    ("<|start_header_id|>", "llama"),
+    ("<function_calls>", "python"),
+    ("<start_of_turn>", "gemma"),
+)
+"""What a chat template writes, and the format that the mark tells, in this order."""
+
+
+def detect(tokenizer: Any, template: str, tool_format: str = "", reasoning: str = "") -> Format:
+    """The format of a model by its tokenizer and the text of its chat templates; options choose instead of facts.
+
+    Raises ValueError for an option that is no name of a format.
+    """
+    name = tool_format or _detected(tokenizer, template)
+    if name not in NAMES:
+        raise ValueError(f"tool_format {name!r} is none of {', '.join(NAMES)}")
+    if name == "template":
+        own = getattr(tokenizer, "response_template", None)
+        if own is None:
+            raise ValueError("tool_format 'template' needs a tokenizer with a response template")
+        return Format(name, None, tuple(_special(tokenizer)), own)
+    if name == "harmony":
+        return Format(name, None, harmony.MARKS)
+    layout = _LAYOUTS[name]._replace(reasoning=_reasoning(tokenizer, template, reasoning))
+    marks = (*layout.calls, *layout.dropped, *(layout.reasoning or ()), *_closing(tokenizer))
+    return Format(name, layout, marks)
+
+
+def _detected(tokenizer: Any, template: str) -> str:
+    if getattr(tokenizer, "response_template", None) is not None:
+        return "template"
+    if "<|channel|>" in template and "<|message|>" in template:
+        return "harmony"
+    return next((name for mark, name in _TOLD_BY if mark in template), "json")
+
+
+def _reasoning(tokenizer: Any, template: str, chosen: str) -> Tags | None:
+    """The marks of reasoning: those of the option, else those of which the template writes one."""
+    if chosen and chosen != "none":
+        if chosen not in REASONING:
+            raise ValueError(f"reasoning {chosen!r} is none of {', '.join((*REASONING, 'none'))}")
+        return REASONING[chosen]
+    if chosen:
+        return None
+    known: Mapping[str, int] = tokenizer.get_vocab()
+    for tags in REASONING.values():
+        if tags.closed in template or (tags.opened in known and tags.closed in known):
+            return tags
+    return None
+
+
+def _special(tokenizer: Any) -> list[str]:
+    return [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+
+
+def _closing(tokenizer: Any) -> list[str]:
+    """Special tokens inside of calls: closing marks, separators, quotes."""
+    inner = (
+        "</tool_call>",
+        "<tool_call|>",
+        "<|/tool_call|>",
+        "[ARGS]",
+        "[CALL_ID]",
+        '<|"|>',
+        "</function_calls>",
+    )
+    deepseek = ("<｜tool▁call▁end｜>", "<｜tool▁sep｜>")
+    known = tokenizer.get_vocab()
+    return [mark for mark in (*inner, *deepseek) if mark in known]

@@ -1,0 +1,217 @@
+"""The parser of answers that mark reasoning and calls by tags: a scan for marks, with as little held back as can be.
+
+1. In visible text the parser looks for the mark that opens reasoning or a call. Text that ends with the beginning of a
+   mark waits; all text before passes.
+2. A mark of a call opens a `Region`. The region's text waits until the region is over, then becomes calls or text.
+3. In reasoning the parser looks for the closing mark alone.
+4. Blanks at the begin of an answer and after a call wait for what follows: before a call they are dropped.
+
+The segments depend on the whole text only, not on the pieces in which the text arrives.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ipc.wire.generation import CALLED, REASONING, TEXT
+from workers.generation.formats.bodies import Schemas
+from workers.generation.formats.regions import JsonValue, Opened, Region
+from workers.generation.request import Segment
+
+
+class Tags(NamedTuple):
+    """The marks around reasoning."""
+
+    opened: str
+    closed: str
+
+
+class Marks:
+    """Finds the first of some marks in a text, and how much of the text cannot belong to one."""
+
+    def __init__(self, marks: list[str]) -> None:
+        self._marks = marks
+        self._pattern = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or "(?!)")
+        self._firsts = {mark[0] for mark in marks}
+        self._longest = max(map(len, marks), default=1)
+
+    def find(self, text: str) -> re.Match[str] | None:
+        """The first mark of the text."""
+        return self._pattern.search(text)
+
+    def settled(self, text: str) -> int:
+        """Characters from the start of a text without marks that cannot begin one."""
+        for at in range(max(0, len(text) - self._longest + 1), len(text)):
+            if text[at] in self._firsts and any(mark.startswith(text[at:]) for mark in self._marks):
+                return at
+        return len(text)
+
+
+class Layout(NamedTuple):
+    """What a tag parser looks for.
+
+    calls       regions by the mark that opens them
+    reasoning   marks around reasoning, if the format has any
+    dropped     marks without meaning to a reader, such as those around a list of calls
+    bare        whether an answer may begin with a call in JSON, without a mark
+    """
+
+    calls: Mapping[str, Opened]
+    reasoning: Tags | None = None
+    dropped: tuple[str, ...] = ()
+    bare: bool = False
+
+
+class TagParser:
+    """An `OutputParser` for a layout. `schemas` are those of the request's functions; without calls, none is parsed.
+
+    `reasons`: the prompt has opened reasoning already. `parallel` false drops all calls but the first.
+    """
+
+    def __init__(
+        self, layout: Layout, schemas: Schemas, *, calls: bool, reasons: bool, parallel: bool = True
+    ) -> None:
+        self._layout, self._schemas, self._parallel = layout, schemas, parallel
+        self._opened: dict[str, Opened] = dict(layout.calls) if calls else {}
+        self._bare = layout.bare and calls
+        opening = [layout.reasoning.opened] if layout.reasoning else []
+        dropped = list(layout.dropped) if calls else []
+        self._outside = Marks([*self._opened, *opening, *dropped])
+        self._inside = Marks([layout.reasoning.closed] if layout.reasoning else [])
+        self._rest = self._blanks = ""
+        self._reasons = reasons and layout.reasoning is not None
+        self._begins, self._skips = True, self._reasons
+        self._after_call = False
+        self._region: Region | None = None
+        self._called = False
+        self._tokens = 0
+        self._segments: list[Segment] = []
+
+    def feed(self, text: str, tokens: int) -> list[Segment]:
+        """More text of the answer."""
+        self._rest += text
+        self._tokens += tokens
+        while self._advance():
+            pass
+        return self._taken()
+
+    def finish(self) -> list[Segment]:
+        """The answer has ended."""
+        if self._region is not None:
+            self._close(len(self._rest))
+        while self._rest and self._advance():
+            pass
+        rest = self._rest.rstrip() if self._reasons else self._rest
+        if self._reasons or not self._after_call or rest.strip(self._separators()):
+            self._emit(REASONING if self._reasons else TEXT, rest)
+        self._rest = ""
+        return self._taken()
+
+    def _taken(self) -> list[Segment]:
+        segments, self._segments = self._segments, []
+        return segments
+
+    def _advance(self) -> bool:
+        """One step of the scan; false when more text is needed."""
+        if self._region is not None:
+            end = self._region.end(self._rest)
+            if end is not None:
+                self._close(end)
+            return end is not None
+        if not self._rest:
+            return False
+        return self._reason() if self._reasons else self._show()
+
+    def _reason(self) -> bool:
+        """Pass reasoning on; its blanks at both ends are dropped."""
+        if self._skips:
+            self._rest = self._rest.lstrip()
+            self._skips = not self._rest
+        mark = self._inside.find(self._rest)
+        settled = mark.start() if mark else self._inside.settled(self._rest)
+        said = self._rest[:settled].rstrip()
+        self._emit(REASONING, said)
+        if mark is None:
+            self._rest = self._rest[len(said) :]
+            return False
+        self._rest = self._rest[mark.end() :]
+        self._reasons, self._skips, self._begins = False, True, True
+        return True
+
+    def _show(self) -> bool:
+        """Pass visible text on up to the next mark."""
+        if self._begins and not self._begin():
+            return False
+        if self._region is not None:
+            return True
+        mark = self._outside.find(self._rest)
+        settled = mark.start() if mark else self._outside.settled(self._rest)
+        if settled:
+            self._emit(TEXT, self._rest[:settled])
+            self._rest = self._rest[settled:]
+            self._after_call = False
+            return bool(mark)
+        if mark is None:
+            return False
+        self._open(mark[0])
+        return True
+
+    def _begin(self) -> bool:
+        """Blanks at the begin of visible text wait for what follows; true once something has followed."""
+        if self._skips:
+            self._rest = self._rest.lstrip()
+        follows = self._rest.lstrip(self._separators())
+        if not follows:
+            return False
+        mark = self._outside.find(follows)
+        begun = mark.start() == 0 if mark else self._outside.settled(follows) == 0
+        if begun and mark is None:
+            return False
+        is_bare = not begun and self._bare and follows[0] in "{["
+        if begun or is_bare:
+            self._blanks, self._rest = self._rest[: len(self._rest) - len(follows)], follows
+        if is_bare:
+            self._region = JsonValue("", self._schemas, is_bare=True)
+        self._begins = self._skips = False
+        return True
+
+    def _separators(self) -> str:
+        """Blanks, and after a call without a mark what stands between two of those."""
+        return " \t\r\n;," if self._after_call and self._bare else " \t\r\n"
+
+    def _open(self, mark: str) -> None:
+        """A mark at the begin of the rest: of reasoning, of a call, or one that is dropped."""
+        opened = self._opened.get(mark)
+        if opened is not None:
+            self._region = opened(mark, self._schemas)
+            return
+        self._rest = self._rest[len(mark) :]
+        self._blanks = ""
+        if self._layout.reasoning and mark == self._layout.reasoning.opened:
+            self._reasons = self._skips = True
+        else:
+            self._begins = True
+
+    def _close(self, end: int) -> None:
+        """The region is over: its calls, or its text."""
+        raw, self._rest = self._rest[:end], self._rest[end:]
+        calls = self._region.calls(raw) if self._region is not None else None
+        self._region = None
+        blanks, self._blanks = self._blanks, ""
+        if calls is None:
+            self._emit(TEXT, blanks + raw)
+            self._after_call = False
+            return
+        for call in calls:
+            if self._parallel or not self._called:
+                self._segments.append(Segment(CALLED, call=call, tokens=self._tokens))
+                self._tokens = 0
+                self._called = True
+        self._begins = self._after_call = True
+
+    def _emit(self, kind: int, text: str) -> None:
+        if text:
+            self._segments.append(Segment(kind, text, tokens=self._tokens))
+            self._tokens = 0
