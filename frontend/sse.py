@@ -57,7 +57,10 @@ class EventStream:
         idle_s: float = 0.0,
         idle: bytes = COMMENT,
     ) -> None:
-        """`events` are framed and may raise a `PenstockError`; `idle` is sent after `idle_s` seconds (0: never)."""
+        """`events` are framed and may raise a `PenstockError`; an empty first piece says that the stream has begun.
+
+        `idle` is sent after `idle_s` seconds without an event (0: never).
+        """
         self._services, self._req, self._events = services, req, events
         self._protocol, self._render_error = protocol, render_error
         self._idle_s, self._idle = idle_s, idle
@@ -87,8 +90,8 @@ class EventStream:
 
     async def __anext__(self) -> bytes:
         """The next event, or a comment."""
-        if self._first is not None:
-            event, self._first = self._first, None
+        event, self._first = self._first, None
+        if event:
             return event
         if self._ended:
             raise StopAsyncIteration

@@ -31,6 +31,8 @@ ADMIN_FOLDERS = (
     "/api/sharedmemorycontrol/cudaregister/",
     "/api/sharedmemorycontrol/unregister",
 )
+ADMIN_PATHS = frozenset(("/v1/models/unload", "/v1/models/reload", "/v1/system/info", "/v1/system/doctor"))
+"""Loading and unloading by request, and facts about the machine."""
 ADMIN_V2 = re.compile(
     r"/v2/(repository/(.+/)?(load|unload)"
     r"|(system|cuda)sharedmemory/(.+/)?(register|unregister)"
@@ -42,7 +44,7 @@ ADMIN_V2 = re.compile(
 
 def need_of(path: str, open_metrics: bool) -> Need:
     """Scope that a normalized path (`frontend.http.paths`) needs; empty when it is open to all."""
-    if path.startswith(ADMIN_FOLDERS) or ADMIN_V2.fullmatch(path):
+    if path.startswith(ADMIN_FOLDERS) or path in ADMIN_PATHS or ADMIN_V2.fullmatch(path):
         return "admin"
     if path in OPEN or (open_metrics and path == "/metrics"):
         return ""

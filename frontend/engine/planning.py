@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from frontend.engine.scope import RequestScope
 from ipc.settings import Limits, Settings
-from ipc.wire.messages import Call, ExtractCall, ModelStatus, ScoreCall, Work
+from ipc.wire.messages import Call, ExtractCall, GenerateCall, ModelStatus, ScoreCall, Work
 from ipc.wire.streams import WINDOW
 
 
@@ -39,6 +41,8 @@ def characters_of(call: Call) -> list[int]:
 
     Most families read the labels with each item.
     """
+    if isinstance(call, GenerateCall):
+        return [_prompt_characters(call)]
     before = len(call.instruction or "")
     if isinstance(call, ScoreCall):
         before += len(call.query.text or "")
@@ -47,6 +51,14 @@ def characters_of(call: Call) -> list[int]:
     return [
         before + (4 * len(item.ids or ()) if item.text is None else len(item.text)) for item in call.items
     ]
+
+
+def _prompt_characters(call: GenerateCall) -> int:
+    """Characters of a prompt: its text, four for each token id, or the messages with some for their frames."""
+    if call.messages is None:
+        return 4 * len(call.ids or ()) if call.text is None else len(call.text)
+    functions = len(msgspec.json.encode(call.tools.functions)) if call.tools else 0
+    return functions + sum(len(message.get("content") or "") + 32 for message in call.messages)
 
 
 def cost_of(call: Call, status: ModelStatus, limits: Limits) -> int:

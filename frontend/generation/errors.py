@@ -79,14 +79,12 @@ def error_object(error: PenstockError) -> dict[str, Any]:
     }
 
 
-def render(
-    error: PenstockError, partial: dict[str, Any] | None = None
-) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """(status, body, headers) of an error; `partial` is the answer so far of a model that failed."""
+def render(error: PenstockError) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """(status, body, headers) of an error; its detail may have the answer so far as `partial_response`."""
     status, inner = status_of(error), error_object(error)
     body: dict[str, Any] = {"message": inner["message"], "error": inner}
-    if partial is not None:
-        body["partial_response"] = partial
+    if "partial_response" in error.detail:
+        body["partial_response"] = error.detail["partial_response"]
     headers: dict[str, str] = {}
     if status in _RETRY and (error.retryable or error.retry_after_s):
         headers["Retry-After"] = error.retry_after()

@@ -27,6 +27,12 @@ from frontend.protocols.registry import protocol_of, protocols
         ("/apiary", "sie"),
         ("/", "sie"),
         ("", "sie"),
+        ("/v1/chat/completions", "chat"),
+        ("/v1/completions", "chat"),
+        ("/v1/models/unload", "chat"),
+        ("/v1/models/unloaded", "sie"),
+        ("/v1/models", "sie"),
+        ("/re_isq", "chat"),
         ("/nothing/v2/models", "sie"),
     ],
 )

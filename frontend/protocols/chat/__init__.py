@@ -2,3 +2,66 @@
 
 May be imported by `frontend.protocols.registry` and `frontend.openapi`. Imports no other protocol.
 """
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import falcon
+import falcon.asgi
+
+from frontend.generation import errors
+from frontend.protocols.chat import absent, control
+from frontend.protocols.chat.chat import ChatResource
+from frontend.protocols.chat.completions import CompletionsResource
+from frontend.protocols.chat.sending import PROTOCOL
+from frontend.services import Services
+from ipc.errors import PenstockError
+
+_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
+
+
+class ChatProtocol:
+    """Routes of chat and completions, and the error form of OpenAI."""
+
+    name = PROTOCOL
+    prefixes: Sequence[str] = (
+        "/v1/chat",
+        "/v1/completions",
+        "/v1/images",
+        "/v1/audio",
+        "/v1/models/unload",
+        "/v1/models/reload",
+        "/v1/models/status",
+        "/v1/system",
+        "/calibration",
+        *absent.NOT_BUILT,
+    )
+
+    def mount(self, app: falcon.asgi.App[Any, Any], services: Services) -> None:
+        """Add the routes; those that load and unload only where administration over HTTP is on."""
+        app.add_route("/v1/chat/completions", ChatResource(services))
+        app.add_route("/v1/completions", CompletionsResource(services))
+        app.add_route("/v1/models/status", control.ControlResource(services, control.status))
+        if services.settings.server.admin:
+            app.add_route("/v1/models/unload", control.ControlResource(services, control.unload))
+            app.add_route("/v1/models/reload", control.ControlResource(services, control.reload))
+        for path, product in absent.CATEGORIES.items():
+            app.add_route(path, absent.OtherCategory(product))
+        for path, feature in absent.NOT_BUILT.items():
+            app.add_route(path, absent.NotBuilt(feature))
+
+    def inference_at(self, path: str) -> tuple[str, str]:
+        """(operation, "") of `path`: the body names the model."""
+        return _OPERATIONS.get(path, ""), ""
+
+    def render_error(
+        self, error: PenstockError, path: str, req: falcon.asgi.Request | None = None
+    ) -> tuple[int, dict[str, Any], dict[str, str]]:
+        """(status, JSON body, headers) of an error on `path`."""
+        return errors.render(error)
+
+    def render_http(self, error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
+        """(status, JSON body, headers) of an error of the framework."""
+        return errors.render_http(error)

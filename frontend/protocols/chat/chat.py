@@ -1,0 +1,56 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from functools import partial
+
+from falcon.asgi import Request, Response
+
+from frontend.engine.scope import RequestScope
+from frontend.generation import bodies
+from frontend.generation.running import bound_times, find_loaded, running
+from frontend.http.inference import InferenceRoute
+from frontend.protocols.chat import chat_answer, chat_chunks
+from frontend.protocols.chat.chat_requests import ChatPlan, parse
+from frontend.protocols.chat.envelope import Envelope
+from frontend.protocols.chat.sending import gathered, send_events, send_json
+from frontend.sse import DONE, data
+from ipc.catalog.entries import ModelEntry
+from ipc.wire.messages import ModelStatus
+
+
+class ChatResource(InferenceRoute):
+    """One conversation, answered whole or as a stream of chunks."""
+
+    operation = "chat"
+
+    async def respond(self, req: Request, resp: Response, scope: RequestScope, target: str) -> None:
+        """One request."""
+        services = self.services
+        plan = await bodies.receive(services, req, partial(parse, limits=services.settings.limits))
+        entry, status = await find_loaded(services, scope, plan.model)
+        bound_times(req, scope, services)
+        if plan.streams:
+            await send_events(services, req, resp, self._chunks(scope, entry, status, plan))
+            return
+        envelope = Envelope.new("chatcmpl", chat_answer.OBJECT, entry.id)
+        render = partial(chat_answer.answer_of, envelope, logprobs=plan.has_logprobs)
+        async with running(services, scope, entry, status, plan.call) as generation:
+            outcome = await gathered(generation, plan.call.n, render)
+        await send_json(resp, render, outcome)
+
+    async def _chunks(
+        self, scope: RequestScope, entry: ModelEntry, status: ModelStatus, plan: ChatPlan
+    ) -> AsyncGenerator[bytes, None]:
+        """The events of a stream, after an empty piece once the prompt has been accepted."""
+        envelope = Envelope.new("chatcmpl", chat_chunks.OBJECT, entry.id)
+        chunks = chat_chunks.ChatChunks(
+            envelope, plan.call.n, logprobs=plan.has_logprobs, include_usage=plan.include_usage
+        )
+        async with running(self.services, scope, entry, status, plan.call) as generation:
+            yield b""
+            async for events in generation:
+                if made := chunks.feed(events):
+                    yield b"".join(map(data, made))
+        yield DONE

@@ -1,0 +1,140 @@
+"""Requests of /v1/chat/completions: the body, and the call that it asks for.
+
+1. Fields of OpenAI, and those that the contract adds. Unknown fields are ignored, null equals absent.
+2. Messages become a `Conversation`. A bare string is one message of a user.
+3. Everything is checked before a model is looked up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from frontend.generation import bodies
+from frontend.generation.conversation import Conversation, calls_of, text_of
+from frontend.generation.grammars import grammar_of
+from frontend.generation.hosted import HostedFields, refuse_hosted
+from frontend.generation.reasoning import template_variables
+from frontend.generation.sampling import choices_of, ending_of, sampling_of
+from frontend.generation.tools import choice_of, functions_of, tool_use
+from ipc.settings import Limits
+from ipc.wire.messages import GenerateCall
+
+DEFAULT_ALTERNATIVES = 1
+"""Alternatives beside each token if a request wants log probabilities and does not say how many."""
+_ALIASES = (("max_tokens", "max_completion_tokens"),)
+_INSTEAD = "is no tool of chat completions: use POST /v1/responses"
+_HINTS = dict.fromkeys(("web_search", "web_search_preview", "shell", "namespace"), _INSTEAD)
+
+
+class StreamOptions(msgspec.Struct):
+    """Options of a stream."""
+
+    include_usage: bool | None = None
+
+
+class ChatMessage(msgspec.Struct):
+    """One message; `content` is text, a list of parts, or null beside `tool_calls`."""
+
+    role: str
+    content: Any = None
+    name: str | None = None
+    tool_calls: list[Any] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class ChatRequest(HostedFields, kw_only=True):
+    """Body of POST /v1/chat/completions."""
+
+    messages: list[ChatMessage] | str
+    model: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    response_format: Any = None
+    grammar: Any = None
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    truncate_sequence: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    """What to generate, on which model (None: the default), and in which form the answer goes out."""
+
+    model: str | None
+    call: GenerateCall
+    streams: bool
+    include_usage: bool
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether the answer tells log probabilities."""
+        return self.call.sampling.logprobs is not None
+
+
+def parse(body: bytes, limits: Limits) -> ChatPlan:
+    """The plan of a body. Raises `MalformedBody` and `InvalidField`."""
+    request = bodies.decode(body, ChatRequest, limits.max_items, _ALIASES)
+    streams = bool(request.stream)
+    refuse_hosted(request, streams)
+    options = request.stream_options
+    usage = streams and options is not None and bool(options.include_usage)
+    return ChatPlan(request.model, _call(request, limits), streams, usage)
+
+
+def _call(request: ChatRequest, limits: Limits) -> GenerateCall:
+    functions = functions_of(request.tools, _HINTS)
+    choice = choice_of(request.tool_choice, [function.name for function in functions])
+    limit = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
+    limit_name = "max_completion_tokens" if request.max_tokens is None else "max_tokens"
+    return GenerateCall(
+        messages=_messages(request, limits),
+        tools=tool_use(functions, choice, request.parallel_tool_calls),
+        variables=template_variables(
+            request.enable_thinking, request.reasoning_effort, request.chat_template_kwargs
+        ),
+        sampling=sampling_of(request, _alternatives(request)),
+        ending=ending_of(limit, request.stop, request.ignore_eos, names=(limit_name, "stop")),
+        grammar=grammar_of(request.response_format, request.grammar),
+        n=choices_of(request.n),
+        truncate=bool(request.truncate_sequence),
+    )
+
+
+def _alternatives(request: ChatRequest) -> int | None:
+    if not request.logprobs:
+        return None
+    return DEFAULT_ALTERNATIVES if request.top_logprobs is None else request.top_logprobs
+
+
+def _messages(request: ChatRequest, limits: Limits) -> list[dict[str, Any]]:
+    talk = Conversation(limits)
+    if isinstance(request.messages, str):
+        talk.add("user", request.messages, "messages")
+        return talk.finished()
+    for index, message in enumerate(request.messages):
+        where = f"messages[{index}]"
+        talk.add(
+            message.role,
+            text_of(message.content, f"{where}.content"),
+            where,
+            calls=calls_of(talk, message.tool_calls, f"{where}.tool_calls"),
+            call_id=message.tool_call_id,
+            name=message.name,
+            reasoning=message.reasoning_content or message.reasoning,
+        )
+    return talk.finished()

@@ -1,0 +1,170 @@
+"""Requests of /v1/completions: the body, and a call for each of its prompts.
+
+1. A prompt is text or a list of token ids; a list of prompts asks for choices of each, in the order of the prompts.
+2. `best_of` choices are generated for each prompt, and the `n` likeliest of them are the answer.
+3. A `suffix` has an effect only in models that fill in; those of this server do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+
+from frontend.generation import bodies
+from frontend.generation.errors import InvalidField
+from frontend.generation.grammars import grammar_of
+from frontend.generation.sampling import (
+    MAX_ALTERNATIVES,
+    MAX_CHOICES,
+    SamplingFields,
+    choices_of,
+    ending_of,
+    sampling_of,
+)
+from ipc.settings import Limits
+from ipc.wire.messages import GenerateCall
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Prompt = str | list[int]
+
+
+class CompletionStreamOptions(msgspec.Struct):
+    """Options of a stream."""
+
+    include_usage: bool | None = None
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """Body of POST /v1/completions."""
+
+    prompt: str | list[TokenId | str | list[TokenId]]
+    model: str | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: CompletionStreamOptions | None = None
+    suffix: str | None = None
+    tools: list[Any] | None = None
+    response_format: Any = None
+    grammar: Any = None
+    truncate_sequence: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionPlan:
+    """What to generate: a call for each prompt, of whose choices the `kept` likeliest are told after their echo."""
+
+    model: str | None
+    calls: list[GenerateCall]
+    kept: int
+    echoes: list[str]
+    has_logprobs: bool
+    streams: bool
+    include_usage: bool
+
+
+def parse(body: bytes, limits: Limits) -> CompletionPlan:
+    """The plan of a body. Raises `MalformedBody` and `InvalidField`."""
+    request = bodies.decode(body, CompletionRequest, limits.max_items)
+    prompts, n = _prompts(request, limits), choices_of(request.n)
+    best = _best_of(request, n, len(prompts))
+    if request.tools:
+        raise InvalidField("tools", "a plain completion has no form for calls: use POST /v1/chat/completions")
+    streams, options = bool(request.stream), request.stream_options
+    return CompletionPlan(
+        model=request.model,
+        calls=_calls(request, prompts, best, ranked=best > n),
+        kept=n,
+        echoes=[_echo(request, prompt) for prompt in prompts for _ in range(n)],
+        has_logprobs=request.logprobs is not None,
+        streams=streams,
+        include_usage=streams and options is not None and bool(options.include_usage),
+    )
+
+
+def _calls(
+    request: CompletionRequest, prompts: list[Prompt], choices: int, ranked: bool
+) -> list[GenerateCall]:
+    """A call for each prompt; choices that are `ranked` need the log probabilities of their tokens."""
+    wanted = request.logprobs
+    if wanted is not None and not 0 <= wanted <= MAX_ALTERNATIVES:
+        raise InvalidField("logprobs", f"{wanted} is not in 0 to {MAX_ALTERNATIVES}")
+    first = GenerateCall(
+        sampling=sampling_of(request, 0 if ranked and wanted is None else wanted),
+        ending=ending_of(request.max_tokens, request.stop, request.ignore_eos),
+        grammar=grammar_of(request.response_format, request.grammar),
+        n=choices,
+        truncate=bool(request.truncate_sequence),
+        splits=False,
+    )
+    return [
+        msgspec.structs.replace(first, text=prompt)
+        if isinstance(prompt, str)
+        else msgspec.structs.replace(first, ids=prompt)
+        for prompt in prompts
+    ]
+
+
+def _prompts(request: CompletionRequest, limits: Limits) -> list[Prompt]:
+    """The prompts, one or several; a list of numbers is one prompt. Raises `InvalidField`."""
+    given = request.prompt
+    if isinstance(given, str):
+        return [_checked_text(given, "prompt", limits)]
+    kinds = {type(each) for each in given}
+    if not given or len(kinds) > 1:
+        raise InvalidField("prompt", "expected text, token ids, or a list of one of both")
+    if kinds == {int}:
+        return [_checked_ids(given, "prompt", limits)]
+    if kinds == {str}:
+        return [_checked_text(each, f"prompt[{index}]", limits) for index, each in enumerate(given)]
+    return [_checked_ids(each, f"prompt[{index}]", limits) for index, each in enumerate(given)]
+
+
+def _checked_text(text: Any, where: str, limits: Limits) -> str:
+    if "\0" in text:
+        raise InvalidField(where, "holds a NUL character")
+    nbytes = len(text.encode())
+    if nbytes > limits.max_text_bytes:
+        raise InvalidField(
+            where, f"{nbytes} bytes, the limit is {limits.max_text_bytes} (limits.max_text_bytes)"
+        )
+    return str(text)
+
+
+def _checked_ids(ids: Any, where: str, limits: Limits) -> list[int]:
+    if not ids:
+        raise InvalidField(where, "may not be empty")
+    if len(ids) > limits.max_text_bytes // 4:
+        raise InvalidField(where, f"{len(ids)} token ids, the limit is {limits.max_text_bytes // 4}")
+    return list(ids)
+
+
+def _best_of(request: CompletionRequest, n: int, prompts: int) -> int:
+    """Choices to generate for each prompt."""
+    best = n if request.best_of is None else choices_of(request.best_of, "best_of")
+    if n > best:
+        raise InvalidField("n", f"{n} is more than best_of: {best}")
+    if best > n and request.stream:
+        raise InvalidField("best_of", f"{best} with n: {n} cannot be streamed, the choice is made at the end")
+    if best * prompts > MAX_CHOICES:
+        raise InvalidField(
+            "prompt", f"{prompts} prompts with {best} choices each, the limit is {MAX_CHOICES} choices"
+        )
+    return best
+
+
+def _echo(request: CompletionRequest, prompt: Prompt) -> str:
+    """The text in front of a choice. Raises `InvalidField` for an echo that only the model's tokenizer knows."""
+    if not request.echo:
+        return ""
+    if not isinstance(prompt, str):
+        raise InvalidField("echo", "needs prompts of text, not of token ids")
+    if request.logprobs is not None:
+        raise InvalidField("echo", "log probabilities of a prompt are not offered: ask for echo or logprobs")
+    return prompt

@@ -1,0 +1,97 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any
+
+from falcon.asgi import Request, Response
+
+from frontend.engine.scope import RequestScope
+from frontend.generation import bodies
+from frontend.generation.events import Generation
+from frontend.generation.outcome import ChoiceOutcome, Outcome
+from frontend.generation.running import bound_times, find_loaded, running
+from frontend.generation.together import entered
+from frontend.http.inference import InferenceRoute
+from frontend.protocols.chat.completion_answer import OBJECT, CompletionChunks, answer_of
+from frontend.protocols.chat.completion_requests import CompletionPlan, parse
+from frontend.protocols.chat.envelope import Envelope
+from frontend.protocols.chat.sending import gathered, send_events, send_json
+from frontend.sse import DONE, data
+from ipc.catalog.entries import ModelEntry
+from ipc.wire.messages import ModelStatus
+
+
+class CompletionsResource(InferenceRoute):
+    """Some prompts, answered whole or as a stream of chunks."""
+
+    operation = "completions"
+
+    async def respond(self, req: Request, resp: Response, scope: RequestScope, target: str) -> None:
+        """One request."""
+        services = self.services
+        plan = await bodies.receive(services, req, partial(parse, limits=services.settings.limits))
+        entry, status = await find_loaded(services, scope, plan.model)
+        bound_times(req, scope, services)
+        envelope = Envelope.new("cmpl", OBJECT, entry.id)
+        if plan.streams:
+            events = self._chunks(scope, entry, status, plan, envelope)
+            await send_events(services, req, resp, events)
+            return
+        render = partial(_body, envelope, plan)
+        async with self._running(scope, entry, status, plan) as generation:
+            outcome = await gathered(generation, plan.calls[0].n * len(plan.calls), render)
+        await send_json(resp, render, outcome)
+
+    async def _chunks(
+        self,
+        scope: RequestScope,
+        entry: ModelEntry,
+        status: ModelStatus,
+        plan: CompletionPlan,
+        envelope: Envelope,
+    ) -> AsyncGenerator[bytes, None]:
+        """The events of a stream, after an empty piece once the prompts have been accepted."""
+        chunks = CompletionChunks(
+            envelope, plan.echoes, logprobs=plan.has_logprobs, include_usage=plan.include_usage
+        )
+        async with self._running(scope, entry, status, plan) as generation:
+            yield b""
+            async for events in generation:
+                if made := chunks.feed(events):
+                    yield b"".join(map(data, made))
+        yield DONE
+
+    @asynccontextmanager
+    async def _running(
+        self, scope: RequestScope, entry: ModelEntry, status: ModelStatus, plan: CompletionPlan
+    ) -> AsyncIterator[Generation]:
+        """All prompts at once, as one generation."""
+        async with AsyncExitStack() as stack:
+            generations = [
+                await stack.enter_async_context(running(self.services, scope, entry, status, call))
+                for call in plan.calls
+            ]
+            yield await entered(stack, generations, plan.calls[0].n)
+
+
+def _body(envelope: Envelope, plan: CompletionPlan, outcome: Outcome) -> dict[str, Any]:
+    choices = _likeliest(outcome.choices, plan.calls[0].n, plan.kept)
+    return answer_of(envelope, choices, outcome.counts, plan.echoes, plan.has_logprobs)
+
+
+def _likeliest(choices: list[ChoiceOutcome], generated: int, kept: int) -> list[ChoiceOutcome]:
+    """The `kept` choices with the highest mean log probability of each group of `generated`, likeliest first."""
+    if generated == kept:
+        return choices
+    groups = [choices[start : start + generated] for start in range(0, len(choices), generated)]
+    return [choice for group in groups for choice in sorted(group, key=_mean_logprob, reverse=True)[:kept]]
+
+
+def _mean_logprob(choice: ChoiceOutcome) -> float:
+    if not choice.logprobs:
+        return float("-inf")
+    return sum(token.logprob for token in choice.logprobs) / len(choice.logprobs)

@@ -1,0 +1,396 @@
+"""The routes of chat and completions over an engine that tells recorded events: what is asked, and every answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import falcon.asgi
+import msgspec
+import orjson
+import pytest
+from falcon.testing import TestClient
+
+from frontend.engine.scope import plain_scope
+from frontend.generation.events import Called, Ended, Finished, Started, Text
+from frontend.http.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware
+from frontend.protocols.chat import ChatProtocol
+from frontend.protocols.sie import SieProtocol
+from frontend.services import Services
+from frontend.sse import EventStream
+from ipc import deadline
+from ipc.catalog.entries import OutputSpec
+from ipc.errors import InferenceFailed, InputTooLong, InvalidInput, QueueFull, WorkerLost
+from ipc.wire.generation import TokenLogprob
+from ipc.wire.messages import ModelStatus
+from tests.fakes.engine import InProcessDirectory
+from tests.fakes.generation import RecordedEngine, Step
+from tests.fakes.tensors import entry, services_of
+
+_ENDED = Ended(4, 2, prompt_s=0.5, completion_s=0.5)
+_SCRIPT: list[Step] = [
+    [Started(4)],
+    [Text(0, "Hello")],
+    [Text(0, " you"), Finished(0, "stop", tokens=2), _ENDED],
+]
+_ASK = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+class Server:
+    """Routes of two protocols over recorded events."""
+
+    def __init__(self, root: Path) -> None:
+        generator = msgspec.structs.replace(entry("tiny/chat"), outputs={"chat": OutputSpec()})
+        self.services: Services = services_of(root, [generator, entry("org/dense")], [])
+        self.services.engine.client.inputs.close()  # type: ignore[attr-defined]
+        statuses = [
+            ModelStatus(name, "loaded", max_sequence_length=64) for name in ("tiny/chat", "org/dense")
+        ]
+        self.engine = RecordedEngine([_SCRIPT])
+        self.services.engine = self.engine
+        self.services.directory = InProcessDirectory(self.services.catalog, statuses)
+        known = [SieProtocol(), ChatProtocol()]
+        renderer = ErrorRenderer(known)
+        app = falcon.asgi.App(
+            middleware=[RequestMiddleware(self.services, known), DeadlineMiddleware(self.services)]
+        )
+        app.add_error_handler(Exception, renderer.unexpected)
+        app.add_error_handler(falcon.HTTPError, renderer.http)
+        from ipc.errors import PenstockError
+
+        app.add_error_handler(PenstockError, renderer.penstock)
+        for protocol in known:
+            protocol.mount(app, self.services)
+        self.client = TestClient(app)
+
+    def post(self, path: str, body: Any, **headers: str) -> Any:
+        """The response to JSON."""
+        raw = body if isinstance(body, bytes) else orjson.dumps(body)
+        return self.client.simulate_post(
+            path, body=raw, headers={"Content-Type": "application/json", **headers}
+        )
+
+    def chat(self, **fields: Any) -> Any:
+        """The response to a small conversation with further fields."""
+        return self.post("/v1/chat/completions", _ASK | fields)
+
+    def script(self, *scripts: Any) -> None:
+        """What the engine tells from now on."""
+        self.engine.scripts = list(scripts)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Server:
+    """Routes without a worker."""
+    return Server(tmp_path)
+
+
+def _events(text: str) -> list[Any]:
+    assert text.endswith("data: [DONE]\n\n")
+    events = text.split("\n\n")[:-2]
+    assert all(event.startswith("data: ") for event in events)
+    return [orjson.loads(event[6:]) for event in events]
+
+
+def test_a_conversation_is_answered_whole(server: Server) -> None:
+    response = server.chat(model="default", max_tokens=3, stop=["x"], seed=7, n=1)
+    assert response.status_code == 200
+    assert response.json["model"] == "tiny/chat"
+    assert response.json["choices"][0]["message"]["content"] == "Hello you"
+    assert response.json["usage"]["total_tokens"] == 6
+    [call] = server.engine.calls
+    assert call.messages == [{"role": "user", "content": "hi"}]
+    assert (call.ending.max_tokens, call.ending.stop, call.sampling.seed) == (3, ["x"], 7)
+    assert server.engine.ended == 1
+
+
+def test_a_conversation_is_answered_by_a_stream(server: Server) -> None:
+    response = server.chat(stream=True)
+    assert response.headers["content-type"] == "text/event-stream"
+    assert response.headers["x-request-id"].startswith("req_")
+    chunks = _events(response.text)
+    assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == "Hello you"
+    assert {chunk["id"] for chunk in chunks} == {chunks[0]["id"]}
+    assert chunks[-1]["usage"]["completion_tokens"] == 2
+    assert server.engine.ended == 1
+
+
+def test_a_stream_that_cannot_begin_has_a_status_of_its_own(server: Server) -> None:
+    server.script(InputTooLong("the prompt has 70 tokens, the limit is 64"))
+    response = server.chat(stream=True)
+    assert response.status_code == 422
+    assert response.json["error"]["code"] == "context_length_exceeded"
+    server.script(QueueFull("no room", retry_after_s=2))
+    response = server.chat(stream=True)
+    assert (response.status_code, response.headers["retry-after"]) == (503, "2")
+
+
+@pytest.mark.parametrize("error", [WorkerLost("the worker died"), InferenceFailed("not finite")])
+def test_a_stream_that_fails_ends_with_one_error_and_done(server: Server, error: Any) -> None:
+    server.script([[Started(4)], [Text(0, "Hel")], error])
+    *chunks, last = _events(server.chat(stream=True).text)
+    assert [chunk["choices"][0]["delta"]["content"] for chunk in chunks] == ["Hel"]
+    inner = {"message": error.message, "type": "server_error", "param": None, "code": None}
+    assert last == {"error": inner}
+
+
+def test_a_model_that_fails_tells_the_answer_so_far(server: Server) -> None:
+    server.script([[Started(4)], [Text(0, "Hel")], InferenceFailed("not finite")])
+    response = server.chat()
+    assert response.status_code == 500
+    partial = response.json["partial_response"]
+    assert partial["choices"][0]["message"]["content"] == "Hel"
+    assert partial["object"] == "chat.completion"
+    server.script(InferenceFailed("not finite"))
+    assert "partial_response" not in server.chat().json
+
+
+def test_a_call_reaches_the_client_with_its_arguments(server: Server) -> None:
+    server.script([[Started(4), Called(0, 0, "call-1", "f", '{"a":1}'), Finished(0, "tool_calls"), _ENDED]])
+    tools = [{"type": "function", "function": {"name": "f", "strict": True}}]
+    response = server.chat(tools=tools, tool_choice="required", parallel_tool_calls=False)
+    assert response.json["choices"][0]["finish_reason"] == "tool_calls"
+    used = server.engine.calls[0].tools
+    assert used is not None
+    assert (used.choice, used.strict, used.parallel) == ("required", ["f"], False)
+
+
+_BAD_CHAT: list[tuple[Any, int, str | None]] = [
+    (b"{", 400, None),
+    (b"", 400, None),
+    (b"[]", 422, "body"),
+    ({}, 422, "messages"),
+    ({"messages": []}, 422, "messages"),
+    ({"messages": 1}, 422, "messages"),
+    ({"messages": [{"content": "x"}]}, 422, "messages[0].role"),
+    ({"messages": [{"role": "king", "content": "x"}]}, 422, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, 422, "messages[0].content"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        422,
+        "messages[0].content[0].image_url.url",
+    ),
+    ({"messages": [{"role": "user", "content": "a\0b"}]}, 422, "messages[0].content"),
+    (b'{"messages": "\\ud800"}', 400, None),
+    (_ASK | {"max_tokens": 0}, 422, "max_tokens"),
+    (_ASK | {"max_completion_tokens": 0}, 422, "max_completion_tokens"),
+    (_ASK | {"max_tokens": 1, "max_completion_tokens": 1}, 422, "max_completion_tokens"),
+    (_ASK | {"max_tokens": 1.5}, 422, "max_tokens"),
+    (_ASK | {"temperature": "hot"}, 422, "temperature"),
+    (_ASK | {"n": 0}, 422, "n"),
+    (_ASK | {"n": 1000}, 422, "n"),
+    (_ASK | {"stop": ["x"] * 10_000}, 422, "stop"),
+    (_ASK | {"logit_bias": {"x": 1}}, 422, "logit_bias"),
+    (_ASK | {"logprobs": True, "top_logprobs": 21}, 422, "top_logprobs"),
+    (_ASK | {"response_format": {"type": "xml"}}, 422, "response_format.type"),
+    (
+        _ASK | {"response_format": {"type": "text"}, "grammar": {"type": "regex", "value": "a"}},
+        422,
+        "grammar",
+    ),
+    (_ASK | {"tools": [{"type": "shell"}]}, 422, "tools[0].type"),
+    (_ASK | {"tools": [{"type": "function", "name": f"f{k}"} for k in range(1000)]}, 422, "tools"),
+    (_ASK | {"tool_choice": "required"}, 422, "tool_choice"),
+    (
+        _ASK | {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+        422,
+        "tool_choice.function.name",
+    ),
+    (_ASK | {"reasoning_effort": "huge"}, 422, "reasoning_effort"),
+    (_ASK | {"reasoning_effort": "low", "enable_thinking": False}, 422, "reasoning_effort"),
+    (_ASK | {"web_search_options": {}}, 422, "web_search_options"),
+    (_ASK | {"agent_permission": "ask"}, 422, "agent_permission"),
+    (_ASK | {"files": [{"name": "a.txt"}]}, 422, "files"),
+    (_ASK | {"max_tool_rounds": 3}, 422, "max_tool_rounds"),
+    (_ASK | {"model": 1}, 422, "model"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "field"), _BAD_CHAT)
+def test_bad_input_is_refused_with_its_field(
+    server: Server, body: Any, status: int, field: str | None
+) -> None:
+    response = server.post("/v1/chat/completions", body)
+    assert (response.status_code, response.json["error"]["param"]) == (status, field)
+    assert response.json["message"] == response.json["error"]["message"]
+    assert response.json["error"]["type"] == "invalid_request_error"
+    assert server.engine.works == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": -1, "top_p": 2, "min_p": -3, "top_k": -1},
+        {
+            "user": 5,
+            "metadata": {"a": 1},
+            "service_tier": [],
+            "store": True,
+            "prediction": {},
+            "verbosity": "low",
+        },
+        {"session_id": "s", "max_tool_rounds": 0, "agent_permission": "auto", "files": []},
+        {"chat_template_kwargs": {"enable_thinking": False, "other": 1}},
+        {"stop": None, "tools": None, "tool_choice": None, "response_format": None, "stream_options": None},
+    ],
+)
+def test_odd_values_and_unknown_fields_are_accepted(server: Server, fields: dict[str, Any]) -> None:
+    assert server.chat(**fields).status_code == 200
+
+
+def test_a_wrong_content_type_is_refused(server: Server) -> None:
+    response = server.client.simulate_post(
+        "/v1/chat/completions", body=b"{}", headers={"Content-Type": "text/plain"}
+    )
+    assert response.status_code == 415
+    assert "text/plain" in response.json["message"]
+
+
+def test_an_unknown_model_is_answered_with_those_that_exist(server: Server) -> None:
+    response = server.chat(model="gpt-4")
+    assert (response.status_code, response.json["error"]["code"]) == (404, "model_not_found")
+    assert "tiny/chat" in response.json["message"] and "default" in response.json["message"]
+    assert server.chat(model="org/dense").status_code == 422
+
+
+def test_what_a_worker_finds_wrong_is_422(server: Server) -> None:
+    server.script(InvalidInput("grammar.value: line 1, column 3: expected a rule"))
+    response = server.chat(grammar={"type": "lark", "value": "x"})
+    assert (response.status_code, response.json["error"]["type"]) == (422, "invalid_request_error")
+
+
+def test_a_prompt_is_completed(server: Server) -> None:
+    response = server.post("/v1/completions", {"prompt": "Say", "max_tokens": 5, "echo": True, "suffix": "!"})
+    assert response.status_code == 200
+    assert (response.json["object"], response.json["choices"][0]["text"]) == (
+        "text_completion",
+        "SayHello you",
+    )
+    [call] = server.engine.calls
+    assert (call.text, call.ids, call.splits) == ("Say", None, False)
+
+
+def test_several_prompts_are_completed_in_their_order(server: Server) -> None:
+    second: list[Step] = [[Started(3)], [Text(0, "B"), Finished(0, "length", tokens=1), Ended(3, 1)]]
+    server.script(_SCRIPT, second)
+    response = server.post("/v1/completions", {"prompt": [[1, 2], [3]], "stream": True})
+    chunks = _events(response.text)
+    texts = ["", ""]
+    for chunk in chunks:
+        texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert texts == ["Hello you", "B"]
+    assert chunks[-1]["usage"]["total_tokens"] == 4 + 2 + 3 + 1
+    assert [call.ids for call in server.engine.calls] == [[1, 2], [3]]
+    assert server.engine.ended == 2
+
+
+def test_one_of_several_prompts_that_fails_ends_all(server: Server) -> None:
+    server.script(_SCRIPT[:2], [[Started(3)], InferenceFailed("not finite")])
+    *_, last = _events(server.post("/v1/completions", {"prompt": ["a", "b"], "stream": True}).text)
+    assert last["error"]["message"] == "not finite"
+    assert server.engine.ended == 2
+
+
+def test_the_likeliest_of_several_choices_are_told(server: Server) -> None:
+    script: list[Step] = [[Started(3)]]
+    for choice, logprob in enumerate((-2.0, -0.5, -1.0)):
+        script.append(
+            [Text(choice, f"t{choice}", logprobs=[TokenLogprob(1, b"t", logprob)]), Finished(choice, "stop")]
+        )
+    server.script([*script, [Ended(3, 3)]])
+    response = server.post("/v1/completions", {"prompt": "x", "n": 2, "best_of": 3})
+    assert [(c["index"], c["text"], c["logprobs"]) for c in response.json["choices"]] == [
+        (0, "t1", None),
+        (1, "t2", None),
+    ]
+    assert (server.engine.calls[0].n, server.engine.calls[0].sampling.logprobs) == (3, 0)
+
+
+_BAD_COMPLETIONS: list[tuple[Any, str]] = [
+    ({}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": [[]]}, "prompt[0]"),
+    ({"prompt": [-1]}, "prompt[0]"),
+    ({"prompt": "a\0"}, "prompt"),
+    ({"prompt": ["a"] * 200}, "prompt"),
+    ({"prompt": "a", "n": 3, "best_of": 2}, "n"),
+    ({"prompt": "a", "best_of": 2, "stream": True}, "best_of"),
+    ({"prompt": [1], "echo": True}, "echo"),
+    ({"prompt": "a", "echo": True, "logprobs": 1}, "echo"),
+    ({"prompt": "a", "logprobs": 99}, "logprobs"),
+    ({"prompt": "a", "tools": [{"type": "function", "name": "f"}]}, "tools"),
+]
+
+
+@pytest.mark.parametrize(("body", "field"), _BAD_COMPLETIONS)
+def test_a_bad_completion_names_its_field(server: Server, body: Any, field: str) -> None:
+    response = server.post("/v1/completions", body)
+    assert (response.status_code, response.json["error"]["param"]) == (422, field)
+
+
+def test_models_are_unloaded_and_loaded_again(server: Server) -> None:
+    def asked(route: str, model: str = "tiny/chat") -> tuple[int, str]:
+        response = server.post(f"/v1/models/{route}", {"model_id": model})
+        assert response.json["model_id"] == model
+        return response.status_code, response.json["status"]
+
+    assert asked("reload") == (200, "loaded")
+    assert asked("status") == (200, "loaded")
+    assert asked("unload") == (200, "unloaded")
+    assert asked("status") == (200, "unloaded")
+    for route in ("unload", "reload", "status"):
+        assert asked(route, "nobody") == (404, "not_found")
+        assert server.post(f"/v1/models/{route}", {}).status_code == 422
+    assert server.chat().status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/images/generations", 422),
+        ("/v1/audio/speech", 422),
+        ("/v1/models/tune", 501),
+        ("/re_isq", 501),
+        ("/calibration/start", 501),
+        ("/v1/load_lora_adapter", 501),
+        ("/v1/audio/transcriptions", 404),
+    ],
+)
+def test_routes_that_are_not_here_say_so(server: Server, path: str, status: int) -> None:
+    response = server.post(path, {})
+    assert response.status_code == status
+    assert response.json["message"] == response.json["error"]["message"] != ""
+
+
+def test_a_wrong_method_is_405(server: Server) -> None:
+    response = server.client.simulate_get("/v1/chat/completions")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST, OPTIONS")
+
+
+def _idle(server: Server, steps: Sequence[bytes | None]) -> EventStream:
+    async def events() -> Any:
+        for step in steps:
+            if step is None:
+                await asyncio.Event().wait()
+            yield step
+
+    scope = plain_scope()
+    scope.deadline_ns = deadline.after(20)
+    req: Any = SimpleNamespace(path="/", method="POST", uri_template="", scope={})
+    req.context = SimpleNamespace(penstock=scope)
+    return EventStream(server.services, req, events(), "chat", lambda error: (500, b"failed"), idle_s=0.001)
+
+
+def test_a_silent_stream_sends_comments_and_can_be_left(server: Server) -> None:
+    async def act() -> list[bytes]:
+        stream = _idle(server, [b"", b"data: 1\n\n", None])
+        await stream.begin()
+        told = [await anext(stream) for _ in range(3)]
+        await stream.close()
+        return told
+
+    assert asyncio.run(act()) == [b"data: 1\n\n", b": keep-alive\n\n", b": keep-alive\n\n"]

@@ -1,0 +1,165 @@
+"""Chunks and answers of chat and completions, from recorded events, byte by byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from frontend.generation.events import Called, Ended, Event, Finished, Reasoning, Started, Text
+from frontend.generation.outcome import Outcome
+from frontend.protocols.chat import chat_answer, chat_chunks, completion_answer
+from frontend.protocols.chat.chat_chunks import ChatChunks
+from frontend.protocols.chat.completion_answer import CompletionChunks
+from frontend.protocols.chat.envelope import Envelope
+from ipc.wire.generation import TokenLogprob
+
+_USAGE = (
+    b'{"prompt_tokens":5,"completion_tokens":3,"total_tokens":8,"avg_tok_per_sec":16.0,"avg_prompt_tok_per_sec":20.0,'
+    b'"avg_compl_tok_per_sec":12.0,"total_time_sec":0.5,"total_prompt_time_sec":0.25,"total_completion_time_sec":0.25,'
+    b'"prompt_tokens_details":{"cached_tokens":2},"completion_tokens_details":{"reasoning_tokens":1}}'
+)
+_HEAD = b'{"id":"chatcmpl-1","object":"chat.completion.chunk","created":7,"model":"m","system_fingerprint":"local",'
+_ENDED = Ended(5, 3, 1, 2, 0.25, 0.25)
+_LOGPROB = TokenLogprob(9, b"\xc3\xa9", -0.5, [(9, b"\xc3\xa9", -0.5), (3, b"\xff", float("-inf"))])
+
+
+def _chunks(choices: int = 1, **options: bool) -> ChatChunks:
+    chosen: Any = {"logprobs": False, "include_usage": False} | options
+    return ChatChunks(Envelope("chatcmpl-1", chat_chunks.OBJECT, 7, "m"), choices, **chosen)
+
+
+def test_text_leaves_as_it_comes_and_the_last_chunk_has_the_usage() -> None:
+    chunks = _chunks()
+    assert chunks.feed([Started(5, 2)]) == []
+    assert chunks.feed([Reasoning(0, "hm"), Text(0, 'é"\n')]) == [
+        _HEAD + b'"choices":[{"index":0,"delta":{"role":"assistant","content":null,"tool_calls":null,'
+        b'"reasoning_content":"hm"},"finish_reason":null,"logprobs":null}],"usage":null}',
+        _HEAD
+        + b'"choices":[{"index":0,"delta":{"role":"assistant","content":"\xc3\xa9\\"\\n","tool_calls":null},'
+        b'"finish_reason":null,"logprobs":null}],"usage":null}',
+    ]
+    assert chunks.feed([Finished(0, "stop", tokens=3)]) == []
+    assert chunks.feed([_ENDED]) == [
+        _HEAD + b'"choices":[{"index":0,"delta":{"role":"assistant","content":"","tool_calls":null},'
+        b'"finish_reason":"stop","logprobs":null}],"usage":' + _USAGE + b"}"
+    ]
+
+
+def test_calls_leave_together_with_their_finish_reason() -> None:
+    events: list[Event] = [
+        Text(0, "well"),
+        Called(0, 0, "call-1", "f", '{"a":1}'),
+        Called(0, 1, "call-2", "g", "{}"),
+        Finished(0, "stop", tokens=3),
+        _ENDED,
+    ]
+    text, last = _chunks().feed(events)
+    assert orjson.loads(text)["choices"][0]["delta"]["content"] == "well"
+    assert last == (
+        _HEAD + b'"choices":[{"index":0,"delta":{"role":"assistant","content":null,"tool_calls":['
+        b'{"index":0,"id":"call-1","type":"function","function":{"name":"f","arguments":"{\\"a\\":1}"}},'
+        b'{"index":1,"id":"call-2","type":"function","function":{"name":"g","arguments":"{}"}}]},'
+        b'"finish_reason":"tool_calls","logprobs":null}],"usage":' + _USAGE + b"}"
+    )
+
+
+def test_choices_interleave_and_only_the_last_to_finish_has_the_usage() -> None:
+    events: list[Event] = [
+        Text(1, "b"), Text(0, "a"), Finished(1, "length"), Text(0, "c"), Finished(0, "stop"), _ENDED,
+    ]  # fmt: skip
+    told = [orjson.loads(chunk) for chunk in _chunks(2).feed(events)]
+    assert [chunk["choices"][0]["index"] for chunk in told] == [1, 0, 1, 0, 0]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in told] == [None, None, "length", None, "stop"]
+    assert [chunk["usage"] is None for chunk in told] == [True, True, True, True, False]
+
+
+def test_include_usage_adds_a_chunk_without_choices() -> None:
+    last = _chunks(include_usage=True).feed([Finished(0, "stop"), _ENDED])[-1]
+    assert last == _HEAD + b'"choices":[],"usage":' + _USAGE + b"}"
+
+
+def test_log_probabilities_have_text_bytes_and_the_id_of_each_token() -> None:
+    [chunk] = _chunks(logprobs=True).feed([Text(0, "é", logprobs=[_LOGPROB])])
+    assert chunk.partition(b'"logprobs":')[2] == (
+        b'{"content":[{"token":"\xc3\xa9","logprob":-0.5,"bytes":[195,169],"token_id":9,"top_logprobs":['
+        b'{"token":"\xc3\xa9","logprob":-0.5,"bytes":[195,169],"token_id":9},'
+        b'{"token":"\xef\xbf\xbd","logprob":-9999.0,"bytes":[255],"token_id":3}]}]}}],"usage":null}'
+    )
+
+
+def _outcome(*events: Event, choices: int = 1) -> Outcome:
+    outcome = Outcome(choices)
+    outcome.take([Started(5, 2), *events])
+    return outcome
+
+
+def test_a_whole_answer_has_message_reason_and_usage() -> None:
+    outcome = _outcome(
+        Reasoning(0, "h"),
+        Reasoning(0, "m"),
+        Text(0, "a"),
+        Text(0, "b"),
+        Finished(0, "stop", "END", 3),
+        _ENDED,
+    )
+    envelope = Envelope("chatcmpl-1", chat_answer.OBJECT, 7, "m")
+    assert orjson.dumps(chat_answer.answer_of(envelope, outcome, False)) == (
+        b'{"id":"chatcmpl-1","object":"chat.completion","created":7,"model":"m","system_fingerprint":"local",'
+        b'"choices":[{"index":0,"finish_reason":"stop","message":{"role":"assistant","content":"ab","tool_calls":null,'
+        b'"reasoning_content":"hm"},"logprobs":null,"stop_sequence":"END"}],"usage":' + _USAGE + b"}"
+    )
+
+
+def test_a_whole_answer_of_calls_has_no_content() -> None:
+    outcome = _outcome(Called(0, 0, "call-1", "f", "{}"), Finished(0, "tool_calls"), _ENDED)
+    [choice] = chat_answer.answer_of(Envelope("x", chat_answer.OBJECT, 7, "m"), outcome, True)["choices"]
+    call = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert choice["message"] == {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert (choice["finish_reason"], choice["logprobs"]) == ("tool_calls", {"content": []})
+
+
+def test_an_answer_that_was_cut_off_tells_what_is_known() -> None:
+    answer = chat_answer.answer_of(Envelope("x", "y", 7, "m"), _outcome(Text(0, "half")), False)
+    assert answer["choices"][0]["finish_reason"] == "canceled"
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["avg_tok_per_sec"]) == (5, 0.0)
+
+
+_TEXT_HEAD = (
+    b'{"id":"cmpl-1","object":"text_completion","created":7,"model":"m","system_fingerprint":"local",'
+)
+_TEXT_ENVELOPE = Envelope("cmpl-1", completion_answer.OBJECT, 7, "m")
+
+
+def test_chunks_of_a_completion_begin_with_the_echo() -> None:
+    chunks = CompletionChunks(_TEXT_ENVELOPE, ["once "], logprobs=False, include_usage=False)
+    assert chunks.feed([Started(5), Text(0, "a"), Finished(0, "length"), _ENDED]) == [
+        _TEXT_HEAD
+        + b'"choices":[{"index":0,"text":"once ","finish_reason":null,"logprobs":null}],"usage":null}',
+        _TEXT_HEAD + b'"choices":[{"index":0,"text":"a","finish_reason":null,"logprobs":null}],"usage":null}',
+        _TEXT_HEAD
+        + b'"choices":[{"index":0,"text":"","finish_reason":"length","logprobs":null}],"usage":'
+        + _USAGE
+        + b"}",
+    ]
+
+
+def test_a_completion_has_log_probabilities_in_columns() -> None:
+    chunks = CompletionChunks(_TEXT_ENVELOPE, [""], logprobs=True, include_usage=False)
+    chunks.feed([Text(0, "é", logprobs=[_LOGPROB])])
+    [chunk] = chunks.feed([Text(0, "é", logprobs=[_LOGPROB])])
+    assert orjson.loads(chunk)["choices"][0]["logprobs"] == {
+        "tokens": ["é"],
+        "token_logprobs": [-0.5],
+        "top_logprobs": [{"é": -0.5, "\ufffd": -9999.0}],
+        "text_offset": [1],
+    }
+
+
+def test_a_whole_completion_has_its_choices_in_order() -> None:
+    outcome = _outcome(
+        Text(1, "b"), Text(0, "a"), Finished(0, "stop"), Finished(1, "stop"), _ENDED, choices=2
+    )
+    answer = completion_answer.answer_of(_TEXT_ENVELOPE, outcome.choices, outcome.counts, ["x", "x"], False)
+    assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [(0, "xa"), (1, "xb")]
+    assert orjson.dumps(answer["usage"]) == _USAGE
