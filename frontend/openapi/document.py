@@ -23,7 +23,8 @@ import orjson
 from falcon.asgi import Request, Response
 
 from frontend.http.inline_page import InlinePage
-from frontend.openapi.operation import HTML, JSON, TEXT, Operation, Parameter
+from frontend.openapi.operation import EVENTS, HTML, JSON, TEXT, Operation, Parameter
+from frontend.protocols.chat.operations import OPERATIONS as CHAT
 from frontend.protocols.kserve_v2.operations import OPERATIONS as KSERVE
 from frontend.protocols.sie.operations import OPERATIONS as SIE
 from frontend.protocols.sie.operations import ErrorResponse, faults
@@ -75,8 +76,8 @@ def document(operations: Iterable[Operation], version: str) -> dict[str, Any]:
         "info": {
             "title": "Penstock",
             "version": version,
-            "description": "Inference over HTTP: embeddings, scores and extraction. `/ws/status` is a WebSocket and "
-            "not described here.",
+            "description": "Inference over HTTP: chat, embeddings, scores, extraction, tensors. `/ws/status` is a "
+            "WebSocket and not described here.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
@@ -142,6 +143,8 @@ def _operation(operation: Operation) -> dict[str, Any]:
 def _responses(operation: Operation) -> dict[str, Any]:
     timed = (*TIME_HEADERS, *SOMETIMES) if operation.timed else ()
     made = {"200": _response(operation.answer_text, operation.answer, operation.media, timed, operation.many)}
+    if operation.streams:
+        made["200"]["content"][EVENTS] = {"schema": _any_of(EVENTS)}
     for status, text in operation.also.items():
         made[str(status)] = _response(text, operation.answer, operation.media, ())
     for status, struct in operation.errors.items():
@@ -228,7 +231,7 @@ SERVER = (
 
 def operations() -> tuple[Operation, ...]:
     """All operations of this build."""
-    return (*SIE, *KSERVE, *TRTIS, *SERVER)
+    return (*SIE, *CHAT, *KSERVE, *TRTIS, *SERVER)
 
 
 @cache

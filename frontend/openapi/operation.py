@@ -11,6 +11,7 @@ JSON = "application/json"
 MSGPACK = "application/msgpack"
 TEXT = "text/plain"
 HTML = "text/html"
+EVENTS = "text/event-stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class Operation:
     """Further statuses that are no errors and have the body of `answer`, or none."""
     parameters: tuple[Parameter, ...] = ()
     timed: bool = False
+    streams: bool = False
+    """Whether the answer may also be a stream of events."""
     example: dict[str, Any] | None = None
     error_media: tuple[str, ...] = (TEXT,)
     """Media types of errors without a struct; none: their body is empty and has no type."""

@@ -14,6 +14,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator, validate
 
 from frontend import app
 from frontend.openapi.document import operations, schema
+from frontend.protocols.chat import absent
 from ipc import settings
 from penstock import cli
 
@@ -22,7 +23,14 @@ REQUIRED = {
     "/", "/healthz", "/readyz", "/metrics", "/v1/encode/{model}", "/v1/score/{model}", "/v1/models",
     "/v1/extract/{model}", "/v1/models/{model}", "/v1/embeddings", "/v1/rerank",
 }  # fmt: skip
-UNDOCUMENTED = {"/ws/status": "a WebSocket", "/redoc": "the same page as /docs", "/v2/": "the same as /v2"}
+UNDOCUMENTED = {
+    "/ws/status": "a WebSocket",
+    "/redoc": "the same page as /docs",
+    "/v2/": "the same as /v2",
+    **dict.fromkeys((*absent.CATEGORIES, *absent.NOT_BUILT), "refuses everything"),
+}
+OTHER_ERRORS = ("/v2", "/v1/config", "/v1/chat", "/v1/completions", "/v1/models/unload", "/v1/models/reload")
+OTHER_ERRORS += ("/v1/models/status", "/v1/system")
 REFS = {
     "/v1/encode/{model}": "EncodeRequest",
     "/v1/score/{model}": "ScoreRequest",
@@ -30,6 +38,7 @@ REFS = {
     "/v1/embeddings": "EmbeddingsRequest",
     "/v1/rerank": "RerankRequest",
 }
+BODIES = REFS | {"/v1/chat/completions": "ChatRequest", "/v1/completions": "CompletionRequest"}
 
 
 def described() -> dict[tuple[str, str], dict[str, Any]]:
@@ -74,12 +83,12 @@ def test_every_route_of_the_application_is_described_and_nothing_else() -> None:
     assert all(any(path.startswith(folder) for _, path in below) for _, folder in folders)
 
 
-@pytest.mark.parametrize("path", REFS)
+@pytest.mark.parametrize("path", BODIES)
 def test_request_bodies_are_references_in_each_media_type(path: str) -> None:
     content = described()["post", path]["requestBody"]["content"]
     both = path.endswith("{model}")
     assert set(content) == {"application/json", "application/msgpack"} if both else {"application/json"}
-    assert {entry["schema"]["$ref"] for entry in content.values()} == {f"#/components/schemas/{REFS[path]}"}
+    assert {entry["schema"]["$ref"] for entry in content.values()} == {f"#/components/schemas/{BODIES[path]}"}
 
 
 def test_examples_are_what_the_server_takes() -> None:
@@ -96,10 +105,10 @@ def test_answers_have_their_statuses_headers_and_bodies() -> None:
             headers = set(answer["headers"])
             assert headers >= {"X-Request-ID", "X-Trace-ID", "X-SIE-Server-Version"}
             json_error = int(status) >= 400 and "application/json" in answer["content"]
-            of_sie = not path.startswith(("/v2", "/v1/config"))
+            of_sie = not path.startswith(OTHER_ERRORS)
             assert ("X-SIE-Error-Code" in headers) == (json_error and of_sie), (method, path, status)
             # Whoever may not load and unload by name is told so with 503, for good.
-            passes = status in ("429", "503", "504") and not path.endswith(("/load", "/unload"))
+            passes = status in ("429", "503", "504") and not re.fullmatch("/v2/.*/(un)?load", path)
             assert ("Retry-After" in headers) == (json_error and passes)
             assert ("X-Total-Time" in headers) == (method == "post" and path in REFS and status == "200")
             for entry in answer["content"].values():
