@@ -12,6 +12,7 @@ from pathlib import Path
 CGROUP = Path("/sys/fs/cgroup")
 """Of version 2; a container sees its own group here."""
 MEMINFO = Path("/proc/meminfo")
+CPUINFO = Path("/proc/cpuinfo")
 
 
 def available_cores() -> int:
@@ -50,6 +51,21 @@ def count_gpus() -> int:
     if visible is not None:
         return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def hub_cache() -> Path:
+    """Where the client of the model hub keeps what it has fetched (its environment variables, or the default)."""
+    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
+
+
+def processor_name() -> str:
+    """The model of the processor; empty where the kernel does not say."""
+    for line in _text(CPUINFO).splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return ""
 
 
 def _meminfo(name: str) -> int:

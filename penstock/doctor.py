@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
-from frontend.access import api_keys
 from frontend.arbiter.configuration import restrictions_of
 from frontend.http import listeners
-from frontend.server import descriptors
+from frontend.status import checks
+from frontend.status.checks import Finding
 from ipc import addresses, extras
 from ipc.errors import ConfigError, PenstockError
 from ipc.machine import available_cores, count_gpus
@@ -21,7 +19,6 @@ from ipc.settings import Settings
 from ipc.version import VERSION
 from penstock import checking, families
 
-Finding = tuple[bool, str]
 PACKAGES = (
     "gunicorn",
     "falcon",
@@ -72,27 +69,6 @@ def _devices(config: Settings) -> Iterator[Finding]:
         fine,
         f"torch {torch.__version__}: CUDA {', '.join(names) if usable else 'not usable'}; "
         f"worker.device={config.worker.device}",
-    )
-
-
-def _shared_memory(config: Settings) -> Iterator[Finding]:
-    stat = os.statvfs(config.paths.shm)
-    free = stat.f_bavail * stat.f_frsize
-    need = config.arena.bytes * config.worker_count
-    yield (
-        free >= need,
-        f"{config.paths.shm}: {free >> 20} MiB free, {need >> 20} MiB needed (arena.bytes x workers)",
-    )
-
-
-def _limits(config: Settings) -> Iterator[Finding]:
-    hard = descriptors.hard_limit()
-    grpc = config.grpc.max_connections if config.grpc.enabled else 0
-    need = descriptors.wanted((config.server.max_connections, grpc))
-    shown = "no limit" if hard < 0 else f"at most {hard}"
-    yield (
-        hard < 0 or hard >= need,
-        f"open files: {shown}, {need} wanted (server.max_connections, grpc.max_connections)",
     )
 
 
@@ -150,22 +126,6 @@ def _libraries(config: Settings) -> Iterator[Finding]:
         yield True, "libraries: all that the models of the catalog need"
 
 
-def _keys(config: Settings) -> Iterator[Finding]:
-    if not config.server.keys_file:
-        yield (
-            True,
-            f"API keys: off (server.keys_file is empty); whoever reaches {config.server.bind} may call",
-        )
-        return
-    try:
-        entries = api_keys.read(Path(config.server.keys_file))
-    except ConfigError as error:
-        yield False, f"API keys: {error.message}"
-        return
-    admins = sum("admin" in entry.scopes for entry in entries)
-    yield True, f"API keys: {len(entries)} in {config.server.keys_file}, {admins} with the scope admin"
-
-
 def _restricted(config: Settings) -> Iterator[Finding]:
     try:
         restrictions_of(config)
@@ -176,13 +136,13 @@ def _restricted(config: Settings) -> Iterator[Finding]:
 CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
     _versions,
     _devices,
-    _shared_memory,
-    _limits,
+    checks.shared_memory,
+    checks.open_files,
     _run_directory,
     _port,
     _catalog,
     _libraries,
-    _keys,
+    checks.keys,
     _restricted,
 )
 

@@ -348,6 +348,17 @@ def test_models_are_unloaded_and_loaded_again(server: Server) -> None:
     assert server.chat().status_code == 200
 
 
+def test_the_system_is_described_and_examined(server: Server) -> None:
+    facts = server.client.simulate_get("/v1/system/info").json
+    assert set(facts) == {"os", "kernel", "cpu", "memory", "devices", "build", "hf_cache_path"}
+    assert facts["memory"]["total_bytes"] >= facts["memory"]["available_bytes"] > 0
+    examined = server.client.simulate_post("/v1/system/doctor").json
+    assert examined["system"]["kernel"] == facts["kernel"]
+    names = {check["name"] for check in examined["checks"]}
+    assert names == {"shared_memory", "open_files", "keys", "workers", "models", "sandbox"}
+    assert all(("suggestion" in check) == (check["status"] != "ok") for check in examined["checks"])
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [

@@ -12,7 +12,7 @@ import falcon
 import falcon.asgi
 
 from frontend.generation import errors
-from frontend.protocols.chat import absent, control
+from frontend.protocols.chat import absent, control, system
 from frontend.protocols.chat.chat import ChatResource
 from frontend.protocols.chat.completions import CompletionsResource
 from frontend.protocols.chat.sending import PROTOCOL
@@ -47,6 +47,8 @@ class ChatProtocol:
         if services.settings.server.admin:
             app.add_route("/v1/models/unload", control.ControlResource(services, control.unload))
             app.add_route("/v1/models/reload", control.ControlResource(services, control.reload))
+        app.add_route("/v1/system/info", system.InfoResource(services))
+        app.add_route("/v1/system/doctor", system.DoctorResource(services))
         for path, product in absent.CATEGORIES.items():
             app.add_route(path, absent.OtherCategory(product))
         for path, feature in absent.NOT_BUILT.items():

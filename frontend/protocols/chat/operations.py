@@ -98,6 +98,41 @@ def _control(path: str, summary: str, *also: int) -> Operation:
     )
 
 
+class SystemInfo(msgspec.Struct):
+    """Facts of the machine, of the workers' devices, and of the build."""
+
+    os: str
+    kernel: str
+    cpu: dict[str, Any]
+    memory: dict[str, int]
+    devices: list[dict[str, Any]]
+    build: dict[str, str]
+    hf_cache_path: str
+
+
+class Check(msgspec.Struct):
+    """One check; `suggestion` says what to do."""
+
+    name: str
+    status: Literal["ok", "warn", "error"]
+    message: str
+    suggestion: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class Examination(msgspec.Struct):
+    """Facts, and all checks."""
+
+    system: SystemInfo
+    checks: list[Check]
+
+
+def _system(
+    method: Literal["get", "post"], path: str, summary: str, answer: type[msgspec.Struct]
+) -> Operation:
+    errors: dict[int, type[msgspec.Struct] | None] = dict.fromkeys((401, 403, 429), ErrorAnswer)
+    return Operation(method, path, summary, "system", answer=answer, errors=errors, error_code_header=False)
+
+
 OPERATIONS = (
     generating(
         "/v1/chat/completions",
@@ -118,4 +153,6 @@ OPERATIONS = (
     _control("/v1/models/unload", "Take a generating model out of memory."),
     _control("/v1/models/reload", "Load a generating model; a recorded failure is forgotten."),
     _control("/v1/models/status", "In which state a generating model is."),
+    _system("get", "/v1/system/info", "What this machine is.", SystemInfo),
+    _system("post", "/v1/system/doctor", "Whether the server can do its work.", Examination),
 )
