@@ -37,7 +37,8 @@ from tests.harness.rpc import Rpc, address_of, grpc_settings
 from tests.harness.server import Server, alive, free_port, serving, wait_until
 
 Trick = Callable[[str], str]
-REFUSED = (400, 403, 404)
+REFUSED = (400, 403, 404, 405)
+"""Nothing was done. 405: the path became the name of a model, which can only be read."""
 CLIENTS = 6
 
 
@@ -91,6 +92,8 @@ CLOSED = (
     ("POST", "/v1/admin/unload/fake/wide"),
     ("POST", "/v1/admin/load/fake/wide"),
     ("POST", "/v1/config/reload"),
+    ("POST", "/v1/models/unload"),
+    ("GET", "/v1/system/info"),
     ("GET", "/v2/logging"),
     ("GET", "/v2/trace/setting"),
     ("GET", "/v2/models/fake/echo/trace/setting"),

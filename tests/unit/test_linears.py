@@ -10,12 +10,12 @@ from workers.adapters.shared import linears
 from workers.adapters.shared.building import parameter_bytes
 
 needs_onednn = pytest.mark.skipif(
-    not linears._available(), reason="this torch has no oneDNN linear operators"
+    not linears.laid_out_dtypes(), reason="this torch has no oneDNN linear operators"
 )
 
 
 @needs_onednn
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", sorted(linears.laid_out_dtypes(), key=str))
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(1, 64), (7, 64), (2, 5, 64)])
 def test_laid_out_layer_gives_the_numbers_of_the_plain_one(
@@ -51,6 +51,28 @@ def test_a_layer_that_disagrees_is_not_better(monkeypatch: pytest.MonkeyPatch) -
         linears.LaidOutLinear, "forward", lambda self, rows: rows.new_zeros(len(rows), self.out_features)
     )
     assert not linears._is_better(nn.Linear(32, 32).eval())
+
+
+@needs_onednn
+def test_bfloat16_stays_as_it_is_on_a_processor_that_cannot_lay_it_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(linears, "_is_better", lambda linear: True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32).bfloat16()).eval()
+    assert linears.lay_out_linears(model) == 1
+    assert type(model[0]) is linears.LaidOutLinear
+    assert type(model[1]) is nn.Linear
+
+
+@needs_onednn
+def test_bfloat16_is_laid_out_exactly_where_the_operator_takes_it() -> None:
+    weight = torch.zeros(32, 32, dtype=torch.bfloat16)
+    if torch.bfloat16 in linears.laid_out_dtypes():
+        torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    else:
+        with pytest.raises(RuntimeError, match="bf16"):
+            torch.ops.mkldnn._reorder_linear_weight(weight, None)
 
 
 def test_weights_shared_with_an_embedding_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,8 +49,7 @@ class LaidOutLinear(nn.Module):
 @torch.inference_mode()
 def lay_out_linears(model: nn.Module) -> int:
     """Replace the linear layers of `model` (eval mode, on CPU) where oneDNN is faster; returns how many."""
-    if not _available():
-        return 0
+    dtypes = laid_out_dtypes()
     counts: dict[int, int] = {}
     for parameter in model.parameters():
         counts[parameter.data_ptr()] = counts.get(parameter.data_ptr(), 0) + 1
@@ -58,7 +57,7 @@ def lay_out_linears(model: nn.Module) -> int:
     replaced = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is not nn.Linear or child.weight.dtype not in TOLERANCE:
+            if type(child) is not nn.Linear or child.weight.dtype not in dtypes:
                 continue
             if child.weight.device.type != "cpu" or counts[child.weight.data_ptr()] > 1:
                 continue
@@ -73,9 +72,13 @@ def lay_out_linears(model: nn.Module) -> int:
     return replaced
 
 
-def _available() -> bool:
-    names = ("_reorder_linear_weight", "_linear_pointwise")
-    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)
+def laid_out_dtypes() -> frozenset[torch.dtype]:
+    """The types of weights that oneDNN can lay out here. bfloat16 needs abilities that not every CPU has."""
+    operators = torch.ops.mkldnn
+    names = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
+    if not torch.backends.mkldnn.is_available() or not all(hasattr(operators, name) for name in names):
+        return frozenset()
+    return frozenset(TOLERANCE) if operators._is_mkldnn_bf16_supported() else frozenset((torch.float32,))
 
 
 def _is_better(linear: nn.Linear) -> bool:
