@@ -189,6 +189,27 @@ WORKER = (
         "worker",
         LATEST,
     ),
+    # Models that generate.
+    gauge(
+        "generations", "penstock_generation_sequences", "Sequences by state.", "model worker state", LATEST
+    ),
+    gauge("cache_used", "penstock_kv_cache_blocks_used", "Cache blocks that are held.", _LOADED, LATEST),
+    gauge("cache_blocks", "penstock_kv_cache_blocks", "Cache blocks.", _LOADED, LATEST),
+    counter("preemptions", "penstock_preemptions", "Sequences that gave their blocks away.", _LOADED),
+    counter("prefix_lookups", "penstock_prefix_cache_lookups", "Prompts looked up in the cache.", _LOADED),
+    counter("prefix_hits", "penstock_prefix_cache_hits", "Of them, those with a known beginning.", _LOADED),
+    counter("prefix_evictions", "penstock_prefix_cache_evictions", "Known blocks given up.", _LOADED),
+    # The names of mistral.rs, for dashboards that exist.
+    counter("rs_tokens", "mistralrs_tokens_processed", "Tokens of prompts and answers."),
+    counter("rs_lookups", "mistralrs_prefix_cache_lookups", "Prompts looked up in the cache."),
+    counter("rs_hits", "mistralrs_prefix_cache_hits", "Of them, those with a known beginning."),
+    counter("rs_evictions", "mistralrs_prefix_cache_evictions", "Known blocks given up."),
+    counter("rs_preemptions", "mistralrs_paged_preemptions", "Sequences that gave their blocks away."),
+    gauge("rs_running", "mistralrs_sequences_running", "Sequences that are computed."),
+    gauge("rs_waiting", "mistralrs_sequences_waiting", "Sequences that wait."),
+    gauge("rs_capacity", "mistralrs_sequences_capacity", "Sequences that may be computed together."),
+    gauge("rs_blocks_used", "mistralrs_kv_cache_blocks_used", "Cache blocks that are held."),
+    gauge("rs_blocks", "mistralrs_kv_cache_blocks_total", "Cache blocks."),
     # Runs of models by the tensor protocols, and their devices.
     counter("runs", "penstock_infer_runs", "Runs of models by batch size.", _RUN),
     counter("runs_input", "penstock_infer_runs_input_seconds", "Joining and placing their inputs.", _RUN),
@@ -271,6 +292,7 @@ PHASES = ("queue", "tokenize", "device", "copy", "encode", "total")
 STATES = ("available", "loading", "loaded", "unloading", "failed")
 SEQUENCE_STATES = ("active", "waiting")
 REJECTIONS = ("queue_full", "no_worker", "loading", "deadline", "too_long", "draining")
+GENERATION_STATES = ("running", "waiting")
 NO_KEY = "-"
 """Label of requests that were refused because they had no known key."""
 ACCESS_REFUSALS = ("unauthenticated", "forbidden", "rate_limited")

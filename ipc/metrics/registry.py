@@ -19,6 +19,7 @@ from ipc.metrics.families import (
     CALLS,
     CANCEL_STAGES,
     FRONTEND,
+    GENERATION_STATES,
     GPU_GAUGES,
     LOADS,
     NO_KEY,
@@ -205,12 +206,23 @@ class WorkerMetrics(_Families):
             self.sie_loaded.labels(model, device).set(0), self.sie_memory.labels(model, device).set(0)
             self.sie_idle_evictions.labels(model)
             self.sequences_expired.labels(model, w), self.parts.labels(model)
+            self._touch_generation(model)
             for state in SEQUENCE_STATES:
                 self.sequences.labels(model, w, state).set(0)
             for outcome in LOADS:
                 self.loads.labels(model, w, outcome)
             for reason in UNLOADS:
                 self.unloads.labels(model, w, reason)
+
+    def _touch_generation(self, model: str) -> None:
+        key = model, self.worker
+        self.tokens.labels(model, "out")
+        for state in GENERATION_STATES:
+            self.generations.labels(*key, state).set(0)
+        for gauge in (self.cache_used, self.cache_blocks):
+            gauge.labels(*key).set(0)
+        for counter in (self.preemptions, self.prefix_lookups, self.prefix_hits, self.prefix_evictions):
+            counter.labels(*key)
 
     def _recoveries(self) -> list[Any]:
         """Families about batches that ran out of memory, under the names of the SIE contract."""

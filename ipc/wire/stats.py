@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from ipc.wire.messages import Wire
 
 
@@ -28,6 +30,27 @@ class BatchRecord(Wire, frozen=True):
     budget: int
 
 
+class GenerationStats(Wire, frozen=True):
+    """Sequences, cache and counts of one loaded model that generates (`workers.generation.engine.Statistics`).
+
+    Of at most `capacity` sequences `running` are computed together. The numbers from `prompt_tokens` on only rise
+    while the model stays loaded. A lookup asks the cache once for the beginning of one sequence; a hit found a block.
+    """
+
+    model: str
+    capacity: int
+    running: int
+    waiting: int
+    blocks_used: int
+    blocks_total: int
+    prompt_tokens: int
+    output_tokens: int
+    preemptions: int
+    prefix_lookups: int
+    prefix_hits: int
+    prefix_evictions: int
+
+
 class Stats(Wire, frozen=True, tag="stats"):
     """A look at the worker for those who watch it.
 
@@ -51,3 +74,4 @@ class Stats(Wire, frozen=True, tag="stats"):
     leases: int
     queues: list[QueueState]
     batches: list[BatchRecord]
+    generations: list[GenerationStats] = msgspec.field(default_factory=list)
