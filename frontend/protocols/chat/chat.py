@@ -10,11 +10,12 @@ from falcon.asgi import Request, Response
 from frontend.engine.scope import RequestScope
 from frontend.generation import bodies
 from frontend.generation.running import bound_times, find_loaded, running
+from frontend.generation.sending import gathered, send_json
 from frontend.http.inference import InferenceRoute
 from frontend.protocols.chat import chat_answer, chat_chunks
 from frontend.protocols.chat.chat_requests import ChatPlan, parse
 from frontend.protocols.chat.envelope import Envelope
-from frontend.protocols.chat.sending import gathered, send_events, send_json
+from frontend.protocols.chat.sending import send_events
 from frontend.sse import DONE, data
 from ipc.catalog.entries import ModelEntry
 from ipc.wire.messages import ModelStatus

@@ -14,12 +14,13 @@ from frontend.generation import bodies
 from frontend.generation.events import Generation
 from frontend.generation.outcome import ChoiceOutcome, Outcome
 from frontend.generation.running import bound_times, find_loaded, running
+from frontend.generation.sending import gathered, send_json
 from frontend.generation.together import entered
 from frontend.http.inference import InferenceRoute
 from frontend.protocols.chat.completion_answer import OBJECT, CompletionChunks, answer_of
 from frontend.protocols.chat.completion_requests import CompletionPlan, parse
 from frontend.protocols.chat.envelope import Envelope
-from frontend.protocols.chat.sending import gathered, send_events, send_json
+from frontend.protocols.chat.sending import send_events
 from frontend.sse import DONE, data
 from ipc.catalog.entries import ModelEntry
 from ipc.wire.messages import ModelStatus

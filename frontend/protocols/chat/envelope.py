@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from frontend.generation.events import Called, Ended
+from frontend.generation.sending import new_id
 
 FINGERPRINT = "local"
 
@@ -24,7 +24,7 @@ class Envelope:
     @classmethod
     def new(cls, prefix: str, kind: str, model: str) -> Envelope:
         """An envelope with a new id, unique over all processes."""
-        return cls(f"{prefix}-{random.getrandbits(128):032x}", kind, int(time.time()), model)
+        return cls(new_id(f"{prefix}-"), kind, int(time.time()), model)
 
     def fields(self) -> dict[str, Any]:
         """The fields in the order of the contract."""

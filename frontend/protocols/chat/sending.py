@@ -1,58 +1,26 @@
-"""Sends answers of this contract: JSON that is whole, or events with `data: [DONE]` behind them."""
+"""Streams of this contract: events with `data: [DONE]` behind them, also behind an error."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from http import HTTPStatus
-from typing import Any
+from collections.abc import AsyncGenerator
 
-import falcon
 import orjson
 from falcon.asgi import Request, Response
 
 from frontend.generation.errors import status_of, stream_error
-from frontend.generation.events import Generation
-from frontend.generation.outcome import Outcome
-from frontend.http.rendering import off_loop_if
+from frontend.generation.sending import send_stream
 from frontend.services import Services
-from frontend.sse import DONE, EventStream, data
+from frontend.sse import DONE, data
 from ipc.errors import PenstockError
 
 PROTOCOL = "chat"
-MANY_TOKENS = 2048
-"""Log probabilities of more tokens are written by a thread."""
-
-Render = Callable[[Outcome], dict[str, Any]]
-"""The body of an outcome."""
-
-
-async def gathered(generation: Generation, choices: int, render: Render) -> Outcome:
-    """All that a generation gives. The error of a model that fails has the answer so far as its `partial_response`."""
-    outcome = Outcome(choices)
-    try:
-        await outcome.gather(generation)
-    except PenstockError as error:
-        if status_of(error) == HTTPStatus.INTERNAL_SERVER_ERROR and not outcome.is_empty:
-            error.detail["partial_response"] = render(outcome)
-        raise
-    return outcome
-
-
-async def send_json(resp: Response, render: Render, outcome: Outcome) -> None:
-    """Answer with the body of an outcome."""
-    long = sum(len(choice.logprobs) for choice in outcome.choices) > MANY_TOKENS
-    resp.content_type = falcon.MEDIA_JSON
-    resp.data = await off_loop_if(long, lambda: orjson.dumps(render(outcome)))
 
 
 async def send_events(
     services: Services, req: Request, resp: Response, events: AsyncGenerator[bytes, None]
 ) -> None:
     """Answer with `events`, whose first piece says that the stream has begun. Raises what fails before that."""
-    idle_s = services.settings.generation.keep_alive_s
-    stream = EventStream(services, req, events, PROTOCOL, last_events, idle_s=idle_s)
-    await stream.begin()
-    stream.answer(resp)
+    await send_stream(services, req, resp, events, PROTOCOL, last_events)
 
 
 def last_events(error: PenstockError) -> tuple[int, bytes]:
