@@ -63,7 +63,8 @@ class GenerationRequest:
 
     `key` names the request in `Emission`s. `prompt` are token ids, at least one. `max_tokens` is resolved against the
     context and counts each choice alone. `stop_ids` are the ids that end a choice, end tokens of the model included
-    unless the request ignores them. `make_matcher` and `make_parser` give each choice a state of its own.
+    unless the request ignores them. `make_matcher` and `make_parser` give each choice a state of its own; without a
+    parser all text is visible.
     """
 
     key: Hashable
@@ -71,7 +72,7 @@ class GenerationRequest:
     call: GenerateCall
     max_tokens: int
     stop_ids: frozenset[int]
-    make_parser: Callable[[], OutputParser]
+    make_parser: Callable[[], OutputParser] | None = None
     make_matcher: Callable[[], Matcher] | None = None
 
 

@@ -1,0 +1,163 @@
+"""Text of tokens: whole characters for every kind of tokenizer, stop strings across borders, ends and their reasons."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from ipc.wire.generation import FINISHED, REASONING, TEXT, TokenLogprob
+from ipc.wire.messages import Ending, GenerateCall
+from tests.tiny import chat_tokenizers
+from workers.generation.formats.table import detect
+from workers.generation.request import Emission, GenerationRequest
+from workers.generation.text import ChoiceOutput, Vocabulary
+
+KINDS = sorted(chat_tokenizers.KINDS)
+TEXTS = ("Hello there", "naïve 你好 🙂🙃 end", "  two  blanks\n\n\ttab", "a<b>c{d}\u00a0e", "🙂")
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return {kind: chat_tokenizers.save(kind, tmp_path_factory.mktemp(kind)) for kind in KINDS}
+
+
+def request_of(
+    stop: tuple[str, ...] = (), stop_ids: frozenset[int] = frozenset(), limit: int = 1000
+) -> GenerationRequest:
+    call = GenerateCall(text="x", ending=Ending(stop=list(stop)))
+    return GenerationRequest("key", [1], call, limit, stop_ids)
+
+
+def run(output: ChoiceOutput, ids: list[int]) -> list[Emission]:
+    found: list[Emission] = []
+    for token in ids:
+        found += output.push(token, None)
+        if output.ended is not None:
+            break
+    return found + output.finish(output.ended or "length")
+
+
+def text_of(emissions: list[Emission]) -> str:
+    return "".join(emission.text for emission in emissions if emission.kind == TEXT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_is_what_was_tokenized_and_every_piece_is_whole(
+    tokenizers: dict[str, Any], kind: str, text: str
+) -> None:
+    tokenizer = tokenizers[kind]
+    vocabulary = Vocabulary(tokenizer)
+    emissions = run(
+        ChoiceOutput(vocabulary, request_of(), 0), tokenizer.encode(text, add_special_tokens=False)
+    )
+    assert text_of(emissions).lstrip(" ") == text.lstrip(" ")
+    assert all("\ufffd" not in emission.text for emission in emissions)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_decoding_by_windows_gives_the_same_text(tokenizers: dict[str, Any], kind: str) -> None:
+    tokenizer, vocabulary = tokenizers[kind], Vocabulary(tokenizers[kind])
+    assert vocabulary.is_exact
+    vocabulary.is_exact = False
+    for text in TEXTS:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        emissions = run(ChoiceOutput(vocabulary, request_of(), 0), ids)
+        assert text_of(emissions).lstrip(" ") == text.lstrip(" ")
+        assert all("\ufffd" not in emission.text for emission in emissions)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_tokens_give_the_text_that_the_tokenizer_decodes(tokenizers: dict[str, Any], kind: str) -> None:
+    tokenizer, draw = tokenizers[kind], random.Random(5)
+    vocabulary = Vocabulary(tokenizer)
+    ordinary = [number for number in tokenizer.get_vocab().values() if number not in vocabulary.silent]
+    for _ in range(20):
+        ids = [draw.choice(ordinary) for _ in range(30)]
+        raw = b"".join(map(vocabulary.raw, ids)).decode(errors="replace")
+        found = text_of(run(ChoiceOutput(vocabulary, request_of(), 0), ids))
+        assert found == raw
+        assert found.lstrip(" ") == tokenizer.decode(ids, clean_up_tokenization_spaces=False).lstrip(" ")
+
+
+def test_special_tokens_are_silent_but_for_those_that_a_parser_reads(tokenizers: dict[str, Any]) -> None:
+    tokenizer = tokenizers["harmony"]
+    marks = detect(tokenizer, str(tokenizer.chat_template)).marks
+    ids = tokenizer.encode("<|channel|>analysis<|message|>hm<|end|>", add_special_tokens=False)
+    silent = text_of(run(ChoiceOutput(Vocabulary(tokenizer), request_of(), 0), ids))
+    kept = text_of(run(ChoiceOutput(Vocabulary(tokenizer, marks), request_of(), 0), ids))
+    assert silent == "analysishm"
+    assert kept == "<|channel|>analysis<|message|>hm<|end|>"
+
+
+@pytest.mark.parametrize("stop", ["STOP", "o wor", "🙂", "d!"])
+def test_nothing_of_a_stop_string_is_sent_wherever_its_tokens_end(
+    tokenizers: dict[str, Any], stop: str
+) -> None:
+    tokenizer = tokenizers["chatml"]
+    ids = tokenizer.encode("Hello world! 🙂 STOP and more", add_special_tokens=False)
+    output = ChoiceOutput(Vocabulary(tokenizer), request_of((stop, "never there")), 0)
+    emissions = run(output, ids)
+    assert text_of(emissions) == "Hello world! 🙂 STOP and more".split(stop, maxsplit=1)[0]
+    finish = emissions[-1].finish
+    assert finish is not None
+    assert (finish.reason, finish.stop) == ("stop", stop)
+
+
+def test_text_that_only_begins_a_stop_string_is_sent_in_the_end(tokenizers: dict[str, Any]) -> None:
+    tokenizer = tokenizers["chatml"]
+    ids = tokenizer.encode("one two thr", add_special_tokens=False)
+    emissions = run(ChoiceOutput(Vocabulary(tokenizer), request_of(("three",)), 0), ids)
+    assert text_of(emissions) == "one two thr"
+    assert emissions[-1].finish is not None
+    assert emissions[-1].finish.reason == "length"
+
+
+def test_an_end_token_counts_and_has_no_text(tokenizers: dict[str, Any]) -> None:
+    tokenizer = tokenizers["chatml"]
+    [end, *_] = chat_tokenizers.end_ids("chatml", tokenizer)
+    ids = [*tokenizer.encode("good bye", add_special_tokens=False), end]
+    emissions = run(ChoiceOutput(Vocabulary(tokenizer), request_of(stop_ids=frozenset({end})), 0), ids)
+    assert text_of(emissions) == "good bye"
+    finish = emissions[-1].finish
+    assert finish is not None
+    assert (finish.reason, finish.tokens) == ("stop", len(ids))
+    assert sum(emission.tokens for emission in emissions) == len(ids) - 1
+
+
+def test_a_cut_character_is_replaced_at_the_limit_and_the_count_is_the_limit(
+    tokenizers: dict[str, Any],
+) -> None:
+    tokenizer = tokenizers["chatml"]
+    ids = tokenizer.encode("a🙂", add_special_tokens=False)
+    assert len(ids) > 2
+    emissions = run(ChoiceOutput(Vocabulary(tokenizer), request_of(limit=len(ids) - 1), 0), ids)
+    assert text_of(emissions) == "a\ufffd"
+    assert emissions[-1].finish is not None
+    assert (emissions[-1].finish.reason, emissions[-1].finish.tokens) == ("length", len(ids) - 1)
+
+
+def test_reasoning_is_counted_and_log_probabilities_stay_with_their_tokens(
+    tokenizers: dict[str, Any],
+) -> None:
+    tokenizer = tokenizers["qwen3"]
+    form = detect(tokenizer, str(tokenizer.chat_template))
+    request = request_of()
+    request.make_parser = lambda: form.parser("", None)
+    output = ChoiceOutput(Vocabulary(tokenizer, form.marks), request, 0)
+    ids = tokenizer.encode("<think>\nso so\n</think>\n\nyes", add_special_tokens=False)
+    emissions: list[Emission] = []
+    for token in ids:
+        emissions += output.push(token, TokenLogprob(token, b"", -1.0))
+    emissions += output.finish("length")
+    kinds = [emission.kind for emission in emissions]
+    assert kinds[-1] == FINISHED
+    assert text_of(emissions) == "yes"
+    assert "".join(emission.text for emission in emissions if emission.kind == REASONING) == "so so"
+    finish = emissions[-1].finish
+    assert finish is not None
+    assert 0 < finish.reasoning_tokens < finish.tokens == len(ids)
+    told = [each.id for emission in emissions for each in emission.logprobs or ()]
+    assert told == ids

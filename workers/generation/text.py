@@ -1,0 +1,200 @@
+"""Text of chosen tokens: whole characters, stop strings, reasoning and tool calls, and the end of a choice.
+
+1. `Vocabulary` knows the bytes of every token. Tokenizers over bytes need no more. Text of all others is the difference
+   of two decodings (`_Window`).
+2. `ChoiceOutput` turns the tokens of one choice into `Emission`s: bytes become characters, text that may begin a stop
+   string waits, and the parser of the request tells text, reasoning and calls apart.
+3. A choice ends with an end token, a stop string, or its last allowed token. A stop string is looked for in all text,
+   and neither the string nor text behind the string is sent.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Callable
+from typing import Any
+
+from ipc.wire.generation import CALLED, FINISHED, REASONING, Finish, TokenLogprob
+from workers.generation.formats.table import PlainParser
+from workers.generation.formats.tags import Marks
+from workers.generation.request import Emission, GenerationRequest, Segment
+
+_SAMPLE = "Ünï 你好 🙂\n\tf(x)  = {0}"
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_META = "\u2581"
+_UNFINISHED = "\ufffd"
+
+
+class Vocabulary:
+    """The bytes of all tokens of a tokenizer. Read-only once made."""
+
+    def __init__(self, tokenizer: Any, kept: tuple[str, ...] = ()) -> None:
+        """`kept` are special tokens whose text a parser reads; all other special tokens have no text."""
+        self._tokenizer = tokenizer
+        pieces = {number: piece for piece, number in tokenizer.get_vocab().items()}
+        added = tokenizer.added_tokens_decoder
+        self._bytes, self.is_exact = _bytes_of(tokenizer, pieces, added)
+        self._bytes.update({number: token.content.encode() for number, token in added.items()})
+        self.silent = frozenset(
+            number for number, token in added.items() if token.special and token.content not in kept
+        )
+        """Special tokens without text."""
+
+    def raw(self, token: int) -> bytes:
+        """The bytes of a token; empty for a number that is no token."""
+        return self._bytes.get(token, b"")
+
+    def detokenizer(self) -> Callable[[int | None], str]:
+        """Makes text of the tokens of one choice, given one by one; None asks for what is left."""
+        return self._by_bytes() if self.is_exact else _Window(self._tokenizer, self.silent).push
+
+    def _by_bytes(self) -> Callable[[int | None], str]:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        known, silent = self._bytes, self.silent
+
+        def push(token: int | None) -> str:
+            if token is None:
+                return decoder.decode(b"", True)
+            return "" if token in silent else decoder.decode(known.get(token, b""))
+
+        return push
+
+
+class _Window:
+    """Text of a tokenizer whose tokens have no bytes of their own, by decoding the last tokens with and without one."""
+
+    def __init__(self, tokenizer: Any, silent: frozenset[int]) -> None:
+        self._tokenizer, self._silent = tokenizer, silent
+        self._before: list[int] = []
+        self._unsaid: list[int] = []
+
+    def push(self, token: int | None) -> str:
+        """More text, once its characters are whole; None asks for what is left."""
+        if token is not None:
+            if token in self._silent:
+                return ""
+            self._unsaid.append(token)
+        if not self._unsaid:
+            return ""
+        said = self._decoded(self._before)
+        whole = self._decoded(self._before + self._unsaid)
+        if token is not None and (whole.endswith(_UNFINISHED) or len(whole) <= len(said)):
+            return ""
+        self._before, self._unsaid = self._unsaid, []
+        return whole[len(said) :]
+
+    def _decoded(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+
+class ChoiceOutput:
+    """What one choice of a request has become so far (`workers.generation.sequence.Output`)."""
+
+    def __init__(self, vocabulary: Vocabulary, request: GenerationRequest, choice: int) -> None:
+        self.ended: str | None = None
+        self._request, self._choice = request, choice
+        self._text = vocabulary.detokenizer()
+        self._parser = request.make_parser() if request.make_parser else PlainParser()
+        self._stops = Marks(request.call.ending.stop) if request.call.ending.stop else None
+        self._held = ""
+        self._stop: str | None = None
+        self._unfed = self._tokens = self._reasoning_tokens = 0
+        self._logprobs: list[TokenLogprob] = []
+        self._called = False
+
+    def push(self, token: int, logprob: TokenLogprob | None) -> list[Emission]:
+        """What one more token adds; `ended` says then whether the choice goes on."""
+        self._tokens += 1
+        if token in self._request.stop_ids:
+            self.ended = "stop"
+            return []
+        self._unfed += 1
+        if logprob is not None:
+            self._logprobs.append(logprob)
+        text = self._text(token)
+        if self._tokens >= self._request.max_tokens:
+            self.ended = "length"
+        return self._feed(text) if text else []
+
+    def finish(self, reason: str) -> list[Emission]:
+        """The end of the choice: what was held back, and FINISHED."""
+        emissions = self._feed(self._text(None)) if self._stop is None else []
+        if self._stop is None and self._held:
+            emissions += self._fed(self._held)
+        emissions += self._emissions(self._parser.finish())
+        if self._stop is not None:
+            reason = "stop"
+        if reason == "stop" and self._called:
+            reason = "tool_calls"
+        end = Finish(reason, self._stop, self._tokens, self._reasoning_tokens)
+        emissions.append(Emission(self._request.key, self._choice, FINISHED, finish=end))
+        return emissions
+
+    def _feed(self, text: str) -> list[Emission]:
+        """More text, without what may still begin a stop string."""
+        if self._stops is None:
+            return self._fed(text)
+        text = self._held + text
+        found = self._stops.find(text)
+        if found is not None:
+            self.ended, self._stop, self._held = "stop", found.group(), ""
+            return self._fed(text[: found.start()])
+        settled = self._stops.settled(text)
+        self._held = text[settled:]
+        return self._fed(text[:settled])
+
+    def _fed(self, text: str) -> list[Emission]:
+        if not text:
+            return []
+        tokens, self._unfed = self._unfed, 0
+        return self._emissions(self._parser.feed(text, tokens))
+
+    def _emissions(self, segments: list[Segment]) -> list[Emission]:
+        return [self._emission(segment) for segment in segments]
+
+    def _emission(self, segment: Segment) -> Emission:
+        logprobs, self._logprobs = self._logprobs or None, []
+        key = self._request.key
+        if segment.kind == CALLED:
+            self._called = True
+            return Emission(key, self._choice, CALLED, tokens=segment.tokens, call=segment.call)
+        if segment.kind == REASONING:
+            self._reasoning_tokens += segment.tokens
+        return Emission(key, self._choice, segment.kind, segment.text, segment.tokens, logprobs)
+
+
+def _bytes_of(tokenizer: Any, pieces: dict[int, str], added: dict[int, Any]) -> tuple[dict[int, bytes], bool]:
+    """The bytes of all tokens, and whether joined bytes are the text that the tokenizer decodes."""
+    ids = [number for number in tokenizer.encode(_SAMPLE, add_special_tokens=False) if number not in added]
+    wanted = tokenizer.decode(ids, clean_up_tokenization_spaces=False).lstrip(" ")
+    for bytes_of in (_byte_level, _sentence_piece):
+        joined = b"".join(bytes_of(pieces[number]) or b"" for number in ids)
+        if joined.decode(errors="replace").lstrip(" ") == wanted:
+            return {number: bytes_of(piece) or b"" for number, piece in pieces.items()}, True
+    return {number: tokenizer.decode([number]).encode() for number in pieces}, False
+
+
+def _byte_level(piece: str) -> bytes | None:
+    """The bytes of a piece in GPT-2's alphabet of printable characters; None for another piece."""
+    try:
+        return bytes([_ALPHABET[character] for character in piece])
+    except KeyError:
+        return None
+
+
+def _sentence_piece(piece: str) -> bytes:
+    """The bytes of a piece of SentencePiece, in which a single byte may stand as `<0x0A>`."""
+    byte = _BYTE.fullmatch(piece)
+    return bytes([int(byte[1], 16)]) if byte else piece.replace(_META, " ").encode()
+
+
+def _alphabet() -> dict[str, int]:
+    """Bytes by the characters that stand for them: printable Latin-1 is itself, all others follow from 256."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
+
+
+_ALPHABET = _alphabet()
