@@ -72,7 +72,7 @@ def status_of(error: PenstockError) -> int:
 def error_object(error: PenstockError) -> dict[str, Any]:
     """`{"message", "type", "param", "code"}` of an error."""
     return {
-        "message": "request body too large" if isinstance(error, BodyTooLarge) else error.message,
+        "message": text_of(error),
         "type": _kind(status_of(error)),
         "param": error.field if isinstance(error, InvalidField) else None,
         "code": _CODES.get(error.code),
@@ -85,20 +85,34 @@ def render(error: PenstockError) -> tuple[int, dict[str, Any], dict[str, str]]:
     body: dict[str, Any] = {"message": inner["message"], "error": inner}
     if "partial_response" in error.detail:
         body["partial_response"] = error.detail["partial_response"]
+    return status, body, headers_of(error, status)
+
+
+def headers_of(error: PenstockError, status: int) -> dict[str, str]:
+    """Headers of the answer with an error: when to come back, and whether the connection ends."""
     headers: dict[str, str] = {}
     if status in _RETRY and (error.retryable or error.retry_after_s):
         headers["Retry-After"] = error.retry_after()
     if error.code in _CLOSING:
         headers["Connection"] = "close"
-    return status, body, headers
+    return headers
+
+
+def text_of(error: PenstockError) -> str:
+    """What clients are told about an error."""
+    return "request body too large" if isinstance(error, BodyTooLarge) else error.message
 
 
 def render_http(error: falcon.HTTPError) -> tuple[int, dict[str, Any], dict[str, str]]:
     """(status, body, headers) of an error of the framework, such as an unknown path."""
-    status = error.status_code
-    text = _HTTP.get(status) or error.description or error.title or ""
+    status, text = error.status_code, http_text(error)
     inner = {"message": text, "type": _kind(status), "param": None, "code": None}
     return status, {"message": text, "error": inner}, {}
+
+
+def http_text(error: falcon.HTTPError) -> str:
+    """What clients are told about an error of the framework."""
+    return _HTTP.get(error.status_code) or error.description or error.title or ""
 
 
 def stream_error(error: PenstockError) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def grammar_of(response_format: Any, grammar: Any, field: str = "response_format
 
 def format_grammar(given: Any, field: str) -> Grammar | None:
     """The grammar of a response format. The schema stands under `json_schema`, or beside `type`."""
-    kind = _kind_of(given, field)
+    kind = kind_of(given, field)
     if kind == "text":
         return None
     if kind == "json_object":
@@ -47,7 +47,7 @@ def format_grammar(given: Any, field: str) -> Grammar | None:
 
 
 def _given_grammar(given: Any) -> Grammar:
-    kind, value = _kind_of(given, "grammar"), given.get("value")
+    kind, value = kind_of(given, "grammar"), given.get("value")
     if kind in _TEXT_KINDS:
         if not isinstance(value, str):
             raise InvalidField("grammar.value", f"expected a string for type {kind}")
@@ -64,7 +64,8 @@ def _given_grammar(given: Any) -> Grammar:
     return _bounded(Grammar(kind, json_text(value, "grammar.value")), "grammar.value")
 
 
-def _kind_of(given: Any, field: str) -> str:
+def kind_of(given: Any, field: str) -> str:
+    """The `type` of an object of a request. Raises `InvalidField`."""
     if not isinstance(given, dict):
         raise InvalidField(field, "expected an object with a type")
     kind = given.get("type")

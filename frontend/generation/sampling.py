@@ -21,6 +21,7 @@ MAX_BIAS = 100.0
 MAX_BREAKERS = 64
 MAX_ALTERNATIVES = 20
 MAX_CHOICES = 128
+DEFAULT_ALTERNATIVES = 1
 _MOST_TOKENS = (1 << 31) - 1
 _MOST_PENALTY = 1e5
 _LEAST_TEMPERATURE, _MOST_TEMPERATURE = 1e-4, 1e4
@@ -70,6 +71,13 @@ def sampling_of(fields: SamplingFields, alternatives: int | None = None) -> Samp
         logprobs=alternatives,
         seed=None if fields.seed is None else fields.seed & ((1 << 62) - 1),
     )
+
+
+def alternatives_of(logprobs: bool | None, top_logprobs: int | None) -> int | None:
+    """Alternatives beside each token, one if a request does not say how many; None without log probabilities."""
+    if not logprobs:
+        return None
+    return DEFAULT_ALTERNATIVES if top_logprobs is None else top_logprobs
 
 
 def ending_of(

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,20 +86,32 @@ def function_of(tool: Mapping[str, Any], where: str) -> Function:
 
 
 def functions_of(tools: Sequence[Any] | None, hints: Mapping[str, str] | None = None) -> list[Function]:
-    """All functions of a request without tools that run on the server.
+    """All functions of a request in the forms of OpenAI, without tools that run on the server.
 
     `hints` maps kinds of tools to what a client should do instead. Raises `InvalidField`.
     """
-    functions = []
-    for index, tool in enumerate(tools or ()):
-        where = f"tools[{index}]"
-        if index >= MAX_FUNCTIONS:
-            raise InvalidField("tools", f"{len(tools or ())} given, the limit is {MAX_FUNCTIONS}")
-        if not isinstance(tool, dict):
-            raise InvalidField(where, "expected an object")
+    known = hints or {}
+
+    def read(tool: Mapping[str, Any], where: str) -> Function:
         if tool.get("type") != "function":
-            refuse_hosted(tool.get("type"), where, hints or {})
-        functions.append(function_of(tool, where))
+            refuse_hosted(tool.get("type"), where, known)
+        return function_of(tool, where)
+
+    return read_functions(tools, read)
+
+
+def read_functions(
+    tools: Sequence[Any] | None, read: Callable[[Mapping[str, Any], str], Function]
+) -> list[Function]:
+    """All functions of a request; `read(tool, where)` makes one of them. Raises `InvalidField`."""
+    given = tools or ()
+    if len(given) > MAX_FUNCTIONS:
+        raise InvalidField("tools", f"{len(given)} given, the limit is {MAX_FUNCTIONS}")
+    functions = []
+    for index, tool in enumerate(given):
+        if not isinstance(tool, dict):
+            raise InvalidField(f"tools[{index}]", "expected an object")
+        functions.append(read(tool, f"tools[{index}]"))
     return functions
 
 
@@ -110,10 +122,13 @@ def refuse_hosted(kind: Any, where: str, hints: Mapping[str, str]) -> None:
     if kind in hints:
         raise InvalidField(f"{where}.type", f"{kind!a} {hints[kind]}")
     if kind in HOSTED:
-        raise InvalidField(
-            f"{where}.type", f"{kind!a} needs {HOSTED[kind]}, which this server does not offer"
-        )
+        raise not_offered(kind, HOSTED[kind], f"{where}.type")
     raise InvalidField(f"{where}.type", f"{kind[:64]!a} is no known kind of tool, expected 'function'")
+
+
+def not_offered(kind: str, feature: str, field: str) -> InvalidField:
+    """The error of a tool that runs on the server and needs `feature` there."""
+    return InvalidField(field, f"{kind[:64]!a} needs {feature}, which this server does not offer")
 
 
 def tool_use(functions: Sequence[Function], choice: Choice, parallel: bool | None) -> ToolUse | None:

@@ -26,6 +26,7 @@ from frontend.http.inline_page import InlinePage
 from frontend.openapi.operation import EVENTS, HTML, JSON, TEXT, Operation, Parameter
 from frontend.protocols.chat.operations import OPERATIONS as CHAT
 from frontend.protocols.kserve_v2.operations import OPERATIONS as KSERVE
+from frontend.protocols.messages.operations import OPERATIONS as MESSAGES
 from frontend.protocols.sie.operations import OPERATIONS as SIE
 from frontend.protocols.sie.operations import ErrorResponse, faults
 from frontend.protocols.trtis_v1.operations import OPERATIONS as TRTIS
@@ -231,7 +232,7 @@ SERVER = (
 
 def operations() -> tuple[Operation, ...]:
     """All operations of this build."""
-    return (*SIE, *CHAT, *KSERVE, *TRTIS, *SERVER)
+    return (*SIE, *CHAT, *MESSAGES, *KSERVE, *TRTIS, *SERVER)
 
 
 @cache

@@ -53,10 +53,11 @@ def protocols() -> list[WireProtocol]:
     """All protocols of this build, most specific prefix first."""
     from frontend.protocols.chat import ChatProtocol
     from frontend.protocols.kserve_v2 import KserveProtocol
+    from frontend.protocols.messages import MessagesProtocol
     from frontend.protocols.sie import SieProtocol
     from frontend.protocols.trtis_v1 import TrtisProtocol
 
-    return [SieProtocol(), ChatProtocol(), TrtisProtocol(), KserveProtocol()]
+    return [SieProtocol(), ChatProtocol(), MessagesProtocol(), TrtisProtocol(), KserveProtocol()]
 
 
 def grpc_services(services: Services) -> list[GrpcService]:

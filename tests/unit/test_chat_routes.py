@@ -8,78 +8,27 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import falcon.asgi
-import msgspec
 import orjson
 import pytest
-from falcon.testing import TestClient
 
 from frontend.engine.scope import plain_scope
 from frontend.generation.events import Called, Ended, Finished, Started, Text
-from frontend.http.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware
-from frontend.protocols.chat import ChatProtocol
-from frontend.protocols.sie import SieProtocol
-from frontend.services import Services
 from frontend.sse import EventStream
 from ipc import deadline
-from ipc.catalog.entries import OutputSpec
 from ipc.errors import InferenceFailed, InputTooLong, InvalidInput, QueueFull, WorkerLost
 from ipc.wire.generation import TokenLogprob
-from ipc.wire.messages import ModelStatus
-from tests.fakes.engine import InProcessDirectory
-from tests.fakes.generation import RecordedEngine, Step
-from tests.fakes.tensors import entry, services_of
+from tests.fakes.generation import Step
+from tests.fakes.generation_server import ENDED, SCRIPT, RecordedServer
 
-_ENDED = Ended(4, 2, prompt_s=0.5, completion_s=0.5)
-_SCRIPT: list[Step] = [
-    [Started(4)],
-    [Text(0, "Hello")],
-    [Text(0, " you"), Finished(0, "stop", tokens=2), _ENDED],
-]
 _ASK = {"messages": [{"role": "user", "content": "hi"}]}
 
 
-class Server:
-    """Routes of two protocols over recorded events."""
-
-    def __init__(self, root: Path) -> None:
-        generator = msgspec.structs.replace(entry("tiny/chat"), outputs={"chat": OutputSpec()})
-        self.services: Services = services_of(root, [generator, entry("org/dense")], [])
-        self.services.engine.client.inputs.close()  # type: ignore[attr-defined]
-        statuses = [
-            ModelStatus(name, "loaded", max_sequence_length=64) for name in ("tiny/chat", "org/dense")
-        ]
-        self.engine = RecordedEngine([_SCRIPT])
-        self.services.engine = self.engine
-        self.services.directory = InProcessDirectory(self.services.catalog, statuses)
-        known = [SieProtocol(), ChatProtocol()]
-        renderer = ErrorRenderer(known)
-        app = falcon.asgi.App(
-            middleware=[RequestMiddleware(self.services, known), DeadlineMiddleware(self.services)]
-        )
-        app.add_error_handler(Exception, renderer.unexpected)
-        app.add_error_handler(falcon.HTTPError, renderer.http)
-        from ipc.errors import PenstockError
-
-        app.add_error_handler(PenstockError, renderer.penstock)
-        for protocol in known:
-            protocol.mount(app, self.services)
-        self.client = TestClient(app)
-
-    def post(self, path: str, body: Any, **headers: str) -> Any:
-        """The response to JSON."""
-        raw = body if isinstance(body, bytes) else orjson.dumps(body)
-        return self.client.simulate_post(
-            path, body=raw, headers={"Content-Type": "application/json", **headers}
-        )
+class Server(RecordedServer):
+    """Asks for answers of chat."""
 
     def chat(self, **fields: Any) -> Any:
         """The response to a small conversation with further fields."""
         return self.post("/v1/chat/completions", _ASK | fields)
-
-    def script(self, *scripts: Any) -> None:
-        """What the engine tells from now on."""
-        self.engine.scripts = list(scripts)
 
 
 @pytest.fixture
@@ -149,7 +98,7 @@ def test_a_model_that_fails_tells_the_answer_so_far(server: Server) -> None:
 
 
 def test_a_call_reaches_the_client_with_its_arguments(server: Server) -> None:
-    server.script([[Started(4), Called(0, 0, "call-1", "f", '{"a":1}'), Finished(0, "tool_calls"), _ENDED]])
+    server.script([[Started(4), Called(0, 0, "call-1", "f", '{"a":1}'), Finished(0, "tool_calls"), ENDED]])
     tools = [{"type": "function", "function": {"name": "f", "strict": True}}]
     response = server.chat(tools=tools, tool_choice="required", parallel_tool_calls=False)
     assert response.json["choices"][0]["finish_reason"] == "tool_calls"
@@ -275,7 +224,7 @@ def test_a_prompt_is_completed(server: Server) -> None:
 
 def test_several_prompts_are_completed_in_their_order(server: Server) -> None:
     second: list[Step] = [[Started(3)], [Text(0, "B"), Finished(0, "length", tokens=1), Ended(3, 1)]]
-    server.script(_SCRIPT, second)
+    server.script(SCRIPT, second)
     response = server.post("/v1/completions", {"prompt": [[1, 2], [3]], "stream": True})
     chunks = _events(response.text)
     texts = ["", ""]
@@ -288,7 +237,7 @@ def test_several_prompts_are_completed_in_their_order(server: Server) -> None:
 
 
 def test_one_of_several_prompts_that_fails_ends_all(server: Server) -> None:
-    server.script(_SCRIPT[:2], [[Started(3)], InferenceFailed("not finite")])
+    server.script(SCRIPT[:2], [[Started(3)], InferenceFailed("not finite")])
     *_, last = _events(server.post("/v1/completions", {"prompt": ["a", "b"], "stream": True}).text)
     assert last["error"]["message"] == "not finite"
     assert server.engine.ended == 2

@@ -30,7 +30,7 @@ UNDOCUMENTED = {
     **dict.fromkeys((*absent.CATEGORIES, *absent.NOT_BUILT), "refuses everything"),
 }
 OTHER_ERRORS = ("/v2", "/v1/config", "/v1/chat", "/v1/completions", "/v1/models/unload", "/v1/models/reload")
-OTHER_ERRORS += ("/v1/models/status", "/v1/system")
+OTHER_ERRORS += ("/v1/models/status", "/v1/system", "/v1/messages")
 REFS = {
     "/v1/encode/{model}": "EncodeRequest",
     "/v1/score/{model}": "ScoreRequest",
@@ -38,7 +38,12 @@ REFS = {
     "/v1/embeddings": "EmbeddingsRequest",
     "/v1/rerank": "RerankRequest",
 }
-BODIES = REFS | {"/v1/chat/completions": "ChatRequest", "/v1/completions": "CompletionRequest"}
+BODIES = REFS | {
+    "/v1/chat/completions": "ChatRequest",
+    "/v1/completions": "CompletionRequest",
+    "/v1/messages": "MessagesRequest",
+    "/v1/messages/count_tokens": "MessagesRequest",
+}
 
 
 def described() -> dict[tuple[str, str], dict[str, Any]]:

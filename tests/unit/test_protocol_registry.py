@@ -33,6 +33,10 @@ from frontend.protocols.registry import protocol_of, protocols
         ("/v1/models/unloaded", "sie"),
         ("/v1/models", "sie"),
         ("/re_isq", "chat"),
+        ("/v1/messages", "messages"),
+        ("/v1/messages/count_tokens", "messages"),
+        ("/v1/messages/batches", "messages"),
+        ("/v1/messagesx", "sie"),
         ("/nothing/v2/models", "sie"),
     ],
 )

@@ -17,13 +17,11 @@ from frontend.generation.conversation import Conversation, calls_of, text_of
 from frontend.generation.grammars import grammar_of
 from frontend.generation.hosted import HostedFields, refuse_hosted
 from frontend.generation.reasoning import template_variables
-from frontend.generation.sampling import choices_of, ending_of, sampling_of
+from frontend.generation.sampling import alternatives_of, choices_of, ending_of, sampling_of
 from frontend.generation.tools import choice_of, functions_of, tool_use
 from ipc.settings import Limits
 from ipc.wire.messages import GenerateCall
 
-DEFAULT_ALTERNATIVES = 1
-"""Alternatives beside each token if a request wants log probabilities and does not say how many."""
 _ALIASES = (("max_tokens", "max_completion_tokens"),)
 _INSTEAD = "is no tool of chat completions: use POST /v1/responses"
 _HINTS = dict.fromkeys(("web_search", "web_search_preview", "shell", "namespace"), _INSTEAD)
@@ -107,18 +105,12 @@ def _call(request: ChatRequest, limits: Limits) -> GenerateCall:
         variables=template_variables(
             request.enable_thinking, request.reasoning_effort, request.chat_template_kwargs
         ),
-        sampling=sampling_of(request, _alternatives(request)),
+        sampling=sampling_of(request, alternatives_of(request.logprobs, request.top_logprobs)),
         ending=ending_of(limit, request.stop, request.ignore_eos, names=(limit_name, "stop")),
         grammar=grammar_of(request.response_format, request.grammar),
         n=choices_of(request.n),
         truncate=bool(request.truncate_sequence),
     )
-
-
-def _alternatives(request: ChatRequest) -> int | None:
-    if not request.logprobs:
-        return None
-    return DEFAULT_ALTERNATIVES if request.top_logprobs is None else request.top_logprobs
 
 
 def _messages(request: ChatRequest, limits: Limits) -> list[dict[str, Any]]:

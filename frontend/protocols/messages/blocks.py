@@ -1,0 +1,131 @@
+"""Messages and their content blocks, as a `Conversation`.
+
+| block | assistant | user |
+|---|---|---|
+| text | text | text |
+| tool_use | a call | refused |
+| tool_result | refused | a message of the tool, before the text of the user |
+| image | refused | refused: the models take text only |
+| thinking, redacted_thinking, server_tool_use, *_tool_result | dropped | dropped |
+| anything else | refused | refused |
+
+Inside of a tool_result an image becomes a placeholder, and what is no text its JSON.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from frontend.generation.conversation import Conversation, refuse_media, text_of
+from frontend.generation.errors import InvalidField
+from frontend.generation.grammars import json_text
+from frontend.generation.tools import MAX_FUNCTIONS
+
+_ROLES = ("user", "assistant", "system")
+_DROPPED = frozenset(("thinking", "redacted_thinking", "server_tool_use"))
+_RESULT = "tool_result"
+PLACEHOLDER = "[image]"
+"""What stands for a picture in the result of a tool."""
+
+
+class Message(msgspec.Struct):
+    """One message; `content` is text or a list of content blocks."""
+
+    role: str
+    content: Any
+
+
+def add_message(talk: Conversation, message: Message, where: str) -> None:
+    """Append what one message says. Raises `InvalidField`."""
+    role, content = message.role, message.content
+    if role not in _ROLES:
+        raise InvalidField(f"{where}.role", f"{role[:64]!a} is not one of {', '.join(_ROLES)}")
+    if content is None:
+        raise InvalidField(f"{where}.content", "expected a string or a list of content blocks")
+    if isinstance(content, str) or role == "system":
+        talk.add(role, text_of(content, f"{where}.content"), where)
+        return
+    blocks = _blocks(content, f"{where}.content")
+    (_add_user if role == "user" else _add_assistant)(talk, blocks, where)
+
+
+def _blocks(content: Any, where: str) -> list[tuple[str, dict[str, Any], str]]:
+    """(type, block, path) of each block that counts."""
+    if not isinstance(content, list):
+        raise InvalidField(where, "expected a string or a list of content blocks")
+    found = []
+    for index, block in enumerate(content):
+        place = f"{where}[{index}]"
+        kind = block.get("type") if isinstance(block, dict) else None
+        if not isinstance(kind, str):
+            raise InvalidField(f"{place}.type", "expected an object with a type")
+        if kind in _DROPPED or kind.endswith(f"_{_RESULT}"):
+            continue
+        found.append((kind, block, place))
+    return found
+
+
+def _add_user(talk: Conversation, blocks: list[tuple[str, dict[str, Any], str]], where: str) -> None:
+    texts = []
+    for kind, block, place in blocks:
+        if kind == _RESULT:
+            call_id = _string(block.get("tool_use_id"), f"{place}.tool_use_id")
+            text = _result_text(block.get("content"), f"{place}.content")
+            talk.add("tool", text, place, call_id=call_id)
+        else:
+            texts.append(_text(kind, block, place))
+    if texts or not any(kind == _RESULT for kind, _, _ in blocks):
+        talk.add("user", " ".join(texts), where)
+
+
+def _add_assistant(talk: Conversation, blocks: list[tuple[str, dict[str, Any], str]], where: str) -> None:
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for kind, block, place in blocks:
+        if kind != "tool_use":
+            texts.append(_text(kind, block, place))
+            continue
+        if len(calls) == MAX_FUNCTIONS:
+            raise InvalidField(f"{where}.content", f"more than {MAX_FUNCTIONS} tool_use blocks")
+        arguments = block.get("input")
+        if not isinstance(arguments, dict | None):
+            raise InvalidField(f"{place}.input", "expected an object")
+        call_id = _string(block.get("id"), f"{place}.id")
+        calls.append(talk.call(call_id, block.get("name"), arguments, place))
+    talk.add("assistant", " ".join(texts) if texts or not calls else None, where, calls=calls)
+
+
+def _text(kind: str, block: dict[str, Any], where: str) -> str:
+    """The text of a text block. Raises `InvalidField` for every other kind of block."""
+    if kind == "text":
+        return _string(block.get("text"), f"{where}.text")
+    refuse_media(kind, block, where)
+    raise InvalidField(f"{where}.type", f"{kind[:64]!a} is not accepted in this message")
+
+
+def _result_text(content: Any, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        return json_text(content, where)
+    return " ".join(_result_part(part, f"{where}[{index}]") for index, part in enumerate(content))
+
+
+def _result_part(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "image":
+        return PLACEHOLDER
+    if kind == "text" and isinstance(part.get("text"), str):
+        text: str = part["text"]
+        return text
+    return json_text(part, where)
+
+
+def _string(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidField(where, "expected a string")
+    return value

@@ -1,0 +1,128 @@
+"""Requests of /v1/messages and /v1/messages/count_tokens: the body, and the call that it asks for.
+
+1. Fields of Anthropic, and those that the contract adds. Unknown fields are ignored, null equals absent.
+2. `system` is the first message of the conversation.
+3. `output_config` of newer clients stands for `response_format` and `reasoning_effort`, which win.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from frontend.generation import bodies
+from frontend.generation.conversation import Conversation, text_of
+from frontend.generation.errors import InvalidField
+from frontend.generation.grammars import grammar_of
+from frontend.generation.hosted import HostedFields, refuse_hosted
+from frontend.generation.reasoning import variables_of
+from frontend.generation.sampling import alternatives_of, ending_of, sampling_of
+from frontend.protocols.messages.blocks import Message, add_message
+from frontend.protocols.messages.message_tools import thinking_of, tools_of
+from ipc.settings import Limits
+from ipc.wire.messages import GenerateCall, Grammar
+
+
+class OutputConfig(msgspec.Struct):
+    """Form of the answer and effort of the reasoning, as newer clients send them."""
+
+    format: Any = None
+    effort: str | None = None
+
+
+class MessagesRequest(HostedFields, kw_only=True):
+    """Body of POST /v1/messages."""
+
+    messages: list[Message]
+    model: str | None = None
+    max_tokens: int | None = None
+    system: str | list[Any] | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    thinking: Any = None
+    container: Any = None
+    output_config: OutputConfig | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: Any = None
+    grammar: Any = None
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+    truncate_sequence: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesPlan:
+    """What to generate, on which model (None: the default), and whether as a stream."""
+
+    model: str | None
+    call: GenerateCall
+    streams: bool
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether the answer tells log probabilities."""
+        return self.call.sampling.logprobs is not None
+
+
+def parse(body: bytes, limits: Limits) -> MessagesPlan:
+    """The plan of a body. Raises `MalformedBody` and `InvalidField`."""
+    request = bodies.decode(body, MessagesRequest, limits.max_items)
+    streams = bool(request.stream)
+    refuse_hosted(request, streams)
+    if isinstance(request.container, dict) and request.container.get("skills"):
+        raise InvalidField("container.skills", "skills are not offered by this server")
+    return MessagesPlan(request.model, _call(request, limits), streams)
+
+
+def parse_count(body: bytes, limits: Limits) -> MessagesPlan:
+    """The plan of a body whose prompt tokens are to be counted. Raises as `parse` does."""
+    plan = parse(body, limits)
+    return MessagesPlan(plan.model, msgspec.structs.replace(plan.call, counts_only=True), streams=False)
+
+
+def _call(request: MessagesRequest, limits: Limits) -> GenerateCall:
+    return GenerateCall(
+        messages=_messages(request, limits),
+        tools=tools_of(request.tools, request.tool_choice),
+        variables=_variables(request),
+        sampling=sampling_of(request, alternatives_of(request.logprobs, request.top_logprobs)),
+        ending=ending_of(
+            request.max_tokens,
+            request.stop_sequences,
+            request.ignore_eos,
+            names=("max_tokens", "stop_sequences"),
+        ),
+        grammar=_grammar(request),
+        truncate=bool(request.truncate_sequence),
+    )
+
+
+def _messages(request: MessagesRequest, limits: Limits) -> list[dict[str, Any]]:
+    talk = Conversation(limits)
+    if not request.messages:
+        raise InvalidField("messages", "may not be empty")
+    if request.system:
+        talk.add("system", text_of(request.system, "system"), "system")
+    for index, message in enumerate(request.messages):
+        add_message(talk, message, f"messages[{index}]")
+    return talk.finished()
+
+
+def _variables(request: MessagesRequest) -> dict[str, Any]:
+    thinking = thinking_of(request.thinking, request.enable_thinking)
+    config = request.output_config
+    if request.reasoning_effort is None and config is not None and thinking is not False:
+        return variables_of(thinking, config.effort, names=("thinking", "output_config.effort"))
+    return variables_of(thinking, request.reasoning_effort, names=("thinking", "reasoning_effort"))
+
+
+def _grammar(request: MessagesRequest) -> Grammar | None:
+    config = request.output_config
+    if request.response_format is None and config is not None:
+        return grammar_of(config.format, request.grammar, "output_config.format")
+    return grammar_of(request.response_format, request.grammar)

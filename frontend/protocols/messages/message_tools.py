@@ -1,0 +1,80 @@
+"""The functions of a request to Messages, how freely the model calls them, and whether the model thinks first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from frontend.generation.errors import InvalidField
+from frontend.generation.grammars import kind_of
+from frontend.generation.tools import (
+    Choice,
+    Function,
+    declared,
+    declared_name,
+    mode_of,
+    not_offered,
+    read_functions,
+    tool_use,
+)
+from ipc.wire.messages import ToolUse
+
+_HOSTED = {"web_search": "web search", "code_execution": "code execution"}
+"""Tools that run on the server, by the beginning of their type, and what each needs there."""
+_MODES = {"auto": "auto", "any": "required"}
+_THINKING = {"enabled": True, "adaptive": True, "disabled": False}
+
+
+def tools_of(tools: list[Any] | None, tool_choice: Any) -> ToolUse | None:
+    """The functions as workers take them; a choice of `none` removes all tools. Raises `InvalidField`."""
+    if tool_choice is not None and kind_of(tool_choice, "tool_choice") == "none":
+        return None
+    functions = read_functions(tools, _function)
+    names = [function.name for function in functions]
+    # NOTE: `disable_parallel_tool_use` has no effect, as the contract says.
+    return tool_use(functions, _choice(tool_choice, names), parallel=None)
+
+
+def thinking_of(thinking: Any, enable_thinking: bool | None) -> bool | None:
+    """Whether the model thinks first; None leaves that to the template. Raises `InvalidField`."""
+    if thinking is None:
+        return enable_thinking
+    kind = kind_of(thinking, "thinking")
+    if kind not in _THINKING:
+        raise InvalidField("thinking.type", f"{kind[:64]!a} is not one of {', '.join(_THINKING)}")
+    on = _THINKING[kind]
+    if enable_thinking is not None and enable_thinking is not on:
+        raise InvalidField("thinking.type", f"{kind!a} contradicts enable_thinking: {str(not on).lower()}")
+    return on
+
+
+def _function(tool: Mapping[str, Any], where: str) -> Function:
+    kind, name = tool.get("type"), tool.get("name")
+    if not isinstance(kind, str | None):
+        raise InvalidField(f"{where}.type", "expected a string")
+    _refuse_hosted(kind, name if "input_schema" not in tool else None, where)
+    if kind not in (None, "custom"):
+        raise InvalidField(f"{where}.type", f"{kind[:64]!a} is no known kind of tool, expected 'custom'")
+    schema, strict = tool.get("input_schema"), tool.get("strict")
+    return declared(name, tool.get("description"), schema, strict, where, schema_field="input_schema")
+
+
+def _refuse_hosted(kind: str | None, name: Any, where: str) -> None:
+    for hosted, feature in _HOSTED.items():
+        if kind is not None and kind.startswith(f"{hosted}_"):
+            raise not_offered(kind, feature, f"{where}.type")
+        if name == hosted:
+            raise not_offered(name, feature, f"{where}.name")
+
+
+def _choice(given: Any, names: Collection[str]) -> Choice:
+    if given is None:
+        return Choice()
+    kind = kind_of(given, "tool_choice")
+    if kind == "tool":
+        return Choice("named", declared_name(given.get("name"), names, "tool_choice.name"))
+    if kind not in _MODES:
+        raise InvalidField("tool_choice.type", f"{kind[:64]!a} is not one of auto, any, tool, none")
+    if kind == "any" and not names:
+        raise InvalidField("tool_choice.type", "'any' needs at least one tool in tools")
+    return mode_of(_MODES[kind], names, "tool_choice.type")

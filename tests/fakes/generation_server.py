@@ -1,0 +1,101 @@
+"""The routes of generated text over an engine that tells recorded events: in memory, or on a socket."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import falcon.asgi
+import msgspec
+import orjson
+import uvicorn
+from falcon.testing import TestClient
+
+from frontend.access.gate import Gate
+from frontend.access.middleware import AccessMiddleware
+from frontend.app import Application
+from frontend.generation.events import Ended, Finished, Started, Text
+from frontend.http.listeners import Listeners
+from frontend.http.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware
+from frontend.protocols.chat import ChatProtocol
+from frontend.protocols.messages import MessagesProtocol
+from frontend.protocols.registry import WireProtocol
+from frontend.protocols.sie import SieProtocol
+from frontend.services import Services
+from ipc.catalog.entries import OutputSpec
+from ipc.errors import PenstockError
+from ipc.wire.messages import ModelStatus
+from tests.fakes.engine import InProcessDirectory
+from tests.fakes.generation import RecordedEngine, Step
+from tests.fakes.tensors import entry, services_of
+
+CHAT, DENSE = "tiny/chat", "org/dense"
+ENDED = Ended(4, 2, prompt_s=0.5, completion_s=0.5)
+SCRIPT: list[Step] = [
+    [Started(4)],
+    [Text(0, "Hello")],
+    [Text(0, " you"), Finished(0, "stop", tokens=2), ENDED],
+]
+"""A prompt of four tokens, answered with "Hello you"."""
+
+
+class RecordedServer:
+    """All protocols of JSON in and out, over a model that tells recorded events and one that gives vectors."""
+
+    def __init__(self, root: Path, gate: Gate | None = None, **settings: Any) -> None:
+        """`gate` may ask for keys; `settings` as `section__field`."""
+        generator = msgspec.structs.replace(entry(CHAT), outputs={"chat": OutputSpec()})
+        self.services: Services = services_of(root, [generator, entry(DENSE)], [], **settings)
+        self.services.engine.client.inputs.close()  # type: ignore[attr-defined]
+        statuses = [ModelStatus(name, "loaded", max_sequence_length=64) for name in (CHAT, DENSE)]
+        self.engine = RecordedEngine([SCRIPT])
+        self.services.engine = self.engine
+        self.services.directory = InProcessDirectory(self.services.catalog, statuses)
+        if gate is not None:
+            self.services.access = gate
+        known: list[WireProtocol] = [SieProtocol(), ChatProtocol(), MessagesProtocol()]
+        middleware: list[Any] = [RequestMiddleware(self.services, known)]
+        if gate is not None:
+            middleware.append(AccessMiddleware(self.services))
+        app = falcon.asgi.App(middleware=[*middleware, DeadlineMiddleware(self.services)])
+        renderer = ErrorRenderer(known)
+        app.add_error_handler(Exception, renderer.unexpected)
+        app.add_error_handler(falcon.HTTPError, renderer.http)
+        app.add_error_handler(PenstockError, renderer.penstock)
+        for protocol in known:
+            protocol.mount(app, self.services)
+        self.client = TestClient(app)
+        self._application = Application(app, known, self.services, Listeners(self.services.settings.server))
+
+    def post(self, path: str, body: Any, **headers: str) -> Any:
+        """The response to JSON."""
+        raw = body if isinstance(body, bytes) else orjson.dumps(body)
+        return self.client.simulate_post(
+            path, body=raw, headers={"Content-Type": "application/json", **headers}
+        )
+
+    def script(self, *scripts: Sequence[Step] | PenstockError) -> None:
+        """What the engine tells from now on, a script for each request, the last for all that follow."""
+        self.engine.scripts = list(scripts)
+
+    @contextmanager
+    def listening(self) -> Iterator[str]:
+        """The address of this server on a socket, as the beginning of a URL."""
+        config = uvicorn.Config(
+            self._application, host="127.0.0.1", port=0, lifespan="off", log_level="error", ws="none"
+        )
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, name="recorded-server", daemon=True)
+        thread.start()
+        while not server.started:
+            assert thread.is_alive(), "the server did not start"
+            time.sleep(0.005)
+        try:
+            yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
