@@ -8,7 +8,7 @@ from typing import Any
 import falcon
 import falcon.asgi
 
-from frontend.access.middleware import AccessMiddleware
+from frontend.access.middleware import access_middleware
 from frontend.arbiter import configuration
 from frontend.http import health, paths
 from frontend.http.denial import SEND_KEY
@@ -16,7 +16,7 @@ from frontend.http.disconnect import CALLBACK_KEY, noting
 from frontend.http.listeners import Listeners, refuse
 from frontend.http.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware
 from frontend.lifespan import Lifespan
-from frontend.openapi import document as pages
+from frontend.openapi import pages
 from frontend.protocols.registry import WireProtocol, as_bytes, protocol_of, protocols
 from frontend.services import Services
 from frontend.status import stream as page
@@ -90,7 +90,7 @@ def create(config: Settings | None = None) -> Application:
     middleware: list[Any] = [
         Lifespan(services),
         RequestMiddleware(services, known),
-        AccessMiddleware(services),
+        *access_middleware(services),
         DeadlineMiddleware(services),
     ]
     app: falcon.asgi.App[Any, Any] = falcon.asgi.App(middleware=middleware)

@@ -58,6 +58,7 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Duration = Annotated[float, msgspec.Meta(ge=0)]
 
 
+Origin = Annotated[str, msgspec.Meta(pattern=r"^(\*|https?://[^\s/,]{1,255})$")]
 HostName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.*-]{1,255}$")]
 
 
@@ -90,6 +91,8 @@ class Server(Section, frozen=True):
     admin: bool = True
     allowed_hosts: tuple[HostName, ...] = ()
     behind_proxy: bool = False
+    cors_origins: tuple[Origin, ...] = ("*",)
+    request_id_header: bool = True
     status_origins: str = ""
     status_user: str = ""
     status_working_dir: str = ""

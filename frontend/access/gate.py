@@ -35,6 +35,7 @@ from ipc.settings import Server
 SUBPROTOCOL = "penstock.key."
 MAX_NBYTES = 256
 _OFFER = b"sec-websocket-protocol"
+_PREFLIGHT = b"access-control-request-method"
 
 
 def presented_key(scope: dict[str, Any]) -> str:
@@ -175,8 +176,11 @@ class Gate:
                 self.meter.spend(number, entry.requests_per_s, entry.allowed_burst)
 
     def admit(self, scope: dict[str, Any]) -> bool:
-        """Check a scope once and keep the decision in it for `decision_of`; returns whether it was let in."""
-        need = scopes.need_of(scope["path"], self.open_metrics)
+        """Check a scope once and keep the decision in it for `decision_of`; returns whether it was let in.
+
+        A preflight never carries a key, and its answer holds no data, so a preflight is let in as on an open path.
+        """
+        need: scopes.Need = "" if _is_preflight(scope) else scopes.need_of(scope["path"], self.open_metrics)
         decision = scope[SCOPE_KEY] = self._decide(scope, need)
         return decision.refusal is None
 
@@ -213,6 +217,10 @@ class Gate:
             except RateLimited as error:
                 return error
         return None
+
+
+def _is_preflight(scope: dict[str, Any]) -> bool:
+    return scope.get("method") == "OPTIONS" and any(name == _PREFLIGHT for name, _ in scope["headers"])
 
 
 def decision_of(scope: dict[str, Any]) -> Decision:

@@ -7,7 +7,7 @@
 | a body in a form that HTML forms send | pages of other sites |
 
 The first row ends DNS rebinding: a page of `evil.example` whose name now leads here still sends that name. Browsers ask
-before a page sends JSON to another site, and are never given leave; they do not ask before a form.
+before a page sends JSON to another site, and get leave by `server.cors_origins`; they do not ask before a form.
 """
 
 from __future__ import annotations

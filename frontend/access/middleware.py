@@ -1,11 +1,13 @@
-"""Falcon's part: refusals are raised, grants become part of the request's context, both are counted."""
+"""Falcon's part: pages of other sites get leave, refusals are raised, grants become part of the request's context."""
 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from falcon.asgi import Request, Response, WebSocket
 
+from frontend.access.cors import CorsMiddleware
 from frontend.access.gate import Decision, Grant, decision_of
 from frontend.services import Services
 from ipc import logs
@@ -51,3 +53,8 @@ class AccessMiddleware:
     def _count(self, decision: Decision, code: str) -> None:
         if self._services.started and (decision.grant.name or decision.refusal is not None):
             self._services.recorder.called(decision.grant.name or NO_KEY, code)
+
+
+def access_middleware(services: Services) -> list[Any]:
+    """The middleware of this package, in its order: a preflight is answered before anybody asks for a key."""
+    return [CorsMiddleware(services.settings.server.cors_origins), AccessMiddleware(services)]

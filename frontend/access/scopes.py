@@ -21,9 +21,11 @@ OPEN = frozenset(
         "/docs",
         "/redoc",
         "/openapi.json",
+        "/api-doc/openapi.json",
     )
 )
 """Probes, and pages that hold no data of this server."""
+OPEN_FOLDER = "/docs/"
 ADMIN_FOLDERS = (
     "/v1/admin/",
     "/api/modelcontrol/",
@@ -46,6 +48,6 @@ def need_of(path: str, open_metrics: bool) -> Need:
     """Scope that a normalized path (`frontend.http.paths`) needs; empty when it is open to all."""
     if path.startswith(ADMIN_FOLDERS) or path in ADMIN_PATHS or ADMIN_V2.fullmatch(path):
         return "admin"
-    if path in OPEN or (open_metrics and path == "/metrics"):
+    if path in OPEN or path.startswith(OPEN_FOLDER) or (open_metrics and path == "/metrics"):
         return ""
     return "infer"

@@ -156,11 +156,9 @@ def plain_scope() -> RequestScope:
 
 def common_headers(made: RequestScope, server: Server) -> dict[str, str]:
     """Headers of every answer about its request and the server."""
-    common = {
-        "X-Request-ID": made.request_id,
-        "X-Trace-ID": made.trace_id,
-        "X-SIE-Server-Version": server.version_header,
-    }
+    common = {"X-Trace-ID": made.trace_id, "X-SIE-Server-Version": server.version_header}
+    if server.request_id_header:
+        common["X-Request-ID"] = made.request_id
     if made.parent:
         common["traceparent"] = made.parent
     return common

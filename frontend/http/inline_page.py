@@ -24,23 +24,7 @@ class InlinePage:
             page = page.replace(mark, text)
         self._page = page.encode()
         self._etag = hashlib.sha256(self._page).hexdigest()[:16]
-        self._headers = {
-            "Content-Security-Policy": "; ".join(
-                (
-                    "default-src 'none'",
-                    f"script-src {_source_hash(script)}",
-                    f"style-src {_source_hash(style)}",
-                    "img-src data:",
-                    "connect-src 'self'",
-                    "base-uri 'none'",
-                    "form-action 'none'",
-                    "frame-ancestors 'none'",
-                )
-            ),
-            "X-Content-Type-Options": "nosniff",
-            "Referrer-Policy": "no-referrer",
-            "Cache-Control": "no-cache",
-        }
+        self._headers = page_headers(_source_hash(script), _source_hash(style), "data:")
 
     def send(self, req: Request, resp: Response) -> None:
         """Answer with the page, or with 304 when the client has it."""
@@ -51,6 +35,26 @@ class InlinePage:
             return
         resp.content_type = falcon.MEDIA_HTML
         resp.data = self._page
+
+
+def page_headers(scripts: str, styles: str, images: str) -> dict[str, str]:
+    """Headers of a page that may load scripts, styles and images from these sources, and may ask this server only."""
+    policy = (
+        "default-src 'none'",
+        f"script-src {scripts}",
+        f"style-src {styles}",
+        f"img-src {images}",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+    return {
+        "Content-Security-Policy": "; ".join(policy),
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
 
 
 def _joined(folder: Path, names: Sequence[str]) -> str:

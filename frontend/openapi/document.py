@@ -3,8 +3,6 @@
 1. msgspec makes components of all structs that the table names, and of the structs that they refer to.
 2. Every operation gets its parameters, its bodies by `$ref` in each media type, its statuses and their headers.
 3. Headers and parameters that recur are components too.
-
-`/openapi.json`, and `/docs`, which shows it in the browser without the internet.
 """
 
 from __future__ import annotations
@@ -13,16 +11,11 @@ import re
 from collections.abc import Iterable
 from functools import cache
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
-import falcon
-import falcon.asgi
 import msgspec
 import orjson
-from falcon.asgi import Request, Response
 
-from frontend.http.inline_page import InlinePage
 from frontend.openapi.operation import EVENTS, HTML, JSON, TEXT, Operation, Parameter
 from frontend.protocols.chat.operations import OPERATIONS as CHAT
 from frontend.protocols.kserve_v2.operations import OPERATIONS as KSERVE
@@ -226,7 +219,8 @@ SERVER = (
         errors=faults(401, 403, 429),
     ),
     Operation("get", "/openapi.json", "This document.", "server", closed=False),
-    Operation("get", "/docs", "The page that shows this document.", "server", media=(HTML,), closed=False),
+    Operation("get", "/api-doc/openapi.json", "This document, under another name.", "server", closed=False),
+    Operation("get", "/docs", "Swagger UI with this document.", "server", media=(HTML,), closed=False),
 )
 
 
@@ -239,42 +233,3 @@ def operations() -> tuple[Operation, ...]:
 def schema() -> bytes:
     """The document as JSON."""
     return orjson.dumps(document(operations(), VERSION), option=orjson.OPT_INDENT_2)
-
-
-_HTML = Path(__file__).parent / "assets" / "docs.html"
-
-
-class SchemaResource:
-    """The document, made once."""
-
-    def __init__(self) -> None:
-        self._schema = schema()
-
-    async def on_get(self, req: Request, resp: Response) -> None:
-        """JSON, whatever Accept says."""
-        resp.content_type = falcon.MEDIA_JSON
-        resp.set_header("Cache-Control", "no-cache")
-        resp.data = self._schema
-
-    on_head = on_get
-
-
-class DocsResource:
-    """The page."""
-
-    def __init__(self) -> None:
-        self._page = InlinePage(_HTML, ("docs.css",), ("docs.js",))
-
-    async def on_get(self, req: Request, resp: Response) -> None:
-        """HTML."""
-        self._page.send(req, resp)
-
-    on_head = on_get
-
-
-def mount(app: falcon.asgi.App[Any, Any]) -> None:
-    """Add the routes; `/redoc` is where other servers have their second page."""
-    docs = DocsResource()
-    app.add_route("/openapi.json", SchemaResource())
-    app.add_route("/docs", docs)
-    app.add_route("/redoc", docs)

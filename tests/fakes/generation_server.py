@@ -16,11 +16,12 @@ import uvicorn
 from falcon.testing import TestClient
 
 from frontend.access.gate import Gate
-from frontend.access.middleware import AccessMiddleware
+from frontend.access.middleware import access_middleware
 from frontend.app import Application
 from frontend.generation.events import Ended, Finished, Started, Text
 from frontend.http.listeners import Listeners
 from frontend.http.middleware import DeadlineMiddleware, ErrorRenderer, RequestMiddleware
+from frontend.openapi import pages
 from frontend.protocols.chat import ChatProtocol
 from frontend.protocols.messages import MessagesProtocol
 from frontend.protocols.registry import WireProtocol
@@ -58,14 +59,14 @@ class RecordedServer:
         if gate is not None:
             self.services.access = gate
         known: list[WireProtocol] = [SieProtocol(), ChatProtocol(), MessagesProtocol()]
-        middleware: list[Any] = [RequestMiddleware(self.services, known)]
-        if gate is not None:
-            middleware.append(AccessMiddleware(self.services))
+        cors, access = access_middleware(self.services)
+        middleware = [RequestMiddleware(self.services, known), cors, *([access] if gate is not None else [])]
         app = falcon.asgi.App(middleware=[*middleware, DeadlineMiddleware(self.services)])
         renderer = ErrorRenderer(known)
         app.add_error_handler(Exception, renderer.unexpected)
         app.add_error_handler(falcon.HTTPError, renderer.http)
         app.add_error_handler(PenstockError, renderer.penstock)
+        pages.mount(app)
         for protocol in known:
             protocol.mount(app, self.services)
         self.client = TestClient(app)

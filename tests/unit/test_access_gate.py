@@ -56,8 +56,11 @@ PATHS = {
         "/health",
         "/metrics",
         "/docs",
+        "/docs/",
+        "/docs/swagger-ui.css",
         "/redoc",
         "/openapi.json",
+        "/api-doc/openapi.json",
     ),
     "infer": (
         "/v1/encode/m",

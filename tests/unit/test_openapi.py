@@ -26,6 +26,7 @@ REQUIRED = {
 UNDOCUMENTED = {
     "/ws/status": "a WebSocket",
     "/redoc": "the same page as /docs",
+    "/docs/{name}": "files of that page",
     "/v2/": "the same as /v2",
     **dict.fromkeys((*absent.CATEGORIES, *absent.NOT_BUILT), "refuses everything"),
 }
