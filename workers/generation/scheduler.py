@@ -106,9 +106,9 @@ class Scheduler:
 
     def _awaits_sibling(self, sequence: Sequence) -> bool:
         """Whether another choice of the same request still computes the prompt, whose blocks this one will share."""
+        shared = (sequence.prompt_length - 1) // self._pool.block_tokens
         return sequence.choice > 0 and any(
-            other.request is sequence.request and other.computed < other.prompt_length
-            for other in self.running
+            other.request is sequence.request and other.registered < shared for other in self.running
         )
 
     def _begin(self, sequence: Sequence) -> bool:

@@ -1,0 +1,163 @@
+"""Parts around the generation engine: a greedy sampler, outputs that keep tokens, masks that are only noted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+
+from ipc.wire.generation import FINISHED, TEXT, Finish, TokenLogprob
+from ipc.wire.messages import GenerateCall, Sampling
+from workers.generation.attention import PagedAttention
+from workers.generation.blocks import BlockPool
+from workers.generation.engine import Engine
+from workers.generation.request import Emission, GenerationRequest, Matcher
+from workers.generation.sequence import Sequence as Choice
+
+BLOCK_TOKENS = 8
+
+
+def request_of(
+    key: Hashable,
+    prompt: Sequence[int],
+    max_tokens: int = 16,
+    *,
+    n: int = 1,
+    stop_ids: frozenset[int] = frozenset(),
+    make_matcher: Callable[[], Matcher] | None = None,
+    logprobs: int | None = 0,
+) -> GenerationRequest:
+    """A request for token ids as they are."""
+    call = GenerateCall(n=n, sampling=Sampling(logprobs=logprobs))
+    return GenerationRequest(key, list(prompt), call, max_tokens, stop_ids, _no_parser, make_matcher)
+
+
+def _no_parser() -> Any:
+    raise AssertionError("these outputs make no text")
+
+
+class Greedy:
+    """Takes the likeliest token, with its log probability. `allowed` are the tokens that a sequence may get next."""
+
+    def __init__(self, allowed: Callable[[Choice], set[int] | None] = lambda sequence: None) -> None:
+        self.rows: list[int] = []
+        """Sequences of each call."""
+        self._allowed = allowed
+
+    def sample(
+        self, logits: torch.Tensor, sequences: Sequence[Choice]
+    ) -> list[tuple[int, TokenLogprob | None]]:
+        assert len(logits) == len(sequences)
+        self.rows.append(len(sequences))
+        scores = torch.log_softmax(logits.float(), dim=-1)
+        chosen = []
+        for row, sequence in zip(scores, sequences, strict=True):
+            allowed = self._allowed(sequence)
+            order = row.argsort(descending=True).tolist()
+            token = next(token for token in order if allowed is None or token in allowed)
+            chosen.append((token, TokenLogprob(token, b"", float(row[token]))))
+        return chosen
+
+
+class KeptOutput:
+    """Tells every token as one entry without text; ends a choice by its stop ids and its length."""
+
+    def __init__(self, request: GenerationRequest, choice: int) -> None:
+        self.ended: str | None = None
+        self._request, self._choice, self._count = request, choice, 0
+
+    def push(self, token: int, logprob: TokenLogprob | None) -> list[Emission]:
+        self._count += 1
+        if token in self._request.stop_ids:
+            self.ended = "stop"
+        elif self._count >= self._request.max_tokens:
+            self.ended = "length"
+        told = logprob or TokenLogprob(token, b"", float("nan"))
+        return [Emission(self._request.key, self._choice, TEXT, tokens=1, logprobs=[told])]
+
+    def finish(self, reason: str) -> list[Emission]:
+        ended = Finish(reason, tokens=self._count)
+        return [Emission(self._request.key, self._choice, FINISHED, finish=ended)]
+
+
+class NotedMasks:
+    """Notes which sequences have their masks filled during a step."""
+
+    def __init__(self) -> None:
+        self.begun: list[list[Choice]] = []
+        self.filling = False
+
+    def begin(self, sequences: Sequence[Choice]) -> None:
+        assert not self.filling
+        self.begun.append(list(sequences))
+        self.filling = True
+
+    def wait(self) -> None:
+        assert self.filling
+        self.filling = False
+
+
+def engine_of(
+    model: Any,
+    *,
+    blocks: int = 200,
+    prefill_tokens: int = 512,
+    max_sequences: int = 32,
+    keeps_prefixes: bool = True,
+    sampler: Any = None,
+) -> Engine:
+    """An engine over a small model, made as a load makes one. The model keeps the attention of this engine."""
+    attention = PagedAttention(BLOCK_TOKENS)
+    model.set_attn_implementation(attention.name)
+    with torch.inference_mode():
+        model(
+            input_ids=torch.arange(5, 9)[None],
+            position_ids=torch.arange(4)[None],
+            attention_mask=torch.ones(1, 4, dtype=torch.long),
+            use_cache=False,
+        )
+    attention.allocate(blocks)
+    return Engine(
+        model,
+        attention,
+        BlockPool(blocks, BLOCK_TOKENS, keeps_prefixes=keeps_prefixes),
+        sampler or Greedy(),
+        NotedMasks(),
+        KeptOutput,
+        max_sequences=max_sequences,
+        prefill_tokens=prefill_tokens,
+    )
+
+
+class Answers:
+    """What an engine has told, by request and choice."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[tuple[Hashable, int], list[int]] = {}
+        self.logprobs: dict[tuple[Hashable, int], list[float]] = {}
+        self.finishes: dict[tuple[Hashable, int], Finish] = {}
+        self.cached: dict[Hashable, int] = {}
+
+    def take(self, emitted: Sequence[Emission]) -> None:
+        """Keep what a step has told, and look at the order: a start, tokens, one end."""
+        for one in emitted:
+            place = one.key, one.choice
+            assert place not in self.finishes, "nothing may follow an end"
+            if one.start is not None:
+                assert one.key not in self.cached
+                self.cached[one.key] = one.start.cached_tokens
+            assert one.key in self.cached, "a start comes first"
+            for logprob in one.logprobs or ():
+                self.tokens.setdefault(place, []).append(logprob.id)
+                self.logprobs.setdefault(place, []).append(logprob.logprob)
+            if one.finish is not None:
+                self.finishes[place] = one.finish
+
+    def run(self, engine: Engine, steps: int = 10_000) -> Answers:
+        """Step until nothing is left to do."""
+        while engine.has_work and steps:
+            self.take(engine.step())
+            steps -= 1
+        assert not engine.has_work, "the engine does not come to an end"
+        return self
