@@ -1,0 +1,234 @@
+"""Draws a token from each row of probabilities: top-k, top-p, min-p, then one uniform number.
+
+1. Rows without a filter: sums over stretches of columns tell the stretch, and its columns tell the token.
+2. Rows with a filter: the likeliest tokens are found without a sort of the vocabulary. The stretches' highest values
+   give a floor that enough tokens reach. All tokens above the floor are sorted, and the filters keep the first of them.
+3. A row that may keep more than was found is divided by value into thin layers. Sums over layers tell where the filters
+   end and which layer the token is in. Only these two layers are sorted.
+
+A token depends on the row, its filters and its uniform number alone, never on the rows beside it: the sums of a row are
+made in the order of its columns, those of candidates in float64, and equal probabilities are in the order of their ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ipc.wire.messages import Sampling
+
+STRETCH = 32
+"""Columns that are looked at together. The width of every row is a multiple of this number."""
+_LOOK, _WIDEST_LOOK = 128, 1024
+"""Candidates of a row, and the most with a large `top_k`."""
+_LAYER_BITS = 16
+"""Low bits of a float32 that do not count for its layer: the values of a layer differ by less than a hundredth."""
+_LEAST = float(np.finfo(np.float32).tiny)
+"""No filter keeps a token below this probability."""
+
+Floats = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+
+class Filters(NamedTuple):
+    """The filters of some rows, each [rows]; what is off keeps every token."""
+
+    top_k: Ids
+    top_p: Floats
+    min_p: Floats
+
+    def of(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Filters:
+        """The filters of some of these rows."""
+        return Filters(self.top_k[rows], self.top_p[rows], self.min_p[rows])
+
+
+def filters_of(samplings: Sequence[Sampling], columns: int) -> Filters:
+    """The filters as numbers; values out of their range are off."""
+    return Filters(
+        np.array([one.top_k if 0 < one.top_k < columns else columns for one in samplings], np.int64),
+        np.array([one.top_p if 0 < one.top_p < 1 else np.inf for one in samplings], np.float64),
+        np.array([one.min_p if 0 < one.min_p < 1 else 0.0 for one in samplings], np.float64),
+    )
+
+
+def draw(probabilities: torch.Tensor, samplings: Sequence[Sampling], uniforms: Floats) -> Ids:
+    """One token for each row of `probabilities` float32 [rows, columns], with `uniforms` [rows] in [0, 1).
+
+    Every row has a positive sum. A token of probability 0 is never drawn.
+    """
+    columns = probabilities.shape[1]
+    filters = filters_of(samplings, columns)
+    filtered = (filters.top_k < columns) | (filters.top_p < np.inf) | (filters.min_p > 0)
+    if not filtered.any():
+        return _draw_unfiltered(probabilities, uniforms)
+    if filtered.all():
+        return _draw_filtered(probabilities, filters, uniforms)
+    tokens = np.empty(len(uniforms), np.int64)
+    for rows in (np.flatnonzero(~filtered), np.flatnonzero(filtered)):
+        part = rows_of(probabilities, rows)
+        if filtered[rows[0]]:
+            tokens[rows] = _draw_filtered(part, filters.of(rows), uniforms[rows])
+        else:
+            tokens[rows] = _draw_unfiltered(part, uniforms[rows])
+    return tokens
+
+
+def rows_of(values: torch.Tensor, rows: Ids) -> torch.Tensor:
+    """Some rows of a matrix; `values` themselves if `rows` are as many as there are."""
+    if len(rows) == len(values):
+        return values
+    return values[torch.from_numpy(rows).to(values.device)]
+
+
+def _draw_unfiltered(probabilities: torch.Tensor, uniforms: Floats) -> Ids:
+    stretches = probabilities.unflatten(1, (-1, STRETCH))
+    totals = np.cumsum(stretches.sum(-1).cpu().numpy(), axis=1, dtype=np.float64)
+    targets = uniforms * totals[:, -1]
+    chosen = _first_above(totals, targets)
+    rows = np.arange(len(chosen))
+    before = np.where(chosen > 0, totals[rows, chosen - 1], 0.0)
+    inside = stretches[torch.from_numpy(rows), torch.from_numpy(chosen)].cpu().numpy()
+    within = _first_above(np.cumsum(inside, axis=1, dtype=np.float64), targets - before)
+    return chosen * STRETCH + within
+
+
+def _first_above(sums: Floats, targets: Floats) -> Ids:
+    """The first column of each row whose running sum is above the target; the last that adds anything at most."""
+    targets = np.minimum(targets, np.nextafter(sums[:, -1], 0.0))
+    return np.sum(sums <= targets[:, None], axis=1)
+
+
+def _draw_filtered(probabilities: torch.Tensor, filters: Filters, uniforms: Floats) -> Ids:
+    tokens = np.empty(len(uniforms), np.int64)
+    width = probabilities.shape[1]
+    highest = probabilities.unflatten(1, (-1, STRETCH)).amax(-1)
+    least = np.maximum(highest.amax(-1).cpu().numpy() * filters.min_p, _LEAST)
+    reached = floors_of(
+        highest, np.where(filters.top_k < width, np.minimum(filters.top_k, _WIDEST_LOOK), _LOOK)
+    )
+    for rows, near in candidates_of(probabilities, highest, np.maximum(reached, least)):
+        limits = filters.of(rows)
+        kept = _kept(near, limits, least[rows])
+        tokens[rows] = _draw_kept(near, kept, uniforms[rows])
+        enough = (kept < near.counts) | (kept == limits.top_k) | (reached[rows] <= least[rows])
+        for row in rows[~enough].tolist():
+            layers = Layers(probabilities[row].cpu().numpy())
+            limits = filters.of(np.array([row]))
+            tokens[row] = layers.draw(int(limits.top_k[0]), float(limits.top_p[0]), least[row], uniforms[row])
+    return tokens
+
+
+class Layers:
+    """One row of probabilities in layers of about the same value, the highest first."""
+
+    def __init__(self, values: NDArray[np.float32]) -> None:
+        self._values, self._layers = values, (values.view(np.uint32) >> _LAYER_BITS).astype(np.int64)
+        self._counts = np.cumsum(np.bincount(self._layers)[::-1])
+        self._sums = np.cumsum(np.bincount(self._layers, weights=values)[::-1])
+        self._highest = len(self._sums) - 1
+
+    def draw(self, top_k: int, top_p: float, least: float, uniform: float) -> int:
+        """A token among those that the filters keep; min-p drops the values up to `least`."""
+        lowest = self._highest - (int(np.float32(least).view(np.uint32)) >> _LAYER_BITS)
+        ends = (self._counts >= top_k) | (self._sums >= top_p)
+        last = min(int(np.argmax(ends)), lowest) if ends.any() else lowest
+        # Layers before the last are kept whole.
+        before, number = (float(self._sums[last - 1]), int(self._counts[last - 1])) if last else (0.0, 0)
+        ids, values = self._tokens_of(last)
+        sums = before + np.cumsum(values)
+        kept = (values > least) & (number + np.arange(len(ids)) < top_k)
+        kept[1:] &= sums[:-1] < top_p
+        sums = sums[: max(int(kept.sum()), not last)]
+        total = float(sums[-1]) if len(sums) else before
+        target = min(uniform * total, np.nextafter(total, 0.0))
+        if target >= before:
+            return int(ids[np.searchsorted(sums, target, side="right")])
+        layer = int(np.searchsorted(self._sums[:last], target, side="right"))
+        ids, values = self._tokens_of(layer)
+        sums = (float(self._sums[layer - 1]) if layer else 0.0) + np.cumsum(values)
+        return int(ids[min(int(np.searchsorted(sums, target, side="right")), len(ids) - 1)])
+
+    def _tokens_of(self, layer: int) -> tuple[Ids, Floats]:
+        """The tokens of the layer with this number from the highest, in falling order, with their values."""
+        ids = np.flatnonzero(self._layers == self._highest - layer)
+        values = self._values[ids].astype(np.float64)
+        order = np.argsort(-values, kind="stable")
+        return ids[order], values[order]
+
+
+class Candidates(NamedTuple):
+    """The highest tokens of some rows in falling order, [rows, width]; zeros beyond the `counts` [rows]."""
+
+    ids: Ids
+    values: Floats
+    counts: Ids
+
+
+def floors_of(highest: torch.Tensor, counts: Ids) -> NDArray[np.float32]:
+    """A value for each row that at least `counts` of its columns reach, -inf where no such value is known.
+
+    `highest` float32 [rows, stretches] are the highest values of the stretches.
+    """
+    stretches = highest.shape[1]
+    floors = np.full(len(counts), -np.inf, np.float32)
+    known = counts <= stretches
+    if known.any():
+        falling = highest.topk(int(counts[known].max())).values.cpu().numpy()
+        floors[known] = falling[known, counts[known] - 1]
+    return floors
+
+
+def candidates_of(
+    values: torch.Tensor, highest: torch.Tensor, floors: NDArray[np.floating]
+) -> list[tuple[Ids, Candidates]]:
+    """All columns of each row that reach the row's floor, for groups of rows with about as many of them.
+
+    `values` float32 [rows, columns], `highest` as in `floors_of`. A floor of -inf takes all columns.
+    """
+    # NOTE: one step below, as a floor that was rounded up might be above the highest value.
+    floor = np.nextafter(floors.astype(np.float32), np.float32(-np.inf))
+    least = torch.from_numpy(floor).to(values.device)[:, None]
+    at_row, stretch = (highest >= least).nonzero(as_tuple=True)
+    near = values.unflatten(1, (-1, STRETCH))[at_row, stretch]
+    place, within = (near >= least[at_row]).nonzero(as_tuple=True)
+    ids = (stretch[place] * STRETCH + within).cpu().numpy()
+    counts = torch.bincount(at_row[place], minlength=len(values)).cpu().numpy()
+    return _sorted(ids, near[place, within].cpu().numpy(), counts)
+
+
+def _sorted(ids: Ids, values: NDArray[np.float32], counts: Ids) -> list[tuple[Ids, Candidates]]:
+    """Rows of similar counts side by side, so that padding stays below half."""
+    groups = []
+    ends = np.cumsum(counts)
+    sizes = np.frexp(counts)[1]
+    for size in np.unique(sizes):
+        rows = np.flatnonzero(sizes == size)
+        width = int(counts[rows].max())
+        there = np.arange(width) < counts[rows, None]
+        places = (ends[rows] - counts[rows])[:, None] + np.arange(width)
+        places = places[there]
+        near, columns = np.zeros(there.shape), np.zeros(there.shape, np.int64)
+        near[there], columns[there] = values[places], ids[places]
+        order = np.argsort(np.where(there, -near, np.inf), axis=1, kind="stable")
+        falling = np.take_along_axis(near, order, axis=1)
+        groups.append((rows, Candidates(np.take_along_axis(columns, order, axis=1), falling, counts[rows])))
+    return groups
+
+
+def _kept(near: Candidates, filters: Filters, least: Floats) -> Ids:
+    """How many candidates of each row the filters keep, at least one."""
+    kept = near.values > least[:, None]
+    kept &= np.arange(kept.shape[1]) < filters.top_k[:, None]
+    kept[:, 1:] &= np.cumsum(near.values, axis=1)[:, :-1] < filters.top_p[:, None]
+    return np.maximum(kept.sum(axis=1), 1)
+
+
+def _draw_kept(near: Candidates, kept: Ids, uniforms: Floats) -> Ids:
+    rows, width = np.arange(len(kept)), near.values.shape[1]
+    sums = np.cumsum(np.where(np.arange(width) < kept[:, None], near.values, 0.0), axis=1)
+    chosen = _first_above(sums, uniforms * sums[:, -1])
+    return near.ids[rows, chosen]

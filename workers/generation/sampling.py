@@ -1,0 +1,286 @@
+"""Chooses the next token of many sequences at once from their logits.
+
+1. Rows that want nothing but their highest logit are done with one search of the maximum.
+2. The other rows are copied to float32 and changed in the contract's order: DRY, then penalties on the tokens of the
+   context, then bias. Log probabilities are taken here.
+3. The grammar's mask forbids tokens. A row without a finite highest logit fails.
+4. Greedy rows take the highest logit. The others get temperature and softmax, and `drawing` draws.
+
+Each stage works on all rows that need the stage. What happens to a row depends on the row alone, so a seed gives the
+same text whatever else is in the batch. A sequence uses one uniform number a token, taken after everything that may
+fail: a sampling stage that raises has changed nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from ipc.errors import InferenceFailed, InvalidInput
+from ipc.wire.generation import TokenLogprob
+from workers.generation.drawing import STRETCH, candidates_of, draw, floors_of
+from workers.generation.penalties import Entries, RepeatedPassages, TokenCounts
+from workers.generation.sequence import Sequence as Choice
+
+_FEW_COLUMNS = 1024
+"""Up to this width a search in two steps does not pay."""
+_COLD = 1e-7
+"""Temperatures up to this are greedy."""
+_LEAST_LOGPROB = -9999.0
+"""Stands for the log probability of an impossible token, which JSON could not hold."""
+_FORBIDDEN = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 1, 0.0, -np.inf
+).astype(np.float32)
+"""What each byte of a mask adds to the logits of its 8 tokens, float32 [256, 8]."""
+
+Chosen = list[tuple[int, TokenLogprob | None]]
+
+
+class NoNextToken(InferenceFailed):
+    """Some rows of logits have no finite highest value: not a number, infinite, or every token is forbidden.
+
+    `sequences` are those of the rows. They can have no next token, and no sequence was changed: a step without
+    `sequences` may be tried.
+    """
+
+    def __init__(self, sequences: Sequence[Choice]) -> None:
+        super().__init__("the model gave no finite score to any token that may come next")
+        self.sequences = sequences
+
+
+def check_bias(bias: Mapping[int, float], vocabulary: int) -> None:
+    """Raise `InvalidInput` for the first biased id beyond a vocabulary of so many tokens."""
+    for token in bias:
+        if not 0 <= token < vocabulary:
+            raise InvalidInput(
+                f"logit_bias: token id {token} is not below {vocabulary}, the model's vocabulary"
+            )
+
+
+class _State:
+    """What the sampler keeps of one sequence."""
+
+    def __init__(
+        self, sequence: Choice, columns: int, breakers: Callable[[tuple[str, ...]], frozenset[int]]
+    ) -> None:
+        self.sampling = wish = sequence.call.sampling
+        self.greedy = wish.temperature is None or not wish.temperature > _COLD
+        seed = None if wish.seed is None else wish.seed + sequence.choice
+        self.uniforms = None if self.greedy else random.Random(seed)
+        self.counts = self.passages = self.bias = None
+        if wish.presence_penalty or wish.frequency_penalty or wish.repetition_penalty != 1:
+            self.counts = TokenCounts(sequence.tokens)
+        if wish.dry_multiplier:
+            self.passages = RepeatedPassages(
+                wish.dry_multiplier,
+                wish.dry_base,
+                wish.dry_allowed_length,
+                breakers(wish.dry_sequence_breakers),
+            )
+        biases = {token: value for token, value in wish.logit_bias.items() if 0 <= token < columns}
+        if biases:
+            values = np.array(list(biases.values()), np.float32)
+            self.bias = Entries(np.array(list(biases), np.int64), values)
+        self.changes = bool(self.counts or self.passages or self.bias)
+        self.alternatives = None if wish.logprobs is None else min(wish.logprobs, columns)
+        self.plain = self.greedy and not self.changes and self.alternatives is None
+
+
+class _Likely(NamedTuple):
+    """The likeliest tokens of a row in falling order, with their logits, and the log of the sum of all exponentials."""
+
+    ids: list[int]
+    logits: list[float]
+    log_sum: float
+
+
+class BatchedSampler:
+    """The sampling stage of one engine; its state of each sequence is in `sampler_state`."""
+
+    def __init__(self, raw_of: Callable[[int], bytes], encode: Callable[[str], Sequence[int]]) -> None:
+        """`raw_of(token)` are a token's bytes; `encode(text)` its tokens without any that frame a text."""
+        self._raw_of, self._encode = raw_of, encode
+        self._breakers = lru_cache(256)(self._encoded_breakers)
+
+    def _encoded_breakers(self, texts: tuple[str, ...]) -> frozenset[int]:
+        """The token that each text ends with behind a letter, as a text at the beginning may be another token."""
+        return frozenset(tokens[-1] for text in texts if (tokens := self._encode("a" + text)))
+
+    @torch.inference_mode()
+    def sample(self, logits: torch.Tensor, sequences: Sequence[Choice]) -> Chosen:
+        """The next token of each sequence from its row of `logits` [rows, columns] of any float type.
+
+        There may be more columns than tokens. Log probabilities come with the sequences that ask for them.
+        Raises `NoNextToken`.
+        """
+        states = [self._state(sequence, logits.shape[1]) for sequence in sequences]
+        peaks, tokens = _highest(logits)
+        _check(peaks, sequences)
+        rows = [
+            row
+            for row, (state, sequence) in enumerate(zip(states, sequences, strict=True))
+            if not state.plain or sequence.mask is not None
+        ]
+        chosen: Chosen = [(token, None) for token in tokens.tolist()]
+        if rows:
+            part = _wide(logits if len(rows) == len(logits) else logits[rows])
+            results = self._sample_changed(
+                part, [sequences[row] for row in rows], [states[row] for row in rows]
+            )
+            for row, result in zip(rows, results, strict=True):
+                chosen[row] = result
+        return chosen
+
+    def _state(self, sequence: Choice, columns: int) -> _State:
+        state = sequence.sampler_state
+        if state is None:
+            state = sequence.sampler_state = _State(sequence, columns, self._breakers)
+        return state
+
+    def _sample_changed(
+        self, logits: torch.Tensor, sequences: Sequence[Choice], states: Sequence[_State]
+    ) -> Chosen:
+        """As `sample`, for rows that may be changed: float32 [rows, columns]."""
+        if any(state.changes for state in states):
+            _change(logits, sequences, states)
+        wanted = [row for row, state in enumerate(states) if state.alternatives is not None]
+        likely = _likely(logits, wanted, [states[row].alternatives or 0 for row in wanted])
+        _forbid(logits, sequences)
+        peaks, best = _highest(logits)
+        _check(peaks, sequences)
+        tokens = best.cpu().numpy()
+        drawn = [row for row, state in enumerate(states) if not state.greedy]
+        if drawn:
+            tokens[drawn] = _draw(logits, peaks, drawn, states)
+        logprobs: dict[int, TokenLogprob] = {}
+        if wanted:
+            scores = logits[wanted, tokens[wanted]].tolist()
+            for row, near, score in zip(wanted, likely, scores, strict=True):
+                logprobs[row] = self._logprob(int(tokens[row]), score, near)
+        return [(token, logprobs.get(row)) for row, token in enumerate(tokens.tolist())]
+
+    def _logprob(self, token: int, score: float, near: _Likely) -> TokenLogprob:
+        def finite(logit: float) -> float:
+            return max(logit - near.log_sum, _LEAST_LOGPROB)
+
+        top = [
+            (one, self._raw_of(one), finite(logit)) for one, logit in zip(near.ids, near.logits, strict=True)
+        ]
+        return TokenLogprob(token, self._raw_of(token), finite(score), top)
+
+
+def _wide(logits: torch.Tensor) -> torch.Tensor:
+    """A float32 copy whose width is a multiple of `STRETCH`; nothing can be in the columns that are added."""
+    return F.pad(logits.to(torch.float32, copy=True), (0, -logits.shape[1] % STRETCH), value=float("-inf"))
+
+
+def _highest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The highest value of each row and its first column. A row with a NaN has NaN."""
+    if logits.is_cuda or logits.shape[1] <= _FEW_COLUMNS:
+        return logits.max(-1)
+    # PERF: torch finds the place of a maximum 10 times slower than the maximum. So the place is looked for in the
+    # stretch that has the maximum.
+    if logits.shape[1] % STRETCH:
+        logits = F.pad(logits, (0, -logits.shape[1] % STRETCH), value=float("-inf"))
+    stretches = logits.unflatten(1, (-1, STRETCH))
+    peaks, stretch = stretches.amax(-1).max(-1)
+    within = stretches[torch.arange(len(logits)), stretch].argmax(-1)
+    return peaks, stretch * STRETCH + within
+
+
+def _check(peaks: torch.Tensor, sequences: Sequence[Choice]) -> None:
+    if not bool(peaks.isfinite().all()):
+        failed = (~peaks.isfinite()).nonzero()[:, 0].tolist()
+        raise NoNextToken([sequences[row] for row in failed])
+
+
+def _change(logits: torch.Tensor, sequences: Sequence[Choice], states: Sequence[_State]) -> None:
+    """DRY, then penalties, then bias, in place."""
+    both = list(zip(sequences, states, strict=True))
+    passages = {
+        row: state.passages.update(one.tokens) for row, (one, state) in enumerate(both) if state.passages
+    }
+    counts = {row: state.counts.update(one.tokens) for row, (one, state) in enumerate(both) if state.counts}
+    biases = {row: state.bias for row, state in enumerate(states) if state.bias}
+    if passages:
+        rows, ids, values = _flat(passages, logits)
+        logits[rows, ids] -= values
+    if counts:
+        rows, ids, number = _flat(counts, logits)
+        wishes = [states[row].sampling for row in counts]
+        sizes = [len(entries.ids) for entries in counts.values()]
+        frequency, presence, repetition = (
+            torch.from_numpy(np.repeat(np.array(column, np.float32), sizes)).to(logits.device)
+            for column in zip(
+                *((one.frequency_penalty, one.presence_penalty, one.repetition_penalty) for one in wishes),
+                strict=True,
+            )
+        )
+        near = logits[rows, ids] - number * frequency - presence
+        logits[rows, ids] = torch.where(near > 0, near / repetition, near * repetition)
+    if biases:
+        rows, ids, values = _flat(biases, logits)
+        logits[rows, ids] += values
+
+
+def _flat(
+    entries: Mapping[int, Entries], logits: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows, columns and values of entries by row, side by side, on the logits' device."""
+    rows = np.repeat(np.array(list(entries), np.int64), [len(one.ids) for one in entries.values()])
+    ids = np.concatenate([one.ids for one in entries.values()])
+    values = np.concatenate([one.values for one in entries.values()])
+    return tuple(torch.from_numpy(one).to(logits.device) for one in (rows, ids, values))  # type: ignore[return-value]
+
+
+def _likely(logits: torch.Tensor, rows: Sequence[int], numbers: Sequence[int]) -> list[_Likely]:
+    """For some rows, so many of the likeliest tokens, and what all log probabilities of the row are counted from."""
+    if not rows:
+        return []
+    part = logits if len(rows) == len(logits) else logits[rows]
+    log_sums = part.logsumexp(-1).tolist()
+    if not any(numbers):
+        return [_Likely([], [], log_sum) for log_sum in log_sums]
+    highest = part.unflatten(1, (-1, STRETCH)).amax(-1)
+    floors = floors_of(highest, np.maximum(np.array(numbers, np.int64), 1))
+    likely: list[_Likely] = [_Likely([], [], 0.0)] * len(rows)
+    for group, near in candidates_of(part, highest, floors):
+        for row, ids, values in zip(group.tolist(), near.ids, near.values, strict=True):
+            number = numbers[row]
+            likely[row] = _Likely(ids[:number].tolist(), values[:number].tolist(), log_sums[row])
+    return likely
+
+
+def _forbid(logits: torch.Tensor, sequences: Sequence[Choice]) -> None:
+    """Add the masks of grammars, in place; columns beyond a mask are forbidden."""
+    rows = [row for row, sequence in enumerate(sequences) if sequence.mask is not None]
+    if not rows:
+        return
+    bits = np.stack([np.asarray(sequences[row].mask, np.int32) for row in rows]).view(np.uint8)
+    width = min(bits.shape[1] * 8, logits.shape[1])
+    masks = torch.from_numpy(_FORBIDDEN.take(bits, axis=0).reshape(len(rows), -1)).to(logits.device)
+    if len(rows) == len(logits):
+        logits[:, :width] += masks[:, :width]
+    else:
+        logits[rows, :width] += masks[:, :width]
+    if width < logits.shape[1]:
+        logits[rows, width:] = float("-inf")
+
+
+def _draw(
+    logits: torch.Tensor, peaks: torch.Tensor, rows: Sequence[int], states: Sequence[_State]
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """The tokens of rows with a temperature."""
+    chosen = [states[row] for row in rows]
+    temperatures = torch.tensor([[state.sampling.temperature] for state in chosen], device=logits.device)
+    part, above = (logits, peaks) if len(rows) == len(logits) else (logits[rows], peaks[rows])
+    # NOTE: the peak goes first, so that no small temperature makes a number infinite.
+    probabilities = (part - above[:, None]).div_(temperatures).softmax(-1)
+    uniforms = np.array([state.uniforms.random() for state in chosen if state.uniforms is not None])
+    return draw(probabilities, [state.sampling for state in chosen], uniforms)
