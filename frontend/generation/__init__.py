@@ -1,4 +1,4 @@
 """Generated text as all protocols of chat share it: events of a stream, and what requests of all forms have in common.
 
-Protocol packages of generated text and `frontend.engine` may import it. It imports no protocol.
+Protocols and `frontend.engine` may import it. It imports no protocol.
 """

@@ -13,7 +13,14 @@ from ipc.settings import Settings
 
 OUTPUT = "chat"
 DEFAULT = "default"
+STATUSES = {"loaded": "loaded", "loading": "reloading"}
+"""Statuses of the contract for states of a model; all other states are `unloaded`."""
 _SHOWN = 20
+
+
+def status_of(state: str) -> str:
+    """The status of the contract for a state of a model."""
+    return STATUSES.get(state, "unloaded")
 
 
 def generators(catalog: Catalog) -> list[str]:

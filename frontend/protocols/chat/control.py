@@ -14,13 +14,10 @@ import orjson
 from falcon.asgi import Request, Response
 
 from frontend.generation import bodies
-from frontend.generation.models import find_generator
+from frontend.generation.models import find_generator, status_of
 from frontend.http.disconnect import until_disconnect
 from frontend.services import Services
 from ipc.errors import DeadlineExceeded, ModelNotFound, PenstockError
-
-STATUSES = {"loaded": "loaded", "loading": "reloading"}
-"""Statuses of this contract for states of a model; all other states are `unloaded`."""
 
 Act = Callable[[Services, str, int], Awaitable[str]]
 
@@ -57,11 +54,6 @@ async def reload(services: Services, model: str, deadline_ns: int) -> str:
 async def status(services: Services, model: str, deadline_ns: int) -> str:
     """Say in which state the model is."""
     return status_of(services.directory.status(model).state)
-
-
-def status_of(state: str) -> str:
-    """The status of this contract for a state of a model."""
-    return STATUSES.get(state, "unloaded")
 
 
 class ControlResource:

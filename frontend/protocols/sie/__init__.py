@@ -32,6 +32,16 @@ _PACKAGES = ("sie-sdk", "sie_sdk")
 OPERATIONS = frozenset(("encode", "score", "extract", "embeddings", "rerank"))
 
 
+_OPENAI = ("/v1/embeddings", "/v1/rerank")
+
+
+def _renderer(path: str) -> errors.Render:
+    """The form of errors on `path`."""
+    if path in _OPENAI:
+        return errors.render_openai
+    return errors.render_model if path.startswith("/v1/models/") else errors.render
+
+
 class SieProtocol:
     """Routes and error form of the SIE contract."""
 
@@ -68,8 +78,7 @@ class SieProtocol:
         """(status, JSON body, headers) of an error on `path`."""
         if isinstance(error, ResourceExhausted) and error.retry_after_s is None:
             error.retry_after_s = self._exhausted_retry_s
-        render = errors.render_openai if path in ("/v1/embeddings", "/v1/rerank") else errors.render
-        return render(error, own_client=req is not None and is_own_client(req))
+        return _renderer(path)(error, req is not None and is_own_client(req))
 
     def render_http(self, error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:
         """(status, JSON body, headers) of an error of the framework."""

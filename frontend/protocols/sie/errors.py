@@ -5,6 +5,7 @@ Where the contract has fewer codes than Penstock, a code is mapped to the neares
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import falcon
@@ -53,6 +54,10 @@ _OPENAI = {
 }
 
 
+Render = Callable[[PenstockError, bool], tuple[int, dict[str, Any], dict[str, str]]]
+"""(status, body, headers) of an error; the flag says that a client library of SIE asks."""
+
+
 def contract_code(error: PenstockError, own_client: bool = False) -> tuple[int, str]:
     """(HTTP status, code in the body) of an error.
 
@@ -78,6 +83,14 @@ def render(error: PenstockError, own_client: bool = False) -> tuple[int, dict[st
     if error.code == "DRAINING":
         body = {"error": "Service shutting down", "detail": {**body["detail"], "reason": "draining"}}
     return status, body, _headers(error, status, code)
+
+
+def render_model(
+    error: PenstockError, own_client: bool = False
+) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """(status, body, headers) on the route of one model: the SIE form, with the message for clients of OpenAI."""
+    status, body, headers = render(error, own_client)
+    return status, {**body, "message": error.message}, headers
 
 
 def render_http(error: falcon.HTTPError) -> tuple[int, dict[str, Any], dict[str, str]]:

@@ -9,7 +9,9 @@ import msgspec
 import orjson
 from falcon.asgi import Request, Response
 
+from frontend.generation.models import DEFAULT, default_model
 from frontend.http.disconnect import until_disconnect
+from frontend.protocols.sie.listing import ListedModel, listed_model, page_of
 from frontend.protocols.sie.schemas import AdminRequest, read_aside
 from frontend.services import Services
 from ipc.catalog.entries import DEFAULT_SIMILARITY, ENCODE_OUTPUTS, ModelEntry, Profile
@@ -18,7 +20,6 @@ from ipc.errors import DeadlineExceeded
 from ipc.wire.messages import ModelStatus
 
 INPUT_ORDER = ("text", "image", "audio", "video", "document")
-OWNER = "penstock"
 OUTPUT_ORDER = (*ENCODE_OUTPUTS, "score", "json")
 
 
@@ -57,29 +58,24 @@ class ModelInfo(msgspec.Struct):
     profiles: dict[str, ProfileInfo]
 
 
-class OpenAIModel(msgspec.Struct):
-    """A model in the OpenAI form."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-
-
-class ModelDetails(ModelInfo):
-    """One model in both forms."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
+ModelDetails = msgspec.defstruct(
+    "ModelDetails",
+    [(each.encode_name, each.type, each.default) for each in msgspec.structs.fields(ListedModel)],
+    bases=(ModelInfo,),
+    namespace={"__doc__": "One model in all forms."},
+    kw_only=True,
+)
+"""`ModelInfo` and `ListedModel` in one object."""
 
 
 class ModelsResponse(msgspec.Struct):
-    """All models in both forms."""
+    """Models in all forms; the ids are those of the first and the last entry of `data`."""
 
     object: Literal["list"]
-    data: list[OpenAIModel]
+    data: list[ListedModel]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
     models: list[ModelInfo]
 
 
@@ -136,12 +132,15 @@ class ModelsResource:
         self._services = services
 
     async def on_get(self, req: Request, resp: Response) -> None:
-        """The list, in the SIE form and in the OpenAI form; models of named tensors have an index of their own."""
-        directory, created = self._services.directory, int(self._services.started_at)
-        entries = [each for each in self._services.catalog.values() if not isinstance(each, VersionEntry)]
-        infos = [model_info(entry, directory.status(entry.id)) for entry in entries]
-        listed = [OpenAIModel(info.name, "model", created, OWNER) for info in infos]
-        _send(resp, ModelsResponse("list", listed, infos))
+        """The list in all forms; models of named tensors have an index of their own. Raises `InvalidInput`."""
+        services, aliases = self._services, _aliases(self._services)
+        listed = [each.id for each in services.catalog.values() if not isinstance(each, VersionEntry)]
+        names, has_more = page_of([*aliases, *listed], req)
+        infos = {name: _info(services, aliases.get(name, name)) for name in names}
+        entries = [_listed(services, name, info) for name, info in infos.items()]
+        first, last = (names[0], names[-1]) if names else (None, None)
+        models = [info for name, info in infos.items() if name not in aliases]
+        _send(resp, ModelsResponse("list", entries, has_more, first, last, models))
 
 
 class ModelResource:
@@ -151,11 +150,27 @@ class ModelResource:
         self._services = services
 
     async def on_get(self, req: Request, resp: Response, model: str) -> None:
-        """The bare ModelInfo with the OpenAI fields."""
-        entry = self._services.directory.find(model)
-        info = model_info(entry, self._services.directory.status(entry.id))
-        openai = OpenAIModel(entry.id, "model", int(self._services.started_at), OWNER)
-        _send(resp, msgspec.convert(msgspec.to_builtins(info) | msgspec.to_builtins(openai), ModelDetails))
+        """The bare ModelInfo with the fields of an entry of the list."""
+        info = _info(self._services, _aliases(self._services).get(model, model))
+        listed = msgspec.to_builtins(_listed(self._services, model, info))
+        _send(resp, msgspec.convert(msgspec.to_builtins(info) | listed, ModelDetails))
+
+
+def _aliases(services: Services) -> dict[str, str]:
+    """What `default` stands for, if that is a model and none has this name."""
+    model = default_model(services.catalog, services.settings)
+    return {DEFAULT: model} if model in services.catalog and DEFAULT not in services.catalog else {}
+
+
+def _info(services: Services, model: str) -> ModelInfo:
+    """ModelInfo of a model. Raises `ModelNotFound`."""
+    entry = services.directory.find(model)
+    return model_info(entry, services.directory.status(entry.id))
+
+
+def _listed(services: Services, name: str, info: ModelInfo) -> ListedModel:
+    """The entry `name` of the list, for a model."""
+    return listed_model(name, info.name, info.state, info.max_sequence_length, services.started_at)
 
 
 class AdminResource:

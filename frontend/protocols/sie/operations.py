@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from frontend.openapi.operation import JSON, MSGPACK, Operation, Parameter
-from frontend.protocols.sie import models, schemas
+from frontend.protocols.sie import listing, models, schemas
 from ipc.wire.extraction import Classification, DetectedObject, Entity, Relation
 
 Dtype = Literal["float32", "float16", "int8", "uint8", "binary"]
@@ -199,6 +199,12 @@ class OpenAIFault(msgspec.Struct):
     code: str
 
 
+class ModelErrorResponse(ErrorResponse):
+    """An error of the route of one model, with its message once more."""
+
+    message: str
+
+
 class OpenAIErrorResponse(msgspec.Struct):
     """An error in both forms."""
 
@@ -278,6 +284,17 @@ def _admin(action: str, summary: str) -> Operation:
 
 
 _TEXTS = [{"id": "a", "text": "first text"}, {"text": "second text"}]
+_PAGE = (
+    Parameter(
+        "limit",
+        "query",
+        "Most entries of a page; without it there is one page.",
+        {"type": "integer", "minimum": 1, "maximum": listing.MAX_LIMIT},
+    ),
+    Parameter("after_id", "query", "The page begins behind this entry."),
+    Parameter("before_id", "query", "The page ends before this entry."),
+)
+
 OPERATIONS = (
     _inference(
         "/v1/encode/{model}",
@@ -320,7 +337,8 @@ OPERATIONS = (
         "All models.",
         "models",
         answer=models.ModelsResponse,
-        errors=faults(401, 403, 429),
+        errors=faults(400, 401, 403, 429),
+        parameters=_PAGE,
     ),
     Operation(
         "get",
@@ -328,7 +346,7 @@ OPERATIONS = (
         "One model.",
         "models",
         answer=models.ModelDetails,
-        errors=faults(401, 403, 404, 429),
+        errors=faults(401, 403, 404, 429, form=ModelErrorResponse),
     ),
     _admin("load", "Load a model; a recorded failure is forgotten."),
     _admin("unload", "Take a model out of memory once its work is done."),
