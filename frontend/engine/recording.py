@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ipc.errors import InputRefused, WorkerCrashed
-from ipc.metrics.families import UNKNOWN
+from ipc.metrics.families import DIRECTIONS, NO_KEY, UNKNOWN
 from ipc.metrics.registry import FrontendMetrics
 from ipc.metrics.tally import Amount, Observations
 
@@ -53,6 +53,16 @@ class _Ended(NamedTuple):
     phases: dict[str, tuple[Observations, ...]]
 
 
+class TextMeter(NamedTuple):
+    """Counts the tokens of one model and API key, and the times between them in seconds."""
+
+    first: Observations
+    between: Observations
+    prompt: Amount
+    cached: Amount
+    generated: Amount
+
+
 class Recorder:
     """Writes one request into all families it belongs to, soon after (`ipc.metrics.tally`)."""
 
@@ -61,6 +71,7 @@ class Recorder:
         self._outcomes = lru_cache(maxsize=4096)(self._outcome)
         self._gauges = lru_cache(maxsize=4096)(self._serving)
         self._amounts = lru_cache(maxsize=4096)(self._amount)
+        self._meters = lru_cache(maxsize=4096)(self._meter)
 
     def _amount(self, family: str, *labels: str) -> Amount:
         return self._tally.amount(self._child(family, *labels))
@@ -90,6 +101,18 @@ class Recorder:
     def _serving(self, model: str, lane: str) -> _InFlight:
         gauges = self._child("in_flight", model, lane), self._child("sie_active", model)
         return _InFlight(self, self._tally.amount(*gauges))
+
+    def _meter(self, model: str, key: str) -> TextMeter:
+        prompt, generated = (
+            self._tally.amount(self._child("tokens_by_key", key, direction)) for direction in DIRECTIONS
+        )
+        return TextMeter(
+            self._tally.observations(self._child("first_token", model)),
+            self._tally.observations(self._child("between_tokens", model)),
+            prompt,
+            self._tally.amount(self._child("cached_tokens", model)),
+            generated,
+        )
 
     def model_label(self, model: str) -> str:
         """The model's name if the catalog has it, so that clients cannot invent label values."""
@@ -127,6 +150,10 @@ class Recorder:
     def in_flight(self, model: str, lane: str) -> _InFlight:
         """Count one more request inside the context; its label stays, even if the model leaves the catalog."""
         return self._gauges(self.model_label(model), lane)
+
+    def text(self, model: str, key: str) -> TextMeter:
+        """Where the tokens of a request are counted; `key` is the name of its API key, or empty."""
+        return self._meters(self.model_label(model), key or NO_KEY)
 
     def flush(self) -> None:
         """Write the counts now, for a reader of the metric files."""

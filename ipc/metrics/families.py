@@ -10,6 +10,14 @@ from typing import Literal, NamedTuple
 LATENCY_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 SIZE_BUCKETS = tuple(2.0**n for n in range(11))
 TOKEN_BUCKETS = tuple(2.0**n for n in range(6, 17))
+# NOTE: the two below are those of mistral.rs.
+FIRST_TOKEN_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+)
+BETWEEN_TOKENS_BUCKETS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
+)
 RATIO_BUCKETS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
 
 GaugeMode = Literal["livesum", "livemax", "livemostrecent", "max"]
@@ -112,6 +120,30 @@ FRONTEND = (
     ),
     counter("infer_calls", "penstock_infer_calls", "Calls about server and models.", "kind"),
     counter("infer_calls_time", "penstock_infer_calls_seconds", "Time of them.", "kind"),
+    # Requests for generated text.
+    histogram(
+        "first_token",
+        "penstock_time_to_first_token_seconds",
+        "From the arrival of a request to its first token.",
+        "model",
+        FIRST_TOKEN_BUCKETS,
+    ),
+    histogram(
+        "between_tokens",
+        "penstock_inter_token_latency_seconds",
+        "Between two steps that added to the same choice.",
+        "model",
+        BETWEEN_TOKENS_BUCKETS,
+    ),
+    counter(
+        "cached_tokens", "penstock_cached_prompt_tokens", "Tokens of prompts found in the cache.", "model"
+    ),
+    counter(
+        "tokens_by_key",
+        "penstock_tokens_by_key",
+        "Tokens of prompts (in) and answers (out) by API key.",
+        "key direction",
+    ),
     # The names of the SIE contract, for dashboards that exist.
     counter("sie_requests", "sie_requests", "Total request count.", "model endpoint status"),
     gauge("sie_active", "sie_active_requests", "Requests being served.", "model"),
@@ -293,8 +325,9 @@ STATES = ("available", "loading", "loaded", "unloading", "failed")
 SEQUENCE_STATES = ("active", "waiting")
 REJECTIONS = ("queue_full", "no_worker", "loading", "deadline", "too_long", "draining")
 GENERATION_STATES = ("running", "waiting")
+DIRECTIONS = ("in", "out")
 NO_KEY = "-"
-"""Label of requests that were refused because they had no known key."""
+"""Label of requests that were refused because they had no known key, and of tokens without a key."""
 ACCESS_REFUSALS = ("unauthenticated", "forbidden", "rate_limited")
 TRACED = ("exported", "failed", "dropped")
 CANCEL_STAGES = ("queued", "running")

@@ -18,6 +18,7 @@ from ipc.metrics.families import (
     ACCESS_REFUSALS,
     CALLS,
     CANCEL_STAGES,
+    DIRECTIONS,
     FRONTEND,
     GENERATION_STATES,
     GPU_GAUGES,
@@ -140,6 +141,8 @@ class FrontendMetrics(_Families):
             self.duration.labels("encode", model, phase, "ok")
         for phase in ("total", "queue", "tokenize", "inference"):
             self.sie_duration.labels(model, "encode", phase)
+        for family in (self.first_token, self.between_tokens, self.cached_tokens):
+            family.labels(model)
 
     def _touch_infer(self, model: str, version: int) -> None:
         """Series of tensor requests. Series of a batch size above 1 begin with the first request of that size."""
@@ -156,8 +159,12 @@ class FrontendMetrics(_Families):
         for reason in ACCESS_REFUSALS:
             self.access_refused.labels(reason)
         self.by_key.labels(NO_KEY, "401")
+        for direction in DIRECTIONS:
+            self.tokens_by_key.labels(NO_KEY, direction)
         for name in names:
             self.by_key.labels(name, "200")
+            for direction in DIRECTIONS:
+                self.tokens_by_key.labels(name, direction)
 
 
 class WorkerMetrics(_Families):

@@ -28,6 +28,8 @@ ONLY_AFTER_FAULTS = {
     "Restarts of workers": "there is a series only once a worker was started again",
     "Quarantined": "the supervisor's families begin with the first fault",
     "Requests by key": "the server has no keys",
+    "Time to first token": "no model generates text",
+    "Time between tokens": "no model generates text",
 }
 """Panels that may be empty on a healthy server without keys, and why."""
 ROWS = [
@@ -41,6 +43,8 @@ ROWS = [
     "Faults and restarts",
     "SIE names",
     "Tensor requests",
+    "Generated text",
+    "mistral.rs names",
 ]
 
 
@@ -65,7 +69,7 @@ def substituted(expression: str) -> str:
 
 def names_in(expression: str) -> set[str]:
     """Metric names of an expression."""
-    return set(re.findall(r"\b((?:penstock|sie)_[a-z0-9_]+)", expression))
+    return set(re.findall(r"\b((?:penstock|sie|mistralrs)_[a-z0-9_]+)", expression))
 
 
 def exposed() -> set[str]:

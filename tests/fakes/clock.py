@@ -17,6 +17,10 @@ class Clock:
         """Seconds."""
         return self.now
 
+    def monotonic_ns(self) -> int:
+        """Nanoseconds."""
+        return int(self.now * 1e9)
+
     @classmethod
     def of(cls, module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Clock:
         """The clock of a module from now on."""

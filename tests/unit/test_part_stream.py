@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 from frontend.engine.answer import CopyBudget
-from frontend.engine.local.channel import Delivery
+from frontend.engine.local.delivery import Delivery
 from frontend.engine.local.part_stream import TELL_AFTER, PartStream
+from frontend.engine.local.streams import Streams
 from ipc.errors import DeadlineExceeded, LeaseRevoked, PenstockError, ShmExhausted, WorkerLost
 from ipc.memory.arena import BLOCKS_OFFSET, Arena, ArenaView
 from ipc.memory.leases import Block, LeaseTable
+from ipc.wire.codec import ToWorker
 from ipc.wire.messages import Result, TensorInfo, TensorRef, Timing
+from ipc.wire.streams import WINDOW, PartsConsumed
 from workers.endpoint.endpoint import block_ref
 
 EPOCH = "0123456789abcdef"
@@ -33,9 +36,10 @@ class Worker:
         self.arena = Arena(root / "arena", BLOCKS_OFFSET + (1 << 20), EPOCH)
         self.view = ArenaView(self.arena.path, EPOCH)
         self.leases = LeaseTable(self.arena)
-        self.streams: dict[int, Callable[[Delivery], None]] = {}
+        self.streams = Streams(lambda result, inline: None, lambda delivery: None, self._told)  # type: ignore[arg-type]
         self.final: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
         self.told: list[int] = []
+        self.resting = False
         self.cancelled = 0
         self.suspected = 0
 
@@ -52,7 +56,7 @@ class Worker:
             self.leases.data(block)[:] = data
             self.leases.lease(block, SESSION)
         result = Result(ID, block_ref(block), refs, [], [], [], Timing(), infos=infos)
-        self.streams[ID](Delivery(result, self.view if in_block else None, b"" if in_block else data))
+        self.streams.parts[ID](Delivery(result, self.view if in_block else None, b"" if in_block else data))
         return block
 
     def end(self) -> None:
@@ -63,10 +67,20 @@ class Worker:
         """A failure in its place."""
         self.final.set_exception(error)
 
-    def taken(self, request: int, count: int) -> None:
+    def _told(self, message: ToWorker) -> None:
         """Credit."""
+        assert isinstance(message, PartsConsumed) and message.id == ID
+        self.told.append(message.count)
+
+    def rest(self, request: int) -> None:
+        """The client has enough."""
         assert request == ID
-        self.told.append(count)
+        self.resting = True
+
+    def resume(self, request: int) -> None:
+        """The client wants more."""
+        assert request == ID
+        self.resting = False
 
     def release(self, result: Result, arena: ArenaView) -> None:
         """The end of a lease."""
@@ -90,7 +104,7 @@ async def streaming(
     worker, budget = Worker(root), CopyBudget(room)
     try:
         channel: Any = worker
-        with PartStream(channel, ID, worker.final, budget, copy_after_s, worker.suspect) as stream:
+        with PartStream(channel, ID, worker.final, WINDOW, budget, copy_after_s, worker.suspect) as stream:
             yield worker, stream, budget
         worker.leases.verify()
         assert worker.leases.used_nbytes == 0 and not worker.streams
@@ -137,6 +151,23 @@ def test_parts_come_in_order_with_one_lease_at_a_time_and_credit_for_what_was_ta
             assert stream.result is not None and stream.result.timing.device_ns == 7
             assert [part async for part in stream] == []
         assert not worker.cancelled
+
+    on_loop(work)
+
+
+@pytest.mark.parametrize("in_block", [True, False])
+def test_a_stream_rests_while_its_reader_has_enough(tmp_path: Path, in_block: bool) -> None:
+    async def work() -> None:
+        async with streaming(tmp_path) as (worker, stream, _):
+            count = 1 if in_block else WINDOW
+            for number in range(count):
+                assert not worker.resting
+                worker.send(number, in_block)
+            assert worker.resting
+            for _ in range(count):
+                await next_number(stream)
+            worker.send(count)
+            assert await next_number(stream) == count and not worker.resting
 
     on_loop(work)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from frontend.engine.answer import Answer
-from frontend.engine.local.channel import Delivery
+from frontend.engine.local.delivery import Delivery
 from frontend.engine.local.engine import PREFIX_CHARACTERS, LocalEngine, firsts_of, may_repeat, unify
 from frontend.engine.planning import plan
 from frontend.engine.scope import scope_of_ids

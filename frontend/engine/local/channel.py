@@ -11,9 +11,7 @@
 Requests, releases and cancels of one turn of the event loop leave together. A request that the socket does not take
 fails with `WorkerLost`.
 
-`Outstanding` counts the cost of one frontend's requests at one worker, by lane. A stream whose client has enough parts
-rests at the worker, in no queue, and costs nothing here: clients that do not read use no credits of other clients.
-`JobTable.rest` does the same for the bound of the worker.
+Streams are read by others (`frontend.engine.local.streams`).
 """
 
 from __future__ import annotations
@@ -25,28 +23,26 @@ import os
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import zmq
 
-from frontend.engine.answer import Answer
 from frontend.engine.interface import Payload
 from frontend.engine.local import dealer
 from frontend.engine.local.catalog import ToldCatalog
+from frontend.engine.local.delivery import Delivery
+from frontend.engine.local.outstanding import Outstanding
+from frontend.engine.local.streams import Streams
 from ipc.errors import DeadlineExceeded, ProtocolError, WorkerLost, from_code
 from ipc.memory.arena import ArenaView
 from ipc.memory.input_arena import InputBlock
 from ipc.processes.liveness import open_pidfd, start_ticks
 from ipc.processes.paths import RunPaths
-from ipc.shares import Shares
 from ipc.wire.catalogs import Entries, Heard, Replied, Reread, Spread, Told
 from ipc.wire.codec import ToFrontend, ToWorker
 from ipc.wire.messages import (
-    LANES,
     VERSION,
-    BlockRef,
     Cancel,
     Credits,
     Failure,
@@ -68,7 +64,6 @@ from ipc.wire.messages import (
     Work,
 )
 from ipc.wire.stats import Stats
-from ipc.wire.streams import Part, PartFlow, PartsConsumed
 
 log = logging.getLogger(__name__)
 
@@ -80,116 +75,6 @@ SILENCE_S = 2.0
 LONGEST_LOOK_S = 0.25
 """The most that counts as silence between two looks."""
 _REFUSED = "the worker takes no requests"
-
-
-class Sender(Protocol):
-    """The worker that a result came from, as its channel knows it."""
-
-    slot: int
-    uuid: str
-
-    def release(self, result: Result, arena: ArenaView) -> None:
-        """End the lease of a result."""
-
-
-@dataclass(slots=True, frozen=True)
-class ArenaLease:
-    """The lease of a result in a worker's arena."""
-
-    sender: Sender
-    result: Result
-    arena: ArenaView
-    block: BlockRef
-
-    def check(self) -> None:
-        """Raise `LeaseRevoked` when the block was taken back."""
-        self.arena.check(self.block.offset, self.block.generation)
-
-    def release(self) -> None:
-        """Tell the worker that no reader of the block is left."""
-        self.sender.release(self.result, self.arena)
-
-
-@dataclass(slots=True)
-class Delivery:
-    """A result with the bytes that its tensors lie in: an arena to lease from, an inline frame, or a private copy.
-
-    `kept` stands in the place of a block whose lease has ended already.
-    """
-
-    result: Result
-    arena: ArenaView | None
-    inline: bytes
-    kept: bytes | None = None
-
-    def answer(self, sender: Sender) -> Answer:
-        """The result and its bytes as an `Answer`. Raises `LeaseRevoked` when the block was taken back already."""
-        inline, block, arena = memoryview(self.inline), self.result.block, self.arena
-        if block is None or arena is None:
-            data = inline if self.kept is None else memoryview(self.kept)
-            return Answer(self.result, data, inline, worker=sender.slot, uuid=sender.uuid)
-        data = arena.data(block.offset, block.nbytes, block.generation)
-        lease = ArenaLease(sender, self.result, arena, block)
-        return Answer(self.result, data, inline, lease=lease, worker=sender.slot, uuid=sender.uuid)
-
-
-class Outstanding:
-    """Requests that were sent and not answered. One event loop."""
-
-    def __init__(self) -> None:
-        self._lanes = {lane: Shares() for lane in LANES}
-        self._streams: dict[int, tuple[Submit, PartFlow]] = {}
-
-    @property
-    def cost(self) -> int:
-        """Cost in all lanes."""
-        return sum(lane.cost for lane in self._lanes.values())
-
-    def cost_in(self, lane: str) -> int:
-        """Cost in one lane."""
-        return self._lanes[lane].cost
-
-    def allows(self, limit: int, lane: str, caller: str, share: float) -> bool:
-        """Whether `caller` may have more in a lane that is bound to `limit` (`Shares.allows`)."""
-        return self._lanes[lane].allows(limit, caller, share)
-
-    def begin(self, request: Submit) -> None:
-        """A request was sent."""
-        if request.work.parts:
-            self._streams[request.id] = request, PartFlow(request.work.parts)
-        self._add(request)
-
-    def received(self, number: int, in_block: bool) -> None:
-        """A part of the answer to a request has come."""
-        if number in self._streams:
-            request, flow = self._streams[number]
-            went_on = flow.open
-            flow.sent(in_block)
-            if went_on and not flow.open:
-                self._remove(request)
-
-    def taken(self, number: int, count: int) -> None:
-        """The worker was told that parts of the answer to a request are taken."""
-        if number in self._streams:
-            request, flow = self._streams[number]
-            rested = not flow.open
-            flow.taken(count)
-            if rested and flow.open:
-                self._add(request)
-
-    def end(self, request: Submit) -> None:
-        """The request is answered, or its caller has left."""
-        stream = self._streams.pop(request.id, None)
-        if stream is None or stream[1].open:
-            self._remove(request)
-
-    def _add(self, request: Submit) -> None:
-        work = request.work
-        self._lanes[work.lane].add(work.cost, work.caller, work.share)
-
-    def _remove(self, request: Submit) -> None:
-        work = request.work
-        self._lanes[work.lane].remove(work.cost, work.caller)
 
 
 class Silence:
@@ -253,11 +138,9 @@ class Channel:
         self._watching = False
         self._reading: dict[int, InputBlock] = {}
         self._asked: dict[int, asyncio.Future[Replied]] = {}
-        self.streams: dict[int, Callable[[Delivery], None]] = {}
-        """Who takes the parts of a request, by its id."""
+        self.streams = Streams(self._deliver, self._give_back, self._put)
         self._handlers: dict[type, Callable[[Any, bytes], None]] = {
             Result: self._on_result,
-            Part: self._on_part,
             Failure: self._on_failure,
             InputFreed: self._on_input_freed,
             Credits: self._on_credits,
@@ -270,6 +153,7 @@ class Channel:
             Welcome: self._on_welcome,
             Leaving: self._on_leaving,
             Goodbye: self._on_goodbye,
+            **self.streams.handlers,
         }
 
     @property
@@ -293,6 +177,7 @@ class Channel:
     def tick(self) -> None:
         """Advance: connect, say hello, ping. Called every 100 ms or so."""
         self._expire()
+        self.streams.look()
         self._silence.look()
         # PERF: smoothed, because the worker's word is up to a tick old: all frontends would run to one worker at once.
         self.foreign_cost += FOREIGN_WEIGHT * (max(0, self.credits.queued - self.cost) - self.foreign_cost)
@@ -369,19 +254,22 @@ class Channel:
         """The caller was cancelled: stop the work, or give back a result that had just arrived."""
         self.cancel(request)
         if future.done() and not future.cancelled() and future.exception() is None:
-            delivery = future.result()
-            if delivery.arena is not None:
-                self.release(delivery.result, delivery.arena)
+            self._give_back(future.result())
 
     def release(self, result: Result, arena: ArenaView) -> None:
         """End the lease of a result. Only the worker life that gave the lease gets the message."""
         if result.block is not None and arena is self._arena:
             self._put(Release(result.block.offset, result.block.generation))
 
-    def taken(self, request: int, count: int) -> None:
-        """Parts of a stream were taken, so as many more may come."""
-        self._outstanding.taken(request, count)
-        self._put(PartsConsumed(request, count))
+    def rest(self, request: int) -> None:
+        """The client of a stream has enough for now."""
+        if request in self._pending:
+            self._outstanding.rest(self._pending[request][1])
+
+    def resume(self, request: int) -> None:
+        """The client of a stream wants more."""
+        if request in self._pending:
+            self._outstanding.resume(self._pending[request][1])
 
     def cost_of(self, model: str) -> int:
         """Cost in flight of one model."""
@@ -496,19 +384,19 @@ class Channel:
     def _on_result(self, result: Result, inline: bytes) -> None:
         self._end_reading(result.id)
         future = self._forget(result.id)
+        delivery = self._deliver(result, inline)
         if future is not None and not future.done():
-            future.set_result(Delivery(result, self._arena if result.block is not None else None, inline))
-        elif result.block is not None and self._arena is not None:
-            self.release(result, self._arena)
+            future.set_result(delivery)
+        else:
+            self._give_back(delivery)
 
-    def _on_part(self, part: Part, inline: bytes) -> None:
-        result = part.result
-        take = self.streams.get(result.id)
-        self._outstanding.received(result.id, result.block is not None)
-        if take is not None:
-            take(Delivery(result, self._arena if result.block is not None else None, inline))
-        elif result.block is not None and self._arena is not None:
-            self.release(result, self._arena)
+    def _deliver(self, result: Result, inline: bytes) -> Delivery:
+        return Delivery(result, self._arena if result.block is not None else None, inline)
+
+    def _give_back(self, delivery: Delivery) -> None:
+        """Nobody reads what has arrived."""
+        if delivery.arena is not None:
+            self.release(delivery.result, delivery.arena)
 
     def _forget(self, request: int) -> asyncio.Future[Delivery] | None:
         entry = self._pending.pop(request, None)

@@ -4,14 +4,16 @@
    wait, and ask for a model that no worker has (`frontend.engine.local.demand`).
 2. After an error of the worker the table of `frontend.engine.local.retry` names the next action.
 3. The answer is an `Answer`: numpy views on the arena, whose lease ends when its context is left. A stream is a
-   `PartStream` of answers; after its first part nothing is retried.
+   `PartStream` of answers; after its first part nothing is retried. `frontend.engine.local.generating` does the same
+   for generated text.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
+from typing import TypeVar
 
 from frontend.engine.answer import Answer, CopyBudget
 from frontend.engine.interface import Payload
@@ -31,10 +33,14 @@ from ipc.wire.messages import Work
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 POISON_EVERY_TICKS = 10
 # NOTE: free maps of a request may hold values that no message can: numbers beyond 64 bits, hundreds of levels.
 _UNSAYABLE = (OverflowError, RecursionError)
-_BEYOND = "options, output_schema or metadata: a number is beyond 64 bits, or values are nested too deep"
+_BEYOND = (
+    "options, schemas, metadata, tools or messages: a number is beyond 64 bits, or values are nested too deep"
+)
 
 
 class Client:
@@ -57,7 +63,7 @@ class Client:
         self.demand = Demand(self.workers, self._on_demand)
         self.poison = PoisonList(store, settings.limits.poison_ttl_s)
         self.inputs = InputArena(paths, int(name.rpartition("-")[2]), settings.arena.input_bytes)
-        self._retries = Retries(self.workers, settings.limits, self.poison, on_retry)
+        self.retries = Retries(self.workers, settings.limits, self.poison, on_retry)
         self._ticker: asyncio.Task[None] | None = None
 
     @property
@@ -113,35 +119,31 @@ class Client:
         `payload` are the raw tensors of an infer call: bytes, which travel in a message, or a block of `inputs`.
         Neither may change before the call has ended, and the block is still the caller's then.
         """
-        try:
-            attempts = self._retries.begin(work, payload)
-            while True:
-                channel = self._channel_now(attempts) or await self._channel_later(attempts)
-                try:
-                    number, future = channel.submit(attempts.work, payload, solo=attempts.solo)
-                    return (await future).answer(channel)
-                except asyncio.CancelledError:
-                    channel.abandon(number, future)
-                    raise
-                except PenstockError as error:
-                    if not await self._retries.again(attempts, channel, error):
-                        raise
-        except _UNSAYABLE as error:
-            raise InvalidInput(_BEYOND) from error
+        return await self.run(self.begin(work, payload), self._answer)
 
     async def stream(self, work: Work, payload: Payload = None) -> PartStream:
         """The answer in parts, once the first is there or there is none; closing it ends the work.
 
         Raises a `PenstockError` as `call` does. What fails from then on ends the iteration with one error.
         """
+        return await self.run(self.begin(work, payload), self._open_parts)
+
+    def begin(self, work: Work, payload: Payload = None) -> Attempts:
+        """The history of a request that came in. Raises `InputRefused`, and `InvalidInput` for what cannot be said."""
         try:
-            attempts = self._retries.begin(work, payload)
+            return self.retries.begin(work, payload)
+        except _UNSAYABLE as error:
+            raise InvalidInput(_BEYOND) from error
+
+    async def run(self, attempts: Attempts, attempt: Callable[[Channel, Attempts], Awaitable[T]]) -> T:
+        """The outcome of `attempt` on a channel; errors that the rule of retries follows lead to another attempt."""
+        try:
             while True:
                 channel = self._channel_now(attempts) or await self._channel_later(attempts)
                 try:
-                    return await self._open(channel, attempts)
+                    return await attempt(channel, attempts)
                 except PenstockError as error:
-                    if not await self._retries.again(attempts, channel, error):
+                    if not await self.retries.again(attempts, channel, error):
                         raise
         except _UNSAYABLE as error:
             raise InvalidInput(_BEYOND) from error
@@ -179,19 +181,24 @@ class Client:
         count = self._worker_count
         return routing.sequence_slot(self.channels, work.model, work.step.id, work.caller, count)
 
-    async def _open(self, channel: Channel, attempts: Attempts) -> PartStream:
+    @staticmethod
+    async def _answer(channel: Channel, attempts: Attempts) -> Answer:
+        number, future = channel.submit(attempts.work, attempts.payload, solo=attempts.solo)
+        try:
+            return (await future).answer(channel)
+        except asyncio.CancelledError:
+            channel.abandon(number, future)
+            raise
+
+    async def _open_parts(self, channel: Channel, attempts: Attempts) -> PartStream:
         number, future = channel.submit(attempts.work, attempts.payload, solo=attempts.solo)
         stream = PartStream(
             channel,
             number,
             future,
+            attempts.work.parts,
             self._copies,
             self._copy_after_s,
-            lambda: self._retries.suspect(attempts),
+            lambda: self.retries.suspect(attempts),
         )
-        try:
-            await stream.begun()
-        except BaseException:
-            stream.close()
-            raise
-        return stream
+        return await stream.begun()

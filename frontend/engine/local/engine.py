@@ -7,20 +7,22 @@ is computed, and the others get its result.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Collection, Hashable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 
 from frontend.engine.answer import Answer, AnswerStream
 from frontend.engine.interface import Engine, Payload
 from frontend.engine.local.client import Client
+from frontend.engine.local.delta_stream import Pace
 from frontend.engine.local.directory import LocalDirectory
+from frontend.engine.local.generating import LocalGeneration
 from frontend.engine.recording import Recorder
 from frontend.engine.scope import RequestScope
 from frontend.generation.events import Generation
 from frontend.http.rendering import off_loop_if
 from frontend.server.drain import Drain
 from ipc.catalog.entries import Catalog, preloaded_names
-from ipc.errors import Unsupported
 from ipc.settings import Settings
 from ipc.wire.messages import InputItem, Work
 
@@ -93,9 +95,19 @@ class LocalEngine(Engine):
                 if (end := parts.result) is not None:
                     scope.ran(end.worker, end.timing, end.trace)
 
-    def generate(self, scope: RequestScope, work: Work) -> AbstractAsyncContextManager[Generation]:
+    @asynccontextmanager
+    async def generate(self, scope: RequestScope, work: Work) -> AsyncIterator[Generation]:
         """Run planned work with a `GenerateCall`; see `Engine.generate`."""
-        raise Unsupported("this build generates no text")
+        began_ns = time.monotonic_ns() - int((time.perf_counter() - scope.started) * 1e9)
+        meter = self._recorder.text(work.model, scope.grant.name)
+        pace = Pace(began_ns, work.waits_until_ns, self._settings.generation.idle_timeout_s, meter)
+        with (
+            self._recorder.in_flight(work.model, work.lane),
+            await LocalGeneration(self.client, work, pace).begun() as generation,
+        ):
+            yield generation
+            if (end := generation.result) is not None:
+                scope.ran(end.worker, end.timing, end.trace)
 
     def ready(self) -> tuple[bool, str]:
         """Whether traffic is accepted, and the reason: a worker is up that has tried all models of the start.

@@ -8,7 +8,8 @@
    Frontends read the rows once a second; the frontend that saw the death knows at once.
 
 Requests that may run twice are suspect for the time of their own retry only (`frontend.engine.local.retry`): the rows
-are for requests of sequences and streams, which are not run again, and for poison.
+are for requests of sequences and streams, which are not run again, and for poison. Inputs of sequences and of generated
+text that are known as suspect run alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import msgspec
 
 from ipc.store.store import Store, Table
 from ipc.wire.field_names import IN_PARAMS
-from ipc.wire.messages import Call, InferCall
+from ipc.wire.messages import Call, GenerateCall, InferCall
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +36,11 @@ def fingerprint(model: str, call: Call, payload: bytes | memoryview = b"") -> st
 
     What begins a sequence is the same under any id, and a call by whatever route it came.
     """
-    if not isinstance(call, InferCall):
+    if isinstance(call, InferCall):
+        if call.step is not None and call.step.start:
+            call = msgspec.structs.replace(call, step=msgspec.structs.replace(call.step, id=0))
+    elif not isinstance(call, GenerateCall):
         call = msgspec.structs.replace(call, names=IN_PARAMS)
-    elif call.step is not None and call.step.start:
-        call = msgspec.structs.replace(call, step=msgspec.structs.replace(call.step, id=0))
     digest = hashlib.blake2b(msgspec.msgpack.encode((model, call)), digest_size=16)
     digest.update(payload)
     return digest.hexdigest()

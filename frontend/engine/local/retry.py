@@ -46,7 +46,7 @@ from ipc.errors import (
 )
 from ipc.memory import input_arena
 from ipc.settings import Limits
-from ipc.wire.messages import Work
+from ipc.wire.messages import GenerateCall, Work
 
 MAX_ATTEMPTS = 2
 MAX_LOSSES = 5
@@ -134,7 +134,8 @@ class Retries:
             raw = input_arena.bytes_of(payload)
             if self._poison.holds(work.model, work.call, raw):
                 raise InputRefused("this input crashed worker processes before and is refused for a while")
-            suspect = work.step is not None and self._poison.is_suspect(work.model, work.call, raw)
+            once = work.step is not None or isinstance(work.call, GenerateCall)
+            suspect = once and self._poison.is_suspect(work.model, work.call, raw)
         self._budget.count_request()
         return Attempts(work, payload, suspect=suspect)
 

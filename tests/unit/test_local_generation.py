@@ -1,0 +1,546 @@
+"""Generated text on its way through a frontend, with a worker that a test plays behind the real channel."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from frontend.access.gate import Grant
+from frontend.engine.local import channel as channel_module
+from frontend.engine.local import delta_stream, streams
+from frontend.engine.local.channel import EXPIRE_GRACE_NS, Channel
+from frontend.engine.local.client import Client
+from frontend.engine.local.delta_stream import TELL_AFTER
+from frontend.engine.local.engine import LocalEngine
+from frontend.engine.recording import Recorder
+from frontend.engine.scope import RequestScope, scope_of_ids
+from frontend.generation.events import (
+    Called,
+    Ended,
+    Event,
+    Finished,
+    Generation,
+    Reasoning,
+    Started,
+    Text,
+)
+from frontend.server.drain import Drain
+from ipc import deadline
+from ipc.catalog.entries import Catalog
+from ipc.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    InputRefused,
+    PenstockError,
+    WorkerCrashed,
+    WorkerLost,
+)
+from ipc.metrics.families import NO_KEY
+from ipc.metrics.registry import FrontendMetrics
+from ipc.settings import load
+from ipc.store.store import Store
+from ipc.wire.generation import WINDOW_NBYTES, CalledFunction, Finish, Start, TokenLogprob
+from ipc.wire.messages import GenerateCall, Work
+from tests.fakes.clock import Clock
+from tests.fakes.text_worker import TextWorker
+
+MODEL = "m"
+
+
+class Frontend:
+    """The engine of a frontend with two workers that a test plays."""
+
+    def __init__(self, root: Path) -> None:
+        (root / "run").mkdir()
+        named = {"run.dir": str(root / "run"), "limits.restart_wait_s": "60"}
+        self.settings = load(None, named, {})
+        self.metrics = FrontendMetrics()
+        recorder = Recorder(self.metrics, {MODEL})
+        self.settings.paths.store().mkdir()
+        store = Store(self.settings.paths)
+        self.client = Client(self.settings.paths, self.settings, "frontend-0", store, recorder.retried)
+        self.engine = LocalEngine(self.settings, Catalog([]), self.client, recorder, Drain())
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.workers = [self._worker(slot) for slot in range(2)]
+
+    def _worker(self, slot: int) -> TextWorker:
+        changed = self.client.workers.changed
+        made = Channel(self.context, self.settings.paths, slot, "frontend-0", changed)
+        self.client.channels.append(made)
+        return TextWorker(made, MODEL)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is left anywhere."""
+        return all(
+            not channel.streams and not channel.cost and not channel._pending
+            for channel in self.client.channels
+        )
+
+    def value(self, family: str, *labels: str) -> float:
+        """A counter, or the number of values in a histogram."""
+        self.metrics.tally.flush()
+        child = getattr(self.metrics, family).labels(*labels)
+        if hasattr(child, "_buckets"):
+            return float(sum(bucket.get() for bucket in child._buckets))
+        return float(child._value.get())
+
+    def scope(self) -> RequestScope:
+        """The scope of a request."""
+        return scope_of_ids("", "", self.settings.limits)
+
+    def work(
+        self, text: str = "hi", start_by_s: float = 3600, deadline_s: float = 86400, **more: Any
+    ) -> Work:
+        """A request."""
+        call = GenerateCall(text=text, **more)
+        return Work(
+            MODEL, call, deadline.after(deadline_s), 16, "req", start_by_ns=deadline.after(start_by_s)
+        )
+
+
+def on_loop(root: Path, test: Callable[[Frontend], Awaitable[None]]) -> None:
+    """Run a test that is a coroutine; at its end no request is left anywhere."""
+
+    async def run() -> None:
+        frontend = Frontend(root)
+        async with asyncio.timeout(30):
+            await test(frontend)
+        await turn()
+        assert frontend.is_idle
+        frontend.client.channels.clear()
+        await frontend.client.close()
+        frontend.context.destroy(linger=0)
+
+    asyncio.run(run())
+
+
+async def turn() -> None:
+    """Let everything happen that is due."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def opening(frontend: Frontend, stack: AsyncExitStack, work: Work) -> asyncio.Task[Generation]:
+    """A request that has been sent."""
+    context = frontend.engine.generate(frontend.scope(), work)
+    task = asyncio.ensure_future(stack.enter_async_context(context))
+    await turn()
+    return task
+
+
+@asynccontextmanager
+async def generating(frontend: Frontend, **more: Any) -> AsyncIterator[tuple[int, Generation]]:
+    """(id at the first worker, generation) of a request that has started."""
+    async with AsyncExitStack() as stack:
+        task = await opening(frontend, stack, frontend.work(**more))
+        request = frontend.workers[0].asked[-1].id
+        frontend.workers[0].say((request, 0, Start(5, 3)))
+        yield request, await task
+
+
+async def gathered(generation: Generation) -> list[Event]:
+    """All further events."""
+    return [event async for events in generation for event in events]
+
+
+def unnamed(events: Sequence[Event]) -> list[Event]:
+    """`events` without what differs between runs: ids of calls and times."""
+    known = []
+    for event in events:
+        if isinstance(event, Called):
+            assert re.fullmatch(
+                r"call-[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", event.id
+            )
+            event = Called(event.choice, event.index, "", event.name, event.arguments)
+        elif isinstance(event, Ended):
+            assert event.prompt_s > 0 and event.completion_s >= 0
+            event = Ended(
+                event.prompt_tokens, event.completion_tokens, event.reasoning_tokens, event.cached_tokens
+            )
+        known.append(event)
+    return known
+
+
+def test_events_come_in_order_with_sums_at_the_end(tmp_path: Path) -> None:
+    logprobs = [TokenLogprob(7, b"a", -0.5)]
+
+    async def work(frontend: Frontend) -> None:
+        worker, scope = frontend.workers[0], frontend.scope()
+        async with AsyncExitStack() as stack:
+            context = frontend.engine.generate(scope, frontend.work(n=2))
+            task = asyncio.ensure_future(stack.enter_async_context(context))
+            await turn()
+            [asked] = worker.asked
+            request = asked.id
+            assert isinstance(asked.work.call, GenerateCall) and not task.done()
+            worker.say((request, 0, Start(5, 3)))
+            generation = await task
+            assert await anext(generation) == [Started(5, 3)]
+            worker.say((request, 0, "a"), (request, 1, "?why"), logprobs={0: logprobs})
+            worker.say((request, 1, "b"), (request, 0, CalledFunction("f", "{}")))
+            assert unnamed(await anext(generation)) == [
+                Text(0, "a", 1, logprobs),
+                Reasoning(1, "?why", 1, None),
+                Text(1, "b", 1, None),
+                Called(0, 0, "", "f", "{}"),
+            ]
+            worker.say((request, 0, CalledFunction("g", "[]")), (request, 1, CalledFunction("f", "1")))
+            worker.say((request, 0, Finish("tool_calls", None, 4)))
+            last = asyncio.ensure_future(anext(generation))
+            worker.say((request, 1, Finish("stop", "END", 6, 2)))
+            worker.end(request)
+            assert unnamed(await last) == [
+                Called(0, 1, "", "g", "[]"),
+                Called(1, 0, "", "f", "1"),
+                Finished(0, "tool_calls", None, 4),
+                Finished(1, "stop", "END", 6, 2),
+                Ended(5, 10, 2, 3),
+            ]
+            assert await gathered(generation) == []
+        assert scope.phases["device"] == 7e-6 and not worker.cancelled
+        assert frontend.value("first_token", MODEL) == 1
+        assert frontend.value("between_tokens", MODEL) >= 2
+        assert frontend.value("cached_tokens", MODEL) == 3
+
+    on_loop(tmp_path, work)
+
+
+def test_a_call_that_only_counts_ends_with_the_tokens_of_its_prompt(tmp_path: Path) -> None:
+    async def work(frontend: Frontend) -> None:
+        async with generating(frontend, counts_only=True) as (request, generation):
+            frontend.workers[0].end(request)
+            assert unnamed(await gathered(generation)) == [Started(5, 3), Ended(5, 0, 0, 3)]
+        assert frontend.value("first_token", MODEL) == 0
+
+    on_loop(tmp_path, work)
+
+
+def test_what_fails_before_the_prompt_is_accepted_is_raised_where_the_context_is_entered(
+    tmp_path: Path,
+) -> None:
+    async def work(frontend: Frontend) -> None:
+        async with AsyncExitStack() as stack:
+            task = await opening(frontend, stack, frontend.work())
+            frontend.workers[0].fail(frontend.workers[0].asked[0].id, InferenceFailed("the model failed"))
+            with pytest.raises(InferenceFailed):
+                await task
+        assert not frontend.workers[1].asked
+
+    on_loop(tmp_path, work)
+
+
+def test_a_model_that_fails_in_the_middle_raises_one_error_behind_what_has_come(tmp_path: Path) -> None:
+    async def work(frontend: Frontend) -> None:
+        async with generating(frontend) as (request, generation):
+            frontend.workers[0].say((request, 0, "a"))
+            frontend.workers[0].fail(request, InferenceFailed("the model failed"))
+            assert await anext(generation) == [Started(5, 3), Text(0, "a", 1, None)]
+            with pytest.raises(InferenceFailed):
+                await anext(generation)
+            assert await gathered(generation) == []
+
+    on_loop(tmp_path, work)
+
+
+def test_the_worker_learns_exactly_how_many_bytes_were_taken(tmp_path: Path) -> None:
+    piece = "ä" * (TELL_AFTER // 8)
+
+    async def work(frontend: Frontend) -> None:
+        worker, taken = frontend.workers[0], 0
+        async with generating(frontend) as (request, generation):
+            await anext(generation)
+            for _ in range(17):
+                worker.say((request, 0, piece), (request, 0, "?x"))
+                assert len(await anext(generation)) == 2
+                taken += len(piece.encode()) + 2
+                await turn()
+            # The last list is still in use, and pieces below the bound are not worth a message.
+            told = sum(each[request] for each in worker.taken)
+            assert told <= taken - len(piece.encode()) - 2
+            worker.say((request, 0, "."))
+            await anext(generation)
+            await turn()
+            told = sum(each[request] for each in worker.taken)
+            assert taken - TELL_AFTER < told <= taken
+            assert told % (len(piece.encode()) + 2) == 0 and len(worker.taken) == 4
+
+    on_loop(tmp_path, work)
+
+
+def test_a_stream_that_nobody_reads_rests_and_goes_on_once_its_client_reads(tmp_path: Path) -> None:
+    async def work(frontend: Frontend) -> None:
+        worker = frontend.workers[0]
+        async with generating(frontend) as (request, generation):
+            await anext(generation)
+            worker.say((request, 0, "x" * WINDOW_NBYTES))
+            assert worker.channel.cost == 16
+            worker.say((request, 0, "y"), (request, 0, "z"))
+            assert worker.channel.cost == 0 and not worker.taken
+            assert len(await anext(generation)) == 3
+            reading = asyncio.ensure_future(anext(generation))
+            await turn()
+            assert worker.taken == [{request: WINDOW_NBYTES + 2}] and worker.channel.cost == 16
+            worker.say((request, 0, "end"))
+            assert await reading == [Text(0, "end", 1, None)]
+
+    on_loop(tmp_path, work)
+
+
+def test_leaving_ends_the_work_wherever_it_is(tmp_path: Path) -> None:
+    async def work(frontend: Frontend) -> None:
+        worker = frontend.workers[0]
+        async with AsyncExitStack() as stack:
+            task = await opening(frontend, stack, frontend.work())
+            task.cancel()
+            await turn()
+            assert worker.cancelled == [worker.asked[0].id]
+        async with generating(frontend) as (request, _):
+            worker.say((request, 0, "a"))
+        assert worker.cancelled[1:] == [request]
+        async with generating(frontend) as (other, generation):
+            reading = asyncio.ensure_future(gathered(generation))
+            await turn()
+            reading.cancel()
+        assert worker.cancelled[2:] == [other]
+        # What comes late is of nobody.
+        worker.say((request, 0, "b"))
+        worker.end(request)
+
+    on_loop(tmp_path, work)
+
+
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("suspect", [False, True])
+def test_a_worker_that_dies_before_the_answer_begins_is_not_noticed(
+    tmp_path: Path, started: bool, suspect: bool
+) -> None:
+    async def work(frontend: Frontend) -> None:
+        first, second = frontend.workers
+        async with AsyncExitStack() as stack:
+            task = await opening(frontend, stack, frontend.work())
+            request = first.asked[0].id
+            if started:
+                first.say((request, 0, Start(5, 0)))
+                assert await anext(await task) == [Started(5, 0)]
+                reading = asyncio.ensure_future(gathered(await task))
+                await turn()
+            first.die(*[request] * suspect)
+            await turn()
+            [again] = second.asked
+            assert again.solo is suspect
+            second.say((again.id, 0, Start(5, 4)))
+            second.say((again.id, 0, "a"), (again.id, 0, Finish("stop", None, 2)))
+            second.end(again.id)
+            events = await (reading if started else gathered(await task))
+            told = [Text(0, "a", 1, None), Finished(0, "stop", None, 2), Ended(5, 2, 0, 4)]
+            assert unnamed(events) == ([] if started else [Started(5, 4)]) + told
+        assert frontend.value("retries", "suspect" if suspect else "bystander") == 1
+
+    on_loop(tmp_path, work)
+
+
+def test_a_worker_that_dies_in_the_middle_ends_the_stream_with_one_error(tmp_path: Path) -> None:
+    async def work(frontend: Frontend) -> None:
+        first, second = frontend.workers
+        async with generating(frontend) as (request, generation):
+            first.say((request, 0, "a"))
+            first.die()
+            assert await anext(generation) == [Started(5, 3), Text(0, "a", 1, None)]
+            with pytest.raises(WorkerLost, match="in the middle of its answer"):
+                await anext(generation)
+            assert await gathered(generation) == []
+        assert not second.asked and not first.cancelled
+
+    on_loop(tmp_path, work)
+
+
+def test_an_input_on_which_workers_die_twice_is_refused(tmp_path: Path) -> None:
+    async def work(frontend: Frontend) -> None:
+        first, second = frontend.workers
+        async with generating(frontend) as (request, generation):
+            await anext(generation)
+            first.die(request)
+            reading = asyncio.ensure_future(anext(generation))
+            await turn()
+            second.die(second.asked[0].id)
+            with pytest.raises(WorkerCrashed, match="died twice"):
+                await reading
+            assert await gathered(generation) == []
+        first.revive()
+        with pytest.raises(InputRefused):
+            async with frontend.engine.generate(frontend.scope(), frontend.work()):
+                pass
+
+    on_loop(tmp_path, work)
+
+
+def test_an_input_on_which_a_worker_died_in_the_middle_runs_alone_the_next_time(tmp_path: Path) -> None:
+    async def work(frontend: Frontend) -> None:
+        worker = frontend.workers[0]
+        for solo in (False, True):
+            async with generating(frontend) as (request, generation):
+                assert worker.asked[-1].solo is solo
+                worker.say((request, 0, "a"))
+                worker.die(request)
+                with pytest.raises(WorkerLost):
+                    await gathered(generation)
+            worker.revive()
+        await turn()
+        with pytest.raises(InputRefused):
+            async with frontend.engine.generate(frontend.scope(), frontend.work()):
+                pass
+
+    on_loop(tmp_path, work)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of streams, turned by hand."""
+    made = Clock.of(streams, monkeypatch)
+    monkeypatch.setattr(delta_stream, "time", made)
+    made.now = deadline.after(0) / 1e9
+    return made
+
+
+async def fails(generation: Generation, error: type[PenstockError], match: str) -> None:
+    """The generation ends with this error, once."""
+    with pytest.raises(error, match=match):
+        await anext(generation)
+    assert await gathered(generation) == []
+
+
+def test_a_waiting_reader_gets_an_error_when_no_token_comes(tmp_path: Path, clock: Clock) -> None:
+    async def work(frontend: Frontend) -> None:
+        worker, idle_s = frontend.workers[0], frontend.settings.generation.idle_timeout_s
+        async with generating(frontend) as (request, generation):
+            await anext(generation)
+            worker.say((request, 0, "a"))
+            await anext(generation)
+            for _ in range(3):
+                reading = asyncio.ensure_future(anext(generation))
+                await turn()
+                clock.now += 0.9 * idle_s
+                worker.channel.streams.look()
+                worker.say((request, 0, "b"))
+                assert await reading == [Text(0, "b", 1, None)]
+            # A client that does not read waits for nothing.
+            clock.now += 10 * idle_s
+            worker.channel.streams.look()
+            failing = asyncio.ensure_future(
+                fails(generation, DeadlineExceeded, r"no token came for 60 s \(gen")
+            )
+            await turn()
+            worker.channel.streams.look()
+            assert not worker.cancelled
+            clock.now += idle_s + 0.001
+            worker.channel.streams.look()
+            await failing
+            assert worker.cancelled == [request]
+
+    on_loop(tmp_path, work)
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_the_first_token_has_a_time_of_its_own(tmp_path: Path, clock: Clock, started: bool) -> None:
+    async def work(frontend: Frontend) -> None:
+        worker = frontend.workers[0]
+        async with AsyncExitStack() as stack:
+            task = await opening(frontend, stack, frontend.work(start_by_s=300))
+            request = worker.asked[0].id
+            if started:
+                worker.say((request, 0, Start(5)))
+                await anext(await task)
+                failing = asyncio.ensure_future(fails(await task, DeadlineExceeded, "before the first token"))
+                await turn()
+            clock.now += 299
+            worker.channel.streams.look()
+            assert not worker.cancelled
+            clock.now += 2
+            worker.channel.streams.look()
+            if started:
+                await failing
+            else:
+                with pytest.raises(DeadlineExceeded, match="before the first token"):
+                    await task
+            assert worker.cancelled == [request]
+
+    on_loop(tmp_path, work)
+
+
+def test_a_deadline_bounds_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(frontend: Frontend) -> None:
+        worker = frontend.workers[0]
+        async with generating(frontend, deadline_s=1000) as (request, generation):
+            worker.say((request, 0, "a"))
+            clock = Clock.of(channel_module, monkeypatch)
+            clock.now = deadline.after(1000) / 1e9
+            worker.channel._expire()
+            assert not worker.cancelled
+            clock.now += EXPIRE_GRACE_NS / 1e9 + 1
+            worker.channel._expire()
+            assert await anext(generation) == [Started(5, 3), Text(0, "a", 1, None)]
+            await fails(generation, DeadlineExceeded, "the deadline passed")
+            assert worker.cancelled == [request]
+
+    on_loop(tmp_path, work)
+
+
+def test_the_streams_of_one_message_get_their_own_and_are_told_of_together(tmp_path: Path) -> None:
+    count, size = 300, TELL_AFTER
+
+    async def work(frontend: Frontend) -> None:
+        worker = frontend.workers[0]
+        worker.channel.credits = worker.channel.credits.__class__(10**6, 0, 1e6)
+        frontend.workers[1].channel.state = "absent"
+        async with AsyncExitStack() as stack:
+            tasks = [await opening(frontend, stack, frontend.work(str(n))) for n in range(count)]
+            requests = [each.id for each in worker.asked]
+            worker.say(*((request, 0, Start(request)) for request in requests))
+            generations = [await task for task in tasks]
+            assert [await anext(each) for each in generations] == [[Started(request)] for request in requests]
+            reading = [asyncio.ensure_future(anext(each)) for each in generations]
+            await turn()
+            worker.say(*((request, 0, f"{request:{size}}") for request in requests))
+            lists = await asyncio.gather(*reading)
+            assert [int(events[0].text) for events in lists if isinstance(events[0], Text)] == requests
+            reading = [asyncio.ensure_future(anext(each)) for each in generations]
+            await turn()
+            assert worker.taken == [dict.fromkeys(requests, size)]
+            worker.say(*((request, 0, Finish("stop", None, 1)) for request in requests))
+            for request in requests:
+                worker.end(request)
+            for events in await asyncio.gather(*reading):
+                assert [type(event) for event in events] == [Finished, Ended]
+
+    on_loop(tmp_path, work)
+
+
+@pytest.mark.parametrize("key", ["team", ""])
+def test_tokens_are_counted_for_the_key_of_the_caller(tmp_path: Path, key: str) -> None:
+    async def work(frontend: Frontend) -> None:
+        worker, scope = frontend.workers[0], frontend.scope()
+        scope.grant = Grant(key)
+        async with AsyncExitStack() as stack:
+            context = frontend.engine.generate(scope, frontend.work())
+            task = asyncio.ensure_future(stack.enter_async_context(context))
+            await turn()
+            request = worker.asked[0].id
+            worker.say((request, 0, Start(5, 3)))
+            await task
+            worker.say((request, 0, "a"), (request, 0, "?b"))
+            assert frontend.value("tokens_by_key", key or NO_KEY, "out") == 2, (
+                "a client that leaves is counted too"
+            )
+            worker.say((request, 0, Finish("stop", None, 3)))
+        assert frontend.value("tokens_by_key", key or NO_KEY, "in") == 5
+        assert frontend.value("tokens_by_key", key or NO_KEY, "out") == 3
+
+    on_loop(tmp_path, work)
