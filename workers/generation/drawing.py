@@ -55,36 +55,16 @@ def filters_of(samplings: Sequence[Sampling], columns: int) -> Filters:
     )
 
 
-def draw(probabilities: torch.Tensor, samplings: Sequence[Sampling], uniforms: Floats) -> Ids:
+def has_filters(sampling: Sampling, columns: int) -> bool:
+    """Whether a filter may drop any of so many tokens."""
+    return 0 < sampling.top_k < columns or 0 < sampling.top_p < 1 or 0 < sampling.min_p < 1
+
+
+def draw_unfiltered(probabilities: torch.Tensor, uniforms: Floats) -> Ids:
     """One token for each row of `probabilities` float32 [rows, columns], with `uniforms` [rows] in [0, 1).
 
     Every row has a positive sum. A token of probability 0 is never drawn.
     """
-    columns = probabilities.shape[1]
-    filters = filters_of(samplings, columns)
-    filtered = (filters.top_k < columns) | (filters.top_p < np.inf) | (filters.min_p > 0)
-    if not filtered.any():
-        return _draw_unfiltered(probabilities, uniforms)
-    if filtered.all():
-        return _draw_filtered(probabilities, filters, uniforms)
-    tokens = np.empty(len(uniforms), np.int64)
-    for rows in (np.flatnonzero(~filtered), np.flatnonzero(filtered)):
-        part = rows_of(probabilities, rows)
-        if filtered[rows[0]]:
-            tokens[rows] = _draw_filtered(part, filters.of(rows), uniforms[rows])
-        else:
-            tokens[rows] = _draw_unfiltered(part, uniforms[rows])
-    return tokens
-
-
-def rows_of(values: torch.Tensor, rows: Ids) -> torch.Tensor:
-    """Some rows of a matrix; `values` themselves if `rows` are as many as there are."""
-    if len(rows) == len(values):
-        return values
-    return values[torch.from_numpy(rows).to(values.device)]
-
-
-def _draw_unfiltered(probabilities: torch.Tensor, uniforms: Floats) -> Ids:
     stretches = probabilities.unflatten(1, (-1, STRETCH))
     totals = np.cumsum(stretches.sum(-1).cpu().numpy(), axis=1, dtype=np.float64)
     targets = uniforms * totals[:, -1]
@@ -102,7 +82,9 @@ def _first_above(sums: Floats, targets: Floats) -> Ids:
     return np.sum(sums <= targets[:, None], axis=1)
 
 
-def _draw_filtered(probabilities: torch.Tensor, filters: Filters, uniforms: Floats) -> Ids:
+def draw_filtered(probabilities: torch.Tensor, samplings: Sequence[Sampling], uniforms: Floats) -> Ids:
+    """As `draw_unfiltered`, from the tokens that the filters of each row keep."""
+    filters = filters_of(samplings, probabilities.shape[1])
     tokens = np.empty(len(uniforms), np.int64)
     width = probabilities.shape[1]
     highest = probabilities.unflatten(1, (-1, STRETCH)).amax(-1)

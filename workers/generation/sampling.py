@@ -20,11 +20,17 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from ipc.errors import InferenceFailed, InvalidInput
 from ipc.wire.generation import TokenLogprob
-from workers.generation.drawing import STRETCH, candidates_of, draw, floors_of
+from workers.generation.drawing import (
+    STRETCH,
+    candidates_of,
+    draw_filtered,
+    draw_unfiltered,
+    floors_of,
+    has_filters,
+)
 from workers.generation.penalties import Entries, RepeatedPassages, TokenCounts
 from workers.generation.sequence import Sequence as Choice
 
@@ -88,6 +94,7 @@ class _State:
             values = np.array(list(biases.values()), np.float32)
             self.bias = Entries(np.array(list(biases), np.int64), values)
         self.changes = bool(self.counts or self.passages or self.bias)
+        self.filtered = has_filters(wish, columns)
         self.alternatives = None if wish.logprobs is None else min(wish.logprobs, columns)
         self.plain = self.greedy and not self.changes and self.alternatives is None
 
@@ -100,6 +107,19 @@ class _Likely(NamedTuple):
     log_sum: float
 
 
+class _Scratch:
+    """Memory for one matrix of float32, kept between steps: a fresh tensor of this size costs page faults."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def matrix(self, rows: int, columns: int, device: torch.device) -> torch.Tensor:
+        """A matrix with any content, which the next call takes over."""
+        if self._memory.numel() < rows * columns or self._memory.device != device:
+            self._memory = torch.empty(rows * columns, device=device)
+        return self._memory[: rows * columns].view(rows, columns)
+
+
 class BatchedSampler:
     """The sampling stage of one engine; its state of each sequence is in `sampler_state`."""
 
@@ -107,6 +127,7 @@ class BatchedSampler:
         """`raw_of(token)` are a token's bytes; `encode(text)` its tokens without any that frame a text."""
         self._raw_of, self._encode = raw_of, encode
         self._breakers = lru_cache(256)(self._encoded_breakers)
+        self._changed, self._shares = _Scratch(), _Scratch()
 
     def _encoded_breakers(self, texts: tuple[str, ...]) -> frozenset[int]:
         """The token that each text ends with behind a letter, as a text at the beginning may be another token."""
@@ -120,7 +141,9 @@ class BatchedSampler:
         Raises `NoNextToken`.
         """
         states = [self._state(sequence, logits.shape[1]) for sequence in sequences]
-        peaks, tokens = _highest(logits)
+        # PERF: torch finds the highest of bfloat16 much slower than a copy as float32.
+        direct = logits.is_cuda or (logits.dtype == torch.float32 and logits.shape[1] % STRETCH == 0)
+        peaks, tokens = _highest(logits if direct else self._wide(logits))
         _check(peaks, sequences)
         rows = [
             row
@@ -129,7 +152,7 @@ class BatchedSampler:
         ]
         chosen: Chosen = [(token, None) for token in tokens.tolist()]
         if rows:
-            part = _wide(logits if len(rows) == len(logits) else logits[rows])
+            part = self._wide(logits if len(rows) == len(logits) else logits[rows])
             results = self._sample_changed(
                 part, [sequences[row] for row in rows], [states[row] for row in rows]
             )
@@ -150,20 +173,66 @@ class BatchedSampler:
         if any(state.changes for state in states):
             _change(logits, sequences, states)
         wanted = [row for row, state in enumerate(states) if state.alternatives is not None]
-        likely = _likely(logits, wanted, [states[row].alternatives or 0 for row in wanted])
+        likely = self._likely(logits, wanted, [states[row].alternatives or 0 for row in wanted])
         _forbid(logits, sequences)
         peaks, best = _highest(logits)
         _check(peaks, sequences)
         tokens = best.cpu().numpy()
-        drawn = [row for row, state in enumerate(states) if not state.greedy]
-        if drawn:
-            tokens[drawn] = _draw(logits, peaks, drawn, states)
+        uniforms = np.array([0.0 if state.uniforms is None else state.uniforms.random() for state in states])
+        for filtered in (False, True):
+            rows = [row for row, one in enumerate(states) if not one.greedy and one.filtered is filtered]
+            if rows:
+                shares = self._probabilities(logits, peaks, rows, states)
+                if filtered:
+                    tokens[rows] = draw_filtered(
+                        shares, [states[row].sampling for row in rows], uniforms[rows]
+                    )
+                else:
+                    tokens[rows] = draw_unfiltered(shares, uniforms[rows])
         logprobs: dict[int, TokenLogprob] = {}
         if wanted:
             scores = logits[wanted, tokens[wanted]].tolist()
             for row, near, score in zip(wanted, likely, scores, strict=True):
                 logprobs[row] = self._logprob(int(tokens[row]), score, near)
         return [(token, logprobs.get(row)) for row, token in enumerate(tokens.tolist())]
+
+    def _wide(self, logits: torch.Tensor) -> torch.Tensor:
+        """A float32 copy whose width is a multiple of `STRETCH`; no token is in the columns that are added."""
+        rows, columns = logits.shape
+        wide = self._changed.matrix(rows, columns + -columns % STRETCH, logits.device)
+        wide[:, :columns] = logits
+        wide[:, columns:] = float("-inf")
+        return wide
+
+    def _likely(self, logits: torch.Tensor, rows: Sequence[int], numbers: Sequence[int]) -> list[_Likely]:
+        """For some rows, so many of the likeliest tokens, and what all log probabilities are counted from."""
+        if not rows:
+            return []
+        part = logits if len(rows) == len(logits) else logits[rows]
+        # PERF: a softmax is faster than torch's logsumexp. The highest probability is one part in the sum.
+        shares = torch.softmax(part, -1, out=self._shares.matrix(len(part), part.shape[1], part.device))
+        highest = part.unflatten(1, (-1, STRETCH)).amax(-1)
+        log_sums = (highest.amax(-1) - shares.amax(-1).log()).tolist()
+        floors = floors_of(highest, np.maximum(np.array(numbers, np.int64), 1))
+        likely: list[_Likely] = [_Likely([], [], 0.0)] * len(rows)
+        for group, near in candidates_of(part, highest, floors):
+            for row, ids, values in zip(group.tolist(), near.ids, near.values, strict=True):
+                number = numbers[row]
+                likely[row] = _Likely(ids[:number].tolist(), values[:number].tolist(), log_sums[row])
+        return likely
+
+    def _probabilities(
+        self, logits: torch.Tensor, peaks: torch.Tensor, rows: Sequence[int], states: Sequence[_State]
+    ) -> torch.Tensor:
+        """Softmax of some rows at their temperatures, float32 [rows, columns]."""
+        device = logits.device
+        chosen = torch.tensor(rows, device=device)
+        temperatures = torch.tensor([[states[row].sampling.temperature] for row in rows], device=device)
+        scaled = self._shares.matrix(len(rows), logits.shape[1], device)
+        torch.index_select(logits, 0, chosen, out=scaled)
+        # NOTE: the peak goes first, so that no small temperature makes a number infinite.
+        scaled.sub_(peaks[chosen][:, None]).div_(temperatures)
+        return torch.softmax(scaled, -1, out=scaled)
 
     def _logprob(self, token: int, score: float, near: _Likely) -> TokenLogprob:
         def finite(logit: float) -> float:
@@ -175,19 +244,15 @@ class BatchedSampler:
         return TokenLogprob(token, self._raw_of(token), finite(score), top)
 
 
-def _wide(logits: torch.Tensor) -> torch.Tensor:
-    """A float32 copy whose width is a multiple of `STRETCH`; nothing can be in the columns that are added."""
-    return F.pad(logits.to(torch.float32, copy=True), (0, -logits.shape[1] % STRETCH), value=float("-inf"))
-
-
 def _highest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The highest value of each row and its first column. A row with a NaN has NaN."""
+    """The highest value of each row and its first column; a row with a NaN has NaN.
+
+    The width is a multiple of `STRETCH` but on CUDA.
+    """
     if logits.is_cuda or logits.shape[1] <= _FEW_COLUMNS:
         return logits.max(-1)
     # PERF: torch finds the place of a maximum 10 times slower than the maximum. So the place is looked for in the
     # stretch that has the maximum.
-    if logits.shape[1] % STRETCH:
-        logits = F.pad(logits, (0, -logits.shape[1] % STRETCH), value=float("-inf"))
     stretches = logits.unflatten(1, (-1, STRETCH))
     peaks, stretch = stretches.amax(-1).max(-1)
     within = stretches[torch.arange(len(logits)), stretch].argmax(-1)
@@ -239,24 +304,6 @@ def _flat(
     return tuple(torch.from_numpy(one).to(logits.device) for one in (rows, ids, values))  # type: ignore[return-value]
 
 
-def _likely(logits: torch.Tensor, rows: Sequence[int], numbers: Sequence[int]) -> list[_Likely]:
-    """For some rows, so many of the likeliest tokens, and what all log probabilities of the row are counted from."""
-    if not rows:
-        return []
-    part = logits if len(rows) == len(logits) else logits[rows]
-    log_sums = part.logsumexp(-1).tolist()
-    if not any(numbers):
-        return [_Likely([], [], log_sum) for log_sum in log_sums]
-    highest = part.unflatten(1, (-1, STRETCH)).amax(-1)
-    floors = floors_of(highest, np.maximum(np.array(numbers, np.int64), 1))
-    likely: list[_Likely] = [_Likely([], [], 0.0)] * len(rows)
-    for group, near in candidates_of(part, highest, floors):
-        for row, ids, values in zip(group.tolist(), near.ids, near.values, strict=True):
-            number = numbers[row]
-            likely[row] = _Likely(ids[:number].tolist(), values[:number].tolist(), log_sums[row])
-    return likely
-
-
 def _forbid(logits: torch.Tensor, sequences: Sequence[Choice]) -> None:
     """Add the masks of grammars, in place; columns beyond a mask are forbidden."""
     rows = [row for row, sequence in enumerate(sequences) if sequence.mask is not None]
@@ -271,16 +318,3 @@ def _forbid(logits: torch.Tensor, sequences: Sequence[Choice]) -> None:
         logits[rows, :width] += masks[:, :width]
     if width < logits.shape[1]:
         logits[rows, width:] = float("-inf")
-
-
-def _draw(
-    logits: torch.Tensor, peaks: torch.Tensor, rows: Sequence[int], states: Sequence[_State]
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The tokens of rows with a temperature."""
-    chosen = [states[row] for row in rows]
-    temperatures = torch.tensor([[state.sampling.temperature] for state in chosen], device=logits.device)
-    part, above = (logits, peaks) if len(rows) == len(logits) else (logits[rows], peaks[rows])
-    # NOTE: the peak goes first, so that no small temperature makes a number infinite.
-    probabilities = (part - above[:, None]).div_(temperatures).softmax(-1)
-    uniforms = np.array([state.uniforms.random() for state in chosen if state.uniforms is not None])
-    return draw(probabilities, [state.sampling for state in chosen], uniforms)
