@@ -13,11 +13,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from frontend import assembly
 from frontend.protocols.registry import grpc_services
+from frontend.server.state import ServerLimits
 from frontend.services import Services
 from ipc import logs, version
 from ipc.metrics import registry as metrics
@@ -140,10 +142,11 @@ class Lifespan:
         gc.set_threshold(*GC_THRESHOLDS)
 
     async def process_shutdown(self, scope: dict[str, Any], event: dict[str, Any]) -> None:
-        """Give everything back."""
+        """Give everything back, once the work without requests has ended."""
         log.info("no requests are open; this frontend ends")
         if self._grpc is not None:
             await self._grpc.stop()
+        await self._services.background.end(self._answers_until_s())
         if self._watcher is not None:
             self._watcher.cancel()
         if self._leave is not None:
@@ -157,6 +160,11 @@ class Lifespan:
         if self._lock is not None:
             self._lock.release()
         logs.flush()
+
+    def _answers_until_s(self) -> float:
+        """When requests in work get no more time (`time.monotonic`)."""
+        limits = ServerLimits(graceful_timeout_s=self._services.settings.server.graceful_timeout_s)
+        return (self._services.drain.since or time.monotonic()) + limits.answer_until_s
 
 
 async def _start_grpc(services: Services) -> GrpcServer | None:

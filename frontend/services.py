@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from frontend.access.gate import Gate
 from frontend.access.restricted import Restrictions
+from frontend.background import Background
 from frontend.engine.answer import CopyBudget
 from frontend.engine.finishing import Finisher
 from frontend.engine.interface import Directory, Engine
@@ -30,6 +31,7 @@ class Services:
     access: Gate
     restrictions: Restrictions = field(default_factory=Restrictions)
     drain: Drain = DRAIN
+    background: Background = field(default_factory=Background)
     started: bool = False
     started_at: float = field(default_factory=time.time)
     since_ns: int = field(default_factory=time.monotonic_ns)

@@ -298,6 +298,15 @@ class Generation(Section, frozen=True):
     keep_alive_s: Seconds = 10.0
 
 
+class Responses(Section, frozen=True):
+    """Stored responses of /v1/responses, in `run.state_dir`. Whatever exceeds a bound is deleted, oldest first."""
+
+    max_stored: Annotated[int, msgspec.Meta(gt=0)] = 10_000
+    max_stored_bytes: Annotated[int, msgspec.Meta(gt=0)] = 1 << 30
+    max_age_s: Seconds = 2_592_000.0
+    max_background: Count = 256
+
+
 class Settings(Section, frozen=True):
     """The whole tree."""
 
@@ -317,6 +326,7 @@ class Settings(Section, frozen=True):
     trtis: Trtis = Trtis()
     kserve: Kserve = Kserve()
     generation: Generation = Generation()
+    responses: Responses = Responses()
 
     @property
     def instance(self) -> str:

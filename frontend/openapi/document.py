@@ -20,6 +20,7 @@ from frontend.openapi.operation import EVENTS, HTML, JSON, TEXT, Operation, Para
 from frontend.protocols.chat.operations import OPERATIONS as CHAT
 from frontend.protocols.kserve_v2.operations import OPERATIONS as KSERVE
 from frontend.protocols.messages.operations import OPERATIONS as MESSAGES
+from frontend.protocols.responses.operations import OPERATIONS as RESPONSES
 from frontend.protocols.sie.operations import OPERATIONS as SIE
 from frontend.protocols.sie.operations import ErrorResponse, faults
 from frontend.protocols.trtis_v1.operations import OPERATIONS as TRTIS
@@ -226,7 +227,7 @@ SERVER = (
 
 def operations() -> tuple[Operation, ...]:
     """All operations of this build."""
-    return (*SIE, *CHAT, *MESSAGES, *KSERVE, *TRTIS, *SERVER)
+    return (*SIE, *CHAT, *RESPONSES, *MESSAGES, *KSERVE, *TRTIS, *SERVER)
 
 
 @cache

@@ -33,7 +33,7 @@ class Operation:
     to the struct of their body (None: text). `timed` answers carry the timing headers.
     """
 
-    method: Literal["get", "post"]
+    method: Literal["get", "post", "delete"]
     path: str
     summary: str
     tag: str

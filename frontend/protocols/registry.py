@@ -54,10 +54,18 @@ def protocols() -> list[WireProtocol]:
     from frontend.protocols.chat import ChatProtocol
     from frontend.protocols.kserve_v2 import KserveProtocol
     from frontend.protocols.messages import MessagesProtocol
+    from frontend.protocols.responses import ResponsesProtocol
     from frontend.protocols.sie import SieProtocol
     from frontend.protocols.trtis_v1 import TrtisProtocol
 
-    return [SieProtocol(), ChatProtocol(), MessagesProtocol(), TrtisProtocol(), KserveProtocol()]
+    return [
+        SieProtocol(),
+        ChatProtocol(),
+        ResponsesProtocol(),
+        MessagesProtocol(),
+        TrtisProtocol(),
+        KserveProtocol(),
+    ]
 
 
 def grpc_services(services: Services) -> list[GrpcService]:

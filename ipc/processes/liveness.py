@@ -4,6 +4,7 @@
 - `lock_on`: an flock around one change of shared state, awaited without blocking the event loop.
 - `open_pidfd`: a descriptor that becomes readable when the process dies, checked against its start time so that a
   recycled pid is never taken for the old process.
+- `own_identity`: a process that other processes can ask after, by pid, start time and boot.
 - `life_pipe`: EOF on the read end comes exactly when every holder of the write end is gone.
 """
 
@@ -124,6 +125,22 @@ def start_ticks(pid: int) -> int:
     except OSError:
         return 0
     return int(stat.rpartition(b")")[2].split()[19])
+
+
+def own_identity() -> str:
+    """Tells this process from all others of this host, also from those before the last boot."""
+    return f"{_boot()} {os.getpid()} {start_ticks(os.getpid())}"
+
+
+def is_running(identity: str) -> bool:
+    """Whether the process that gave this `own_identity` still runs."""
+    boot, _, process = identity.partition(" ")
+    pid, _, ticks = process.partition(" ")
+    return boot == _boot() and pid.isdigit() and ticks == str(start_ticks(int(pid)))
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def age_ns(pid: int) -> int:

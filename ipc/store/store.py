@@ -129,7 +129,7 @@ class Store:
 
         Raises `StoreUnreadable`.
         """
-        with self._lock, _translated():
+        with self._lock, translated():
             self._look()
             stamp = self._name, self._generations.get(kind, 0)
             if stamp == known:
@@ -152,7 +152,7 @@ class Store:
         except FileNotFoundError:
             name = ""
         if name != self._name:
-            reader = _connect(self.directory / name, LOOK_S) if name else None
+            reader = connect(self.directory / name, LOOK_S) if name else None
             self._forget()
             self._reader, self._name = reader, name
         if self._reader is None:
@@ -169,7 +169,7 @@ class Store:
 
     def attempt(self, how: Callable[[sqlite3.Connection], R]) -> R:
         """Run `how` in one transaction. Raises `Locked` when another writer was not done within `TRY_S`."""
-        with _translated(), closing(_connect(self._file(), TRY_S)) as connection:
+        with translated(), closing(connect(self._file(), TRY_S)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 result = how(connection)
@@ -311,7 +311,7 @@ class Locked(Exception):
 def begin(paths: RunPaths) -> None:
     """The server starts: its state is empty, and what earlier ones left is deleted. Raises `StoreUnreadable`."""
     directory = paths.store()
-    with _translated():
+    with translated():
         made = _make(directory)
     # NOTE: a name that the next start deletes, should this one end here.
     link = made.with_name(f"{made.name}.link")
@@ -326,13 +326,14 @@ def _make(directory: Path) -> Path:
     """A new file with its tables, which no link names yet."""
     path = directory / f"{secrets.token_hex(8)}{_ENDING}"
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    with closing(_connect(path, TRY_S)) as connection:
+    with closing(connect(path, TRY_S)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.executescript(_SCHEMA)
     return path
 
 
-def _connect(path: Path, timeout_s: float) -> sqlite3.Connection:
+def connect(path: Path, timeout_s: float) -> sqlite3.Connection:
+    """A connection to a file that is there, for any one thread at a time; each wait for others ends by `timeout_s`."""
     connection = sqlite3.connect(
         f"file:{quote(str(path))}?mode=rw",
         uri=True,
@@ -345,7 +346,7 @@ def _connect(path: Path, timeout_s: float) -> sqlite3.Connection:
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def translated() -> Iterator[None]:
     """SQLite's errors as `StoreUnreadable`, and as `Locked` where a later attempt may succeed."""
     try:
         yield

@@ -25,6 +25,7 @@ from frontend.openapi import pages
 from frontend.protocols.chat import ChatProtocol
 from frontend.protocols.messages import MessagesProtocol
 from frontend.protocols.registry import WireProtocol
+from frontend.protocols.responses import ResponsesProtocol
 from frontend.protocols.sie import SieProtocol
 from frontend.services import Services
 from ipc.catalog.entries import OutputSpec
@@ -58,7 +59,7 @@ class RecordedServer:
         self.services.directory = InProcessDirectory(self.services.catalog, statuses)
         if gate is not None:
             self.services.access = gate
-        known: list[WireProtocol] = [SieProtocol(), ChatProtocol(), MessagesProtocol()]
+        known: list[WireProtocol] = [SieProtocol(), ChatProtocol(), ResponsesProtocol(), MessagesProtocol()]
         cors, access = access_middleware(self.services)
         middleware = [RequestMiddleware(self.services, known), cors, *([access] if gate is not None else [])]
         app = falcon.asgi.App(middleware=[*middleware, DeadlineMiddleware(self.services)])

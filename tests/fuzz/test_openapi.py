@@ -38,7 +38,7 @@ def examples() -> dict[str, str]:
     Some phases send the examples as they are, so without these models their requests would end with 404.
     """
     kinds = {"/v1/embeddings": "plain", "/v1/rerank": "ranker"}
-    named = {one.path: one.example["model"] for one in operations() if one.example and "model" in one.example}
+    named = {one.path: one.example["model"] for one in operations() if one.example and one.path in kinds}
     return {model: kinds[path] for path, model in named.items()}
 
 

@@ -31,7 +31,7 @@ UNDOCUMENTED = {
     **dict.fromkeys((*absent.CATEGORIES, *absent.NOT_BUILT), "refuses everything"),
 }
 OTHER_ERRORS = ("/v2", "/v1/config", "/v1/chat", "/v1/completions", "/v1/models/unload", "/v1/models/reload")
-OTHER_ERRORS += ("/v1/models/status", "/v1/system", "/v1/messages")
+OTHER_ERRORS += ("/v1/models/status", "/v1/system", "/v1/messages", "/v1/responses")
 REFS = {
     "/v1/encode/{model}": "EncodeRequest",
     "/v1/score/{model}": "ScoreRequest",
@@ -43,6 +43,7 @@ BODIES = REFS | {
     "/v1/chat/completions": "ChatRequest",
     "/v1/completions": "CompletionRequest",
     "/v1/messages": "MessagesRequest",
+    "/v1/responses": "ResponseRequest",
     "/v1/messages/count_tokens": "MessagesRequest",
 }
 

@@ -1,0 +1,208 @@
+"""Requests of POST /v1/responses: the body, and the call that it asks for.
+
+1. Fields of OpenAI, and those that the contract adds. Unknown fields are ignored, null equals absent.
+2. Everything but the conversation is checked here, before anything is looked up. The conversation is complete once
+   the stored one of `previous_response_id` is known: `ResponsePlan.call_after`.
+3. `background` wins over `stream`: the answer is JSON, and the stream can be had by GET.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from frontend.generation import bodies
+from frontend.generation.conversation import Conversation
+from frontend.generation.errors import InvalidField
+from frontend.generation.grammars import grammar_of
+from frontend.generation.hosted import HostedFields, refuse_hosted
+from frontend.generation.models import DEFAULT
+from frontend.generation.reasoning import variables_of
+from frontend.generation.sampling import choices_of, ending_of, sampling_of
+from frontend.generation.sending import new_id
+from frontend.generation.tools import choice_of, tool_use
+from frontend.protocols.responses.items import Turns, kept_items
+from frontend.protocols.responses.tools import functions_of
+from ipc.settings import Limits
+from ipc.wire.messages import GenerateCall
+
+DEFAULT_ALTERNATIVES = 1
+"""Alternatives beside each token if a request wants log probabilities and does not say how many."""
+LIMITS = ("max_output_tokens", "max_tokens", "max_completion_tokens")
+"""Names of one field."""
+TRUNCATIONS = {"auto": True, "disabled": False}
+ECHOED = (
+    "instructions",
+    "previous_response_id",
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_logprobs",
+    "session_id",
+)
+"""Fields that an answer repeats where a request has them."""
+
+
+class ReasoningOptions(msgspec.Struct):
+    """How hard the model thinks; a summary is never made."""
+
+    effort: str | None = None
+    summary: Any = None
+
+
+class ResponseRequest(HostedFields, kw_only=True):
+    """Body of POST /v1/responses."""
+
+    input: str | list[Any]
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    stream: bool | None = None
+    stream_options: Any = None
+    background: bool | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    include: list[Any] | None = None
+    max_output_tokens: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Any = None
+    response_format: Any = None
+    grammar: Any = None
+    reasoning: ReasoningOptions | None = None
+    text: dict[str, Any] | None = None
+    truncation: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsePlan:
+    """What to generate, on which model (None: the default), and in which form the answer goes out.
+
+    `call` lacks its messages; `items` are the new input as the store keeps items; `fields` are those that the answer
+    repeats. `id` is that of the response.
+    """
+
+    id: str
+    model: str | None
+    call: GenerateCall
+    items: list[dict[str, Any]]
+    instructions: str | None
+    previous: str | None
+    streams: bool
+    background: bool
+    stores: bool
+    fields: dict[str, Any]
+
+    def call_after(self, history: Sequence[dict[str, Any]], limits: Limits) -> GenerateCall:
+        """The call with all of its messages: instructions, stored items, new items. Raises `InvalidField`."""
+        talk = Conversation(limits, "input")
+        if self.instructions is not None:
+            talk.add("system", self.instructions, "instructions")
+        turns = Turns(talk)
+        turns.add(history, "previous_response_id")
+        turns.add(self.items, "input")
+        return msgspec.structs.replace(self.call, messages=talk.finished())
+
+
+def parse(body: bytes, limits: Limits) -> ResponsePlan:
+    """The plan of a body. Raises `MalformedBody` and `InvalidField`."""
+    request = bodies.decode(body, ResponseRequest, limits.max_items, (LIMITS,))
+    background = bool(request.background)
+    streams = bool(request.stream) and not background
+    # The contract ignores this field here; a search is asked for as a tool.
+    request.web_search_options = None
+    refuse_hosted(request, streams)
+    if request.max_tool_calls is not None:
+        raise InvalidField("max_tool_calls", "a bound on the number of calls is not offered by this server")
+    stores = request.store is not False
+    if background and not stores:
+        raise InvalidField("store", "a response in the background has to be stored")
+    id_ = new_id("resp_")
+    return ResponsePlan(
+        id_,
+        request.model,
+        _call(request),
+        kept_items(request.input, id_),
+        request.instructions,
+        request.previous_response_id,
+        streams,
+        background,
+        stores,
+        _fields(request, stores),
+    )
+
+
+def _call(request: ResponseRequest) -> GenerateCall:
+    functions = functions_of(request.tools)
+    choice = choice_of(request.tool_choice, [function.name for function in functions])
+    limit_name = next((name for name in LIMITS if getattr(request, name) is not None), LIMITS[0])
+    return GenerateCall(
+        messages=[],
+        tools=tool_use(functions, choice, request.parallel_tool_calls),
+        variables=variables_of(None, _effort(request), names=("", "reasoning.effort")),
+        sampling=sampling_of(request, _alternatives(request)),
+        ending=ending_of(
+            getattr(request, limit_name), request.stop, request.ignore_eos, names=(limit_name, "stop")
+        ),
+        grammar=_grammar(request),
+        n=choices_of(request.n),
+        truncate=_truncates(request.truncation),
+    )
+
+
+def _effort(request: ResponseRequest) -> str | None:
+    return None if request.reasoning is None else request.reasoning.effort
+
+
+def _alternatives(request: ResponseRequest) -> int | None:
+    """Alternatives of each token; their number alone asks for log probabilities, unless those are off."""
+    wanted = request.top_logprobs is not None if request.logprobs is None else request.logprobs
+    if not wanted:
+        return None
+    return DEFAULT_ALTERNATIVES if request.top_logprobs is None else request.top_logprobs
+
+
+def _grammar(request: ResponseRequest) -> Any:
+    """The grammar of the answer; `text.format` wins over `response_format`."""
+    given = (request.text or {}).get("format")
+    if given is None:
+        return grammar_of(request.response_format, request.grammar)
+    return grammar_of(given, request.grammar, "text.format")
+
+
+def _truncates(truncation: str | None) -> bool:
+    if truncation is None:
+        return False
+    if truncation not in TRUNCATIONS:
+        raise InvalidField("truncation", f"{truncation[:64]!a} is not one of {', '.join(TRUNCATIONS)}")
+    return TRUNCATIONS[truncation]
+
+
+def _fields(request: ResponseRequest, stores: bool) -> dict[str, Any]:
+    """Fields of the answer that are known from the request; those without a value are left out."""
+    limit = next((value for name in LIMITS if (value := getattr(request, name)) is not None), None)
+    told = {
+        "model": request.model or DEFAULT,
+        "background": bool(request.background),
+        "store": stores,
+        "metadata": request.metadata or {},
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "text": request.text or {"format": {"type": "text"}},
+        "tool_choice": "auto" if request.tool_choice is None else request.tool_choice,
+        "tools": request.tools or [],
+        "truncation": request.truncation or "disabled",
+        "max_output_tokens": limit,
+        **{name: getattr(request, name) for name in ECHOED},
+    }
+    return {name: value for name, value in told.items() if value is not None}

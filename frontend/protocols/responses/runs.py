@@ -1,0 +1,151 @@
+"""Responses in the background of one frontend: each is a task that writes its events and its end to the store.
+
+1. The row is stored before the client learns of the response. Then the task loads the model and generates.
+2. Every `BEAT_S` one write keeps the new events of all runs, and tells which of the runs were cancelled
+   or deleted meanwhile, at whichever frontend. Those are ended.
+3. A drain waits for the runs (`frontend.background`). What is not done by the end of the drain ends as failed.
+4. The request is counted when its run ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field, replace
+
+from falcon.asgi import Request
+
+from frontend.engine.finishing import Outcome
+from frontend.engine.scope import RequestScope, current_scope
+from frontend.generation.errors import status_of
+from frontend.generation.events import Event
+from frontend.generation.models import find_generator
+from frontend.generation.running import bound_times, find_loaded, running
+from frontend.protocols.responses import resource
+from frontend.protocols.responses.asking import Asked
+from frontend.protocols.responses.output import Output
+from frontend.protocols.responses.resource import Resource
+from frontend.protocols.responses.store import ResponseStore, ResponsesUnavailable
+from frontend.services import Services
+from ipc.errors import Cancelled, Draining, PenstockError, QueueFull
+from ipc.wire.messages import GenerateCall
+
+log = logging.getLogger(__name__)
+
+PROTOCOL = "responses"
+BEAT_S = 0.1
+END_PAUSES_S = (0.2, 1.0, 5.0)
+"""Times between two tries to store the end of a run."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """One response at work: its events that are not kept yet, which will be piece `number`."""
+
+    begun: Resource
+    output: Output
+    scope: RequestScope
+    task: asyncio.Task[None] | None = None
+    pending: list[Event] = field(default_factory=list)
+    number: int = 0
+
+
+class Runs:
+    """The responses in the background of this process."""
+
+    def __init__(self, services: Services, store: ResponseStore) -> None:
+        self._services, self._store = services, store
+        self._runs: dict[str, _Run] = {}
+        self._beating = False
+        self._writing = asyncio.Lock()
+
+    async def start(self, req: Request, asked: Asked, begun: Resource) -> None:
+        """Store a response and run it. The request that asked for it is counted when the run ends.
+
+        Raises `ModelNotFound`, `ResponsesUnavailable`, and `QueueFull` if no further run may start.
+        """
+        services, most = self._services, self._services.settings.responses.max_background
+        entry = find_generator(asked.plan.model, services.catalog, services.settings)
+        if len(self._runs) >= most:
+            text = f"{most} responses in the background are running (responses.max_background)"
+            raise QueueFull(text, retry_after_s=5)
+        await asked.keeper.keep_queued(begun)
+        scope: RequestScope = req.context.penstock
+        run_scope = replace(scope, span=None, phases={}, started=time.perf_counter())
+        scope.operation = ""
+        run = self._runs[begun["id"]] = _Run(begun, Output(begun), run_scope)
+        run.task = services.background.start(self._run(run, req, asked.call, entry.id))
+        if not self._beating:
+            self._beating = True
+            services.background.start(self._beat())
+
+    async def _run(self, run: _Run, req: Request, call: GenerateCall, model: str) -> None:
+        """The life of a run. Its errors end here."""
+        current_scope.set(run.scope)
+        self._services.finisher.begin(run.scope, req.path)
+        error: PenstockError | None = None
+        try:
+            await self._generate(run, req, call, model)
+        except asyncio.CancelledError:
+            error = self._why_cancelled()
+        except PenstockError as raised:
+            error = raised
+        except Exception as bug:
+            log.error("a response in the background failed", exc_info=bug)
+            error = PenstockError("internal error")
+        await self._end(run, error)
+        outcome = Outcome(req.method, req.path, req.uri_template or "", 200)
+        self._services.finisher.finish(run.scope, PROTOCOL, outcome)
+
+    def _why_cancelled(self) -> PenstockError:
+        if self._services.drain.draining:
+            return Draining("the server stopped before the response was finished")
+        return Cancelled("the response was cancelled")
+
+    async def _generate(self, run: _Run, req: Request, call: GenerateCall, model: str) -> None:
+        entry, status = await find_loaded(self._services, run.scope, model)
+        bound_times(req, run.scope, self._services)
+        async with running(self._services, run.scope, entry, status, call) as generation:
+            async for events in generation:
+                run.output.take(events)
+                run.pending += events
+
+    async def _end(self, run: _Run, error: PenstockError | None) -> None:
+        """Store how a run has ended."""
+        if error is None:
+            whole = resource.ended(run.begun, run.output)
+        else:
+            run.scope.error, run.scope.counted_status = error.code, status_of(error)
+            whole = resource.failed(run.begun, run.output, error)
+        del self._runs[run.begun["id"]]
+        for pause_s in (*END_PAUSES_S, None):
+            try:
+                async with self._writing:
+                    await self._store.finish(whole, run.number, run.pending)
+                return
+            except ResponsesUnavailable as refused:
+                log.error("the end of a response cannot be stored: %s", refused.message)
+                await asyncio.sleep(pause_s or 0)
+
+    async def _beat(self) -> None:
+        """Keep new events and end what was cancelled, until no run is left."""
+        while self._runs:
+            await asyncio.sleep(BEAT_S)
+            try:
+                async with self._writing:
+                    await self._look()
+            except ResponsesUnavailable as error:
+                log.error("events of responses in the background cannot be stored now: %s", error.message)
+        self._beating = False
+
+    async def _look(self) -> None:
+        runs = dict(self._runs)
+        taken = {id_: (run.number, run.pending[:]) for id_, run in runs.items()}
+        going_on = await self._store.grow(taken)
+        for id_, run in runs.items():
+            _, events = taken[id_]
+            del run.pending[: len(events)]
+            run.number += bool(events)
+            if id_ not in going_on and id_ in self._runs and run.task is not None:
+                run.task.cancel()

@@ -1,0 +1,282 @@
+"""Stored responses: rows of a SQLite file in the state directory, which all frontends share and a restart keeps.
+
+1. A response is stored when it has ended. A response in the background is stored when it is asked for: its row names
+   the process that runs it, and its neutral events are kept beside it (`event_log`).
+2. The end of a response is written only while its row is unfinished. So whoever ends a response first decides: a late
+   end never replaces a cancellation.
+3. A response whose process is dead is ended as failed by whoever reads it.
+4. Each row has an owner, the public id of an API key. To everybody else the response does not exist.
+5. Each new row deletes what is too old, too many or too much, oldest first, but nothing that still runs.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+
+from frontend.generation.events import Event
+from frontend.protocols.responses import event_log, resource
+from frontend.protocols.responses.output import Output
+from frontend.protocols.responses.resource import Resource
+from ipc import settings
+from ipc.errors import InvalidInput, PenstockError
+from ipc.processes.liveness import is_running, own_identity
+from ipc.store.lasting import LastingStore
+from ipc.store.store import StoreUnreadable
+
+FILE = "responses-1.db"
+"""The number rises when the tables change."""
+MAX_EVENTS_NBYTES = 8 << 20
+"""Bytes of the events of one response; of a response with more none are kept."""
+_ROW_NBYTES = 512
+_STATUSES = ", ".join(f"'{status}'" for status in resource.UNFINISHED)
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS responses (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, created REAL NOT NULL, status TEXT NOT NULL, runner TEXT NOT NULL,
+    followable INTEGER NOT NULL, begun BLOB NOT NULL, whole BLOB, history BLOB NOT NULL, items BLOB NOT NULL,
+    nbytes INTEGER NOT NULL, events_nbytes INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX IF NOT EXISTS by_age ON responses (created);
+CREATE INDEX IF NOT EXISTS unfinished ON responses (status) WHERE status IN ({_STATUSES});
+CREATE TABLE IF NOT EXISTS events (
+    id TEXT NOT NULL, number INTEGER NOT NULL, entries BLOB NOT NULL, PRIMARY KEY (id, number)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS totals (one INTEGER PRIMARY KEY CHECK (one = 1), count INTEGER, nbytes INTEGER);
+INSERT OR IGNORE INTO totals VALUES (1, 0, 0);
+CREATE TRIGGER IF NOT EXISTS added AFTER INSERT ON responses BEGIN
+    UPDATE totals SET count = count + 1, nbytes = nbytes + NEW.nbytes;
+END;
+CREATE TRIGGER IF NOT EXISTS grown AFTER UPDATE OF nbytes ON responses BEGIN
+    UPDATE totals SET nbytes = nbytes + NEW.nbytes - OLD.nbytes;
+END;
+CREATE TRIGGER IF NOT EXISTS deleted AFTER DELETE ON responses BEGIN
+    UPDATE totals SET count = count - 1, nbytes = nbytes - OLD.nbytes;
+    DELETE FROM events WHERE id = OLD.id;
+END;
+"""
+_COLUMNS = "id, owner, created, status, runner, followable, begun, whole, history, items"
+_INSERT = f"INSERT OR IGNORE INTO responses ({_COLUMNS}, nbytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_FIND = f"SELECT {_COLUMNS} FROM responses WHERE id = ? AND owner = ? AND created > ?"
+_GROW = f"""
+UPDATE responses SET status = 'in_progress', nbytes = nbytes + ?1, events_nbytes = events_nbytes + ?1
+WHERE id = ?2 AND status IN ({_STATUSES})
+"""
+_END = f"""
+UPDATE responses SET status = ?1, whole = ?2, runner = '', nbytes = nbytes + length(?2)
+WHERE id = ?3 AND status IN ({_STATUSES})
+"""
+_IS_FOLLOWABLE = "SELECT 1 FROM responses WHERE id = ? AND followable AND events_nbytes <= ?"
+_OLDEST = f"SELECT id FROM responses WHERE status NOT IN ({_STATUSES}) ORDER BY created LIMIT 16"
+
+T = TypeVar("T")
+Items = list[dict[str, Any]]
+
+
+class ResponseNotFound(InvalidInput):
+    """No response of that id is stored for the caller."""
+
+    status = 404
+
+
+class ResponsesUnavailable(PenstockError):
+    """Stored responses cannot be read or written now."""
+
+    status, retryable = 503, True
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One row.
+
+    `whole` is the response as JSON once it has ended, `history` what its conversation began with. A response is
+    `followable` while all of its events are kept.
+    """
+
+    id: str
+    owner: str
+    created: float
+    status: str
+    runner: str
+    followable: bool
+    begun: bytes
+    whole: bytes | None
+    history: bytes
+    items: bytes
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing of it will change any more."""
+        return self.status not in resource.UNFINISHED
+
+    @property
+    def body(self) -> bytes:
+        """The response as JSON, as it is now."""
+        return self.whole or orjson.dumps(resource.at(orjson.loads(self.begun), self.status))
+
+    def conversation(self) -> Items:
+        """The items of its conversation: those before it, its input, its output."""
+        output = orjson.loads(self.whole)["output"] if self.whole else []
+        return [*orjson.loads(self.history), *orjson.loads(self.items), *output]
+
+
+def row_of(begun: Resource, owner: str, history: Items, items: Items, *, whole: Resource | None) -> Stored:
+    """The row of a response that has ended as `whole`, or that this process is going to run in the background."""
+    return Stored(
+        begun["id"],
+        owner,
+        time.time(),
+        begun["status"] if whole is None else whole["status"],
+        own_identity() if whole is None else "",
+        begun["background"],
+        orjson.dumps(begun),
+        None if whole is None else orjson.dumps(whole),
+        orjson.dumps(history),
+        orjson.dumps(items),
+    )
+
+
+class ResponseStore:
+    """The stored responses of a server. All methods but `open` raise `ResponsesUnavailable`."""
+
+    def __init__(self, root: Path, bounds: settings.Responses) -> None:
+        """`root` is the state directory. Opens nothing yet."""
+        self._file = LastingStore(root / FILE, _SCHEMA)
+        self._bounds = bounds
+
+    async def put(self, row: Stored) -> None:
+        """Store a response. A response that is stored already stays as it is."""
+        await _reached(self._file.write(lambda connection: self._put(connection, row)))
+
+    async def get(self, id_: str, owner: str) -> Stored:
+        """A response. Raises `ResponseNotFound`."""
+        return (await self.follow(id_, owner, -1))[0]
+
+    async def follow(self, id_: str, owner: str, known: int) -> tuple[Stored, list[bytes]]:
+        """A response, and its kept events behind piece number `known`. Raises `ResponseNotFound`."""
+
+        def read(connection: sqlite3.Connection) -> tuple[Stored, list[bytes]]:
+            row = self._found(connection, id_, owner)
+            return row, _pieces(connection, id_, known) if row.followable and known >= 0 else []
+
+        row, pieces = await _reached(self._file.read(read))
+        if row.is_finished or is_running(row.runner):
+            return row, pieces
+        lost = PenstockError("the server process that ran this response has ended")
+        await self.settle(row, lambda begun, output: resource.failed(begun, output, lost))
+        return await _reached(self._file.read(read))
+
+    async def settle(self, row: Stored, how: Callable[[Resource, Output], Resource]) -> bool:
+        """End an unfinished response from outside, with the output so far; whether it was still unfinished."""
+
+        def write(connection: sqlite3.Connection) -> bool:
+            begun = orjson.loads(row.begun)
+            output = Output(begun)
+            for entries in _pieces(connection, row.id, 0):
+                output.take(event_log.decode(entries))
+            return _end(connection, how(begun, output))
+
+        return await _reached(self._file.write(write))
+
+    async def finish(self, whole: Resource, number: int, events: list[Event]) -> bool:
+        """End a response of this process, whose last events are piece `number`; whether it was still unfinished."""
+
+        def write(connection: sqlite3.Connection) -> bool:
+            _grow(connection, whole["id"], number, events)
+            return _end(connection, whole)
+
+        return await _reached(self._file.write(write))
+
+    async def grow(self, pieces: Mapping[str, tuple[int, list[Event]]]) -> set[str]:
+        """Keep new events of responses that this process runs, by id; which of these go on.
+
+        The others have been cancelled or deleted.
+        """
+
+        def write(connection: sqlite3.Connection) -> set[str]:
+            return {id_ for id_, piece in pieces.items() if _grow(connection, id_, *piece)}
+
+        def look(connection: sqlite3.Connection) -> set[str]:
+            return {id_ for id_ in pieces if _is_unfinished(connection, id_)}
+
+        if any(events for _, events in pieces.values()):
+            return await _reached(self._file.write(write))
+        return await _reached(self._file.read(look))
+
+    async def delete(self, id_: str, owner: str) -> None:
+        """Delete a response. Raises `ResponseNotFound`."""
+
+        def write(connection: sqlite3.Connection) -> None:
+            self._found(connection, id_, owner)
+            connection.execute("DELETE FROM responses WHERE id = ?", (id_,))
+
+        await _reached(self._file.write(write))
+
+    def _found(self, connection: sqlite3.Connection, id_: str, owner: str) -> Stored:
+        row = connection.execute(_FIND, (id_, owner, time.time() - self._bounds.max_age_s)).fetchone()
+        if row is None:
+            raise ResponseNotFound(f"no response with the id {id_[:100]!a} is stored")
+        return Stored(*row)
+
+    def _put(self, connection: sqlite3.Connection, row: Stored) -> None:
+        blobs = (row.begun, row.whole or b"", row.history, row.items)
+        values = tuple(getattr(row, name) for name in Stored.__slots__)
+        connection.execute(_INSERT, (*values, _ROW_NBYTES + sum(map(len, blobs))))
+        oldest = time.time() - self._bounds.max_age_s
+        connection.execute("DELETE FROM responses WHERE created <= ?", (oldest,))
+        while self._exceeds(connection):
+            found = connection.execute(_OLDEST).fetchall()
+            if not found:
+                return
+            for (id_,) in found:
+                if not self._exceeds(connection):
+                    return
+                connection.execute("DELETE FROM responses WHERE id = ?", (id_,))
+
+    def _exceeds(self, connection: sqlite3.Connection) -> bool:
+        count, nbytes = connection.execute("SELECT count, nbytes FROM totals").fetchone()
+        return bool(count > self._bounds.max_stored or nbytes > self._bounds.max_stored_bytes)
+
+
+async def _reached(asked: Awaitable[T]) -> T:
+    """The result of the file, with its errors as clients may see them."""
+    try:
+        return await asked
+    except StoreUnreadable as error:
+        raise ResponsesUnavailable(f"stored responses cannot be reached: {error.strerror}") from error
+
+
+def _pieces(connection: sqlite3.Connection, id_: str, known: int) -> list[bytes]:
+    found = connection.execute(
+        "SELECT entries FROM events WHERE id = ? AND number >= ? ORDER BY number", (id_, known)
+    )
+    return [entries for (entries,) in found]
+
+
+def _is_unfinished(connection: sqlite3.Connection, id_: str) -> bool:
+    query = f"SELECT 1 FROM responses WHERE id = ? AND status IN ({_STATUSES})"
+    return connection.execute(query, (id_,)).fetchone() is not None
+
+
+def _grow(connection: sqlite3.Connection, id_: str, number: int, events: list[Event]) -> bool:
+    """Keep a piece of events; whether the response goes on."""
+    if not events:
+        return _is_unfinished(connection, id_)
+    entries = event_log.encode(events)
+    if not connection.execute(_GROW, (len(entries), id_)).rowcount:
+        return False
+    if connection.execute(_IS_FOLLOWABLE, (id_, MAX_EVENTS_NBYTES)).fetchone():
+        connection.execute("INSERT INTO events VALUES (?, ?, ?)", (id_, number, entries))
+    else:
+        connection.execute("UPDATE responses SET followable = 0 WHERE id = ?", (id_,))
+        connection.execute("DELETE FROM events WHERE id = ?", (id_,))
+    return True
+
+
+def _end(connection: sqlite3.Connection, whole: Resource) -> bool:
+    return bool(connection.execute(_END, (whole["status"], orjson.dumps(whole), whole["id"])).rowcount)

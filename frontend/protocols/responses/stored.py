@@ -1,0 +1,149 @@
+"""Routes of stored responses: read, follow as a stream, delete, cancel, list the input. Each sees its own caller's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
+
+import falcon
+import orjson
+from falcon.asgi import Request, Response
+
+from frontend.engine.scope import RequestScope
+from frontend.generation.errors import InvalidField, status_of
+from frontend.generation.sending import send_stream
+from frontend.protocols.responses import event_log, resource
+from frontend.protocols.responses.named_events import NamedEvents
+from frontend.protocols.responses.output import Output
+from frontend.protocols.responses.runs import PROTOCOL
+from frontend.protocols.responses.store import ResponseNotFound, ResponseStore, Stored
+from frontend.services import Services
+from ipc.errors import PenstockError
+
+LOOK_EVERY_S = 0.1
+"""Time between two looks of a client that follows a response."""
+MOST_LISTED, LISTED = 100, 20
+"""Items of a page: the most, and those of a request that does not say."""
+_TRUE = ("true", "1")
+_BOOLEANS = (*_TRUE, "false", "0")
+_ORDERS = ("asc", "desc")
+_DIGITS = 12
+_MOST_NUMBER = 10**_DIGITS
+
+
+class StoredResource:
+    """GET and DELETE of one response; GET with `stream=true` tells its events behind `starting_after`."""
+
+    def __init__(self, services: Services, store: ResponseStore) -> None:
+        self._services, self._store = services, store
+
+    async def on_get(self, req: Request, resp: Response, response_id: str) -> None:
+        """The response as it is now, or as a stream."""
+        streams = _word(req, "stream", _BOOLEANS, "false") in _TRUE
+        after = _number(req, "starting_after", 0, _MOST_NUMBER, -1)
+        row = await self._store.get(response_id, _owner(req))
+        if not streams:
+            _answer(resp, row.body)
+            return
+        if not row.followable:
+            raise InvalidField(
+                "stream", "the events of this response are not kept, which takes a background run"
+            )
+        named = NamedEvents(after)
+        events = _following(self._store, row, named)
+        last = partial(_last_events, named)
+        await send_stream(self._services, req, resp, events, PROTOCOL, last)
+
+    async def on_delete(self, req: Request, resp: Response, response_id: str) -> None:
+        """Delete the response; one that runs ends."""
+        await self._store.delete(response_id, _owner(req))
+        _answer(resp, orjson.dumps({"id": response_id, "object": "response.deleted", "deleted": True}))
+
+
+class CancelResource:
+    """POST: end a response in the background, at whichever frontend it runs."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    async def on_post(self, req: Request, resp: Response, response_id: str) -> None:
+        """The cancelled response. Its run ends at the next beat of its frontend."""
+        row = await self._store.get(response_id, _owner(req))
+        if row.is_finished or not await self._store.settle(row, resource.cancelled):
+            raise ResponseNotFound(f"the response {response_id[:100]!a} has ended, nothing is left to cancel")
+        _answer(resp, (await self._store.get(response_id, _owner(req))).body)
+
+
+class InputItemsResource:
+    """GET: the items that the request of a response brought, a page at a time."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    async def on_get(self, req: Request, resp: Response, response_id: str) -> None:
+        """Items behind `after`, newest first unless `order` is `asc`."""
+        order, limit = _word(req, "order", _ORDERS, "desc"), _number(req, "limit", 1, MOST_LISTED, LISTED)
+        items = orjson.loads((await self._store.get(response_id, _owner(req))).items)
+        if order == "desc":
+            items.reverse()
+        if after := req.get_param("after"):
+            ids = [item["id"] for item in items]
+            if after not in ids:
+                raise InvalidField("after", f"{after[:100]!a} is no input item of this response")
+            items = items[ids.index(after) + 1 :]
+        page = items[:limit]
+        ends = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+        told = {"object": "list", "data": page, "has_more": len(items) > limit}
+        _answer(resp, orjson.dumps({**told, "first_id": ends[0], "last_id": ends[1]}))
+
+
+async def _following(store: ResponseStore, row: Stored, named: NamedEvents) -> AsyncGenerator[bytes, None]:
+    """The events of a response from its first, and those to come until its end."""
+    begun, known = orjson.loads(row.begun), 0
+    output = Output(begun, named.tell)
+    named.queue(begun)
+    while True:
+        row, pieces = await store.follow(row.id, row.owner, known)
+        if not row.followable:
+            raise PenstockError("the response has too many events to keep: retrieve the response itself")
+        if row.status != resource.QUEUED and not named.is_at_work:
+            named.work(begun)
+        for entries in pieces:
+            output.take(event_log.decode(entries))
+        known += len(pieces)
+        if row.whole is not None:
+            break
+        yield named.taken()
+        await asyncio.sleep(LOOK_EVERY_S)
+    yield named.end(orjson.loads(row.whole))
+
+
+def _last_events(named: NamedEvents, error: PenstockError) -> tuple[int, bytes]:
+    return status_of(error), named.fail(error)
+
+
+def _owner(req: Request) -> str:
+    scope: RequestScope = req.context.penstock
+    return scope.grant.caller
+
+
+def _word(req: Request, name: str, known: Sequence[str], default: str) -> str:
+    value = req.get_param(name) or default
+    if value not in known:
+        raise InvalidField(name, f"{value[:64]!a} is not one of {', '.join(known)}")
+    return value
+
+
+def _number(req: Request, name: str, least: int, most: int, default: int) -> int:
+    given = req.get_param(name)
+    if not given:
+        return default
+    if not (given.isascii() and given.isdigit() and len(given) <= _DIGITS and least <= int(given) <= most):
+        raise InvalidField(name, f"{given[:64]!a} is no whole number from {least} to {most}")
+    return int(given)
+
+
+def _answer(resp: Response, body: bytes) -> None:
+    resp.content_type = falcon.MEDIA_JSON
+    resp.data = body
