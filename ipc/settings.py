@@ -45,6 +45,7 @@ FLAGS = {
     "worker.device": "--device",
     "catalog.models": "--models",
     "catalog.dirs": "--catalog",
+    "generation.max_sequences": "--max-seqs",
 }
 """Settings that have a flag of their own."""
 

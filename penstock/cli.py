@@ -1,4 +1,4 @@
-"""`penstock serve | worker | check | doctor | sweep | models | verify | tune | layout | keys | openapi | version`.
+"""The command `penstock` and its subcommands; `penstock --help` lists them.
 
 Flags become settings, and settings travel to Gunicorn and the workers as environment variables. Exit codes: 0 fine,
 2 wrong command line, 3 wrong configuration, 1 anything else.
@@ -18,7 +18,7 @@ from ipc.processes import sweep
 from ipc.processes.liveness import SlotLock, SlotTaken
 from ipc.processes.paths import asset
 from ipc.version import VERSION
-from penstock import checking, doctor, keys, layout, models
+from penstock import chat, checking, doctor, keys, layout, models
 from penstock.tuning import command as tuning
 
 EXIT_CONFIG = 3
@@ -45,13 +45,32 @@ def _common(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="penstock", description="Inference server for embeddings and more.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+def _serving(parser: argparse.ArgumentParser) -> None:
+    """Flags of `serve` alone, under the names that mistral.rs gives them."""
+    parser.add_argument("--host", metavar="HOST", help="host of the address to listen on (default 127.0.0.1)")
+    parser.add_argument(
+        "-p", "--port", metavar="PORT", help="port of the address to listen on (default 8080)"
+    )
+    parser.add_argument("--max-seqs", metavar="N", help="texts that a model generates at once (default 32)")
+    parser.add_argument(
+        "--prefix-cache-n", metavar="N", help="0: never reuse what is known of a prompt's beginning"
+    )
+    parser.add_argument(
+        "--disable-request-id-header", action="store_true", help="answers without X-Request-ID"
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    root = argparse.ArgumentParser(
+        prog="penstock", description="Inference server for chat, embeddings and more."
+    )
+    commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser(
         "serve", help="start the server: gunicorn -c gunicorn.conf.py with these settings"
     )
     _common(serve)
+    _serving(serve)
     _common(commands.add_parser("check", help="validate settings and catalog; exit 3 when wrong"))
     _common(commands.add_parser("doctor", help="look at devices, limits, shared memory, ports, versions"))
     worker = commands.add_parser(
@@ -62,13 +81,14 @@ def _parser() -> argparse.ArgumentParser:
     sweeper = commands.add_parser("sweep", help="remove what dead processes of this instance left behind")
     _common(sweeper)
     sweeper.add_argument("--slot", type=int, help="only this worker slot")
+    chat.add_parser(commands)
     models.add_parsers(commands, _common)
     tuning.add_parser(commands, _common)
     keys.add_parser(commands)
     layout.add_parser(commands)
     commands.add_parser("openapi", help="print the OpenAPI document of the HTTP surface")
     commands.add_parser("version", help="print the version")
-    return parser
+    return root
 
 
 def flags_of(options: argparse.Namespace) -> dict[str, str]:
@@ -80,6 +100,7 @@ def flags_of(options: argparse.Namespace) -> dict[str, str]:
         ("frontends", "server.frontends"),
         ("device", "worker.device"),
         ("models", "catalog.models"),
+        ("max_seqs", "generation.max_sequences"),
     )
     for option, name in named:
         value = getattr(options, option, None)
@@ -87,6 +108,7 @@ def flags_of(options: argparse.Namespace) -> dict[str, str]:
             flags[name] = str(value)
     if getattr(options, "catalog", None):
         flags["catalog.dirs"] = ",".join(options.catalog)
+    flags |= _serving_flags(options)
     for pair in getattr(options, "set", ()):
         name, found, value = pair.partition("=")
         if not found or "." not in name:
@@ -95,9 +117,29 @@ def flags_of(options: argparse.Namespace) -> dict[str, str]:
     return flags
 
 
+def _serving_flags(options: argparse.Namespace) -> dict[str, str]:
+    """Settings of the flags of `serve` that are no value of one setting. Raises `ConfigError`."""
+    flags: dict[str, str] = {}
+    host, port = getattr(options, "host", None), getattr(options, "port", None)
+    if host or port:
+        if options.bind:
+            raise ConfigError("--bind HOST:PORT cannot stand beside --host and --port")
+        default_host, _, default_port = settings.Server().bind.rpartition(":")
+        name = f"[{host}]" if host and ":" in host.strip("[]") and not host.startswith("[") else host
+        flags["server.bind"] = f"{name or default_host}:{port or default_port}"
+    prefixes = getattr(options, "prefix_cache_n", None)
+    if prefixes is not None:
+        if not prefixes.isdecimal():
+            raise ConfigError(f"--prefix-cache-n {prefixes}: expected a number from 0")
+        flags["generation.prefix_cache"] = str(int(prefixes) > 0).lower()
+    if getattr(options, "disable_request_id_header", False):
+        flags["server.request_id_header"] = "false"
+    return flags
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     try:
         code = _run(options)
         sys.stdout.flush()
@@ -125,6 +167,8 @@ def _run(options: argparse.Namespace) -> int:
             return layout.run(options)
         flags = flags_of(options)
         config = settings.load(options.config, flags)
+        if options.command == "chat":
+            return chat.run(options, config)
         if options.command == "serve":
             return _serve(options, flags, config)
         if options.command == "worker":

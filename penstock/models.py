@@ -17,7 +17,7 @@ from ipc.errors import ConfigError, PenstockError
 from ipc.settings import Settings
 from penstock.verification import command as verification
 
-OUTPUTS = (*ENCODE_OUTPUTS, "score", "json")
+OUTPUTS = (*ENCODE_OUTPUTS, "score", "json", "chat")
 AddFlags = Callable[[argparse.ArgumentParser], None]
 
 

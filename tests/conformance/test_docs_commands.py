@@ -35,6 +35,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOT_RUN = {
     "make test ": "it runs this test",
     "penstock models pull BAAI/bge-m3": "downloads; test_models_command.py pulls from a hub of its own",
+    "penstock chat": "reads the terminal; test_chat_command.py talks",
     "penstock tune": "starts one server after another, and measures for minutes; test_tune.py",
     "penstock verify": "needs the weights and the reference library; test_verification.py",
     "HF_TOKEN=$(cat": "downloads; test_models_command.py pulls a gated model",

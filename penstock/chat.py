@@ -1,0 +1,221 @@
+"""`penstock chat [MODEL]`: a conversation with a running server in the terminal, over /v1/chat/completions.
+
+1. Each line of standard input is a message; a line that begins with `/` is a command (`_HELP`).
+2. The answer is printed as its stream arrives. Reasoning is printed dim on a terminal and left out elsewhere.
+3. Ctrl-C ends an answer: the connection is closed, so the server stops, and what has arrived stays in the conversation.
+   At the prompt, Ctrl-C clears the line, and Ctrl-D ends the program.
+
+The server's key is taken from the environment variable PENSTOCK_KEY. Exit codes: 0 fine, 1 when the last message got no
+answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from ipc.errors import ConfigError
+from ipc.settings import Settings
+
+_PATH = "/v1/chat/completions"
+_SILENCE_S = 120.0
+"""A server that works sends a comment every few seconds (`generation.keep_alive_s`)."""
+_HELP = "/reset forgets the conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer"
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+class NoAnswer(Exception):
+    """The server is not there, refused the request, or broke off the stream."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `chat` to the subcommands of the command line."""
+    parser = commands.add_parser("chat", help="talk to a model of a running server")
+    parser.add_argument("model", metavar="MODEL", nargs="?", default="default", help="default: the server's")
+    parser.add_argument("--url", help="address of the server (default: http:// and server.bind)")
+    parser.add_argument("--config", metavar="FILE", help="settings file (default: $PENSTOCK_CONFIG)")
+    parser.add_argument("--system", metavar="TEXT", help="the message of the system, before all others")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 takes the likeliest token")
+
+
+def run(options: argparse.Namespace, config: Settings) -> int:
+    """Talk until the input ends; returns the exit code. Raises `ConfigError` for an address that is none."""
+    asked = {"max_tokens": options.max_tokens, "temperature": options.temperature}
+    fields = {name: value for name, value in asked.items() if value is not None}
+    server = Server(options.url or f"http://{config.server.bind}", os.environ.get("PENSTOCK_KEY", ""))
+    conversation = Conversation(server, options.model, options.system, fields)
+    interactive = sys.stdin.isatty()
+    if interactive:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  # the line can be edited, and lines before come back
+        print(f"{options.model} at {server.url}; {_HELP}", file=sys.stderr)
+    return _talk(conversation, "> " if interactive else "")
+
+
+def _talk(conversation: Conversation, prompt: str) -> int:
+    code = 0
+    while True:
+        try:
+            line = input(prompt).strip()
+        except KeyboardInterrupt:
+            print()
+            continue
+        except EOFError:
+            if prompt:
+                print()
+            return code
+        if line in ("/exit", "/quit"):
+            return code
+        if line.startswith("/"):
+            _command(line, conversation)
+        elif line:
+            code = _answer(conversation, line)
+
+
+def _command(line: str, conversation: Conversation) -> None:
+    if line == "/reset":
+        conversation.reset()
+    print("the conversation is empty" if line == "/reset" else _HELP, file=sys.stderr)
+
+
+def _answer(conversation: Conversation, text: str) -> int:
+    shown = _Shown()
+    try:
+        for kind, piece in conversation.ask(text):
+            shown.add(kind, piece)
+    except KeyboardInterrupt:
+        shown.end()
+        print("stopped", file=sys.stderr)
+        return 0
+    except NoAnswer as error:
+        shown.end()
+        print(f"penstock: {error}", file=sys.stderr)
+        return 1
+    shown.end()
+    return 0
+
+
+class _Shown:
+    """One answer on standard output; reasoning is dim, so a line ends where the kind of text changes."""
+
+    def __init__(self) -> None:
+        self._kind = ""
+        self._styled = sys.stdout.isatty()
+
+    def add(self, kind: str, piece: str) -> None:
+        """Print more text of the answer (`content`) or of its reasoning."""
+        if kind == "reasoning_content" and not self._styled:
+            return
+        if kind != self._kind:
+            self.end()
+            self._kind = kind
+            if kind == "reasoning_content":
+                sys.stdout.write(_DIM)
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        """End the line, if there is one."""
+        if self._kind:
+            sys.stdout.write((_PLAIN if self._kind == "reasoning_content" else "") + "\n")
+            sys.stdout.flush()
+        self._kind = ""
+
+
+class Server:
+    """The address of a server, and one request at a time to it."""
+
+    def __init__(self, url: str, key: str) -> None:
+        """Raises `ConfigError` for an address that is no http or https URL with a host."""
+        parts = urlsplit(url)
+        try:
+            self._host, self._port = parts.hostname, parts.port
+        except ValueError:
+            self._host = None
+        if parts.scheme not in ("http", "https") or not self._host:
+            raise ConfigError(f"chat: {url!r} is no address of a server; name it with --url http://HOST:PORT")
+        self.url, self._tls, self._prefix = url.rstrip("/"), parts.scheme == "https", parts.path.rstrip("/")
+        self._headers = {"Content-Type": "application/json"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+
+    @contextlib.contextmanager
+    def posted(self, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
+        """The response to a request; leaving the context closes the connection. Raises `NoAnswer`."""
+        kind = http.client.HTTPSConnection if self._tls else http.client.HTTPConnection
+        connection = kind(self._host or "", self._port, timeout=_SILENCE_S)
+        try:
+            connection.request("POST", self._prefix + _PATH, json.dumps(body), self._headers)
+            response = connection.getresponse()
+            if response.status != http.client.OK:
+                raise NoAnswer(_message(response.read()) or f"{response.status} {response.reason}")
+            yield response
+        except (OSError, http.client.HTTPException) as error:
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise NoAnswer(f"no answer from {self.url}: {why}; is a server running there?") from error
+        finally:
+            connection.close()
+
+
+def _message(body: bytes) -> str:
+    """The message of an error in the form of OpenAI, in one line; "" for anything else."""
+    try:
+        error = json.loads(body)["error"]
+        return " ".join(str(error["message"]).split())
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+class Conversation:
+    """The messages so far. A message without any answer is forgotten, so that it can be sent again."""
+
+    def __init__(self, server: Server, model: str, system: str | None, fields: dict[str, Any]) -> None:
+        self._server, self._fields = server, {**fields, "model": model, "stream": True}
+        self._first = [{"role": "system", "content": system}] if system else []
+        self.messages: list[dict[str, str]] = list(self._first)
+
+    def reset(self) -> None:
+        """Forget all messages but that of the system."""
+        self.messages = list(self._first)
+
+    def ask(self, text: str) -> Iterator[tuple[str, str]]:
+        """Send a message; gives the pieces of the answer: (`content` or `reasoning_content`, text).
+
+        What has arrived is part of the conversation even if the caller stops. Raises `NoAnswer`.
+        """
+        messages, answer = [*self.messages, {"role": "user", "content": text}], ""
+        try:
+            with self._server.posted({**self._fields, "messages": messages}) as response:
+                for kind, piece in _pieces(response):
+                    answer += piece if kind == "content" else ""
+                    yield kind, piece
+        finally:
+            if answer:
+                self.messages = [*messages, {"role": "assistant", "content": answer}]
+
+
+def _pieces(response: http.client.HTTPResponse) -> Iterator[tuple[str, str]]:
+    """The texts of a stream of chunks. Raises `NoAnswer` for an error event, and for a stream without its end."""
+    for line in response:
+        field, _, value = line.rstrip(b"\r\n").partition(b":")
+        if field != b"data":
+            continue
+        value = value.strip()
+        if value == b"[DONE]":
+            return
+        chunk = json.loads(value)
+        if "error" in chunk:
+            raise NoAnswer(_message(value))
+        for choice in chunk["choices"]:
+            for kind in ("reasoning_content", "content"):
+                if piece := choice["delta"].get(kind):
+                    yield kind, piece
+    raise NoAnswer("the stream ended before the answer did")

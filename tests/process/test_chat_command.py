@@ -1,0 +1,144 @@
+"""`penstock chat` against the routes of chat: from a pipe, and on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from frontend.generation.events import Finished, Reasoning, Started, Text
+from ipc.errors import WorkerLost
+from penstock.cli import main
+from tests.fakes.generation_server import CHAT, ENDED, RecordedServer
+from tests.harness.server import ROOT, wait_until
+
+COMMAND = (sys.executable, "-m", "penstock", "chat")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> RecordedServer:
+    return RecordedServer(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
+        monkeypatch.delenv(name)
+
+
+def piped(url: str, *lines: str, arguments: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """The program, with lines at its standard input."""
+    return subprocess.run(
+        [*COMMAND, *arguments, "--url", url], cwd=ROOT, input="".join(f"{line}\n" for line in lines),
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_answers_come_line_by_line_and_the_conversation_goes_on(server: RecordedServer) -> None:
+    arguments = (CHAT, "--system", "be brief", "--max-tokens", "7", "--temperature", "0.5")
+    with server.listening() as url:
+        done = piped(url, "one", "", "two", "/reset", "three", "/exit", "four", arguments=arguments)
+    assert (done.returncode, done.stdout) == (0, "Hello you\n" * 3)
+    system = {"role": "system", "content": "be brief"}
+    first = [system, {"role": "user", "content": "one"}]
+    said = {"role": "assistant", "content": "Hello you"}
+    assert [call.messages for call in server.engine.calls] == [
+        first,
+        [*first, said, {"role": "user", "content": "two"}],
+        [system, {"role": "user", "content": "three"}],
+    ]
+    call = server.engine.calls[0]
+    assert (call.ending.max_tokens, call.sampling.temperature) == (7, 0.5)
+
+
+def test_reasoning_is_left_out_where_nobody_looks_and_of_the_conversation(server: RecordedServer) -> None:
+    server.script([[Started(4)], [Reasoning(0, "hm")], [Text(0, "Yes"), Finished(0, "stop"), ENDED]])
+    with server.listening() as url:
+        done = piped(url, "one", "two")
+    assert done.stdout == "Yes\nYes\n"
+    assert server.engine.calls[1].messages[1]["content"] == "Yes"
+
+
+def test_a_failed_answer_is_told_and_forgotten(server: RecordedServer) -> None:
+    server.script([[Started(4)], WorkerLost("the worker died")], [[Started(4)], WorkerLost("again")])
+    with server.listening() as url:
+        done = piped(url, "one", "two")
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.splitlines() == ["penstock: the worker died", "penstock: again"]
+    assert [len(call.messages) for call in server.engine.calls] == [1, 1]
+
+
+def test_an_unknown_model_and_an_absent_server_are_told_in_one_line(server: RecordedServer) -> None:
+    with server.listening() as url:
+        unknown = piped(url, "one", arguments=("no/model",))
+    assert unknown.returncode == 1 and "no/model" in unknown.stderr and unknown.stderr.count("\n") == 1
+    absent = piped(url, "one")
+    assert absent.returncode == 1
+    assert absent.stderr.startswith(f"penstock: no answer from {url}: ") and absent.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("url", ["localhost:80", "http://", "http://h:port", "unix:/run/x"])
+def test_an_address_that_is_none_is_a_wrong_setting(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--url", url]) == 3
+    assert repr(url) in capsys.readouterr().err
+
+
+@contextmanager
+def terminal(url: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """The program on a terminal of its own: our side of the terminal, and the process."""
+    ours, theirs = pty.openpty()
+    # A session of its own makes the terminal the controlling one, so that Ctrl-C becomes a signal.
+    process = subprocess.Popen(
+        [sys.executable, "-c", _ON_TERMINAL, *COMMAND[1:], "--url", url],
+        cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        env={**os.environ, "TERM": "dumb"},
+    )  # fmt: skip
+    os.close(theirs)
+    try:
+        yield ours, process
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+_ON_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
+
+
+def test_ctrl_c_ends_an_answer_and_not_the_program(server: RecordedServer) -> None:
+    endless = [[Started(4)], [Text(0, "Once upon")], None]
+    server.script(endless, [[Started(4)], [Text(0, "The end"), Finished(0, "stop"), ENDED]])
+    with server.listening() as url, terminal(url) as (screen, process):
+        seen = b""
+
+        def shows(text: bytes, times: int = 1) -> bool:
+            nonlocal seen
+            if select.select([screen], [], [], 0)[0]:
+                seen += os.read(screen, 4096)
+            return seen.count(text) >= times
+
+        wait_until(lambda: shows(b"> "), what="the prompt")
+        os.write(screen, b"a tale\n")
+        wait_until(lambda: shows(b"Once upon"), what="the answer")
+        os.write(screen, b"\x03")
+        wait_until(lambda: shows(b"stopped"), what="its end")
+        wait_until(lambda: server.engine.ended == 1, what="the server's end of it")
+        wait_until(lambda: shows(b"> ", 2), what="the prompt again")
+        os.write(screen, b"a slip\x03")
+        wait_until(lambda: shows(b"> ", 3), what="the prompt once more")
+        os.write(screen, b"go on\n")
+        wait_until(lambda: shows(b"The end"), what="the second answer")
+        os.write(screen, b"\x04")
+        assert process.wait(20) == 0
+    said = [message["content"] for message in server.engine.calls[1].messages]
+    assert said == ["a tale", "Once upon", "go on"]

@@ -1,0 +1,42 @@
+"""Flags of `penstock serve` beside those of all commands, as settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from ipc.errors import ConfigError
+from penstock.cli import flags_of, parser
+
+
+def settings(*arguments: str) -> dict[str, str]:
+    return flags_of(parser().parse_args(["serve", *arguments]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--models", "Qwen/Qwen3-0.6B"), {"catalog.models": "Qwen/Qwen3-0.6B"}),
+        (("-p", "1234"), {"server.bind": "127.0.0.1:1234"}),
+        (("--host", "0.0.0.0"), {"server.bind": "0.0.0.0:8080"}),
+        (("--host", "::1", "--port", "9"), {"server.bind": "[::1]:9"}),
+        (("--max-seqs", "8"), {"generation.max_sequences": "8"}),
+        (("--prefix-cache-n", "0"), {"generation.prefix_cache": "false"}),
+        (("--prefix-cache-n", "16"), {"generation.prefix_cache": "true"}),
+        (("--disable-request-id-header",), {"server.request_id_header": "false"}),
+    ],
+)
+def test_flags_become_settings(arguments: tuple[str, ...], expected: dict[str, str]) -> None:
+    assert settings(*arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--bind", "127.0.0.1:1", "--port", "2"), "--bind"),
+        (("--prefix-cache-n", "-1"), "--prefix-cache-n -1"),
+        (("--prefix-cache-n", "many"), "--prefix-cache-n many"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(arguments: tuple[str, ...], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        settings(*arguments)
