@@ -59,7 +59,7 @@ class Pipeline:
             self.executor.make_way,
             self.executor.free_memory,
         )
-        self.executor.streams = self.kinds.streams
+        self.executor.strategies = self.kinds.patient
         self.memory = ClientMemory(settings, device, on_room=lambda: endpoint().post(self.released))
         self.intake = Intake(
             settings,
@@ -106,10 +106,10 @@ class Pipeline:
         self._metrics.saved.labels(job.model, stage).inc(self.queue.rate.seconds_for(unspent))
 
     def taken(self, session: bytes, request: int, count: int) -> None:
-        """A frontend has taken parts of a stream."""
+        """A frontend has taken so many parts of a stream, or bytes of generated text."""
         job = self.jobs.find(session, request)
-        if job is not None and job.strategy is self.kinds.streams:
-            self.kinds.streams.taken(job, count)
+        if job is not None:
+            job.strategy.taken(job, count)
 
     def released(self) -> None:
         """A lease ended: there may be room for waiting jobs, and for parts of streams."""

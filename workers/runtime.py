@@ -137,7 +137,7 @@ class Runtime:
         self.pipeline.cancel(session.key, request)
 
     def taken(self, session: Session, request: int, count: int) -> None:
-        """A frontend has taken parts of a stream."""
+        """A frontend has taken so many parts of a stream, or bytes of generated text."""
         self.pipeline.taken(session.key, request, count)
 
     def released(self) -> None:

@@ -185,10 +185,11 @@ def test_an_item_that_fits_in_no_case_fails_after_the_suspended_batches_have_end
 
 def test_what_ends_while_a_batch_is_suspended_is_closed_before_the_batch_goes_on(executor: Executor) -> None:
     long = batch_of(TEXT * 100)
-    executor.streams = SimpleNamespace(to_close=True)  # type: ignore[assignment]
+    waiting = SimpleNamespace(has_changed=True)
+    executor.strategies = (waiting,)  # type: ignore[assignment]
     run(executor, long)
     assert executor._queue.suspended
-    executor.streams.to_close = False  # type: ignore[misc]
+    waiting.has_changed = False
     assert executor.next.take() is long
     run(executor, long)
     assert executor.idle and len(executor.batches.records()) == 1

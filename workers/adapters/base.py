@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -26,6 +26,7 @@ import torch
 from ipc.catalog.model_config import ModelConfig
 from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import InvalidInput
+from ipc.settings import Generation
 from ipc.wire.extraction import Extraction
 from ipc.wire.messages import Call, InputItem
 from workers.adapters.shared.lora import LoraLayers
@@ -33,13 +34,14 @@ from workers.repository.entries import RepositoryEntry
 
 if TYPE_CHECKING:
     from workers.adapters.shared.named_tensors import NamedBatch
+    from workers.generation.engine import Engine
 
 
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about one model family.
 
     family      name used in the catalog, for example "dense"
-    operations  "encode", "score", "extract", "infer"
+    operations  "encode", "score", "extract", "infer", "generate"
     inputs      kinds of inputs: "text", "image", ...
     outputs     names of outputs: "dense", "sparse", ...
     options     options that the family understands; by default those of `FAMILY_OPTIONS`
@@ -132,7 +134,8 @@ class LoadContext:
 
     `progress(phase, fraction)` reports how far a phase has come, 0.0 to 1.0. `max_sequence_length` (tokens) and
     `options` come from the model's catalog entry; `repository` is the entry of a repository model. Sequences of one
-    item with more than `batch_tokens` in all run one part after another.
+    item with more than `batch_tokens` in all run one part after another. A model that generates text gets `generation`
+    and, in `free_bytes`, a function that tells how much memory the device has left.
     """
 
     directory: Path
@@ -145,6 +148,8 @@ class LoadContext:
     trust_remote_code: bool = False
     repository: RepositoryEntry | None = None
     batch_tokens: int = 16384
+    generation: Generation = field(default_factory=Generation)
+    free_bytes: Callable[[], int] = lambda: 0
 
 
 class ItemRefused(Exception):
@@ -174,6 +179,8 @@ class Adapter(ABC):
     """Most tokens of a batch of several requests; None where the device's memory alone decides."""
     streams: bool = False
     """Whether `stream` answers requests, in any number of parts, and not the operation's own method."""
+    engine: Engine | None = None
+    """The engine of a model that generates text. The payloads of its `Prepared` items are `GenerationRequest`s."""
 
     @classmethod
     @abstractmethod

@@ -36,6 +36,7 @@ BUILT_IN = {
     "colqwen2": "workers.adapters.page_retrievers:ColQwen2Adapter",
     "cross_encoder": "workers.adapters.cross_encoder:CrossEncoderAdapter",
     "qwen3_reranker": "workers.adapters.qwen3_reranker:Qwen3RerankerAdapter",
+    "causal": "workers.adapters.causal:CausalAdapter",
     "detection": "workers.adapters.detection:DetectionAdapter",
     "owlv2": "workers.adapters.owlv2:Owlv2Adapter",
     "grounding_dino": "workers.adapters.grounding_dino:GroundingDinoAdapter",

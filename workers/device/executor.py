@@ -29,8 +29,8 @@ from workers.scheduling.batcher import UNKNOWN_PACE
 from workers.scheduling.job import Batch, Job, Piece, collate
 from workers.scheduling.queue import WorkQueue
 from workers.scheduling.table import JobTable
+from workers.strategies.base import Strategy
 from workers.strategies.stepping import Turn
-from workers.strategies.stream import Streams
 
 CLOSE_S = 2.0
 
@@ -48,13 +48,14 @@ class Executor:
         metrics: WorkerMetrics,
         touch: Callable[[str], None] = lambda model: None,
     ) -> None:
-        """`touch` is told of the model of every batch; `streams` is set before `start`."""
+        """`touch` is told of the model of every batch; `strategies` is set before `start`."""
         self._queue, self._table, self._arena = queue, table, arena
         self._settings, self._touch, self.budgets = settings, touch, budgets
         self.activity = Activity(settings.worker.hang_timeout_s)
         self.counts = BatchCounts(metrics)
         self.batches = BatchLog()
-        self.streams: Streams | None = None
+        self.strategies: tuple[Strategy, ...] = ()
+        """The kinds of jobs that wait for something else than the device."""
         self.next = NextBatch(queue, table, budgets, settings.batch.max_items)
         self._turn: Turn | None = None
         self._ending = False
@@ -90,11 +91,10 @@ class Executor:
     def _run(self) -> None:
         self._single_threaded.wait()
         torch.set_num_threads(self._torch_threads)
-        streams = self.streams
-        assert streams is not None
         with torch.inference_mode():
-            while self._queue.wait_work(self._has_other_work, streams.next_ns()):
-                streams.go_on()
+            while self._queue.wait_work(self._has_other_work, self._next_ns()):
+                for strategy in self.strategies:
+                    strategy.go_on()
                 while self._calls:
                     self._run_call(*self._calls.popleft())
                 batch = self.next.take()
@@ -102,10 +102,16 @@ class Executor:
                     self.run_turn(batch)
                     # PERF: drop the references now, not when the next batch arrives.
                     del batch
-            streams.close_ended()
+            for strategy in self.strategies:
+                strategy.close_ended()
 
     def _has_other_work(self) -> bool:
-        return self.next.ahead or bool(self._calls) or (self.streams is not None and self.streams.to_close)
+        changed = any(strategy.has_changed for strategy in self.strategies)
+        return self.next.ahead or bool(self._calls) or changed
+
+    def _next_ns(self) -> int | None:
+        times = [at for strategy in self.strategies if (at := strategy.next_ns()) is not None]
+        return min(times, default=None)
 
     def _run_call(self, work: Callable[[], Any], future: Future[Any]) -> None:
         self.activity.begin(self._settings.worker.load_stall_s)

@@ -30,6 +30,7 @@ from ipc.wire import bundles, codec
 from ipc.wire.bundles import receive
 from ipc.wire.catalogs import Entries, Heard, Replied, Reread, Spread
 from ipc.wire.codec import ToFrontend, ToWorker
+from ipc.wire.generation import Deltas, DeltasTaken
 from ipc.wire.messages import (
     VERSION,
     BlockRef,
@@ -119,7 +120,7 @@ class Handler(Protocol):
         """The caller of a request has gone."""
 
     def taken(self, session: Session, request: int, count: int) -> None:
-        """A frontend has taken parts of a stream."""
+        """A frontend has taken so many parts of a stream, or bytes of generated text."""
 
     def load(self, message: Load) -> None:
         """A frontend wants a model."""
@@ -166,6 +167,7 @@ class Endpoint:
             Release: self._release,
             Cancel: lambda session, message, _: handler.cancel(session, message.id),
             PartsConsumed: lambda session, message, _: handler.taken(session, message.id, message.count),
+            DeltasTaken: self._deltas_taken,
             Ping: lambda session, message, _: self._send(session, Pong(message.seq)),
             Load: lambda _, message, __: handler.load(message),
             Unload: lambda _, message, __: handler.unload(message.model),
@@ -291,6 +293,10 @@ class Endpoint:
         else:
             self._handlers[type(message)](session, message, payload)
 
+    def _deltas_taken(self, session: Session, message: DeltasTaken, _: bytes) -> None:
+        for request, nbytes in zip(message.ids, message.nbytes, strict=False):
+            self._handler.taken(session, request, nbytes)
+
     def _release(self, session: Session, message: Release, _: bytes) -> None:
         if self.leases.release(session.key, message.offset, message.generation):
             self._handler.released()
@@ -384,6 +390,12 @@ class Endpoint:
             self._lend(session, part, block, inline)
         elif block is not None:
             self.leases.discard(block)
+
+    def deltas(self, key: bytes, deltas: Deltas) -> None:
+        """Send what is new for the streams of a session. Endpoint thread only."""
+        session = self.sessions.get(key)
+        if session is not None:
+            self._send(session, deltas)
 
     def _lend(
         self, session: Session, message: Result | Part, block: Block | None, inline: bytes | None

@@ -15,6 +15,7 @@ Models that index the mask fail with a rule and get none (`PagedAttention.passes
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -149,12 +150,13 @@ class PagedAttention:
         self.called: set[int] = set()
         """Layers that have called the attention function."""
         self.plan: Plan | None = None
-        self._block_tokens, self._blocks = block_tokens, 0
+        self.block_tokens, self._blocks = block_tokens, 0
         self._pools: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._widths: dict[int, tuple[torch.Size, torch.Size, torch.dtype, torch.device]] = {}
         self._buffers: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-        AttentionInterface.register(self.name, self.attend)
-        AttentionMaskInterface.register(self.name, self._mask)
+        # NOTE: transformers never forgets a function. A strong reference would keep the memory of an unloaded model.
+        AttentionInterface.register(self.name, _weakly(self.attend))
+        AttentionMaskInterface.register(self.name, _weakly(self._mask))
 
     def token_nbytes(self) -> int:
         """Bytes of one token's keys and values in all layers that were called so far."""
@@ -165,7 +167,7 @@ class PagedAttention:
         self._blocks = blocks
         self._pools = {
             layer: tuple(
-                torch.zeros((blocks * self._block_tokens, *width), dtype=dtype, device=device)
+                torch.zeros((blocks * self.block_tokens, *width), dtype=dtype, device=device)
                 for width in (key, value)
             )  # type: ignore[misc]
             for layer, (key, value, dtype, device) in self._widths.items()
@@ -275,7 +277,7 @@ class PagedAttention:
         self, heads: Heads, q: torch.Tensor, part: Part, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
         """A part of a prompt that attends to its own tokens and to all before."""
-        size = self._block_tokens
+        size = self.block_tokens
         first = max(0, part.start + 1 - heads.window) // size if heads.window else 0
         table, low = part.table[first : -(-part.stop // size)], first * size
         k, v = (
@@ -296,7 +298,7 @@ class PagedAttention:
         return views
 
     def _view(self, group: Group, heads: Heads) -> View:
-        size, lengths, tables = self._block_tokens, group.lengths, group.tables
+        size, lengths, tables = self.block_tokens, group.lengths, group.tables
         firsts = [max(0, length - heads.window) // size if heads.window else 0 for length in lengths]
         lasts = [-(-length // size) for length in lengths]
         width = max(last - first for first, last in zip(firsts, lasts, strict=True))
@@ -313,6 +315,18 @@ class PagedAttention:
         if not bool(seen.all()):
             mask = torch.zeros(seen.shape, device=device).masked_fill_(~seen, float("-inf"))[:, None, None]
         return View(group.rows, len(lengths), blocks, seen.shape[1], mask)
+
+
+def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls a method without keeping the method's object."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        found = reference()
+        assert found is not None
+        return found(*arguments, **named)
+
+    return call
 
 
 @dataclass(frozen=True, slots=True)

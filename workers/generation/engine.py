@@ -76,7 +76,7 @@ class Engine:
     def __init__(
         self,
         model: Any,
-        attention: PagedAttention,
+        attention: PagedAttention | None,
         pool: BlockPool,
         sampler: Sampler,
         masks: Masks,
@@ -85,7 +85,7 @@ class Engine:
         max_sequences: int = 32,
         prefill_tokens: int = 512,
     ) -> None:
-        """`attention` is the one that `model` runs with, its cache as large as `pool`.
+        """`attention` is the one that `model` runs with, its cache as large as `pool`; None with another `_forward`.
 
         `make_output(request, choice)` gives each choice what makes its text.
         """
@@ -101,6 +101,11 @@ class Engine:
     def capacity(self) -> int:
         """Tokens that the whole cache holds: the longest sequence, prompt and answer together."""
         return self.pool.total * self.pool.block_tokens
+
+    @property
+    def cache_nbytes(self) -> int:
+        """Bytes of the cache; 0 where the model keeps its own for each request."""
+        return 0 if self.attention is None else self.capacity * self.attention.token_nbytes()
 
     @property
     def has_work(self) -> bool:
@@ -175,6 +180,7 @@ class Engine:
             if span.chooses:
                 keep.append(len(ids) - 1)
         device = self.model.device
+        assert self.attention is not None
         self.attention.plan = plan_of(spans, self.pool.block_tokens, device)
         logits: torch.Tensor = self.model(
             input_ids=torch.tensor([ids], device=device),
@@ -211,7 +217,7 @@ class Engine:
         # NOTE: log probabilities of forced tokens need a pass each, so a request for them forces nothing.
         if sequence.call.sampling.logprobs is None:
             for forced in matcher.forced():
-                if sequence.done or not matcher.consume(forced):
+                if sequence.output.ended is not None or not matcher.consume(forced):
                     return
                 self._append(sequence, forced, None)
 

@@ -119,6 +119,8 @@ class Loader:
             trust_remote_code=self._settings.worker.trust_remote_code,
             repository=entry if isinstance(entry, RepositoryEntry) else None,
             batch_tokens=min(tokens, entry.max_batch_tokens or tokens),
+            generation=self._settings.generation,
+            free_bytes=lambda: memory_budget.free_bytes(self._settings, self._device),
         )
         with BUILDING:
             family = resolve(entry.adapter, files=context.trust_remote_code)

@@ -58,6 +58,13 @@ def budget_of(settings: Settings, device: Device) -> Budget:
     )
 
 
+def free_bytes(settings: Settings, device: Device) -> int:
+    """Memory of the device that nobody uses; on CPU this worker's part of what the host has left."""
+    if device.torch.type == "cuda":
+        return int(torch.cuda.mem_get_info(device.torch)[0])
+    return available_bytes() // settings.worker_count
+
+
 def available_bytes() -> int:
     """Memory of this host that can be had without swapping, within the limit of its control group."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())

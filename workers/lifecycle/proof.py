@@ -19,7 +19,16 @@ import numpy as np
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InferenceFailed, InvalidInput
 from ipc.wire import extraction
-from ipc.wire.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
+from ipc.wire.messages import (
+    Call,
+    EncodeCall,
+    Ending,
+    ExtractCall,
+    GenerateCall,
+    InputItem,
+    Sampling,
+    ScoreCall,
+)
 from workers import operations
 from workers.adapters.base import Adapter, ItemFailure, Prepared
 from workers.adapters.shared.program import ProgramAdapter
@@ -71,6 +80,7 @@ def offered(adapter: Adapter, entry: ModelEntry) -> list[str]:
         "encode": bool(set(entry.encode_outputs) & set(adapter.dims)),
         "score": "score" in entry.outputs,
         "extract": "json" in entry.outputs,
+        "generate": "chat" in entry.outputs,
     }
     found = [name for name in adapter.spec.operations if named.get(name)]
     return found or list(adapter.spec.operations[:1])
@@ -92,6 +102,10 @@ def _attempt(adapter: Adapter, entry: ModelEntry, operation: str) -> Values | No
 
 
 def _calls(adapter: Adapter, entry: ModelEntry, operation: str) -> Iterator[Call]:
+    if operation == "generate":
+        ending = Ending(max_tokens=_SHORTEST, ignore_eos=True)
+        yield GenerateCall(text=entry.proof, ending=ending, sampling=Sampling(logprobs=0), splits=False)
+        return
     options = {**entry.runtime, **({"max_new_tokens": _SHORTEST} if _writes(adapter) else {})}
     texts = [InputItem(entry.proof)] if "text" in entry.inputs else []
     images = [InputItem(images=[canned_image()], metadata=_PAGE)] if "image" in entry.inputs else []

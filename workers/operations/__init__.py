@@ -1,4 +1,4 @@
-"""The operations on a model: encode, score, extract, infer; one module each, found by the type of the call.
+"""The operations on a model: encode, score, extract, infer, generate; one module each, found by the type of the call.
 
 Scheduling, strategies and the runtime import this package; none of them knows an operation by name.
 """
@@ -9,11 +9,12 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from ipc.errors import InvalidInput
-from ipc.wire.messages import Call, EncodeCall, ExtractCall, InferCall, ScoreCall
+from ipc.wire.messages import Call, EncodeCall, ExtractCall, GenerateCall, InferCall, ScoreCall
 from workers.adapters.base import Adapter, ItemFailure, Prepared
 from workers.memory.payload import Payload
 from workers.operations.encode import Encode
 from workers.operations.extract import Extract
+from workers.operations.generate import Generate
 from workers.operations.infer import Infer
 from workers.operations.named import NamedOutput
 from workers.operations.results import Part, Results
@@ -68,6 +69,7 @@ _BY_CALL: dict[type, Operation] = {
     ScoreCall: Score(),
     ExtractCall: Extract(),
     InferCall: _INFER,
+    GenerateCall: Generate(),
 }
 
 

@@ -58,7 +58,7 @@ class Job:
 
     strategy   its `workers.strategies.base.Strategy`, which keeps what it knows of the job in `kept`
     cost       tokens that the queue counts: the estimate of `work` at first, the real number once all is prepared
-    resting    whether the queue does not count it, since it waits for its own client
+    resting    whether the queue does not count it, since it waits for its own client or has its sequences in an engine
     group      jobs of equal groups may share a batch
     starts     first row of each item (and the end) in tensors with many rows per item
     loose      values whose size the model decides, by name and item

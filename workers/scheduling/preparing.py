@@ -22,7 +22,7 @@ from typing import Any
 
 from ipc.errors import InferenceFailed, InputTooLong, InvalidInput, PenstockError
 from ipc.memory.arena import Arena
-from ipc.wire.messages import Call, ExtractCall, InputItem, ItemError, ScoreCall
+from ipc.wire.messages import Call, ExtractCall, GenerateCall, InputItem, ItemError, ScoreCall
 from workers.adapters.base import Excess, ItemFailure, ItemRefused, Prepared
 from workers.device.watchdog import vital_thread
 from workers.operations import operation_of
@@ -258,6 +258,8 @@ def is_short(call: Call) -> bool:
     """Whether preparing all of it takes well under a millisecond."""
     if any(item.images for item in call.items) or (isinstance(call, ScoreCall) and call.query.images):
         return False
+    if isinstance(call, GenerateCall) and (call.grammar is not None or call.tools is not None):
+        return False
     beside = _characters_beside(call)
     if isinstance(call, ScoreCall):
         beside += _characters(call.query)
@@ -265,7 +267,13 @@ def is_short(call: Call) -> bool:
 
 
 def _characters_beside(call: Call) -> int:
-    """Characters that families tokenize with every single item: instruction, labels, fields, templates in options."""
+    """Characters that families tokenize with every single item: instruction, labels, fields, templates in options.
+
+    Of a call for generated text these are all characters of its prompt.
+    """
+    if isinstance(call, GenerateCall):
+        texts = [call.text, call.messages, call.variables, call.tools and call.tools.functions]
+        return _within(texts) + 4 * len(call.ids or ())
     count = len(call.instruction or "") + _within(call.options)
     if isinstance(call, ExtractCall):
         count += sum(map(len, call.labels)) + len(call.labels) + _within(call.output_schema)

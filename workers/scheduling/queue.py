@@ -213,6 +213,11 @@ class WorkQueue:
         """Whether a batch is suspended."""
         return self._batcher.suspended
 
+    @property
+    def has_work(self) -> bool:
+        """Whether anything waits for the device."""
+        return bool(self._batcher.items) or self._batcher.suspended
+
     def settle_time(self, job: Job, seconds: float) -> None:
         """A batch with this job took `seconds` more (or less) of the device than its model's pace said."""
         with self._lock:

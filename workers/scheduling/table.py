@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from ipc.errors import DeadlineExceeded, PenstockError, of_items
+from ipc.wire.generation import Deltas
 from ipc.wire.messages import InferCall, ItemError, Result, TensorInfo, TensorRef, Timing
 from ipc.wire.streams import Part
 from workers.adapters.base import Adapter
@@ -47,8 +50,8 @@ class JobTable:
         self._order_lock = threading.Lock()
         self._ordered: WeakKeyDictionary[Adapter, dict[Job, Send | None]] = WeakKeyDictionary()
         """Jobs whose answers keep their order, by instance, with the answers that are ready."""
-        self.resting = 0
-        """Open jobs that rest."""
+        self.resting: Counter[Any] = Counter()
+        """Open jobs that rest, by strategy."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -142,15 +145,18 @@ class JobTable:
             return False
         job.state = state
         if job.resting:
-            self.resting -= 1
+            self.resting[job.strategy] -= 1
         else:
             self._queue.settle(job.cost, job.work.lane, job.work.caller)
         return True
 
     def rest(self, job: Job) -> None:
-        """An open job waits for its own client or for room: the queue does not count it. With `lock` held."""
+        """The queue counts an open job no longer: the job waits for its own client or for room, or has its sequences.
+
+        With `lock` held.
+        """
         job.resting = True
-        self.resting += 1
+        self.resting[job.strategy] += 1
         self._queue.settle(job.cost, job.work.lane, job.work.caller)
 
     def resume(self, job: Job) -> bool:
@@ -158,7 +164,7 @@ class JobTable:
         if job.state != "open" or not job.resting:
             return False
         job.resting = False
-        self.resting -= 1
+        self.resting[job.strategy] -= 1
         self._queue.count_in(job.cost, job.work)
         return True
 
@@ -257,6 +263,11 @@ class JobTable:
             Result(job.id, block_ref(output.block), part.refs, [], [], [], Timing(), infos=part.infos)
         )
         endpoint.post(lambda: endpoint.part(job.session, message, output.block, inline))
+
+    def send_deltas(self, session: bytes, deltas: Deltas) -> None:
+        """What a step has added to the streams of a session."""
+        endpoint = self._endpoint()
+        endpoint.post(lambda: endpoint.deltas(session, deltas))
 
     def _post_failure(self, job: Job, error: PenstockError) -> None:
         self._free(job)

@@ -5,7 +5,8 @@ one pass (`one_shot`), a request of a sequence (`sequence`), an answer in parts 
 
 1. `check` and `admit` may refuse an arriving job or note where it stands; `has_place` and `arrive` may hold it back.
 2. `run` is a turn on the device. A job that needs more turns is put into the queue again by its strategy.
-3. `ended` and `left` tell of its end: the first at once, the second when nothing works with its memory any more.
+3. `go_on` is called before every turn of the device, for jobs that wait for something else than the device.
+4. `ended` and `left` tell of its end: the first at once, the second when nothing works with its memory any more.
 """
 
 from __future__ import annotations
@@ -62,6 +63,24 @@ class Strategy:
 
     def after(self, batch: Batch) -> None:
         """The device has let go of the batch. Device thread only."""
+
+    def taken(self, job: Job, count: int) -> None:
+        """The frontend has taken so much of what the job has sent ahead. Endpoint thread only."""
+
+    def go_on(self) -> None:
+        """Before every turn: see to jobs that have ended or can go on. Device thread only."""
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether `go_on` has something to do at once."""
+        return False
+
+    def next_ns(self) -> int | None:
+        """When `go_on` has something to do by itself; None for never."""
+        return None
+
+    def close_ended(self) -> None:
+        """The worker ends: give up what ended jobs have begun. Device thread only."""
 
     def ended(self, job: Job) -> None:
         """A job has ended; it may still be on the device. Any thread, must not wait."""

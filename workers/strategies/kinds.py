@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
@@ -11,11 +12,11 @@ from workers.device.oom import ModelBudgets
 from workers.device.watchdog import Activity, batch_limit_s
 from workers.memory.named_outputs import Placer
 from workers.reporting.batches import BatchCounts
-from workers.scheduling.job import Batch
 from workers.scheduling.queue import WorkQueue
 from workers.scheduling.table import JobTable
 from workers.scheduling.waiting import WaitingLine
 from workers.strategies.base import Strategy
+from workers.strategies.generation import Generations
 from workers.strategies.one_shot import OneShot
 from workers.strategies.sequence import Sequences
 from workers.strategies.stream import Streams
@@ -36,8 +37,8 @@ class Kinds:
         counts: BatchCounts,
         metrics: WorkerMetrics,
         unload_idle: Callable[[str, float], bool],
-        make_way: Callable[[Batch], None],
-        free_memory: Callable[[Batch], bool],
+        make_way: Callable[[Any], None],
+        free_memory: Callable[[Any], bool],
     ) -> None:
         """`record_flight` is that of the arena, `unload_idle` that of `oom.Eviction`, `make_way` that of `OneShot`."""
         placer, hang_timeout_s = Placer(table, settings.arena.inline_bytes), settings.worker.hang_timeout_s
@@ -58,9 +59,24 @@ class Kinds:
             settings.queue.max_resting_streams,
             record_flight,
         )
+        # NOTE: the first step of a model takes long on some devices, and nothing is known of its pace before.
+        self.generations = Generations(
+            table,
+            queue,
+            activity,
+            counts,
+            batch_limit_s(hang_timeout_s, 0.0),
+            settings.generation.max_sequences,
+            settings.generation.max_waiting,
+            record_flight,
+        )
+        self.patient: tuple[Strategy, ...] = (self.streams, self.generations)
+        """The kinds whose jobs may wait for something else than the device."""
 
     def of(self, adapter: Adapter) -> Strategy:
         """The strategy of all jobs of a model."""
+        if adapter.engine is not None:
+            return self.generations
         if adapter.streams:
             return self.streams
         if adapter.config is not None and adapter.config.sequence_batching is not None:

@@ -89,9 +89,9 @@ class Streams(Strategy):
         """Refuse a request that wants one answer, and any when too many streams rest."""
         if not work.parts:
             raise Unsupported(f"Model '{work.model}' gives any number of responses to a request")
-        if self._table.resting >= self._most_resting:
+        if self._table.resting[self] >= self._most_resting:
             raise QueueFull(
-                f"{self._table.resting} streams wait for clients that do not read "
+                f"{self._table.resting[self]} streams wait for clients that do not read "
                 f"(queue.max_resting_streams {self._most_resting})",
                 retry_after_s=1,
             )
@@ -236,7 +236,7 @@ class Streams(Strategy):
         self._queue.nudge()
 
     @property
-    def to_close(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether streams have ended whose steps are not closed yet."""
         return bool(self._over)
 

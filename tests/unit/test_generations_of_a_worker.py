@@ -1,0 +1,439 @@
+"""Generated text inside a worker: turns, pauses, failures, and the end by whoever ends a job; no block is left over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+import transformers
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from ipc.errors import InferenceFailed, QueueFull
+from ipc.settings import Generation, Settings
+from ipc.wire.generation import FINISHED, STARTED, Deltas
+from ipc.wire.messages import Ending, GenerateCall
+from tests.fakes.jobs import make_job, replan
+from workers.adapters.base import Prepared
+from workers.device.watchdog import Activity
+from workers.endpoint.endpoint import Endpoint
+from workers.generation.building import build
+from workers.generation.request import GenerationRequest
+from workers.generation.sampling import BatchedSampler
+from workers.generation.text import ChoiceOutput
+from workers.reporting.batches import BatchCounts
+from workers.scheduling.job import Batch, Job
+from workers.scheduling.queue import WorkQueue
+from workers.scheduling.table import JobTable
+from workers.strategies import generation
+from workers.strategies.generation import Generations
+
+WINDOW = 40
+CONTEXT = 64
+RUNNING, WAITING = 4, 6
+
+
+class Letters:
+    """A vocabulary in which token k is one letter."""
+
+    silent: frozenset[int] = frozenset()
+
+    def raw(self, token: int) -> bytes:
+        return bytes([97 + token % 26])
+
+    def detokenizer(self) -> Any:
+        return lambda token: "" if token is None else self.raw(token).decode()
+
+
+class NoMasks:
+    def begin(self, sequences: Any) -> None:
+        raise AssertionError("no request has a grammar")
+
+    def wait(self) -> None:
+        raise AssertionError("no request has a grammar")
+
+
+class Model:
+    """A tiny model that fails for prompts which begin with a token of `poison`, as a wrong input would."""
+
+    def __init__(self, blocks: int) -> None:
+        torch.manual_seed(3)
+        config = transformers.LlamaConfig(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=CONTEXT,
+        )
+        self.model = transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
+        self.poison: set[int] = set()
+        self.fails = 0
+        nbytes = blocks * 8 * 32 * 2 * 4
+        settings = Generation(
+            block_tokens=8, cache_bytes=nbytes, max_sequences=RUNNING, prefill_tokens=16, max_waiting=WAITING
+        )
+        vocabulary: Any = Letters()
+        self.engine = build(
+            self.model,
+            CONTEXT,
+            settings,
+            0,
+            BatchedSampler(vocabulary.raw, lambda text: []),
+            NoMasks(),
+            lambda request, choice: ChoiceOutput(vocabulary, request, choice),
+        )
+        plain = self.engine._forward
+
+        def forward(spans: Any) -> torch.Tensor:
+            if self.fails:
+                self.fails -= 1
+                raise torch.OutOfMemoryError("out of memory, for this test")
+            if any(span.sequence.tokens[0] in self.poison for span in spans):
+                raise RuntimeError("this input breaks the model, for this test")
+            return plain(spans)
+
+        self.engine._forward = forward  # type: ignore[method-assign]
+
+    def greedy(self, prompt: list[int], count: int) -> str:
+        """The text of plain forward passes."""
+        ids = list(prompt)
+        with torch.inference_mode():
+            for _ in range(count):
+                ids.append(int(self.reference()(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+        return "".join(Letters().raw(token).decode() for token in ids[len(prompt) :])
+
+    def reference(self) -> Any:
+        """The same weights with the attention of transformers."""
+        if not hasattr(self, "_reference"):
+            self._reference = transformers.LlamaForCausalLM(self.model.config).eval()
+            self._reference.load_state_dict(self.model.state_dict())
+            self._reference.set_attn_implementation("sdpa")
+        return self._reference
+
+
+class Received:
+    """An endpoint whose frontend notes what comes, and refuses what comes out of order."""
+
+    def __init__(self) -> None:
+        self.texts: dict[tuple[int, int], str] = {}
+        self.started: dict[int, int] = {}
+        self.finished: dict[tuple[int, int], str] = {}
+        self.ends: dict[int, str] = {}
+
+    def post(self, work: Any, wake: bool = True) -> None:
+        work()
+
+    def deltas(self, key: bytes, deltas: Deltas) -> None:
+        for at, (number, choice, kind) in enumerate(
+            zip(deltas.ids, deltas.choices, deltas.kinds, strict=True)
+        ):
+            assert number not in self.ends, "an entry after the end"
+            assert (number, choice) not in self.finished, "an entry after the end of its choice"
+            if kind == STARTED:
+                assert number not in self.started
+                self.started[number] = deltas.starts[at].prompt_tokens
+                continue
+            assert number in self.started, "an entry before the start"
+            if kind == FINISHED:
+                self.finished[number, choice] = deltas.finishes[at].reason
+            else:
+                self.texts[number, choice] = self.texts.get((number, choice), "") + deltas.texts[at]
+
+    def reply(self, key: bytes, result: Any, block: Any, inline: Any) -> None:
+        assert result.id not in self.ends
+        self.ends[result.id] = "done"
+
+    def fail(self, key: bytes, request: int, error: Any) -> None:
+        assert request not in self.ends
+        self.ends[request] = error.code
+
+
+class Worker:
+    """Queue, table and strategy of one worker, with a hand-driven device."""
+
+    def __init__(self, blocks: int = 24) -> None:
+        self.made = Model(blocks)
+        self.received = Received()
+        self.queue = WorkQueue(Settings())
+        self.table = JobTable(self.queue, lambda: cast("Endpoint", self.received))
+        self.adapter: Any = Adapter(self.made.engine)
+        counters = SimpleNamespace(labels=lambda *of: SimpleNamespace(inc=lambda by=1: None))
+        names = ("runs", "runs_input", "runs_compute", "runs_output", "parts")
+        metrics: Any = SimpleNamespace(device="cpu", **dict.fromkeys(names, counters))
+        self.flights: list[list[tuple[int, int]]] = []
+        self.strategy = Generations(
+            self.table,
+            self.queue,
+            Activity(),
+            BatchCounts(metrics),
+            60.0,
+            RUNNING,
+            WAITING,
+            self.flights.append,
+        )
+        self.jobs: list[Job] = []
+
+    def submit(
+        self, prompt: list[int], tokens: int = 4, n: int = 1, *, solo: bool = False, counts_only: bool = False
+    ) -> Job:
+        """A request arrives and is prepared. Raises `QueueFull`."""
+        call = GenerateCall(ids=prompt, n=n, ending=Ending(max_tokens=tokens), counts_only=counts_only)
+        deadline_ns = time.monotonic_ns() + 10**12
+        number = len(self.jobs) + 1
+        job = make_job(
+            call, number=number, model="m", deadline_ns=deadline_ns, of=self.adapter, strategy=self.strategy
+        )
+        job.solo, job.group = solo, "m"
+        self.strategy.check(job.work)
+        self.queue.admit(job.work)
+        try:
+            self.strategy.admit(job)
+        except QueueFull:
+            self.queue.settle(job.cost)
+            raise
+        request = GenerationRequest(None, prompt, call, tokens, frozenset())
+        job.prepared = [Prepared(request, len(prompt))]
+        job.output = cast("Any", SimpleNamespace(block=None, buffer=b"", arrays={}))
+        self.table.enter(job)
+        self.jobs.append(job)
+        self.queue.put(job, 0, 1)
+        return job
+
+    def turn(self) -> bool:
+        """What the device thread does with one batch; whether there was one."""
+        self.strategy.go_on()
+        taken = self.queue.take(1 << 20, 64, lambda model: 1 << 20)
+        pieces = self.table.claim_pieces(taken)
+        if not pieces:
+            return bool(taken)
+        for piece in pieces:
+            piece.job.first_run_ns = piece.job.first_run_ns or time.monotonic_ns()
+        batch = Batch(pieces, None, sum(piece.prepared.cost for piece in pieces), 0.0)
+        self.strategy.run(batch)
+        self.table.unclaim_pieces(pieces)
+        self.strategy.after(batch)
+        return True
+
+    def read(self, job: Job) -> None:
+        """The client of a job takes all that was sent."""
+        ahead = job.kept.ahead
+        if ahead and job.state == "open":
+            self.strategy.taken(job, ahead)
+
+    def settle(self) -> None:
+        """Run until nothing is left to do; all clients read."""
+        while self.turn() or self.strategy.has_changed or len(self.table):
+            for job in self.jobs:
+                self.read(job)
+
+    def assert_nothing_is_left(self) -> None:
+        engine = self.made.engine
+        self.strategy.go_on()
+        assert not len(self.table) and not engine.has_work and not list(engine.keys)
+        assert engine.statistics().blocks_used == 0
+        assert self.queue.admitted == 0 and not self.queue.has_work and self.table.resting.total() == 0
+        crowd = self.strategy._crowd(self.adapter)
+        assert crowd.sequences == 0 and not crowd.jobs
+
+
+class Adapter(SimpleNamespace):
+    """What the strategy reads of an adapter."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine=engine, config=None, gathering=None, batch_tokens=None)
+
+    __hash__ = object.__hash__
+
+
+@pytest.fixture(autouse=True)
+def window() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generation, "WINDOW_NBYTES", WINDOW)
+        yield
+
+
+class Machine(RuleBasedStateMachine):
+    """Requests, a device, clients that read, and somebody who ends requests, in any order."""
+
+    @initialize(blocks=st.integers(9, 24))
+    def begin(self, blocks: int) -> None:
+        self.worker = Worker(blocks)
+        self.poisoned: set[int] = set()
+
+    @rule(length=st.integers(1, 40), tokens=st.integers(1, 24), n=st.integers(1, 3), first=st.integers(0, 5))
+    def arrive(self, length: int, tokens: int, n: int, first: int) -> None:
+        prompt = [first, *(range(1, length))]
+        try:
+            self.worker.submit(prompt, min(tokens, CONTEXT - length), n)
+        except QueueFull as error:
+            assert error.retry_after_s is not None and error.retry_after_s >= 1
+            assert self.worker.strategy._crowd(self.worker.adapter).sequences + n > RUNNING + WAITING
+
+    @rule(times=st.integers(1, 3))
+    def turns(self, times: int) -> None:
+        for _ in range(times):
+            self.worker.turn()
+
+    @rule(which=st.integers(0, 50))
+    def read(self, which: int) -> None:
+        if self.worker.jobs:
+            self.worker.read(self.worker.jobs[which % len(self.worker.jobs)])
+
+    @rule(first=st.integers(0, 5))
+    def poison(self, first: int) -> None:
+        self.worker.made.poison.add(first)
+        self.poisoned.add(first)
+
+    @rule()
+    def run_out_of_memory_once(self) -> None:
+        self.worker.made.fails = 1
+
+    @rule(which=st.integers(0, 50), how=st.sampled_from(["cancel", "fail", "expire"]))
+    def end(self, which: int, how: str) -> None:
+        if not self.worker.jobs:
+            return
+        job = self.worker.jobs[which % len(self.worker.jobs)]
+        if how == "cancel":
+            self.worker.table.cancel(job)
+        elif how == "fail":
+            self.worker.table.fail(job, InferenceFailed("no"))
+        else:
+            replan(job, deadline_ns=0)
+            self.worker.table.expire()
+            assert job.state != "open"
+
+    @invariant()
+    def the_queue_counts_what_has_not_begun(self) -> None:
+        if not hasattr(self, "worker"):
+            return
+        waiting = [job for job in self.worker.jobs if job.state == "open" and not job.kept.runs]
+        assert self.worker.queue.admitted == sum(job.cost for job in waiting)
+
+    @invariant()
+    def nobody_is_far_ahead_of_a_client(self) -> None:
+        for job in getattr(self, "worker", SimpleNamespace(jobs=[])).jobs:
+            # A step adds one letter to each choice.
+            assert job.kept.ahead <= WINDOW + job.work.call.n
+
+    def teardown(self) -> None:
+        if not hasattr(self, "worker"):
+            return
+        self.worker.settle()
+        self.worker.assert_nothing_is_left()
+        received = self.worker.received
+        for job in self.worker.jobs:
+            call = job.work.call
+            if received.ends.get(job.id) == "done":
+                assert received.started[job.id] == len(call.ids)
+                wanted = self.worker.made.greedy(call.ids, call.ending.max_tokens)
+                assert {received.texts[job.id, k] for k in range(call.n)} == {wanted}
+                assert {received.finished[job.id, k] for k in range(call.n)} == {"length"}
+            elif job.state == "failed":
+                assert job.id in received.ends
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = hypothesis_settings(
+    max_examples=12, stateful_step_count=25, deadline=None, derandomize=True
+)
+
+
+def test_a_job_that_breaks_the_model_ends_alone_and_all_others_end_well() -> None:
+    worker = Worker()
+    worker.made.poison = {5}
+    jobs = [worker.submit([first, 2, 3], 6) for first in (1, 5, 2)]
+    worker.settle()
+    assert [worker.received.ends[job.id] for job in jobs] == ["done", "INFERENCE_ERROR", "done"]
+    assert worker.received.texts[1, 0] == worker.made.greedy([1, 2, 3], 6)
+    worker.assert_nothing_is_left()
+
+
+def test_memory_that_is_short_once_costs_nobody_the_answer() -> None:
+    worker = Worker()
+    jobs = [worker.submit([first, 2, 3], 6) for first in (1, 2)]
+    worker.made.fails = 1
+    worker.settle()
+    assert [worker.received.ends[job.id] for job in jobs] == ["done", "done"]
+
+
+def test_memory_that_is_always_short_ends_every_job_with_one_error() -> None:
+    worker = Worker()
+    jobs = [worker.submit([first, 2, 3], 6) for first in (1, 2)]
+    worker.made.fails = 10**9
+    worker.settle()
+    assert [worker.received.ends[job.id] for job in jobs] == ["RESOURCE_EXHAUSTED"] * 2
+    worker.assert_nothing_is_left()
+
+
+def test_scores_that_are_no_numbers_end_the_sequence_alone() -> None:
+    worker = Worker()
+    plain = worker.made.engine._forward
+
+    def forward(spans: Any) -> torch.Tensor:
+        logits = plain(spans).clone()
+        choosing = [span for span in spans if span.chooses]
+        for row, span in enumerate(choosing):
+            if span.sequence.tokens[0] == 5:
+                logits[row] = float("nan")
+        return logits
+
+    worker.made.engine._forward = forward  # type: ignore[method-assign]
+    jobs = [worker.submit([first, 2, 3], 6) for first in (1, 5)]
+    worker.settle()
+    assert [worker.received.ends[job.id] for job in jobs] == ["done", "INFERENCE_ERROR"]
+    worker.assert_nothing_is_left()
+
+
+def test_a_suspect_runs_alone_until_its_first_token_and_all_that_run_are_named() -> None:
+    worker = Worker()
+    for first in (1, 2):
+        worker.submit([first, 2, 3], 20)
+    worker.turn()
+    worker.flights.clear()
+    suspect = worker.submit([3, 2, 3], 20, solo=True)
+    while not suspect.kept.runs:
+        worker.turn()
+    named = [[number for _, number in flight] for flight in worker.flights]
+    first = named.index([3])
+    assert all(3 not in flight for flight in named[:first])
+    assert 3 in worker.received.started
+    worker.settle()
+    assert set(worker.received.ends.values()) == {"done"}
+    assert [1, 2] in named or [2, 1] in named
+
+
+def test_a_client_that_does_not_read_holds_nobody_else() -> None:
+    worker = Worker()
+    slow, quick = worker.submit([1, 2, 3], 60), worker.submit([2, 2, 3], 60)
+    while quick.state == "open":
+        worker.turn()
+        worker.read(quick)
+    assert slow.state == "open" and slow.kept.paused
+    assert WINDOW < slow.kept.ahead <= WINDOW + 1
+    assert not worker.turn(), "the device rests while the client does"
+    worker.settle()
+    assert worker.received.texts[1, 0] == worker.made.greedy([1, 2, 3], 60)
+
+
+def test_a_call_that_counts_only_never_reaches_the_device() -> None:
+    worker = Worker()
+    worker.submit([1, 2, 3], counts_only=True)
+    assert worker.received.started == {1: 3} and worker.received.ends == {1: "done"}
+    worker.assert_nothing_is_left()
+
+
+def test_a_full_waiting_room_says_when_to_come_again() -> None:
+    worker = Worker()
+    for _ in range(RUNNING + WAITING):
+        worker.submit([1, 2, 3], 8)
+    with pytest.raises(QueueFull, match=r"generation\.max_waiting 6") as caught:
+        worker.submit([1, 2, 3], 8)
+    assert caught.value.retry_after_s is not None and caught.value.retry_after_s >= 1
+    worker.settle()
+    worker.assert_nothing_is_left()

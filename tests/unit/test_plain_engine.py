@@ -1,0 +1,157 @@
+"""Models that packed steps do not suit generate with their own cache; the proof tells both kinds of models apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from ipc.settings import Generation
+from ipc.wire.generation import FINISHED
+from ipc.wire.messages import Ending, GenerateCall
+from workers.generation.attention import PagedAttention
+from workers.generation.building import build, cache_blocks, packs
+from workers.generation.plain import PlainEngine
+from workers.generation.request import Emission, GenerationRequest
+from workers.generation.sampling import BatchedSampler
+
+TOKENS = 9
+
+
+class Collected:
+    """An output that keeps the tokens and ends after some."""
+
+    def __init__(self, request: GenerationRequest, choice: int, found: dict[Any, list[int]]) -> None:
+        self.ended: str | None = None
+        self._request, self._choice = request, choice
+        self._found = found.setdefault((request.key, choice), [])
+
+    def push(self, token: int, logprob: Any) -> list[Emission]:
+        self._found.append(token)
+        if len(self._found) == self._request.max_tokens:
+            self.ended = "length"
+        return []
+
+    def finish(self, reason: str) -> list[Emission]:
+        return [Emission(self._request.key, self._choice, FINISHED)]
+
+
+class NoMasks:
+    def begin(self, sequences: Any) -> None:
+        raise AssertionError("no request has a grammar")
+
+    def wait(self) -> None:
+        raise AssertionError("no request has a grammar")
+
+
+def mamba() -> Any:
+    torch.manual_seed(1)
+    config = transformers.MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, state_size=4)
+    return transformers.MambaForCausalLM(config).eval().requires_grad_(False)
+
+
+def llama() -> Any:
+    torch.manual_seed(1)
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "initializer_range": 0.2,
+    }
+    config = transformers.LlamaConfig(
+        vocab_size=64, num_hidden_layers=2, max_position_embeddings=256, **sizes
+    )
+    return transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
+
+
+def request_of(key: int, prompt: list[int], n: int = 1) -> GenerationRequest:
+    call = GenerateCall(ids=prompt, n=n, ending=Ending(max_tokens=TOKENS))
+    return GenerationRequest(key, prompt, call, TOKENS, frozenset())
+
+
+def engine_of(model: Any, found: dict[Any, list[int]]) -> Any:
+    return build(
+        model,
+        128,
+        Generation(block_tokens=8),
+        1 << 24,
+        BatchedSampler(lambda token: b"", lambda text: []),
+        NoMasks(),
+        lambda request, choice: Collected(request, choice, found),
+    )
+
+
+def greedy(model: Any, prompt: list[int]) -> list[int]:
+    plain = transformers.GenerationConfig(max_new_tokens=TOKENS, do_sample=False, pad_token_id=0)
+    ids = torch.tensor([prompt])
+    found: list[int] = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=plain)[
+        0
+    ].tolist()
+    return found[len(prompt) :]
+
+
+def test_a_model_with_a_state_of_its_own_generates_one_sequence_at_a_time() -> None:
+    model = mamba()
+    found: dict[Any, list[int]] = {}
+    engine = engine_of(model, found)
+    assert isinstance(engine, PlainEngine)
+    prompts = [[1, 2, 3], [9, 8, 7, 6, 5]]
+    for key, prompt in enumerate(prompts):
+        engine.add(request_of(key, prompt, n=2 - key))
+    while engine.has_work:
+        engine.step()
+        assert engine.statistics().running <= 1
+    wanted = [greedy(mamba(), prompt) for prompt in prompts]
+    assert found == {(0, 0): wanted[0], (0, 1): wanted[0], (1, 0): wanted[1]}
+    assert engine.statistics().blocks_used == 0
+
+
+def test_a_sequence_goes_on_after_a_pause_and_after_the_end_of_another() -> None:
+    found: dict[Any, list[int]] = {}
+    engine = engine_of(mamba(), found)
+    engine.add(request_of(0, [1, 2, 3]))
+    for _ in range(3):
+        engine.step()
+    engine.pause(0)
+    engine.add(request_of(1, [4, 5]))
+    engine.add(request_of(2, [6, 5]))
+    engine.step()
+    engine.cancel(1)
+    engine.resume(0)
+    while engine.has_work:
+        engine.step()
+    assert found[0, 0] == greedy(mamba(), [1, 2, 3])
+    assert found[2, 0] == greedy(mamba(), [6, 5])
+    assert len(found[1, 0]) < TOKENS
+
+
+def test_the_proof_passes_a_model_that_packs_and_refuses_attention_that_is_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, attention = llama(), PagedAttention(8)
+    assert packs(model, attention)
+    assert model.config._attn_implementation == attention.name
+    whole = PagedAttention.attend
+
+    def wrong(self: Any, module: Any, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> Any:
+        return whole(self, module, query * 1.1, key, value, *rest, **named)
+
+    monkeypatch.setattr(PagedAttention, "attend", wrong)
+    model = llama()
+    assert not packs(model, PagedAttention(8))
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_the_cache_is_what_the_sequences_need_at_most_and_refused_when_nothing_fits() -> None:
+    model, attention = llama(), PagedAttention(8)
+    assert packs(model, attention)
+    device, settings = torch.device("cpu"), Generation(block_tokens=8, max_sequences=3)
+    block_nbytes = attention.token_nbytes() * 8
+    assert cache_blocks(attention, device, 100, settings, 1 << 30) == 3 * 13
+    assert cache_blocks(attention, device, 100, settings, 100 * block_nbytes) == 10
+    few = Generation(block_tokens=8, max_sequences=3, cache_bytes=5 * block_nbytes)
+    assert cache_blocks(attention, device, 100, few, 1 << 30) == 5
+    with pytest.raises(MemoryError, match=f"a block of 8 tokens takes {block_nbytes}"):
+        cache_blocks(attention, device, 100, settings, block_nbytes)

@@ -1,0 +1,178 @@
+"""Language models that continue a text: chat templates, formats of answers, and the engine that generates.
+
+1. `load` proves that packed steps suit the model and makes the engine (`workers.generation.building`).
+2. `prepare` renders the messages, tokenizes, holds the prompt against the context, and compiles the grammar.
+3. The strategy `workers.strategies.generation` runs the engine.
+
+Any model that transformers' `AutoModelForCausalLM` loads is served.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+from transformers import AutoModelForCausalLM
+
+from ipc.errors import InputTooLong, InvalidInput, Unsupported
+from ipc.wire.messages import Call, GenerateCall, InputItem
+from workers.adapters.base import Adapter, AdapterSpec, ItemFailure, LoadContext, Prepared
+from workers.adapters.shared.building import parameter_bytes
+from workers.adapters.shared.checkpoint import (
+    load_model,
+    load_tokenizer,
+    position_limit,
+    shortest,
+    stored_limit,
+)
+from workers.adapters.shared.linears import lay_out_linears
+from workers.generation.building import build
+from workers.generation.engine import Engine
+from workers.generation.formats.table import Format, detect
+from workers.generation.request import GenerationRequest
+from workers.generation.sampling import BatchedSampler, check_bias
+from workers.generation.templates import ChatTemplate, Prompt
+from workers.generation.text import ChoiceOutput, Vocabulary
+
+log = logging.getLogger(__name__)
+
+
+class CausalAdapter(Adapter):
+    """One causal language model."""
+
+    spec: ClassVar[AdapterSpec] = AdapterSpec(
+        family="causal",
+        operations=("generate",),
+        inputs=("text",),
+        outputs=("chat",),
+    )
+    engine: Engine
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        template: ChatTemplate,
+        answers: Format,
+        context_tokens: int,
+    ) -> None:
+        """`context_tokens` is the longest sequence, prompt and answer together."""
+        self.engine = engine
+        self._template, self._answers = template, answers
+        self._context_tokens = min(context_tokens, engine.capacity)
+        self._begin_id = tokenizer.bos_token_id
+        self._end_ids = end_ids(engine.model, tokenizer)
+        self._vocabulary_size = int(engine.model.config.get_text_config().vocab_size)
+
+    @classmethod
+    def load(cls, context: LoadContext) -> CausalAdapter:
+        """Load tokenizer and weights; progress phases are "tokenizer" and "weights".
+
+        Raises ValueError for options that do not fit the model, and MemoryError without room for a cache.
+        """
+        tokenizer = load_tokenizer(context)
+        template = ChatTemplate(tokenizer, str(context.options.get("chat_template", "")))
+        answers = detect(
+            tokenizer,
+            template.text,
+            str(context.options.get("tool_format", "")),
+            str(context.options.get("reasoning", "")),
+        )
+        model = load_model(context, AutoModelForCausalLM)
+        if context.device.type == "cpu":
+            lay_out_linears(model)
+        limit = shortest(context.max_sequence_length, stored_limit(tokenizer), position_limit(model))
+        vocabulary = Vocabulary(tokenizer, answers.marks)
+        engine = build(
+            model,
+            limit,
+            context.generation,
+            context.free_bytes(),
+            BatchedSampler(vocabulary.raw, partial(tokenizer.encode, add_special_tokens=False)),
+            Unguided(),
+            partial(ChoiceOutput, vocabulary),
+        )
+        return cls(engine, tokenizer, template, answers, limit)
+
+    @property
+    def max_sequence_length(self) -> int:
+        """Longest sequence in tokens, prompt and answer together."""
+        return self._context_tokens
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """No vectors."""
+        return {}
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held by weights, buffers and the cache of keys and values."""
+        return parameter_bytes(self.engine.model) + self.engine.cache_nbytes
+
+    def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
+        """The request for the engine. Raises `InvalidInput` and `InputTooLong` with the field and the limit."""
+        assert isinstance(call, GenerateCall)
+        tools = call.tools
+        if call.grammar is not None or (tools and (tools.strict or tools.choice in ("required", "named"))):
+            raise Unsupported("grammars, strict functions and forced calls are not built yet")
+        check_bias(call.sampling.logit_bias, self._vocabulary_size)
+        prompt = self._prompt(call)
+        ids, longest = prompt.ids, self._context_tokens - 1
+        if len(ids) > longest:
+            if not call.truncate:
+                raise InputTooLong(
+                    f"the prompt has {len(ids)} tokens, the context of the model is {self._context_tokens} and the "
+                    "answer needs one at least; set truncate_sequence to cut the beginning of the prompt"
+                )
+            ids = ids[len(ids) - max(1, self._context_tokens - (call.ending.max_tokens or 1)) :]
+        room = self._context_tokens - len(ids)
+        max_tokens = room if call.ending.max_tokens is None else min(room, call.ending.max_tokens)
+        stop_ids = frozenset(call.ending.stop_ids)
+        if not call.ending.ignore_eos:
+            stop_ids |= self._end_ids
+        parser = partial(self._answers.parser, prompt.text, call.tools) if call.splits else None
+        return [Prepared(GenerationRequest(None, ids, call, max_tokens, stop_ids, parser), len(ids))]
+
+    def _prompt(self, call: GenerateCall) -> Prompt:
+        """Token ids and text of the prompt."""
+        if call.messages is not None:
+            functions = call.tools.functions if call.tools is not None else None
+            return self._template.prompt(call.messages, functions, call.variables)
+        if call.ids is not None:
+            for place, token in enumerate(call.ids):
+                if not 0 <= token < self._vocabulary_size:
+                    raise InvalidInput(
+                        f"prompt[{place}]: {token} is no token id, the model has {self._vocabulary_size}"
+                    )
+        text = call.text or ""
+        ids = list(call.ids) if call.ids is not None else self._template.plain(text)
+        if not ids:
+            if self._begin_id is None:
+                raise InvalidInput("prompt: no token, and the model has no token that begins a text")
+            ids = [self._begin_id]
+        return Prompt(ids, text)
+
+    def collate(self, prepared: Sequence[Prepared]) -> list[GenerationRequest]:
+        """The requests; the engine lays their tokens out."""
+        return [item.payload for item in prepared]
+
+
+class Unguided:
+    """Masks of a model without grammars."""
+
+    def begin(self, sequences: Sequence[Any]) -> None:
+        """No sequence has a grammar."""
+
+    def wait(self) -> None:
+        """Nothing is filled."""
+
+
+def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end an answer, by the model's generation settings, its configuration and the tokenizer."""
+    found: set[int] = set()
+    for named in (model.generation_config, model.config.get_text_config(), tokenizer):
+        ends = getattr(named, "eos_token_id", None)
+        found.update([ends] if isinstance(ends, int) else ends or ())
+    return frozenset(found)

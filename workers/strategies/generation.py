@@ -1,0 +1,349 @@
+"""Jobs that generate text: the sequences of one model share the steps of its engine.
+
+1. A turn takes new jobs into the engine and runs steps for `TURN_S`, or until other work waits. Then one open job, the
+   carrier, waits in the queue for all of them. The queue counts a job until its first turn only.
+2. After each step a session gets one message, `Deltas`, with what is new for all of its streams. A stream with more
+   than `WINDOW_NBYTES` that its client has not taken pauses.
+3. The flight record names every request that runs. A job that runs alone (`Job.solo`) runs alone until its first token.
+4. A step that fails is tried again with less memory in use. After that each sequence takes a step alone, and the
+   requests of those that fail end with an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from ipc.errors import QueueFull
+from ipc.wire.generation import STARTED, WINDOW_NBYTES, Deltas, Start
+from ipc.wire.messages import GenerateCall
+from workers.adapters.base import Adapter
+from workers.device import oom
+from workers.device.watchdog import Activity
+from workers.generation.request import Emission, GenerationRequest
+from workers.generation.sampling import NoNextToken
+from workers.reporting.batches import BatchCounts
+from workers.scheduling.job import Batch, Job, Piece
+from workers.scheduling.queue import DrainRate, WorkQueue
+from workers.scheduling.table import JobTable
+from workers.strategies.base import Strategy, end_if_lost, item_error
+
+if TYPE_CHECKING:
+    from workers.generation.engine import Engine
+
+log = logging.getLogger(__name__)
+
+TURN_S = 0.01
+"""Steps go on for so long while nothing else waits; a step is never interrupted."""
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """What a job keeps besides: bytes of text that were sent and that its client has taken, `runs` once in the engine.
+
+    The device thread writes all but `taken`, which is the endpoint's.
+    """
+
+    sent: int = 0
+    taken: int = 0
+    paused: bool = False
+    runs: bool = False
+
+    @property
+    def ahead(self) -> int:
+        """Bytes that the client has not taken."""
+        return self.sent - self.taken
+
+
+@dataclass(slots=True, eq=False)
+class Crowd:
+    """The jobs of one engine. `sequences` are those of all open jobs, `carrier` is the job that waits for its turn.
+
+    `ended` is how many sequences end in a second of the device's time.
+    """
+
+    jobs: dict[Job, None] = field(default_factory=dict)
+    sequences: int = 0
+    carrier: Job | None = None
+    ended: DrainRate = field(default_factory=DrainRate)
+
+
+class Generations(Strategy):
+    """All generated text of one worker."""
+
+    ends_late = in_turns = True
+
+    def __init__(
+        self,
+        table: JobTable,
+        queue: WorkQueue,
+        activity: Activity,
+        counts: BatchCounts,
+        step_limit_s: float,
+        most_running: int,
+        most_waiting: int,
+        record_flight: Callable[[list[tuple[int, int]]], None] = lambda flight: None,
+    ) -> None:
+        """Each step may take `step_limit_s`. Of a model `most_waiting` sequences may wait beside those that run."""
+        self._table, self._queue, self._activity, self._counts = table, queue, activity, counts
+        self._step_limit_s, self._record_flight = step_limit_s, record_flight
+        self._most = most_running + most_waiting
+        self._most_waiting, self._most_running = most_waiting, most_running
+        self._crowds: WeakKeyDictionary[Adapter, Crowd] = WeakKeyDictionary()
+        self._changed: deque[Job] = deque()
+        """Jobs that have ended, or whose clients read again."""
+
+    def admit(self, job: Job) -> None:
+        """Refuse a job when too many sequences of its model wait."""
+        crowd, number = self._crowd(job.adapter), _call_of(job).n
+        with self._table.lock:
+            if crowd.sequences and crowd.sequences + number > self._most:
+                waiting = max(1, crowd.sequences - self._most_running)
+                raise QueueFull(
+                    f"{waiting} sequences of model '{job.model}' wait (generation.max_waiting {self._most_waiting})",
+                    retry_after_s=max(1, math.ceil(crowd.ended.seconds_for(waiting))),
+                )
+            crowd.sequences += number
+        job.kept = Flow()
+
+    def group(self, job: Job) -> Hashable:
+        """All jobs of an engine take their turns together."""
+        return None
+
+    def arrive(self, job: Job) -> bool:
+        """Answer a job that only counts its prompt; all others wait for the device."""
+        if not _call_of(job).counts_only:
+            return True
+        self._send(job.session, [(job, Emission(job, 0, STARTED, start=Start(job.prepared[0].cost)))])
+        self._table.complete(job, 1, [])
+        return False
+
+    def run(self, batch: Batch) -> int:
+        """Take the jobs of a batch into the engine, and run steps for a while; returns how many tokens ran."""
+        adapter: Adapter = batch.first.adapter
+        engine, crowd = adapter.engine, self._crowd(adapter)
+        assert engine is not None
+        if crowd.carrier is not None and any(piece.job is crowd.carrier for piece in batch.pieces):
+            crowd.carrier = None
+        before, began = _computed(engine), time.monotonic()
+        self._queue.device_busy()
+        new = [piece.job for piece in batch.pieces if not piece.job.kept.runs]
+        for job in new:
+            self._begin(engine, crowd, job)
+        if new and new[0].solo:
+            self._alone(engine, crowd, new[0])
+        until = began + TURN_S
+        while engine.has_work:
+            self._record_flight([(job.tag, job.id) for job in crowd.jobs])
+            self._step(engine, crowd)
+            # NOTE: another job of this engine waits in the queue too, and joins with the next turn.
+            if time.monotonic() >= until or self._changed or self._queue.has_work:
+                break
+        return _computed(engine) - before
+
+    def _begin(self, engine: Engine, crowd: Crowd, job: Job) -> None:
+        """A job enters the engine; from now on the queue does not count it."""
+        request: GenerationRequest = job.prepared[0].payload
+        request.key = job
+        with self._table.lock:
+            if job.state != "open":
+                return
+            self._table.rest(job)
+            job.kept.runs = True
+            crowd.jobs[job] = None
+        engine.add(request)
+
+    def _alone(self, engine: Engine, crowd: Crowd, job: Job) -> None:
+        """Run the first steps of a job without any other."""
+        job.solo = False
+        others = [other for other in crowd.jobs if other is not job and not other.kept.paused]
+        for other in others:
+            engine.pause(other)
+        self._record_flight([(job.tag, job.id)])
+        began = False
+        while engine.has_work and not began and job.state == "open":
+            began = any(emission.kind == STARTED for emission in self._step(engine, crowd))
+        for other in reversed(others):
+            engine.resume(other)
+
+    def _step(self, engine: Engine, crowd: Crowd) -> list[Emission]:
+        """One step of the engine, and what follows from a failure; what was new has been sent."""
+        self._activity.begin(self._step_limit_s)
+        began = time.monotonic()
+        try:
+            emissions = engine.step()
+        except NoNextToken as error:
+            self._end_with(engine, {sequence.request.key for sequence in error.sequences}, error)
+            return []
+        except Exception as error:
+            end_if_lost(error)
+            oom.forget_frames(error)
+            log.warning("a step of %d sequences failed (%s)", crowd.sequences, type(error).__name__)
+            oom.release_cached()
+            return self._isolated(engine, crowd)
+        self._tell(engine, crowd, emissions, time.monotonic() - began)
+        return emissions
+
+    def _isolated(self, engine: Engine, crowd: Crowd) -> list[Emission]:
+        """A step of each job without the others; those that fail alone end."""
+        found: list[Emission] = []
+        jobs = [job for job in crowd.jobs if not job.kept.paused]
+        for job in jobs:
+            engine.pause(job)
+        for job in jobs:
+            engine.resume(job)
+            self._record_flight([(job.tag, job.id)])
+            self._activity.begin(self._step_limit_s)
+            try:
+                emissions = engine.step()
+            except Exception as error:
+                end_if_lost(error)
+                oom.forget_frames(error)
+                self._end_with(engine, {job}, error)
+                oom.release_cached()
+            else:
+                self._tell(engine, crowd, emissions, 0.0)
+                found += emissions
+            engine.pause(job)
+        for job in reversed(jobs):
+            if not job.kept.paused:
+                engine.resume(job)
+        return found
+
+    def _end_with(self, engine: Engine, jobs: Iterable[Hashable], error: Exception) -> None:
+        """End jobs with what the model raised on them."""
+        for job in jobs:
+            assert isinstance(job, Job)
+            engine.cancel(job)
+            self._table.complete(job, 1, [item_error(Piece(job, 0, job.prepared[0]), error)])
+
+    def _tell(self, engine: Engine, crowd: Crowd, emissions: list[Emission], seconds: float) -> None:
+        """Send what a step has given, pause streams whose clients do not read, and complete what has ended."""
+        by_session: dict[bytes, list[tuple[Job, Emission]]] = {}
+        grown: dict[Job, None] = {}
+        for emission in emissions:
+            job = emission.key
+            assert isinstance(job, Job)
+            by_session.setdefault(job.session, []).append((job, emission))
+            if emission.text:
+                text = emission.text
+                job.kept.sent += len(text) if text.isascii() else len(text.encode())
+                grown[job] = None
+        for session, entries in by_session.items():
+            self._send(session, entries)
+        ended = 0
+        alive = engine.keys
+        for emission in emissions:
+            if emission.finish is not None:
+                ended += 1
+                if emission.key not in alive:
+                    self._finish(emission.key)
+        for job in grown:
+            flow: Flow = job.kept
+            if flow.ahead > WINDOW_NBYTES and job in alive:
+                flow.paused = True
+                engine.pause(job)
+                # NOTE: the client may have taken text before the mark was set.
+                if flow.ahead <= WINDOW_NBYTES // 2:
+                    self._changed.append(job)
+        if seconds:
+            crowd.ended.record(ended, seconds)
+
+    def _finish(self, job: Hashable) -> None:
+        """All choices of a job have ended."""
+        assert isinstance(job, Job)
+        if job.state != "open":
+            return
+        now = time.monotonic_ns()
+        job.device_ns = now - job.first_run_ns
+        self._counts.note_run(job.model, 1, 0, job.device_ns, 0)
+        self._table.complete(job, 1, [])
+
+    def _send(self, session: bytes, entries: list[tuple[Job, Emission]]) -> None:
+        """One message with all entries for a session."""
+        deltas = Deltas(
+            [job.id for job, _ in entries],
+            [emission.choice for _, emission in entries],
+            [emission.kind for _, emission in entries],
+            [emission.text for _, emission in entries],
+            [emission.tokens for _, emission in entries],
+            {at: list(each.logprobs) for at, (_, each) in enumerate(entries) if each.logprobs},
+            {at: each.call for at, (_, each) in enumerate(entries) if each.call is not None},
+            {at: each.start for at, (_, each) in enumerate(entries) if each.start is not None},
+            {at: each.finish for at, (_, each) in enumerate(entries) if each.finish is not None},
+        )
+        self._table.send_deltas(session, deltas)
+
+    def after(self, batch: Batch) -> None:
+        """After a turn: one of the open jobs waits for the next."""
+        self._carry(batch.first.adapter)
+
+    def _carry(self, adapter: Adapter) -> None:
+        """See to it that some open job waits in the queue while the engine has work."""
+        crowd, engine = self._crowd(adapter), adapter.engine
+        if crowd.carrier is not None and crowd.carrier.state == "open":
+            return
+        crowd.carrier = None
+        if engine is not None and engine.has_work:
+            crowd.carrier = next((job for job in crowd.jobs if job.state == "open"), None)
+            if crowd.carrier is not None:
+                self._queue.put_again(crowd.carrier)
+
+    def taken(self, job: Job, nbytes: int) -> None:
+        """The client of a stream has taken some text. Endpoint thread only."""
+        flow: Flow = job.kept
+        flow.taken += nbytes
+        if flow.paused and flow.ahead <= WINDOW_NBYTES // 2:
+            self._changed.append(job)
+            self._queue.nudge()
+
+    def ended(self, job: Job) -> None:
+        """The engine is to forget the job before its next step."""
+        if job.kept is None:
+            return
+        crowd = self._crowd(job.adapter)
+        with self._table.lock:
+            crowd.sequences -= _call_of(job).n
+        self._changed.append(job)
+        self._queue.nudge()
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether jobs have ended, or can go on, of which the engine does not know yet."""
+        return bool(self._changed)
+
+    def go_on(self) -> None:
+        """Take ended jobs out of their engines, and go on with those whose clients read again."""
+        while self._changed:
+            job = self._changed.popleft()
+            engine = job.adapter.engine
+            if job.state != "open":
+                self._crowd(job.adapter).jobs.pop(job, None)
+                engine.cancel(job)
+            elif job.kept.paused:
+                job.kept.paused = False
+                engine.resume(job)
+            self._carry(job.adapter)
+
+    def _crowd(self, adapter: Adapter) -> Crowd:
+        crowd = self._crowds.get(adapter)
+        if crowd is None:
+            crowd = self._crowds[adapter] = Crowd()
+        return crowd
+
+
+def _call_of(job: Job) -> GenerateCall:
+    call = job.work.call
+    assert isinstance(call, GenerateCall)
+    return call
+
+
+def _computed(engine: Engine) -> int:
+    statistics = engine.statistics()
+    return statistics.prompt_tokens + statistics.output_tokens
