@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 from frontend.engine.local.catalog import ToldCatalog
 from ipc.wire.messages import Credits, ModelStatus
@@ -26,6 +28,7 @@ class FakeChannel:
     free_bytes: int = 0
     cost: int = 0
     foreign_cost: float = 0.0
+    streams: Any = field(default_factory=lambda: SimpleNamespace(texts={}))
     credits: Credits = field(default_factory=lambda: Credits(1000, 0, 100.0))
 
     loads: list[str] = field(default_factory=list)

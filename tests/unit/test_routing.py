@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from frontend.engine.local import routing
+from frontend.engine.local.routing import STREAMS_APART
 from ipc.catalog.model_config import InstanceGroup, ModelConfig
 from ipc.errors import (
     DependencyConflict,
@@ -20,7 +22,7 @@ from ipc.errors import (
     QueueFull,
     SequenceUnknown,
 )
-from ipc.wire.messages import Credits, EncodeCall, ModelStatus, Step, Work
+from ipc.wire.messages import Credits, EncodeCall, GenerateCall, ModelStatus, Step, Work
 from tests.fakes.channel import FakeChannel
 
 LOADED = ModelStatus("m", "loaded")
@@ -53,6 +55,51 @@ def test_a_worker_whose_step_runs_for_seconds_is_taken_only_when_the_others_have
     assert routing.pick([stuck, free], work()) is free
     full = channel(1, cost=600, credits=Credits(1000, 0, 100.0))
     assert routing.pick([stuck, full], work()) is stuck
+
+
+def text(*messages: str, n: int = 1) -> Work:
+    """A request for text; messages of the user and of the model take turns."""
+    roles = ("user", "assistant")
+    told = [{"role": roles[at % 2], "content": content} for at, content in enumerate(messages)]
+    return Work("m", GenerateCall(messages=told, n=n), 2**62, 16, "req")
+
+
+def streaming(slot: int, count: int, **state: Any) -> Any:
+    """A channel with so many streams of text."""
+    return channel(slot, streams=SimpleNamespace(texts=dict.fromkeys(range(count))), **state)
+
+
+def test_text_goes_to_a_worker_with_few_streams_and_never_far_from_the_fewest() -> None:
+    crowded, idle = streaming(0, STREAMS_APART + 1), streaming(1, 0)
+    assert all(routing.pick([crowded, idle], text(str(n))) is idle for n in range(20))
+    waits = streaming(1, 0, cost=1000, credits=Credits(10**6, 0, 100.0))
+    assert all(routing.pick([crowded, waits], text(str(n))) is crowded for n in range(20))
+
+
+def test_turns_of_a_conversation_go_to_one_worker_and_conversations_to_all() -> None:
+    channels = [streaming(0, 0), streaming(1, STREAMS_APART), streaming(2, 1)]
+    chosen = set()
+    for n in range(50):
+        first = routing.pick(channels, text(f"question {n}"))
+        assert routing.pick(channels, text(f"question {n}", "answer", "and then?")) is first
+        chosen.add(first.slot)
+    assert chosen == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        (GenerateCall(text="a" * 64 + "b"), GenerateCall(text="a" * 64 + "c"), True),
+        (GenerateCall(text="a"), GenerateCall(text="b"), False),
+        (GenerateCall(ids=[7] * 64 + [1]), GenerateCall(ids=[7] * 64 + [2]), True),
+        (GenerateCall(ids=[1]), GenerateCall(ids=[2]), False),
+        (GenerateCall(messages=[{"role": "system"}]), GenerateCall(messages=[{"role": "tool"}]), False),
+    ],
+)
+def test_prompts_that_begin_alike_are_known_by_their_beginning(
+    first: GenerateCall, second: GenerateCall, same: bool
+) -> None:
+    assert (routing.beginning_of(first) == routing.beginning_of(second)) is same
 
 
 def test_a_worker_that_has_the_lora_goes_before_one_with_less_work_as_long_as_it_has_credit() -> None:

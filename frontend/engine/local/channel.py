@@ -262,19 +262,19 @@ class Channel:
             self._put(Release(result.block.offset, result.block.generation))
 
     def rest(self, request: int) -> None:
-        """The client of a stream has enough for now."""
+        """The worker's queue counts a stream no longer."""
         if request in self._pending:
             self._outstanding.rest(self._pending[request][1])
 
     def resume(self, request: int) -> None:
-        """The client of a stream wants more."""
+        """The worker's queue counts a stream again."""
         if request in self._pending:
             self._outstanding.resume(self._pending[request][1])
 
     def cost_of(self, model: str) -> int:
-        """Cost in flight of one model."""
-        works = (message.work for _, message in self._pending.values())
-        return sum(work.cost for work in works if work.model == model)
+        """Cost in flight of one model, without streams that rest."""
+        sent = (message for _, message in self._pending.values() if message.work.model == model)
+        return sum(message.work.cost for message in sent if not self._outstanding.rests(message))
 
     def load(self, model: str, explicit: bool = False) -> bool:
         """Ask the worker to load a model; its answer is a new state of the model. Returns whether it was sent."""

@@ -2,9 +2,11 @@
 
 1. Events wait here until the reader asks. The reader gets all of them at once.
 2. The text of a list is taken when the next list is asked for. The worker learns of taken text in pieces of
-   `TELL_AFTER` bytes. A stream with more untaken text than `WINDOW_NBYTES` rests at the worker and costs nothing.
+   `TELL_AFTER` bytes, and pauses a stream with more untaken text than `WINDOW_NBYTES`.
 3. The first entry after STARTED must come until `first_by_ns`. From then on a reader waits `idle_s` for an entry.
 4. The `Result` of the job ends the stream. The sums of all choices stand in the last event.
+
+A stream that has started is in no queue of the worker and costs nothing (`Outstanding`).
 
 Latencies and tokens are counted when entries arrive, whether or not the client reads.
 """
@@ -94,13 +96,12 @@ class DeltaStream(Incoming[Event], Generation):
         if kind == STARTED:
             self._start = start = deltas.starts[at]
             self._waiting.append(Started(start.prompt_tokens, start.cached_tokens))
+            self.channel.rest(self._request)
         elif make := _PIECES.get(kind):
             text, tokens = deltas.texts[at], deltas.tokens[at]
             self._step(choice, tokens, now_ns)
             self._waiting.append(make(choice, text, tokens, deltas.logprobs.get(at)))
             self._waiting_nbytes += len(text) if text.isascii() else len(text.encode())
-            if self._waiting_nbytes > WINDOW_NBYTES:
-                self.channel.rest(self._request)
         elif kind == CALLED:
             self._step(choice, deltas.tokens[at], now_ns)
             call, index = deltas.calls[at], self._calls[choice]
@@ -173,8 +174,6 @@ class DeltaStream(Incoming[Event], Generation):
         if self._untold_nbytes >= TELL_AFTER and not self._final.done():
             self.channel.streams.text_taken(self._request, self._untold_nbytes)
             self._untold_nbytes = 0
-            if self._waiting_nbytes <= WINDOW_NBYTES:
-                self.channel.resume(self._request)
 
     def close(self) -> None:
         """End the work if it still goes on. Idempotent."""

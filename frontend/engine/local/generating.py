@@ -38,7 +38,8 @@ class LocalGeneration(Generation):
         return await DeltaStream(channel, number, final, self._pace, self._suspect).begun()
 
     def _suspect(self) -> None:
-        self._client.retries.suspect(self._attempts, alone=self._attempts.solo)
+        # NOTE: a request that runs alone does so until its first token only.
+        self._client.retries.suspect(self._attempts, alone=False)
 
     @property
     def result(self) -> Answer | None:

@@ -1,7 +1,8 @@
 """The cost of one frontend's requests at one worker, by lane.
 
 A stream whose client has enough rests at the worker, in no queue, and costs nothing here: clients that do not read use
-no credits of other clients. `JobTable.rest` does the same for the bound of the worker.
+no credits of other clients. Generated text that has started rests as well, since an engine bounds its sequences.
+`JobTable.rest` does the same for the bound of the worker.
 """
 
 from __future__ import annotations
@@ -36,13 +37,17 @@ class Outstanding:
         self._lanes[work.lane].add(work.cost, work.caller, work.share)
 
     def rest(self, request: Submit) -> None:
-        """The client of a stream has enough for now."""
+        """The worker's queue counts a stream no longer."""
         if request.id not in self._resting:
             self._resting.add(request.id)
             self._remove(request)
 
+    def rests(self, request: Submit) -> bool:
+        """Whether the worker's queue does not count a stream now."""
+        return request.id in self._resting
+
     def resume(self, request: Submit) -> None:
-        """The client of a stream that may have rested wants more."""
+        """The worker's queue counts a stream again that may have rested."""
         if request.id in self._resting:
             self._resting.remove(request.id)
             self.begin(request)

@@ -1,6 +1,8 @@
 """Chooses the worker of a request: model loaded, answering, in credit; among these the first to be free.
 
-The time until a worker is free follows from its outstanding cost, its rate, and the age of its present step.
+The time until a worker is free follows from its outstanding cost, its rate, and the age of its present step. Streams
+of text that run are in no queue. Their requests go by the number of streams, and turns of one conversation to one
+worker as long as others have little less to do, since a worker keeps the beginnings of prompts.
 
 A sequence goes to the worker in the slot that the hash of its id names, however busy that worker is. When no worker
 fits, the error has the reason, and a Retry-After from the drain rate of the workers or the load time.
@@ -25,10 +27,14 @@ from ipc.errors import (
     SequenceUnknown,
     not_begun,
 )
-from ipc.wire.messages import ModelStatus, Step, Work
+from ipc.wire.messages import GenerateCall, ModelStatus, Step, Work
 
 DEFAULT_LOAD_S = 5
 """Expected seconds of a load without further knowledge."""
+STREAMS_APART = 4
+"""So many streams more a worker may have that knows the beginning of a prompt."""
+PROMPT_BEGINNING = 64
+"""Characters or tokens of a prompt without messages that are its beginning."""
 CPU_UUID = "cpu"
 """Device id that a worker without a GPU reports."""
 
@@ -86,12 +92,33 @@ def pick(
     if len(open_) == 1:
         return open_[0]
 
-    def wait_s(channel: Channel) -> float:
-        # A step that has taken seconds may take as many more, whatever the rate says.
-        waiting = channel.cost + channel.foreign_cost
-        return channel.credits.step_s + waiting / max(channel.credits.rate, 1.0)
+    if isinstance(work.call, GenerateCall):
+        return _for_text(open_, work.model, work.call)
+    return min(open_, key=lambda c: (_wait_s(c), c.cost, c.slot))
 
-    return min(open_, key=lambda c: (wait_s(c), c.cost, c.slot))
+
+def _wait_s(channel: Channel) -> float:
+    """About the time until a worker is free."""
+    # A step that has taken seconds may take as many more, whatever the rate says.
+    waiting = channel.cost + channel.foreign_cost
+    return channel.credits.step_s + waiting / max(channel.credits.rate, 1.0)
+
+
+def _for_text(channels: Sequence[Channel], model: str, call: GenerateCall) -> Channel:
+    """Of the workers with the fewest streams, and about as few, that of the conversation."""
+    loads = {c.slot: (int(_wait_s(c)), len(c.streams.texts)) for c in channels}
+    seconds, streams = min(loads.values())
+    near = [slot for slot, load in loads.items() if load <= (seconds, streams + STREAMS_APART)]
+    chosen = home(near, model, beginning_of(call))
+    return next(c for c in channels if c.slot == chosen)
+
+
+def beginning_of(call: GenerateCall) -> str:
+    """What the prompts of all turns of a conversation begin with: the messages up to the first of the user."""
+    if call.messages is None:
+        return repr((call.text or "")[:PROMPT_BEGINNING] or (call.ids or [])[:PROMPT_BEGINNING])
+    first = next((at for at, each in enumerate(call.messages) if each.get("role") == "user"), 0)
+    return repr(call.messages[: first + 1])
 
 
 def home(slots: Sequence[int], model: str, sequence: int | str, caller: str = "") -> int:
