@@ -45,7 +45,7 @@ def read_named(body: str, schemas: Schemas) -> list[CalledFunction] | None:
     named = _NAMED.fullmatch(body)
     if named is None:
         return read_json(body, schemas)
-    return _all([_called(named[1], _loaded(named[2]))])
+    return _all([_written(named[1], named[2])])
 
 
 def read_fenced(body: str, schemas: Schemas) -> list[CalledFunction] | None:
@@ -55,14 +55,20 @@ def read_fenced(body: str, schemas: Schemas) -> list[CalledFunction] | None:
         return None
     match = _FENCED.fullmatch(rest) if kind.strip() == "function" else None
     name, arguments = (match[1], match[2]) if match else (kind.strip(), rest)
-    return _all([_called(name, _loaded(arguments))])
+    return _all([_written(name, arguments)])
 
 
 def read_xml(body: str, schemas: Schemas) -> list[CalledFunction] | None:
-    """Qwen3-Coder: `<function=name>` with `<parameter=key>` elements, whose values have the types of the schema."""
+    """Qwen3-Coder: `<function=name>` with `<parameter=key>` elements, whose values have the types of the schema.
+
+    An object in JSON may stand in place of the elements.
+    """
     found = _XML_FUNCTION.findall(body)
-    calls = []
+    calls: list[CalledFunction | None] = []
     for name, inner in found:
+        if inner.lstrip().startswith("{"):
+            calls.append(_written(name.strip(), inner))
+            continue
         properties = schemas.get(name.strip(), {}).get("properties")
         types = properties if isinstance(properties, Mapping) else {}
         values = {
@@ -79,10 +85,13 @@ def read_xml_function(body: str, schemas: Schemas) -> list[CalledFunction] | Non
 
 
 def read_gemma(body: str, schemas: Schemas) -> list[CalledFunction] | None:
-    """Gemma 4: `call:name{key:<|"|>text<|"|>,other:1}`."""
+    """Gemma 4: `call:name{key:<|"|>text<|"|>,other:1}`, or a name and an object in JSON."""
     match = _GEMMA.fullmatch(body)
     if match is None:
         return None
+    arguments = _loaded(match[2])
+    if arguments is not None:
+        return _all([_called(match[1], arguments)])
     tokens = [
         ("text", quoted)
         if mark == "" and other == ""
@@ -100,7 +109,12 @@ def read_gemma(body: str, schemas: Schemas) -> list[CalledFunction] | None:
 
 
 def read_python(body: str, schemas: Schemas) -> list[CalledFunction] | None:
-    """Python calls with literal arguments: one, a list of them, or one a line; `print(...)` around one is taken off."""
+    """Python calls with literal arguments: one, a list of them, or one a line; `print(...)` around one is taken off.
+
+    Calls as `read_json` takes them may stand in their place.
+    """
+    if body.lstrip().startswith(("{", "[{")):
+        return read_json(body, schemas)
     if len(body) > _MOST_PYTHON:
         return None
     try:
@@ -161,6 +175,12 @@ def _called(name: str, arguments: Any) -> CalledFunction | None:
     if not name or not isinstance(arguments, dict):
         return None
     return CalledFunction(name=name, arguments=compact(arguments))
+
+
+def _written(name: str, arguments: str) -> CalledFunction | None:
+    """A call whose arguments are JSON text."""
+    value = _loaded(arguments)
+    return None if value is None else _called(name, value)
 
 
 def _all(calls: list[CalledFunction | None]) -> list[CalledFunction] | None:

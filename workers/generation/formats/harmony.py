@@ -16,6 +16,8 @@ from workers.generation.formats.tags import Marks
 from workers.generation.request import Segment
 
 MARKS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
+OPENINGS = ("<|start|>", "<|channel|>")
+"""Marks that begin a message, also within the body of another."""
 _MOST_HEADER = 300
 _BODY = "<|message|>"
 _HEADS = ("<|start|>", "<|channel|>", _BODY, "to=", "assistant")
@@ -28,7 +30,7 @@ class HarmonyParser:
 
     def __init__(self, schemas: Schemas, *, calls: bool, parallel: bool = True) -> None:
         self._schemas, self._calls, self._parallel = schemas, calls, parallel
-        self._ends = Marks(["<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>"])
+        self._ends = Marks(["<|end|>", "<|return|>", "<|call|>", *OPENINGS])
         self._rest = self._header = ""
         self._kind: int | None = None
         self._recipient = ""
@@ -104,7 +106,7 @@ class HarmonyParser:
             if mark is None:
                 self._rest = self._rest[settled:]
                 return False
-        starts_next = mark[0] in ("<|start|>", "<|channel|>")
+        starts_next = mark[0] in OPENINGS
         self._rest = self._rest[mark.start() if starts_next else mark.end() :]
         self._kind = None
         return True

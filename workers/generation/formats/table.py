@@ -28,6 +28,7 @@ from workers.generation.formats.bodies import (
 from workers.generation.formats.regions import Delimited, JsonValue, Opened
 from workers.generation.formats.tags import Layout, TagParser, Tags
 from workers.generation.formats.templated import TemplatedParser
+from workers.generation.formats.wrappers import Wrapper, templated_tags, templated_wrapper, wrapper_of
 from workers.generation.request import OutputParser, Segment
 
 THINK = Tags("<think>", "</think>")
@@ -50,12 +51,14 @@ class Format(NamedTuple):
     name        value of the option `tool_format`
     layout      marks of a tag parser; None for Harmony and for response templates
     marks       all marks, which must stay visible in the text that a parser gets
+    wrapper     how a grammar writes calls; None for formats whose calls no grammar can force
     template    the response template of the tokenizer, for the format `template`
     """
 
     name: str
     layout: Layout | None
     marks: tuple[str, ...]
+    wrapper: Wrapper | None = None
     template: Any = None
 
     def parser(self, prompt: str, tools: ToolUse | None, splits: bool = True) -> OutputParser:
@@ -73,12 +76,36 @@ class Format(NamedTuple):
             return TemplatedParser(self.template, prompt, functions, calls=calls, parallel=parallel)
         if self.layout is None:
             return harmony.HarmonyParser(schemas, calls=calls, parallel=parallel)
-        return TagParser(self.layout, schemas, calls=calls, reasons=self._reasons(prompt), parallel=parallel)
+        return TagParser(
+            self.layout, schemas, calls=calls, reasons=bool(self.reasons(prompt)), parallel=parallel
+        )
 
-    def _reasons(self, prompt: str) -> bool:
-        """Whether the prompt ends inside of reasoning that the template has begun."""
-        reasoning = self.layout.reasoning if self.layout else None
-        return reasoning is not None and prompt.rstrip().endswith(reasoning.opened)
+    @property
+    def reasoning(self) -> Tags | None:
+        """The marks around reasoning; None where there are none, and for Harmony."""
+        return self.layout.reasoning if self.layout else templated_tags(self.template)
+
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """The marks that open calls."""
+        if self.layout is not None:
+            return tuple(self.layout.calls)
+        if self.template is None:
+            return harmony.OPENINGS
+        return (self.wrapper.mark,) if self.wrapper else ()
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether an answer may begin with a call in JSON, without a mark."""
+        return self.layout is not None and self.layout.bare
+
+    def reasons(self, prompt: str) -> bool | None:
+        """Whether the prompt ends within reasoning; None if the answer may begin with reasoning of its own."""
+        if self.name == "harmony":
+            return None
+        if self.reasoning is None or prompt.rstrip().endswith(self.reasoning.closed):
+            return False
+        return True if prompt.rstrip().endswith(self.reasoning.opened) else None
 
 
 class PlainParser:
@@ -154,12 +181,13 @@ def detect(tokenizer: Any, template: str, tool_format: str = "", reasoning: str 
         own = getattr(tokenizer, "response_template", None)
         if own is None:
             raise ValueError("tool_format 'template' needs a tokenizer with a response template")
-        return Format(name, None, tuple(_special(tokenizer)), own)
+        return Format(name, None, tuple(_special(tokenizer)), templated_wrapper(own), own)
+    wrapper = wrapper_of(name, template)
     if name == "harmony":
-        return Format(name, None, harmony.MARKS)
+        return Format(name, None, harmony.MARKS, wrapper)
     layout = _LAYOUTS[name]._replace(reasoning=_reasoning(tokenizer, template, reasoning))
     marks = (*layout.calls, *layout.dropped, *(layout.reasoning or ()), *_closing(tokenizer))
-    return Format(name, layout, marks)
+    return Format(name, layout, marks, wrapper)
 
 
 def _detected(tokenizer: Any, template: str) -> str:

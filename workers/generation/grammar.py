@@ -1,0 +1,281 @@
+"""Grammars of requests: from what a request asks for to the state of a grammar in each choice.
+
+1. `Grammars.factory` writes the grammar of an answer (`workers.generation.answers`): the given one, calls of
+   functions, or both. Preparing threads call `factory`.
+2. A grammar that was not compiled before is tried in another process, then compiled here, and kept for a while. A
+   grammar that was refused is remembered as well.
+3. Each choice gets a copy of the compiled grammar (`Guide`).
+4. A mistake in a grammar is `InvalidInput` with the words of llguidance.
+
+The tokenizer of llguidance is made with the first grammar, as it takes seconds for a large vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+
+from ipc.errors import InvalidInput
+from ipc.wire.messages import GenerateCall, Grammar, ToolUse
+from workers.generation.answers import ANSWER, ANY_OBJECT, AnswerGrammar, Budget, Calls, Function
+from workers.generation.formats.table import Format
+from workers.generation.grammar_trial import LIMITS, Trial, error_of
+from workers.generation.request import Matcher
+
+MOST_TALK = 512
+"""Most tokens of text before a forced call."""
+MOST_REASONING = 4096
+"""Most tokens of reasoning before a forced call."""
+MOST_SCHEMAS = 128
+"""Most functions whose arguments are held to their schemas without `strict`."""
+_KEPT, _KEPT_NBYTES = 64, 4 << 20
+_COMPACT: Any = {"whitespace_flexible": False}
+
+
+class Guide:
+    """The state of a grammar in one choice (`workers.generation.request.Matcher`).
+
+    `is_stopped` holds after a failure too: then `error` says why, and nothing but an end token is allowed.
+    """
+
+    __slots__ = ("_end", "matcher")
+
+    def __init__(self, matcher: LLMatcher, end: int) -> None:
+        self.matcher, self._end = matcher, end
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the text may end here."""
+        return self.matcher.is_accepting()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing may follow but an end token."""
+        return self.matcher.is_stopped()
+
+    @property
+    def error(self) -> str:
+        """Why the grammar cannot go on, such as a limit; empty while all is well."""
+        return error_of(self.matcher) if self.matcher.is_error() else ""
+
+    def fill_mask(self, bits: Any) -> None:
+        """Write the mask of allowed next tokens into a numpy array of int32."""
+        self.matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+
+    def consume(self, token: int) -> bool:
+        """Take a chosen token; false if the grammar forbids the token."""
+        return self.matcher.consume_token(token)
+
+    def forced(self) -> list[int]:
+        """The tokens that must come next; an end token after the last text, and none after a failure."""
+        if self.matcher.is_stopped():
+            return [] if self.matcher.is_error() else [self._end]
+        return self.matcher.compute_ff_tokens()
+
+
+class Grammars:
+    """The grammars of one model. Thread-safe."""
+
+    def __init__(self, tokenizer: Any, vocabulary: int, end_ids: Sequence[int], form: Format) -> None:
+        """`vocabulary` is the number of logits of the model, `end_ids` are its end tokens."""
+        self._tokenizer, self._end_ids, self._form = tokenizer, list(end_ids), form
+        self._vocabulary = max(vocabulary, len(tokenizer), max(tokenizer.get_vocab().values()) + 1)
+        self._lock = threading.Lock()
+        self._guided: LLTokenizer | None = None
+        self._trial: Trial | None = None
+        self._special: dict[str, int] = {}
+        self._kept: OrderedDict[str, LLMatcher | str] = OrderedDict()
+
+    @property
+    def words(self) -> int:
+        """Words of 32 bits in a mask."""
+        return -(-self._vocabulary // 32)
+
+    def factory(self, call: GenerateCall, prompt: str, max_tokens: int) -> Callable[[], Matcher] | None:
+        """Makes the matchers of a request's choices; None for a request without a grammar.
+
+        `prompt` is the text of the prompt, `max_tokens` the most tokens of a choice. Raises `InvalidInput`.
+        """
+        tools = call.tools if call.splits and call.tools and call.tools.choice != "none" else None
+        tools = tools if tools and tools.functions else None
+        is_forced = tools is not None and tools.choice in ("required", "named")
+        is_guided = tools is not None and (is_forced or bool(tools.strict) or bool(tools.allowed))
+        if call.grammar is None and not is_guided:
+            return None
+        self._prepare()
+        reasons = self._form.reasons(prompt) if call.splits else False
+
+        def answer() -> AnswerGrammar:
+            return AnswerGrammar(self._form, self._special, reasons)
+
+        if tools is not None and is_forced:
+            budget = _budget(max_tokens)
+            compiled = self._with_calls(tools, lambda calls: answer().forced(calls, budget))
+        elif call.grammar is not None:
+            compiled = self._answered(call.grammar, tools, reasons, answer)
+        else:
+            compiled = self._with_calls(tools, lambda calls: answer().guided(calls))
+        end = self._end_ids[0]
+        return lambda: Guide(compiled.deep_copy(), end)
+
+    def close(self) -> None:
+        """End the process that tries grammars."""
+        if self._trial is not None:
+            self._trial.close()
+
+    def _prepare(self) -> None:
+        """Make the tokenizer of llguidance. Raises `InvalidInput` for a tokenizer that llguidance cannot use."""
+        with self._lock:
+            if self._guided is not None:
+                return
+            backend = getattr(self._tokenizer, "backend_tokenizer", None)
+            if backend is None or not self._end_ids:
+                raise InvalidInput("grammars: not offered for this model, whose tokenizer is not a fast one")
+            backend = copy.copy(backend)
+            backend.no_padding()
+            backend.no_truncation()
+            text = backend.to_str()
+            try:
+                guided = LLTokenizer(text, n_vocab=self._vocabulary, eos_token=self._end_ids)
+            except ValueError as error:
+                raise InvalidInput(f"grammars: not offered for this model: {str(error)[:200]}") from None
+            added = self._tokenizer.added_tokens_decoder.items()
+            self._special = {
+                token.content: number for number, token in added if guided.is_special_token(number)
+            }
+            self._trial = Trial(text, self._vocabulary, self._end_ids)
+            self._guided = guided
+
+    def _answered(
+        self,
+        grammar: Grammar,
+        tools: ToolUse | None,
+        reasons: bool | None,
+        answer: Callable[[], AnswerGrammar],
+    ) -> LLMatcher:
+        """The given grammar, behind reasoning and beside calls where the request has those."""
+        given = _given(grammar)
+        compiled = self._compiled(given, "grammar")
+        if tools is None and reasons is False:
+            return compiled
+        whole = json.loads(given) if given.startswith("{") else {"grammars": [{"lark_grammar": given}]}
+        name = whole["grammars"][0]["name"] = whole["grammars"][0].get("name") or ANSWER
+
+        def write(calls: Calls | None) -> str:
+            start = {"name": "penstock-start", "lark_grammar": answer().answered(name, calls)}
+            return json.dumps({**whole, "grammars": [start, *whole["grammars"]]})
+
+        if tools is None or self._form.wrapper is None:
+            return self._compiled(write(None), "grammar")
+        return self._with_calls(tools, write)
+
+    def _with_calls(self, tools: ToolUse | None, write: Callable[[Calls], str]) -> LLMatcher:
+        """A grammar with calls. A schema that no grammar can hold to is left out, unless its function is strict."""
+        wrapper = self._form.wrapper
+        if tools is None or wrapper is None:
+            raise InvalidInput("tools: this model has no format of tool calls that a grammar can hold to")
+        functions = _functions(tools)
+        if len(functions) > MOST_SCHEMAS:
+            functions = [function if function.strict else function.loose() for function in functions]
+        try:
+            return self._compiled(write(Calls(wrapper, functions, tools.parallel)), "tools")
+        except InvalidInput:
+            sound = [self._sound(function) for function in functions]
+            if sound == functions:
+                raise
+            return self._compiled(write(Calls(wrapper, sound, tools.parallel)), "tools")
+
+    def _sound(self, function: Function) -> Function:
+        """The function, with a schema that can be compiled. Raises `InvalidInput` for one that is strict."""
+        field = f"tools: parameters of function {function.name!a}"
+        try:
+            self._compiled(f"start: {function.rule()}", field)
+        except InvalidInput:
+            if function.strict:
+                raise
+            return function.loose()
+        return function
+
+    def _compiled(self, text: str, field: str) -> LLMatcher:
+        """A grammar of llguidance, compiled. Raises `InvalidInput`, whose message begins with the field."""
+        with self._lock:
+            found = self._kept.get(text)
+        if found is None:
+            found = self._tried(text)
+        with self._lock:
+            self._kept[text] = found
+            self._kept.move_to_end(text)
+            while len(self._kept) > _KEPT or sum(map(len, self._kept)) > max(_KEPT_NBYTES, len(text)):
+                self._kept.popitem(last=False)
+        if isinstance(found, str):
+            raise InvalidInput(f"{field}: {found}")
+        return found
+
+    def _tried(self, text: str) -> LLMatcher | str:
+        """A grammar, or what is wrong with the grammar."""
+        assert self._guided is not None and self._trial is not None
+        error = self._trial.error(text)
+        return error or LLMatcher(self._guided, text, log_level=0, limits=LIMITS)
+
+
+def _given(grammar: Grammar) -> str:
+    """The grammar of a request in a form of llguidance, JSON compact. Raises `InvalidInput`."""
+    if grammar.kind == "regex":
+        return LLMatcher.grammar_from_regex(grammar.value)
+    if grammar.kind == "lark":
+        return LLMatcher.grammar_from_lark(grammar.value)
+    try:
+        if grammar.kind == "llguidance":
+            return _compact(grammar.value)
+        schema = json.dumps(ANY_OBJECT) if grammar.kind == "json_object" else grammar.value
+        schema = {"true": "{}", "false": '{"not":{}}'}.get(schema, schema)
+        return LLMatcher.grammar_from_json_schema(schema, defaults=_COMPACT)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"grammar: {error}") from None
+
+
+def _compact(text: str) -> str:
+    """Grammars in llguidance's own form, with schemas that allow no blanks unless they say so."""
+    value = json.loads(text)
+    grammars = value.get("grammars")
+    for item in grammars if isinstance(grammars, list) else ():
+        schema = item.get("json_schema") if isinstance(item, dict) else None
+        if isinstance(schema, dict):
+            schema["x-guidance"] = {**_COMPACT, **schema.get("x-guidance", {})}
+    return json.dumps(value)
+
+
+def _functions(tools: ToolUse) -> list[Function]:
+    """The functions that may be called. Raises `InvalidInput` for a strict one whose arguments are no object."""
+    functions = []
+    for definition in tools.functions:
+        inner = definition.get("function", definition)
+        name, strict = inner["name"], inner["name"] in tools.strict
+        if name != tools.name if tools.choice == "named" else tools.allowed and name not in tools.allowed:
+            continue
+        schema = inner.get("parameters") or ANY_OBJECT
+        declared = schema.get("type", "object")
+        if declared != "object" and "object" not in declared:
+            if strict:
+                raise InvalidInput(
+                    f"tools: parameters of function {name!a}: expected the schema of an object"
+                )
+            schema = ANY_OBJECT
+        functions.append(Function(name, schema, strict))
+    return functions
+
+
+def _budget(max_tokens: int) -> Budget:
+    """Tokens before a forced call, some of the most of the choice; powers of two, so that grammars are found again."""
+    return Budget(
+        *(
+            1 << min(most, max(1, max_tokens // part)).bit_length() - 1
+            for most, part in ((MOST_REASONING, 2), (MOST_TALK, 4))
+        )
+    )
