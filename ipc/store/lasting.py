@@ -31,6 +31,8 @@ How = Callable[[sqlite3.Connection], R]
 
 WAIT_S = 5.0
 """How long a write waits for writers of other processes."""
+_MADE = 1
+"""The `user_version` of a file with its tables."""
 _BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
@@ -86,8 +88,10 @@ class LastingStore:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
-            # NOTE: executescript commits first, so the transaction is part of the script.
-            connection.executescript(f"BEGIN IMMEDIATE;\n{self._schema}\nCOMMIT;")
+            # NOTE: a reader must not wait for writers, so the tables are made once only.
+            if connection.execute("PRAGMA user_version").fetchone() != (_MADE,):
+                script = f"BEGIN IMMEDIATE;\n{self._schema}\nPRAGMA user_version = {_MADE};\nCOMMIT;"
+                connection.executescript(script)
         except BaseException:
             connection.close()
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -13,8 +14,8 @@ from frontend.generation.events import Event, Generation
 from ipc.errors import PenstockError
 from ipc.wire.messages import GenerateCall, Work
 
-Step = list[Event] | PenstockError | None
-"""Events that arrive together, an error that ends the stream, or None for a stream that says nothing any more."""
+Step = list[Event] | PenstockError | threading.Event | None
+"""Events that arrive together, an error that ends the stream, a gate that a test opens, or None for no more events."""
 
 
 class RecordedGeneration(Generation):
@@ -25,6 +26,11 @@ class RecordedGeneration(Generation):
 
     async def __anext__(self) -> list[Event]:
         step = next(self._steps, [])
+        while isinstance(step, threading.Event):
+            if step.is_set():
+                step = next(self._steps, [])
+            else:
+                await asyncio.sleep(0.005)
         if step is None:
             await asyncio.Event().wait()
         if isinstance(step, PenstockError):

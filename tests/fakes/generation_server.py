@@ -71,7 +71,7 @@ class RecordedServer:
         for protocol in known:
             protocol.mount(app, self.services)
         self.client = TestClient(app)
-        self._application = Application(app, known, self.services, Listeners(self.services.settings.server))
+        self.application = Application(app, known, self.services, Listeners(self.services.settings.server))
 
     def post(self, path: str, body: Any, **headers: str) -> Any:
         """The response to JSON."""
@@ -88,7 +88,7 @@ class RecordedServer:
     def listening(self) -> Iterator[str]:
         """The address of this server on a socket, as the beginning of a URL."""
         config = uvicorn.Config(
-            self._application, host="127.0.0.1", port=0, lifespan="off", log_level="error", ws="none"
+            self.application, host="127.0.0.1", port=0, lifespan="off", log_level="error", ws="none"
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, name="recorded-server", daemon=True)

@@ -57,28 +57,38 @@ class Runs:
     def __init__(self, services: Services, store: ResponseStore) -> None:
         self._services, self._store = services, store
         self._runs: dict[str, _Run] = {}
+        self._starting = 0
+        """Runs that are being stored, and so not among `_runs` yet."""
         self._beating = False
         self._writing = asyncio.Lock()
 
     async def start(self, req: Request, asked: Asked, begun: Resource) -> None:
-        """Store a response and run it. The request that asked for it is counted when the run ends.
+        """Store a response and run it, also if the client leaves meanwhile.
 
         Raises `ModelNotFound`, `ResponsesUnavailable`, and `QueueFull` if no further run may start.
         """
         services, most = self._services, self._services.settings.responses.max_background
         entry = find_generator(asked.plan.model, services.catalog, services.settings)
-        if len(self._runs) >= most:
+        if len(self._runs) + self._starting >= most:
             text = f"{most} responses in the background are running (responses.max_background)"
             raise QueueFull(text, retry_after_s=5)
-        await asked.keeper.keep_queued(begun)
+        self._starting += 1
+        await asyncio.shield(services.background.start(self._start(req, asked, begun, entry.id)))
+
+    async def _start(self, req: Request, asked: Asked, begun: Resource, model: str) -> None:
+        try:
+            await asked.keeper.keep_queued(begun)
+        finally:
+            self._starting -= 1
         scope: RequestScope = req.context.penstock
         run_scope = replace(scope, span=None, phases={}, started=time.perf_counter())
+        # The request is counted when its run ends.
         scope.operation = ""
         run = self._runs[begun["id"]] = _Run(begun, Output(begun), run_scope)
-        run.task = services.background.start(self._run(run, req, asked.call, entry.id))
+        run.task = self._services.background.start(self._run(run, req, asked.call, model))
         if not self._beating:
             self._beating = True
-            services.background.start(self._beat())
+            self._services.background.start(self._beat())
 
     async def _run(self, run: _Run, req: Request, call: GenerateCall, model: str) -> None:
         """The life of a run. Its errors end here."""

@@ -1,0 +1,303 @@
+"""Responses in the background over sockets: frontends that share a store, following, cancelling, ends of all kinds."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from frontend.access import api_keys
+from frontend.access.api_keys import KeyEntry
+from frontend.access.gate import Gate
+from frontend.background import Background
+from frontend.generation.events import Finished, Started, Text
+from ipc.errors import InferenceFailed, InputTooLong, WorkerLost
+from tests.fakes.generation import Step
+from tests.fakes.generation_server import ENDED, RecordedServer
+from tests.harness.server import eventually, wait_until
+
+_ASK = {"input": "hi", "background": True}
+_REST: list[Step] = [[Text(0, " you"), Finished(0, "stop"), ENDED]]
+
+
+class Frontend:
+    """One frontend on a socket, whose engine tells "Hello", waits at `gate`, and tells the rest."""
+
+    def __init__(self, stack: ExitStack, root: Path, gate: Gate | None = None, **settings: Any) -> None:
+        """`root` has the state that frontends share."""
+        place = root / str(len(list(root.iterdir())))
+        place.mkdir()
+        self.server = RecordedServer(place, gate, run__state_dir=str(root / "state"), **settings)
+        self.gate = threading.Event()
+        self.server.script([[Started(4)], [Text(0, "Hello")], self.gate, *_REST])
+        self.http = stack.enter_context(
+            httpx.Client(base_url=stack.enter_context(self.server.listening()), timeout=60)
+        )
+
+    def start(self, **fields: Any) -> str:
+        """The id of a new response in the background."""
+        answer = self.http.post("/v1/responses", json=_ASK | fields).json()
+        assert answer["status"] == "queued" and answer["background"] is True
+        return str(answer["id"])
+
+    def get(self, id_: str, query: str = "") -> Any:
+        """The answer to a GET of a response."""
+        return self.http.get(f"/v1/responses/{id_}{query}")
+
+    def told(self, id_: str) -> tuple[str, str]:
+        """Status and text of a response."""
+        answer = self.get(id_).json()
+        return answer["status"], answer.get("output_text", "")
+
+    def wait(self, id_: str, status: str) -> None:
+        """Wait until a response has a status."""
+        wait_until(lambda: self.told(id_)[0] == status, what=status)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Ends the frontends of a test."""
+    with ExitStack() as made:
+        yield made
+
+
+@pytest.fixture
+def pair(stack: ExitStack, tmp_path: Path) -> tuple[Frontend, Frontend]:
+    """Two frontends with one store."""
+    return Frontend(stack, tmp_path), Frontend(stack, tmp_path)
+
+
+def _data(text: str) -> list[Any]:
+    return [orjson.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+
+def test_a_run_goes_on_without_its_client_and_is_seen_from_everywhere(
+    pair: tuple[Frontend, Frontend],
+) -> None:
+    here, there = pair
+    id_ = here.start(stream=True)
+    there.wait(id_, "in_progress")
+    refused = there.http.post("/v1/responses", json={"input": "x", "previous_response_id": id_})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "previous_response_id")
+    here.gate.set()
+    there.wait(id_, "completed")
+    assert here.told(id_) == there.told(id_) == ("completed", "Hello you")
+    there.server.script([[Finished(0, "stop"), ENDED]])
+    assert there.http.post("/v1/responses", json={"input": "x", "previous_response_id": id_}).is_success
+    assert there.server.engine.calls[-1].messages == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "Hello you"},
+        {"role": "user", "content": "x"},
+    ]
+    assert here.server.engine.ended == 1
+
+
+def test_a_run_is_followed_live_and_again_from_any_event(pair: tuple[Frontend, Frontend]) -> None:
+    here, there = pair
+    id_ = here.start()
+    with there.http.stream("GET", f"/v1/responses/{id_}?stream=true") as response:
+        assert response.headers["content-type"] == "text/event-stream"
+        lines = response.iter_lines()
+        seen = []
+        for line in lines:
+            seen.append(line)
+            if "output_text.delta" in line and line.startswith("data: "):
+                break
+        here.gate.set()
+        seen += list(lines)
+    assert seen[-2:] == ["data: [DONE]", ""]
+    events = _data("\n".join(seen))
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+    assert "".join(event.get("delta", "") for event in events) == "Hello you"
+    assert (events[-1]["type"], events[-1]["response"]) == ("response.completed", there.get(id_).json())
+    for frontend in pair:
+        assert _data(frontend.get(id_, "?stream=true").text) == events
+        for last in (0, 4, len(events) - 1, 1000):
+            again = frontend.get(id_, f"?stream=true&starting_after={last}").text
+            assert _data(again) == events[last + 1 :]
+            assert again.endswith("data: [DONE]\n\n")
+
+
+def test_a_run_is_cancelled_from_another_frontend_and_stays_cancelled(
+    pair: tuple[Frontend, Frontend],
+) -> None:
+    here, there = pair
+    id_ = here.start()
+    there.wait(id_, "in_progress")
+    answer = there.http.post(f"/v1/responses/{id_}/cancel")
+    assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
+    assert answer.json()["output_text"] == "Hello"
+    wait_until(lambda: here.server.engine.ended == 1, what="the end of the work")
+    here.gate.set()
+    assert here.told(id_) == ("cancelled", "Hello")
+    assert there.http.post(f"/v1/responses/{id_}/cancel").status_code == 404
+    last = _data(there.get(id_, "?stream=true").text)[-1]
+    assert (last["type"], last["response"]["status"]) == ("response.incomplete", "cancelled")
+
+
+def test_a_deleted_run_ends(pair: tuple[Frontend, Frontend]) -> None:
+    here, there = pair
+    id_ = here.start()
+    there.wait(id_, "in_progress")
+    with there.http.stream("GET", f"/v1/responses/{id_}?stream=true") as response:
+        lines = response.iter_lines()
+        next(lines)
+        assert here.http.delete(f"/v1/responses/{id_}").json()["deleted"] is True
+        events = _data("\n".join(lines))
+    assert (events[-1]["type"], events[-1]["error"]["type"]) == ("error", "validation_error")
+    wait_until(lambda: here.server.engine.ended == 1, what="the end of the work")
+    assert there.get(id_).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (WorkerLost("the worker died"), "model_error"),
+        (InferenceFailed("not finite"), "model_error"),
+        (InputTooLong("the prompt has 70 tokens, the limit is 64"), "validation_error"),
+    ],
+)
+def test_a_run_that_fails_says_why(stack: ExitStack, tmp_path: Path, error: Any, kind: str) -> None:
+    frontend = Frontend(stack, tmp_path)
+    frontend.server.script([[Started(4)], [Text(0, "Hel")], error])
+    id_ = frontend.start()
+    frontend.wait(id_, "failed")
+    answer = frontend.get(id_).json()
+    assert (answer["error"]["type"], answer["error"]["message"]) == (kind, error.message)
+    assert answer["output_text"] == "Hel"
+    assert _data(frontend.get(id_, "?stream=true").text)[-1]["type"] == "response.failed"
+    frontend.server.script(error)
+    id_ = frontend.start()
+    frontend.wait(id_, "failed")
+
+
+def test_a_bug_in_a_run_tells_nothing(
+    stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise KeyError("secret")
+
+    frontend = Frontend(stack, tmp_path)
+    monkeypatch.setattr(frontend.server.engine, "generate", broken)
+    id_ = frontend.start()
+    frontend.wait(id_, "failed")
+    assert frontend.get(id_).json()["error"] == {
+        "type": "internal_error",
+        "code": "server_error",
+        "message": "internal error",
+    }
+
+
+def test_runs_are_bounded(stack: ExitStack, tmp_path: Path) -> None:
+    frontend = Frontend(stack, tmp_path, responses__max_background="1")
+    id_ = frontend.start()
+    refused = frontend.http.post("/v1/responses", json=_ASK)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_overloaded")
+    assert int(refused.headers["retry-after"]) >= 1
+    frontend.gate.set()
+    frontend.wait(id_, "completed")
+    wait_until(lambda: frontend.http.post("/v1/responses", json=_ASK).is_success)
+
+
+_ANNA, _BERT = api_keys.fresh(), api_keys.fresh()
+
+
+def test_nobody_sees_the_responses_of_others(stack: ExitStack, tmp_path: Path) -> None:
+    entries = tuple(KeyEntry(name, api_keys.hashed(key)) for name, key in (("anna", _ANNA), ("bert", _BERT)))
+    frontend = Frontend(stack, tmp_path, Gate(entries))
+    frontend.http.headers["authorization"] = f"Bearer {_ANNA}"
+    id_ = frontend.start()
+    frontend.wait(id_, "in_progress")
+    stranger = {"authorization": f"Bearer {_BERT}"}
+    path = f"/v1/responses/{id_}"
+    for method, where in (
+        ("GET", path),
+        ("GET", f"{path}?stream=true"),
+        ("GET", f"{path}/input_items"),
+        ("POST", f"{path}/cancel"),
+        ("DELETE", path),
+    ):
+        refused = frontend.http.request(method, where, headers=stranger)
+        assert refused.status_code == 404, (method, where)
+        assert frontend.http.request(method, where, headers={"authorization": ""}).status_code == 401
+    body = {"input": "x", "previous_response_id": id_}
+    assert frontend.http.post("/v1/responses", json=body, headers=stranger).status_code == 404
+    frontend.gate.set()
+    frontend.wait(id_, "completed")
+
+
+def test_a_stream_whose_client_leaves_is_stored_as_cancelled(pair: tuple[Frontend, Frontend]) -> None:
+    here, there = pair
+    with here.http.stream("POST", "/v1/responses", json={"input": "hi", "stream": True}) as response:
+        lines = response.iter_lines()
+        first = _data("\n".join(next(lines) for _ in range(2)))[0]
+        while "output_text.delta" not in next(lines):
+            pass
+    id_ = first["response"]["id"]
+    wait_until(lambda: there.get(id_).status_code == 200, what="the stored response")
+    assert there.told(id_) == ("cancelled", "Hello")
+    assert here.server.engine.ended == 1
+
+
+@pytest.mark.parametrize("patience_s", [0.0, 60.0])
+def test_a_drain_waits_for_runs_and_ends_what_takes_too_long(tmp_path: Path, patience_s: float) -> None:
+    async def act() -> Any:
+        server = RecordedServer(tmp_path)
+        gate = threading.Event()
+        server.script([[Started(4)], [Text(0, "Hello")], gate, *_REST])
+        server.services.drain = type(server.services.drain)()
+        transport = httpx.ASGITransport(app=server.application)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            id_ = (await client.post("/v1/responses", json=_ASK)).json()["id"]
+
+            async def told() -> Any:
+                return (await client.get(f"/v1/responses/{id_}")).json()
+
+            async def is_at_work() -> bool:
+                return bool((await told())["status"] == "in_progress")
+
+            await eventually(is_at_work, "the beginning of the run")
+            server.services.drain.begin()
+            ending = asyncio.ensure_future(server.services.background.end(time.monotonic() + patience_s))
+            if patience_s:
+                await asyncio.sleep(0)
+                assert not ending.done()
+                gate.set()
+            await ending
+            return await told()
+
+    answer = asyncio.run(act())
+    if patience_s:
+        assert (answer["status"], answer["output_text"]) == ("completed", "Hello you")
+    else:
+        assert (answer["status"], answer["output_text"]) == ("failed", "Hello")
+        assert answer["error"]["type"] == "internal_error"
+        assert "stopped" in answer["error"]["message"]
+
+
+def test_the_end_of_work_in_the_background_waits_for_what_that_work_began() -> None:
+    async def act() -> list[str]:
+        background, done = Background(), []
+
+        async def second() -> None:
+            await asyncio.sleep(0)
+            done.append("second")
+
+        async def first() -> None:
+            done.append("first")
+            background.start(second())
+
+        background.start(first())
+        await background.end(time.monotonic() + 60)
+        return done
+
+    assert asyncio.run(act()) == ["first", "second"]

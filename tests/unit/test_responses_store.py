@@ -1,0 +1,294 @@
+"""Stored responses as two frontends see them: owners, bounds, ends that come late, and processes that have died."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Coroutine
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+import pytest
+
+from frontend.generation.events import Ended, Event, Finished, Started, Text
+from frontend.protocols.responses import resource, store
+from frontend.protocols.responses.output import Output
+from frontend.protocols.responses.store import ResponseNotFound, ResponseStore, ResponsesUnavailable, Stored
+from ipc import settings
+from ipc.processes import liveness
+from ipc.store import lasting
+
+T = TypeVar("T")
+
+_EVENTS: list[Event] = [Started(4), Text(0, "Hel")]
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(work)
+
+
+def _begun(number: int, **fields: Any) -> dict[str, Any]:
+    begun = {"id": f"resp_{number}", "status": "queued", "output": [], "tools": [], "background": False}
+    return begun | fields
+
+
+def _whole(begun: dict[str, Any], status: str = "completed", **fields: Any) -> dict[str, Any]:
+    return {**begun, "status": status, "output": [{"type": "message", "id": "msg_9"}], **fields}
+
+
+def _ended(number: int, owner: str = "", **fields: Any) -> Stored:
+    begun = _begun(number)
+    items = [{"type": "message", "id": f"in_{number}"}]
+    return store.row_of(begun, owner, [{"type": "old"}], items, whole=_whole(begun, **fields))
+
+
+def _running(number: int, owner: str = "") -> Stored:
+    return store.row_of(_begun(number, background=True), owner, [], [], whole=None)
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> ResponseStore:
+    """The store of one frontend."""
+    return _made(tmp_path)
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> ResponseStore:
+    """The store of another frontend of the same server."""
+    return _made(tmp_path)
+
+
+def _made(root: Path, **bounds: Any) -> ResponseStore:
+    return ResponseStore(root, settings.Responses(**bounds))
+
+
+def test_a_response_is_seen_by_all_frontends_and_after_a_restart(
+    first: ResponseStore, second: ResponseStore, tmp_path: Path
+) -> None:
+    async def act() -> None:
+        await first.put(_ended(1))
+        for each in (second, _made(tmp_path)):
+            row = await each.get("resp_1", "")
+            assert orjson.loads(row.body)["status"] == row.status == "completed"
+            assert [item["type"] for item in row.conversation()] == ["old", "message", "message"]
+
+    _run(act())
+    assert (tmp_path / store.FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_response_exists_for_its_owner_only(first: ResponseStore) -> None:
+    async def act() -> None:
+        await first.put(_ended(1, "anna"))
+        for stranger in ("", "bert"):
+            with pytest.raises(ResponseNotFound):
+                await first.get("resp_1", stranger)
+            with pytest.raises(ResponseNotFound):
+                await first.delete("resp_1", stranger)
+        await first.delete("resp_1", "anna")
+        with pytest.raises(ResponseNotFound):
+            await first.get("resp_1", "anna")
+
+    _run(act())
+
+
+def test_what_ends_first_stays(first: ResponseStore, second: ResponseStore) -> None:
+    async def act() -> None:
+        row = _running(1)
+        await first.put(row)
+        assert await first.grow({"resp_1": (0, _EVENTS)}) == {"resp_1"}
+        assert (await second.get("resp_1", "")).status == "in_progress"
+        assert await second.settle(row, resource.cancelled)
+        assert await first.grow({"resp_1": (1, [Text(0, "lo")])}) == set()
+        assert await first.grow({"resp_1": (1, [])}) == set()
+        assert not await first.finish(_whole(_begun(1)), 1, [Text(0, "lo")])
+        assert not await second.settle(row, resource.cancelled)
+        body = orjson.loads((await first.get("resp_1", "")).body)
+        assert (body["status"], body["output_text"]) == ("cancelled", "Hel")
+        assert body["output"][0]["status"] == "incomplete"
+
+    _run(act())
+
+
+def test_a_response_is_stored_once(first: ResponseStore) -> None:
+    async def act() -> None:
+        await first.put(_ended(1))
+        await first.put(_ended(1, status="cancelled"))
+        assert (await first.get("resp_1", "")).status == "completed"
+
+    _run(act())
+
+
+def test_events_are_followed_from_another_frontend(first: ResponseStore, second: ResponseStore) -> None:
+    async def act() -> None:
+        await first.put(_running(1))
+        assert (await second.follow("resp_1", "", 0))[1] == []
+        await first.grow({"resp_1": (0, _EVENTS)})
+        row, pieces = await second.follow("resp_1", "", 0)
+        assert (row.status, len(pieces)) == ("in_progress", 1)
+        assert await first.finish(_whole(_begun(1)), 1, [Finished(0, "stop"), Ended(4, 1)])
+        row, pieces = await second.follow("resp_1", "", 1)
+        assert (row.is_finished, len(pieces)) == (True, 1)
+
+    _run(act())
+
+
+def test_a_response_with_too_many_events_keeps_none(
+    first: ResponseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "MAX_EVENTS_NBYTES", 1000)
+
+    async def act() -> None:
+        await first.put(_running(1))
+        await first.grow({"resp_1": (0, _EVENTS)})
+        assert (await first.follow("resp_1", "", 0))[0].followable
+        assert await first.grow({"resp_1": (1, [Text(0, "x" * 1000)])}) == {"resp_1"}
+        row, pieces = await first.follow("resp_1", "", 0)
+        assert (row.followable, row.status, pieces) == (False, "in_progress", [])
+        assert await first.finish(_whole(_begun(1)), 2, [Finished(0, "stop")])
+
+    _run(act())
+
+
+def test_a_response_whose_process_died_has_failed(
+    first: ResponseStore, second: ResponseStore, tmp_path: Path
+) -> None:
+    code = "from ipc.processes.liveness import own_identity; print(own_identity())"
+    runner = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    assert not liveness.is_running(runner) and liveness.is_running(liveness.own_identity())
+
+    async def act() -> None:
+        for number in (1, 2):
+            await first.put(_running(number))
+            await first.grow({f"resp_{number}": (0, _EVENTS)})
+        with closing(sqlite3.connect(tmp_path / store.FILE)) as connection, connection:
+            connection.execute("UPDATE responses SET runner = ? WHERE id = 'resp_1'", (runner,))
+        for each in (second, first):
+            body = orjson.loads((await each.get("resp_1", "")).body)
+            assert (body["status"], body["error"]["type"]) == ("failed", "internal_error")
+            assert body["output_text"] == "Hel"
+        assert (await second.get("resp_2", "")).status == "in_progress"
+
+    _run(act())
+
+
+def test_the_oldest_make_room_but_not_what_runs(tmp_path: Path) -> None:
+    kept = _made(tmp_path, max_stored=3)
+
+    async def act() -> None:
+        await kept.put(_running(0))
+        for number in range(1, 6):
+            await kept.put(_ended(number))
+        assert await _there(kept, 6) == [0, 4, 5]
+
+    _run(act())
+
+
+async def _there(kept: ResponseStore, numbers: int) -> list[int]:
+    found = []
+    for number in range(numbers):
+        try:
+            await kept.get(f"resp_{number}", "")
+        except ResponseNotFound:
+            continue
+        found.append(number)
+    return found
+
+
+def test_bytes_are_bounded_with_events_and_ends(tmp_path: Path) -> None:
+    kept = _made(tmp_path, max_stored_bytes=20_000)
+
+    async def act() -> None:
+        for number in range(4):
+            await kept.put(_ended(number, output_text="x" * 5000))
+        assert await _there(kept, 4) == [1, 2, 3]
+        await kept.put(_running(4))
+        await kept.grow({"resp_4": (0, [Started(1), Text(0, "y" * 6000)])})
+        assert await kept.finish(_whole(_begun(4), output_text="y" * 6000), 1, [])
+        await kept.put(_ended(5))
+        assert await _there(kept, 6) == [3, 4, 5]
+        for number in (3, 4, 5):
+            await kept.delete(f"resp_{number}", "")
+
+    _run(act())
+    with closing(sqlite3.connect(tmp_path / store.FILE)) as connection:
+        assert connection.execute("SELECT count, nbytes FROM totals").fetchall() == [(0, 0)]
+        assert connection.execute("SELECT count(*) FROM events").fetchall() == [(0,)]
+
+
+def test_what_is_too_old_is_gone(tmp_path: Path) -> None:
+    kept = _made(tmp_path, max_age_s=100.0)
+
+    async def act() -> None:
+        await kept.put(_ended(1))
+        with closing(sqlite3.connect(tmp_path / store.FILE)) as connection, connection:
+            connection.execute("UPDATE responses SET created = ?", (time.time() - 101,))
+        with pytest.raises(ResponseNotFound):
+            await kept.get("resp_1", "")
+        await kept.put(_ended(2))
+
+    _run(act())
+    with closing(sqlite3.connect(tmp_path / store.FILE)) as connection:
+        assert connection.execute("SELECT id FROM responses").fetchall() == [("resp_2",)]
+
+
+def test_many_frontends_write_at_once(tmp_path: Path) -> None:
+    stores = [_made(tmp_path) for _ in range(4)]
+
+    async def act() -> None:
+        await asyncio.gather(
+            *(each.put(_ended(10 * k + j)) for k, each in enumerate(stores) for j in range(10))
+        )
+        assert await _there(stores[0], 40) == list(range(40))
+
+    _run(act())
+
+
+def test_a_broken_file_is_put_aside(tmp_path: Path) -> None:
+    (tmp_path / store.FILE).write_bytes(b"this is no database" * 100)
+    kept = _made(tmp_path)
+
+    async def act() -> None:
+        await kept.put(_ended(1))
+        assert (await kept.get("resp_1", "")).status == "completed"
+
+    _run(act())
+    assert (tmp_path / store.FILE).with_suffix(".broken").read_bytes().startswith(b"this is no database")
+
+
+def test_a_writer_that_never_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lasting, "WAIT_S", 0.05)
+    kept = _made(tmp_path)
+
+    async def act() -> None:
+        await kept.put(_ended(1))
+        with closing(sqlite3.connect(tmp_path / store.FILE, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(ResponsesUnavailable, match="another process is writing"):
+                await kept.put(_ended(2))
+            assert (await kept.get("resp_1", "")).status == "completed"
+        await kept.put(_ended(2))
+
+    _run(act())
+
+
+def test_the_output_of_kept_events_is_that_of_the_run(first: ResponseStore) -> None:
+    output = Output(_begun(1))
+    output.take(_EVENTS)
+
+    async def act() -> None:
+        row = _running(1)
+        await first.put(row)
+        await first.grow({"resp_1": (0, _EVENTS[:1])})
+        await first.grow({"resp_1": (1, _EVENTS[1:])})
+        assert await first.settle(row, resource.cancelled)
+        body = orjson.loads((await first.get("resp_1", "")).body)
+        assert body["output"] == output.items()
+
+    _run(act())
