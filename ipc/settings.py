@@ -20,6 +20,9 @@ from ipc.machine import available_cores, count_gpus, memory_nbytes
 from ipc.processes.paths import RunPaths, default_run_root
 from ipc.setting_sources import PREFIX, Sources
 
+KEEP_ALIVE = "KEEP_ALIVE_INTERVAL"
+"""Milliseconds between two comments of an idle stream, by the name that mistral.rs reads."""
+_MILLISECONDS = re.compile(r"[1-9][0-9]{0,8}")
 SIE_NAMES = {
     "SIE_MAX_BATCH_REQUESTS": "batch.max_items",
     "SIE_MAX_BATCH_TOKENS": "batch.max_tokens",
@@ -397,12 +400,19 @@ def load(
         if name in env:
             section, _, field = place.partition(".")
             sources.put(section, field, env[name], name)
+    if interval := _keep_alive(env.get(KEEP_ALIVE, "")):
+        sources.put("generation", "keep_alive_s", interval, KEEP_ALIVE)
     sources.read_environ(env)
     for name, value in (flags or {}).items():
         section, _, field = name.partition(".")
         sources.put(section, field, value, FLAGS.get(name) or f"--set {name}")
     found: Settings = sources.convert()
     return found
+
+
+def _keep_alive(milliseconds: str) -> str:
+    """The seconds of a number of milliseconds. Empty for a text that is no such number, which is no mistake here."""
+    return f"{int(milliseconds) / 1000}" if _MILLISECONDS.fullmatch(milliseconds) else ""
 
 
 def to_environ(flags: Mapping[str, str]) -> dict[str, str]:

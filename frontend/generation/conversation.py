@@ -2,7 +2,8 @@
 
 1. A protocol gives each message to a `Conversation`: role, text, calls of the assistant, answers of tools.
 2. Arguments of calls are JSON text on the wire and objects in templates.
-3. Texts may hold anything but NUL. The number of messages and their bytes in all are bounded by the limits of texts.
+3. Texts may hold anything but NUL. The number of messages and their bytes in all are bounded by the limits of texts,
+   and so are the arguments of calls.
 4. Pictures, sound, video and files are refused: the models that generate take text only.
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 import orjson
 
 from frontend.generation.errors import InvalidField
+from frontend.generation.grammars import json_text
 from frontend.generation.tools import MAX_FUNCTIONS
 from ipc.settings import Limits
 
@@ -71,18 +73,20 @@ class Conversation:
             message["tool_calls"] = list(calls)
         self.messages.append(message)
 
-    def call(self, call_id: Any, name: Any, arguments: Any, where: str) -> dict[str, Any]:
+    def call(
+        self, call_id: Any, name: Any, arguments: Any, where: str, field: str = "arguments"
+    ) -> dict[str, Any]:
         """One call of the assistant in the form of templates; `arguments` is JSON text or an object.
 
-        Raises `InvalidField`.
+        `field` is the name of the arguments in the request. Raises `InvalidField`.
         """
         if not isinstance(name, str) or not name:
             raise InvalidField(f"{where}.name", "expected the name of a function")
         if not isinstance(call_id, str | None):
             raise InvalidField(f"{where}.id", "expected a string")
-        if isinstance(arguments, str):
-            self.checked(arguments, f"{where}.arguments")
-        function = {"name": self.checked(name, f"{where}.name"), "arguments": _arguments(arguments, where)}
+        parsed = _arguments(arguments, f"{where}.{field}")
+        self.checked(json_text(parsed, f"{where}.{field}"), f"{where}.{field}")
+        function = {"name": self.checked(name, f"{where}.name"), "arguments": parsed}
         call: dict[str, Any] = {"type": "function", "function": function}
         return call if call_id is None else {"id": self.checked(call_id, f"{where}.id"), **call}
 
@@ -148,11 +152,11 @@ def _arguments(given: Any, where: str) -> dict[str, Any]:
         try:
             given = orjson.loads(given) if given.strip() else {}
         except orjson.JSONDecodeError as error:
-            raise InvalidField(f"{where}.arguments", f"is no JSON: {str(error)[:200]}") from None
+            raise InvalidField(where, f"is no JSON: {str(error)[:200]}") from None
     if given is None:
         return {}
     if not isinstance(given, dict):
-        raise InvalidField(f"{where}.arguments", "expected an object, or its JSON text")
+        raise InvalidField(where, "expected an object, or its JSON text")
     return given
 
 
@@ -168,6 +172,11 @@ def calls_of(conversation: Conversation, given: Any, where: str) -> list[dict[st
         function = each.get("function") if isinstance(each, dict) else None
         if not isinstance(function, dict):
             raise InvalidField(f"{place}.function", "expected an object")
-        arguments = function.get("arguments", function.get("parameters"))
+        arguments, parameters = function.get("arguments"), function.get("parameters")
+        if arguments is not None and parameters is not None:
+            raise InvalidField(
+                f"{place}.function.parameters", "is a duplicate of arguments: send one of them"
+            )
+        arguments = parameters if arguments is None else arguments
         calls.append(conversation.call(each.get("id"), function.get("name"), arguments, f"{place}.function"))
     return calls

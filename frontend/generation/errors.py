@@ -62,6 +62,11 @@ class InvalidField(InvalidInput):
         self.field = field
 
 
+def shown(value: object) -> str:
+    """The beginning of a value as text for messages."""
+    return str(value)[:64]
+
+
 def status_of(error: PenstockError) -> int:
     """HTTP status of an error: wrong meaning is 422, a body that is no JSON is 400."""
     if error.status == HTTPStatus.BAD_REQUEST and not isinstance(error, MalformedBody):

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from frontend.generation.errors import InvalidField
+from frontend.generation.nested import check_nested
 from ipc.wire.messages import Grammar
 
 MAX_GRAMMAR_NBYTES = 256 << 10
@@ -88,10 +89,11 @@ def _schema(schema: Any, field: str) -> Grammar:
 
 
 def json_text(value: Any, field: str) -> str:
-    """JSON text of a decoded value. Raises `InvalidField` for one that is nested too deeply, or too large a number."""
+    """JSON text of a decoded value. Raises `InvalidField` as `check_nested` does, and for too large an integer."""
+    check_nested(value, field)
     try:
         return orjson.dumps(value).decode()
-    except (TypeError, RecursionError) as error:
+    except TypeError as error:
         raise InvalidField(field, str(error)[:200]) from None
 
 

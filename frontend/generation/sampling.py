@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from frontend.generation.errors import InvalidField
+from frontend.generation.errors import InvalidField, shown
 from ipc.wire.messages import Ending, Sampling
 
 MAX_STOPS = 64
@@ -53,7 +53,7 @@ def sampling_of(fields: SamplingFields, alternatives: int | None = None) -> Samp
     Raises `InvalidField`.
     """
     if alternatives is not None and not 0 <= alternatives <= MAX_ALTERNATIVES:
-        raise InvalidField("top_logprobs", f"{alternatives} is not in 0 to {MAX_ALTERNATIVES}")
+        raise InvalidField("top_logprobs", f"{shown(alternatives)} is not in 0 to {MAX_ALTERNATIVES}")
     multiplier = fields.dry_multiplier
     return Sampling(
         temperature=_temperature(fields.temperature),
@@ -89,7 +89,7 @@ def ending_of(
 ) -> Ending:
     """What ends a choice; `names` are those of the two fields in the request. Raises `InvalidField`."""
     if max_tokens is not None and max_tokens < 1:
-        raise InvalidField(names[0], f"{max_tokens} given, at least 1 is needed")
+        raise InvalidField(names[0], f"{shown(max_tokens)} given, at least 1 is needed")
     limit = None if max_tokens is None else min(max_tokens, _MOST_TOKENS)
     return Ending(limit, _stops(stop, names[1]), [], bool(ignore_eos))
 
@@ -98,7 +98,7 @@ def choices_of(n: int | None, field: str = "n") -> int:
     """Number of choices; None is 1. Raises `InvalidField` for none or too many."""
     count = 1 if n is None else n
     if not 1 <= count <= MAX_CHOICES:
-        raise InvalidField(field, f"{count} is not in 1 to {MAX_CHOICES}")
+        raise InvalidField(field, f"{shown(count)} is not in 1 to {MAX_CHOICES}")
     return count
 
 

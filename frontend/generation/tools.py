@@ -15,6 +15,7 @@ from typing import Any
 
 from frontend.generation.errors import InvalidField
 from frontend.generation.grammars import json_text
+from frontend.generation.nested import check_nested
 from ipc.wire.messages import ToolUse
 
 MAX_FUNCTIONS = 128
@@ -60,8 +61,10 @@ def declared(
         raise InvalidField(f"{where}.name", "expected 1 to 128 letters, digits, or characters of _.:-")
     if not isinstance(description, str | None):
         raise InvalidField(f"{where}.description", "expected a string")
+    check_nested(description, f"{where}.description")
     if not isinstance(parameters, dict | None):
         raise InvalidField(f"{where}.{schema_field}", "expected an object, the JSON schema of the arguments")
+    check_nested(parameters, f"{where}.{schema_field}")
     if not isinstance(strict, bool | None):
         raise InvalidField(f"{where}.strict", "expected true or false")
     function: dict[str, Any] = {"name": name}
@@ -167,10 +170,15 @@ def choice_of(given: Any, names: Collection[str]) -> Choice:
 def mode_of(mode: Any, names: Collection[str], where: str) -> Choice:
     """A choice by mode alone. Raises `InvalidField` for an unknown mode, and for `required` without functions."""
     if mode not in _MODES:
-        raise InvalidField(where, f"{str(mode)[:64]!a} is not one of {', '.join(_MODES)}")
+        raise InvalidField(where, _not_among(mode, _MODES))
     if mode == "required" and not names:
         raise InvalidField(where, "'required' needs at least one function in tools")
     return Choice(mode)
+
+
+def _not_among(mode: Any, known: Sequence[str]) -> str:
+    told = f"{mode[:64]!a}" if isinstance(mode, str) else "the value"
+    return f"{told} is not one of {', '.join(known)}"
 
 
 def _named(given: Mapping[str, Any], names: Collection[str], where: str) -> str:
@@ -195,7 +203,7 @@ def _allowed(given: Mapping[str, Any], names: Collection[str]) -> Choice:
     stated = inner if isinstance(inner, dict) else given
     mode, tools = stated.get("mode"), stated.get("tools")
     if mode not in ("auto", "required"):
-        raise InvalidField(f"{where}.mode", f"{str(mode)[:64]!a} is not one of auto, required")
+        raise InvalidField(f"{where}.mode", _not_among(mode, ("auto", "required")))
     if not isinstance(tools, list) or not tools:
         raise InvalidField(f"{where}.tools", "expected at least one function")
     allowed = []

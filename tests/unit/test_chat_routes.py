@@ -107,6 +107,7 @@ def test_a_call_reaches_the_client_with_its_arguments(server: Server) -> None:
     assert (used.choice, used.strict, used.parallel) == ("required", ["f"], False)
 
 
+_TWICE = {"id": "c", "function": {"name": "f", "arguments": "{}", "parameters": {}}}
 _BAD_CHAT: list[tuple[Any, int, str | None]] = [
     (b"{", 400, None),
     (b"", 400, None),
@@ -155,6 +156,16 @@ _BAD_CHAT: list[tuple[Any, int, str | None]] = [
     (_ASK | {"files": [{"name": "a.txt"}]}, 422, "files"),
     (_ASK | {"max_tool_rounds": 3}, 422, "max_tool_rounds"),
     (_ASK | {"model": 1}, 422, "model"),
+    (
+        {"messages": [{"role": "assistant", "content": "x", "reasoning": "a", "reasoning_content": "b"}]},
+        422,
+        "messages[0].reasoning",
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [_TWICE]}]},
+        422,
+        "messages[0].tool_calls[0].function.parameters",
+    ),
 ]
 
 
@@ -183,6 +194,12 @@ def test_bad_input_is_refused_with_its_field(
         },
         {"session_id": "s", "max_tool_rounds": 0, "agent_permission": "auto", "files": []},
         {"chat_template_kwargs": {"enable_thinking": False, "other": 1}},
+        {
+            "messages": [
+                {"role": "assistant", "content": "x", "reasoning": "a", "reasoning_content": "a"},
+                {"role": "user", "content": "hi"},
+            ]
+        },
         {"stop": None, "tools": None, "tool_choice": None, "response_format": None, "stream_options": None},
     ],
 )

@@ -45,6 +45,16 @@ def test_names_of_sie_mean_settings_here_and_ours_win_over_them(tmp_path: Path) 
         )
 
 
+@pytest.mark.parametrize(
+    ("given", "seconds"), [("2500", 2.5), ("0", 10), ("-1", 10), ("soon", 10), ("", 10), ("9" * 5000, 10)]
+)
+def test_the_keep_alive_of_mistral_rs_counts_where_it_is_a_number(given: str, seconds: float) -> None:
+    environ = {"KEEP_ALIVE_INTERVAL": given}
+    assert settings.load(environ=environ).generation.keep_alive_s == seconds
+    environ["PENSTOCK_GENERATION__KEEP_ALIVE_S"] = "3"
+    assert settings.load(environ=environ).generation.keep_alive_s == 3
+
+
 def test_no_source_at_all_gives_the_defaults() -> None:
     assert settings.load(environ={}) == settings.Settings()
     assert settings.load(environ={"PATH": "/bin", "PENSTOCK_NOTIFY_SOCKET": "x"}) == settings.Settings()

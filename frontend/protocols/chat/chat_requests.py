@@ -14,6 +14,7 @@ import msgspec
 
 from frontend.generation import bodies
 from frontend.generation.conversation import Conversation, calls_of, text_of
+from frontend.generation.errors import InvalidField
 from frontend.generation.grammars import grammar_of
 from frontend.generation.hosted import HostedFields, refuse_hosted
 from frontend.generation.reasoning import template_variables
@@ -113,6 +114,14 @@ def _call(request: ChatRequest, limits: Limits) -> GenerateCall:
     )
 
 
+def _reasoning(message: ChatMessage, where: str) -> str | None:
+    """The reasoning under either name; clients that send back what they got may have both."""
+    told, alias = message.reasoning_content, message.reasoning
+    if told and alias and told != alias:
+        raise InvalidField(f"{where}.reasoning", "is a duplicate of reasoning_content: send one of them")
+    return told or alias
+
+
 def _messages(request: ChatRequest, limits: Limits) -> list[dict[str, Any]]:
     talk = Conversation(limits)
     if isinstance(request.messages, str):
@@ -127,6 +136,6 @@ def _messages(request: ChatRequest, limits: Limits) -> list[dict[str, Any]]:
             calls=calls_of(talk, message.tool_calls, f"{where}.tool_calls"),
             call_id=message.tool_call_id,
             name=message.name,
-            reasoning=message.reasoning_content or message.reasoning,
+            reasoning=_reasoning(message, where),
         )
     return talk.finished()

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from frontend.generation import bodies
-from frontend.generation.errors import InvalidField
+from frontend.generation.errors import InvalidField, shown
 from frontend.generation.grammars import grammar_of
 from frontend.generation.sampling import (
     MAX_ALTERNATIVES,
@@ -94,7 +94,7 @@ def _calls(
     """A call for each prompt; choices that are `ranked` need the log probabilities of their tokens."""
     wanted = request.logprobs
     if wanted is not None and not 0 <= wanted <= MAX_ALTERNATIVES:
-        raise InvalidField("logprobs", f"{wanted} is not in 0 to {MAX_ALTERNATIVES}")
+        raise InvalidField("logprobs", f"{shown(wanted)} is not in 0 to {MAX_ALTERNATIVES}")
     first = GenerateCall(
         sampling=sampling_of(request, 0 if ranked and wanted is None else wanted),
         ending=ending_of(request.max_tokens, request.stop, request.ignore_eos),

@@ -93,7 +93,7 @@ def _add_assistant(talk: Conversation, blocks: list[tuple[str, dict[str, Any], s
         if not isinstance(arguments, dict | None):
             raise InvalidField(f"{place}.input", "expected an object")
         call_id = _string(block.get("id"), f"{place}.id")
-        calls.append(talk.call(call_id, block.get("name"), arguments, place))
+        calls.append(talk.call(call_id, block.get("name"), arguments, place, "input"))
     talk.add("assistant", " ".join(texts) if texts or not calls else None, where, calls=calls)
 
 
