@@ -78,7 +78,7 @@ def pairs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return PairTokenizer(AutoTokenizer.from_pretrained(directory), 2 * LIMIT, strategy)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(text=TEXTS)
 def test_a_beginning_has_the_tokens_of_the_whole(tokenizer: TextTokenizer, text: str) -> None:
     backend: Any = tokenizer._backend

@@ -62,7 +62,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.dictionaries(st.sampled_from(["items", "params", "x"]), VALUES, max_size=3), st.booleans())
 def test_any_well_formed_body_is_an_encode_request_or_refused(value: dict[str, Any], binary: bool) -> None:
     body = msgpack.packb(value) if binary else json.dumps(value, allow_nan=True).encode()
@@ -73,7 +73,7 @@ def test_any_well_formed_body_is_an_encode_request_or_refused(value: dict[str, A
         assert error.message
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(VALUES, st.sampled_from([b"items", b"text", b"params"]), st.integers(0, 200), st.binary(max_size=4))
 def test_a_damaged_good_body_is_decoded_or_refused(value: Any, name: bytes, at: int, damage: bytes) -> None:
     good = msgpack.packb(

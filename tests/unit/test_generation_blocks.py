@@ -78,7 +78,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPoolMachine.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 
 
 def filled(pool: BlockPool, tokens: list[int]) -> list[int]:

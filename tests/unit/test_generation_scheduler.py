@@ -161,7 +161,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestSchedulerMachine.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 
 
 def lengths_of(spans: list[Span]) -> list[int]:
