@@ -61,7 +61,7 @@ def block(services: Services) -> str:
         f"  access     {_access(services)}",
         f"  frontends  {settings.frontend_count}; run directory {settings.paths.root}",
         f"  off        {', '.join(_off(services))}",
-        "  not built  chat, several hosts",
+        "  not built  several hosts",
     ]
     return "\n".join([*lines, *_example(services, url)])
 

@@ -65,7 +65,7 @@ class Runtime:
         self.endpoint = Endpoint(settings.paths, slot, self.pipeline.leases, self)
         self.notifier = Notifier()
         self._reporter = Reporter(self.pipeline, self.models, metrics, device)
-        self._statistics = Statistics(self.pipeline, self.endpoint, self._reporter.monitor)
+        self._statistics = Statistics(self.pipeline, self.models, self.endpoint, self._reporter.monitor)
         self._draining_until = 0.0
         self._last_credits: tuple[int, ...] | None = None
         self._ready_sent = self._stopping_sent = self._announcing = False

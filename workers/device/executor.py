@@ -216,7 +216,7 @@ class Executor:
                 self._queue.rate.record(ran, batch.seconds)
         budget = self.budgets.tokens_of(model)
         self.batches.note(model, len(batch.pieces), ran, budget, batch.seconds)
-        if not strategy.in_turns or jobs[0].batches == 1:
+        if strategy.is_batch(batch):
             self.counts.note_batch(model, batch, budget)
 
 

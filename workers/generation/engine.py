@@ -91,6 +91,7 @@ class Engine:
         """
         self.model, self.attention, self.pool = model, attention, pool
         self._sampler, self._masks, self._make_output = sampler, masks, make_output
+        self.max_sequences = max_sequences
         self._scheduler = Scheduler(pool, max_sequences, prefill_tokens)
         self._orders = itertools.count()
         self._by_key: dict[Hashable, list[Choice]] = {}

@@ -148,6 +148,14 @@ class ModelTable:
         """What models may take together."""
         return self._states.budget.nbytes
 
+    def engines(self) -> list[tuple[str, Any]]:
+        """(name of the model, `generation.engine.Engine`) of all loaded models that generate."""
+        return [
+            (instance.name, instance.adapter.engine)
+            for instance in self._states.instances()
+            if instance.adapter is not None and instance.adapter.engine is not None
+        ]
+
     def batch_tokens(self, name: str, configured: int) -> int:
         """Most tokens of a batch: those of the rows that the model takes, else what is configured for it or all."""
         model = self.find(name)

@@ -10,16 +10,18 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import astuple
 
 from ipc.memory import copies
 from ipc.metrics.families import SEQUENCE_STATES, STATES
 from ipc.metrics.registry import WorkerMetrics
 from ipc.wire.messages import LANES, ModelStatus
-from ipc.wire.stats import QueueState, Stats
+from ipc.wire.stats import GenerationStats, QueueState, Stats
 from workers.device.devices import Device, Monitor
 from workers.endpoint.endpoint import Endpoint
 from workers.lifecycle.models import ModelTable
 from workers.pipeline import Pipeline
+from workers.reporting.generation import GenerationCounts
 
 EVERY_S = 0.5
 DEVICE_EVERY_S = 5.0
@@ -44,6 +46,7 @@ class Reporter:
         self._shown: set[str] = set()
         """Models whose gauges tell of work."""
         self._sequenced: set[str] = set()
+        self._generations = GenerationCounts(metrics)
 
     def tick(self, revoked: int) -> None:
         """Sample what is due; `revoked` leases were taken back since the last call."""
@@ -59,6 +62,7 @@ class Reporter:
         self._next = now + EVERY_S
         self._queue()
         self._sequences()
+        self._generations.report(generations(self._models))
         self._copied.report(self._metrics.copied, self._metrics.worker)
         worker, leases = self._metrics.worker, self._pipeline.leases
         self._metrics.shm_used.labels(worker).set(leases.used_nbytes)
@@ -144,8 +148,8 @@ class Reporter:
 class Statistics:
     """Builds `Stats` and sends them to the sessions that watch. Endpoint thread only."""
 
-    def __init__(self, pipeline: Pipeline, endpoint: Endpoint, monitor: Monitor) -> None:
-        self._pipeline, self._endpoint, self._monitor = pipeline, endpoint, monitor
+    def __init__(self, pipeline: Pipeline, models: ModelTable, endpoint: Endpoint, monitor: Monitor) -> None:
+        self._pipeline, self._models, self._endpoint, self._monitor = pipeline, models, endpoint, monitor
         self._batches = pipeline.executor.batches
         self._next = self._next_device = 0.0
         self._device: tuple[int, int, int, float | None, float | None] = (0, 0, 0, None, None)
@@ -185,6 +189,7 @@ class Statistics:
             leases=leases.leases,
             queues=self._queues(),
             batches=self._batches.records(),
+            generations=generations(self._models),
         )
 
     def _look(self) -> tuple[int, int, int, float | None, float | None]:
@@ -210,3 +215,11 @@ class Statistics:
                 model, known.items + items, known.tokens + tokens, max(known.oldest_s, age_s)
             )
         return [state for state in found.values() if state.items]
+
+
+def generations(models: ModelTable) -> list[GenerationStats]:
+    """The numbers of all engines at this moment."""
+    return [
+        GenerationStats(name, engine.max_sequences, *astuple(engine.statistics()))
+        for name, engine in models.engines()
+    ]

@@ -36,6 +36,10 @@ class Strategy:
     in_turns = False
     """Whether a job takes many turns; then a turn counts for the pace of its model only."""
 
+    def is_batch(self, batch: Batch) -> bool:
+        """Whether a turn counts as a batch of its model."""
+        return True
+
     def check(self, work: Work) -> None:
         """Raise a `PenstockError` for a request that does not fit the kind of its model."""
         # NOTE: the model may have changed since the frontend looked at its configuration.

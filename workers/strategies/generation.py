@@ -116,6 +116,10 @@ class Generations(Strategy):
         """All jobs of an engine take their turns together."""
         return None
 
+    def is_batch(self, batch: Batch) -> bool:
+        """The engine counts tokens and sequences itself."""
+        return False
+
     def arrive(self, job: Job) -> bool:
         """Answer a job that only counts its prompt; all others wait for the device."""
         if not _call_of(job).counts_only:

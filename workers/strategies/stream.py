@@ -104,6 +104,10 @@ class Streams(Strategy):
         """All streams of an instance; each has a batch of its own."""
         return None
 
+    def is_batch(self, batch: Batch) -> bool:
+        """The first turn of a stream stands for all."""
+        return batch.first.batches == 1
+
     def run(self, batch: Batch) -> int:
         """Some steps of one request."""
         piece = batch.pieces[0]
