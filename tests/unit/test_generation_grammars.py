@@ -432,7 +432,7 @@ def known_format() -> Format:
 
 def _choice(guide: Guide, key: str) -> Choice:
     call = GenerateCall()
-    request = GenerationRequest(key, [1], call, 10, frozenset(), lambda: None)  # type: ignore[arg-type, return-value]
+    request = GenerationRequest(key, [1], call, 10, frozenset())
     return Choice(request, 0, 0, None, guide)  # type: ignore[arg-type]
 
 
@@ -452,6 +452,6 @@ def test_the_thread_fills_the_masks_of_all_sequences(known: Any) -> None:
     filler.begin(choices)
     with pytest.raises(GrammarFailed) as caught:
         filler.wait()
-    assert list(caught.value.reasons) == ["1"]
+    assert [sequence.request.key for sequence in caught.value.sequences] == ["1"]
     assert guides[1].forced() == []
     filler.close()

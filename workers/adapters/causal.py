@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from transformers import AutoModelForCausalLM
 
-from ipc.errors import InputTooLong, InvalidInput, Unsupported
+from ipc.errors import InputTooLong, InvalidInput
 from ipc.wire.messages import Call, GenerateCall, InputItem
 from workers.adapters.base import Adapter, AdapterSpec, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.building import parameter_bytes
@@ -31,6 +31,8 @@ from workers.adapters.shared.linears import lay_out_linears
 from workers.generation.building import build
 from workers.generation.engine import Engine
 from workers.generation.formats.table import Format, detect
+from workers.generation.grammar import Grammars
+from workers.generation.masks import MaskFiller
 from workers.generation.request import GenerationRequest
 from workers.generation.sampling import BatchedSampler, check_bias
 from workers.generation.templates import ChatTemplate, Prompt
@@ -56,15 +58,16 @@ class CausalAdapter(Adapter):
         tokenizer: Any,
         template: ChatTemplate,
         answers: Format,
+        grammars: Grammars,
         context_tokens: int,
     ) -> None:
         """`context_tokens` is the longest sequence, prompt and answer together."""
         self.engine = engine
-        self._template, self._answers = template, answers
+        self._template, self._answers, self._grammars = template, answers, grammars
         self._context_tokens = min(context_tokens, engine.capacity)
         self._begin_id = tokenizer.bos_token_id
         self._end_ids = end_ids(engine.model, tokenizer)
-        self._vocabulary_size = int(engine.model.config.get_text_config().vocab_size)
+        self._vocabulary_size = vocabulary_size(engine.model)
 
     @classmethod
     def load(cls, context: LoadContext) -> CausalAdapter:
@@ -85,16 +88,18 @@ class CausalAdapter(Adapter):
             lay_out_linears(model)
         limit = shortest(context.max_sequence_length, stored_limit(tokenizer), position_limit(model))
         vocabulary = Vocabulary(tokenizer, answers.marks)
+        size = vocabulary_size(model)
+        grammars = Grammars(tokenizer, size, sorted(end_ids(model, tokenizer)), answers)
         engine = build(
             model,
             limit,
             context.generation,
             context.free_bytes(),
             BatchedSampler(vocabulary.raw, partial(tokenizer.encode, add_special_tokens=False)),
-            Unguided(),
+            MaskFiller(grammars.words, size),
             partial(ChoiceOutput, vocabulary),
         )
-        return cls(engine, tokenizer, template, answers, limit)
+        return cls(engine, tokenizer, template, answers, grammars, limit)
 
     @property
     def max_sequence_length(self) -> int:
@@ -114,9 +119,6 @@ class CausalAdapter(Adapter):
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """The request for the engine. Raises `InvalidInput` and `InputTooLong` with the field and the limit."""
         assert isinstance(call, GenerateCall)
-        tools = call.tools
-        if call.grammar is not None or (tools and (tools.strict or tools.choice in ("required", "named"))):
-            raise Unsupported("grammars, strict functions and forced calls are not built yet")
         check_bias(call.sampling.logit_bias, self._vocabulary_size)
         prompt = self._prompt(call)
         ids, longest = prompt.ids, self._context_tokens - 1
@@ -133,7 +135,8 @@ class CausalAdapter(Adapter):
         if not call.ending.ignore_eos:
             stop_ids |= self._end_ids
         parser = partial(self._answers.parser, prompt.text, call.tools) if call.splits else None
-        return [Prepared(GenerationRequest(None, ids, call, max_tokens, stop_ids, parser), len(ids))]
+        matcher = None if call.counts_only else self._grammars.factory(call, prompt.text, max_tokens)
+        return [Prepared(GenerationRequest(None, ids, call, max_tokens, stop_ids, parser, matcher), len(ids))]
 
     def _prompt(self, call: GenerateCall) -> Prompt:
         """Token ids and text of the prompt."""
@@ -159,14 +162,9 @@ class CausalAdapter(Adapter):
         return [item.payload for item in prepared]
 
 
-class Unguided:
-    """Masks of a model without grammars."""
-
-    def begin(self, sequences: Sequence[Any]) -> None:
-        """No sequence has a grammar."""
-
-    def wait(self) -> None:
-        """Nothing is filled."""
+def vocabulary_size(model: Any) -> int:
+    """The number of logits."""
+    return int(model.config.get_text_config().vocab_size)
 
 
 def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:

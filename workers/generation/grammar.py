@@ -136,7 +136,8 @@ class Grammars:
                 return
             backend = getattr(self._tokenizer, "backend_tokenizer", None)
             if backend is None or not self._end_ids:
-                raise InvalidInput("grammars: not offered for this model, whose tokenizer is not a fast one")
+                lack = "end token" if backend else "fast tokenizer"
+                raise InvalidInput(f"grammars: not offered for this model, which has no {lack}")
             backend = copy.copy(backend)
             backend.no_padding()
             backend.no_truncation()

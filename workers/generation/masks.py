@@ -6,22 +6,26 @@ so that the thread of the model never waits for this one.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from llguidance import LLExecutor, LLMatcher
 
+from ipc.errors import InvalidInput
 from workers.generation.grammar import Guide
 from workers.generation.sequence import Sequence as Choice
 
 
-class GrammarFailed(Exception):
-    """Grammars of some requests cannot go on; `reasons` has the words of llguidance by the key of the request."""
+class GrammarFailed(InvalidInput):
+    """The grammars of some `sequences` cannot go on; the message has the words of llguidance on the first.
 
-    def __init__(self, reasons: dict[Hashable, str]) -> None:
-        super().__init__("; ".join(reasons.values()))
-        self.reasons = reasons
+    No sequence was changed: a step without these may be tried.
+    """
+
+    def __init__(self, sequences: Sequence[Choice], reason: str) -> None:
+        super().__init__(f"grammar: {reason}")
+        self.sequences = sequences
 
 
 class MaskFiller:
@@ -60,13 +64,10 @@ class MaskFiller:
             return
         filling, self._filling = self._filling, None
         filling.result()
-        reasons = {
-            sequence.request.key: sequence.matcher.error
-            for sequence in self._choices
-            if isinstance(sequence.matcher, Guide) and sequence.matcher.error
-        }
-        if reasons:
-            raise GrammarFailed(reasons)
+        failed = {one: one.matcher.error for one in self._choices if isinstance(one.matcher, Guide)}
+        failed = {sequence: reason for sequence, reason in failed.items() if reason}
+        if failed:
+            raise GrammarFailed(list(failed), next(iter(failed.values())))
 
     def close(self) -> None:
         """End the thread."""

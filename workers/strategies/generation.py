@@ -26,6 +26,7 @@ from ipc.wire.messages import GenerateCall
 from workers.adapters.base import Adapter
 from workers.device import oom
 from workers.device.watchdog import Activity
+from workers.generation.masks import GrammarFailed
 from workers.generation.request import Emission, GenerationRequest
 from workers.generation.sampling import NoNextToken
 from workers.reporting.batches import BatchCounts
@@ -182,7 +183,7 @@ class Generations(Strategy):
         began = time.monotonic()
         try:
             emissions = engine.step()
-        except NoNextToken as error:
+        except (NoNextToken, GrammarFailed) as error:
             self._end_with(engine, {sequence.request.key for sequence in error.sequences}, error)
             return []
         except Exception as error:
