@@ -41,6 +41,7 @@ class Application:
         listeners: Listeners,
     ) -> None:
         self._app, self._listeners = app, listeners
+        self._services = services
         self._access, self._settings = services.access, services.settings
         self._known = known
 
@@ -63,19 +64,24 @@ class Application:
         else:
             if CALLBACK_KEY not in scope:
                 receive = noting(scope, receive)
-            if not admitted or _declared_nbytes(scope) > self._settings.limits.max_body_bytes:
+            declared = _declared_nbytes(scope)
+            if not admitted or (declared or 0) > self._settings.limits.max_body_bytes:
                 receive = _unread
+            counts = self._services.finisher.http
+            if counts is not None:
+                await counts.serve(self._app, declared, scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
     def _unknown(self, path: str) -> tuple[int, bytes, dict[str, str]]:
         return as_bytes(protocol_of(path, self._known).render_http(falcon.HTTPNotFound(), path))
 
 
-def _declared_nbytes(scope: dict[str, Any]) -> int:
+def _declared_nbytes(scope: dict[str, Any]) -> int | None:
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():
             return int(value)
-    return 0
+    return None
 
 
 async def _unread() -> dict[str, Any]:

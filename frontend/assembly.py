@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from frontend.engine.answer import CopyBudget
 from frontend.engine.finishing import Finisher
+from frontend.engine.http_counting import HttpCounts
 from frontend.engine.local.client import Client
 from frontend.engine.local.engine import LocalEngine
 from frontend.engine.recording import Recorder
@@ -40,6 +41,8 @@ def assemble(services: Services, families: FrontendMetrics) -> Callable[[], Awai
     engine = LocalEngine(settings, services.catalog, client, services.recorder, services.drain)
     services.engine, services.directory = engine, engine.directory
     services.finisher = Finisher.opened(settings, name, services.recorder)
+    if settings.server.metrics:
+        services.finisher.http = HttpCounts(families, services.catalog, settings.log)
     services.extensions = extensions.make(services, families, services.finisher.tracer)
     services.finisher.statistics = services.extensions.counters
     services.models = TensorModels(engine.directory, settings, services.extensions.control.mark)

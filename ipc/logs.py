@@ -22,7 +22,7 @@ caller: contextvars.ContextVar[str] = contextvars.ContextVar("caller", default="
 """Name of the API key that the present request was made with."""
 
 _QUEUE_LINES = 10000
-_EXTRA = ("model", "worker", "status", "event")
+_EXTRA = ("model", "worker", "status", "event", "method", "route", "path", "duration_ms")
 
 
 class JsonFormatter(logging.Formatter):

@@ -97,6 +97,7 @@ class Server(Section, frozen=True):
     behind_proxy: bool = False
     cors_origins: tuple[Origin, ...] = ("*",)
     request_id_header: bool = True
+    metrics: bool = True
     status_origins: str = ""
     status_user: str = ""
     status_working_dir: str = ""
@@ -237,10 +238,12 @@ class Repository(Section, frozen=True):
 
 
 class Log(Section, frozen=True):
-    """Log level and form; `auto` is text on a terminal, JSON otherwise."""
+    """Log level and form; `auto` is text on a terminal, JSON otherwise. `access`: two lines for each HTTP request."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "json", "text"] = "auto"
+    access: bool = False
+    access_health: bool = False
 
 
 class Tracing(Section, frozen=True):

@@ -58,6 +58,10 @@ def _serving(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--disable-request-id-header", action="store_true", help="answers without X-Request-ID"
     )
+    parser.add_argument("--disable-metrics", action="store_true", help="no /metrics, nothing counted for it")
+    parser.add_argument("--access-log", action="store_true", help="two lines for each HTTP request")
+    parser.add_argument("--access-log-health", action="store_true", help="... also for probes")
+    parser.add_argument("--access-log-format", choices=("text", "json"), help="form of all lines of the log")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -101,6 +105,7 @@ def flags_of(options: argparse.Namespace) -> dict[str, str]:
         ("device", "worker.device"),
         ("models", "catalog.models"),
         ("max_seqs", "generation.max_sequences"),
+        ("access_log_format", "log.format"),
     )
     for option, name in named:
         value = getattr(options, option, None)
@@ -115,6 +120,15 @@ def flags_of(options: argparse.Namespace) -> dict[str, str]:
             raise ConfigError(f"--set {pair}: expected SECTION.FIELD=VALUE")
         flags[name] = value
     return flags
+
+
+_SWITCHES = (
+    ("disable_request_id_header", "server.request_id_header", "false"),
+    ("disable_metrics", "server.metrics", "false"),
+    ("access_log", "log.access", "true"),
+    ("access_log_health", "log.access_health", "true"),
+)
+"""Flags without a value, their settings, and the values that they set."""
 
 
 def _serving_flags(options: argparse.Namespace) -> dict[str, str]:
@@ -132,8 +146,7 @@ def _serving_flags(options: argparse.Namespace) -> dict[str, str]:
         if not prefixes.isdecimal():
             raise ConfigError(f"--prefix-cache-n {prefixes}: expected a number from 0")
         flags["generation.prefix_cache"] = str(int(prefixes) > 0).lower()
-    if getattr(options, "disable_request_id_header", False):
-        flags["server.request_id_header"] = "false"
+    flags |= {setting: value for flag, setting, value in _SWITCHES if getattr(options, flag, False)}
     return flags
 
 

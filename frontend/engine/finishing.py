@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from frontend.engine.http_counting import HttpCounts
 from frontend.engine.recording import Recorder
 from frontend.engine.scope import RequestScope
 from frontend.status.recent import Recent, RecentWriter, open_ring
@@ -33,12 +34,16 @@ class Outcome(NamedTuple):
 
 @dataclass(slots=True)
 class Finisher:
-    """Ends the requests of one frontend. `recorder` and `statistics` are there once the frontend has started."""
+    """Ends the requests of one frontend. `recorder` and `statistics` are there once the frontend has started.
+
+    `http` counts all HTTP requests, also those without an operation; None where metrics are switched off.
+    """
 
     recorder: Recorder | None = None
     statistics: RequestCounters | None = None
     recent: RecentWriter | None = None
     tracer: Tracer | None = None
+    http: HttpCounts | None = None
 
     @classmethod
     def opened(cls, settings: Settings, name: str, recorder: Recorder) -> Finisher:

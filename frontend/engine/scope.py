@@ -18,6 +18,8 @@ from ipc.wire.messages import Timing, Trace
 if TYPE_CHECKING:
     from falcon.asgi import Request
 
+    from frontend.engine.http_counting import HttpRecord
+
 LATE_NS = 50_000_000
 """The clock of an rpc's client runs ahead of ours by the way of its request."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:+/=@-]{1,128}")
@@ -55,11 +57,12 @@ class InferenceRecord:
 class RequestScope:
     """Ids and instants of one request. `phases` (milliseconds) is filled by the engine and the protocol.
 
-    `parent` is the caller's traceparent in the form of version 00. `traceparent` names our own span, empty unless the
-    request is traced. `counted_status` is the HTTP status for the metrics, if the status of the answer does not show
-    the outcome; 0: the status of the answer. `streams`: the answer is made while it is sent, and its maker ends the
-    request. `start_by_ns` above 0: a request that has not begun on a device by then stops waiting. `host` is the
-    address of the client. Requests of tensors fill `inference`, which `frontend.engine.finishing` counts.
+    `parent` is the caller's traceparent in the form of version 00. `traceparent` names our own span, empty unless
+    the request is traced. `counted_status` is the HTTP status for the metrics, if the status of the answer does not
+    show the outcome; 0: the status of the answer. `streams`: the answer is made while it is sent, and its maker
+    ends the request. `start_by_ns` above 0: a request that has not begun on a device by then stops waiting. `host`
+    is the address of the client, `http` the record of a counted HTTP request. Requests of tensors fill `inference`,
+    which `frontend.engine.finishing` counts.
     """
 
     request_id: str
@@ -79,6 +82,13 @@ class RequestScope:
     host: str = ""
     inference: InferenceRecord | None = None
     phases: dict[str, float] = field(default_factory=dict)
+    http: HttpRecord | None = None
+
+    def names(self, model: str) -> None:
+        """The body of the request names this model."""
+        self.model = model
+        if self.http is not None:
+            self.http.name(model)
 
     @property
     def waits_until_ns(self) -> int:

@@ -30,7 +30,7 @@ async def find_loaded(
 ) -> tuple[ModelEntry, ModelStatus]:
     """The model that a request names, loaded. Raises `ModelNotFound`, or why the model cannot be loaded in time."""
     entry = find_generator(name, services.catalog, services.settings)
-    scope.model = entry.id
+    scope.names(entry.id)
     return entry, await services.directory.ensure_loaded(entry.id, scope.deadline_ns)
 
 

@@ -53,7 +53,10 @@ class MetricsResource:
         self._tags: dict[tuple[str, int], dict[str, str]] = {}
 
     async def on_get(self, req: Request, resp: Response) -> None:
-        """Merge the slots' files in a thread."""
+        """Merge the slots' files in a thread; 503 where metrics are switched off."""
+        if not self._services.settings.server.metrics:
+            resp.status, resp.content_type, resp.text = falcon.HTTP_503, falcon.MEDIA_TEXT, "metrics disabled"
+            return
         self._services.recorder.flush()
         resp.content_type = METRICS_TYPE
         self._note_tags()

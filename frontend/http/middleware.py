@@ -10,6 +10,7 @@ import orjson
 from falcon.asgi import Request, Response, WebSocket
 
 from frontend.engine.finishing import Outcome
+from frontend.engine.http_counting import NO_MODEL, RECORD_KEY, HttpRecord
 from frontend.engine.scope import (
     RequestScope,
     common_headers,
@@ -23,6 +24,7 @@ from frontend.protocols.registry import WireProtocol, protocol_of
 from frontend.services import Services
 from ipc import logs
 from ipc.errors import Cancelled, Draining, PenstockError, Unauthenticated
+from ipc.metrics.families import UNKNOWN
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +42,21 @@ class RequestMiddleware:
         """
         made = scope_of_request(req, self._services.settings.limits)
         req.context.penstock = made
+        made.http = req.scope.get(RECORD_KEY)
+        if made.http is not None:
+            made.http.request_id = made.request_id
         logs.request_id.set(made.request_id)
         self._services.finisher.begin(made, req.path)
         paths.check(req.scope)
+
+    async def process_resource(
+        self, req: Request, resp: Response, resource: object, params: dict[str, Any]
+    ) -> None:
+        """The request has a route: tell its record, with the model where the path names the model."""
+        record: HttpRecord | None = req.context.penstock.http
+        if record is not None:
+            operation, model = protocol_of(req.path, self._known).inference_at(req.path)
+            record.routed(req.uri_template or "", model or (UNKNOWN if operation else NO_MODEL))
 
     async def process_request_ws(self, req: Request, ws: WebSocket) -> None:
         """Ids of a handshake; the common headers go into its answer, whatever it is. Raises `InvalidInput`."""
@@ -62,6 +76,8 @@ class RequestMiddleware:
         if made is None:
             made = req.context.penstock = plain_scope()
         resp.set_headers(self._common(made))
+        if made.http is not None:
+            made.http.status = resp.status_code
         if made.streams:
             return
         protocol = protocol_of(req.path, self._known)

@@ -18,6 +18,10 @@ FIRST_TOKEN_BUCKETS = (
 BETWEEN_TOKENS_BUCKETS = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
 )
+HTTP_BUCKETS = (*LATENCY_BUCKETS, 60, 120, 300, 600, 1200)
+BODY_BUCKETS = tuple(
+    float(n) for n in (128, 512, *(1 << bits for bits in range(10, 25, 2)), 50 << 20, 100 << 20)
+)
 RATIO_BUCKETS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
 
 GaugeMode = Literal["livesum", "livemax", "livemostrecent", "max"]
@@ -54,6 +58,7 @@ def histogram(attribute: str, name: str, text: str, labels: str, buckets: tuple[
     return Family(attribute, "histogram", name, text, tuple(labels.split()), buckets)
 
 
+_HTTP = "method path model"
 _VERSION = "model version"
 _ANSWERED = "model version batch_size uuid"
 _RUN = "model batch_size uuid"
@@ -120,6 +125,17 @@ FRONTEND = (
     ),
     counter("infer_calls", "penstock_infer_calls", "Calls about server and models.", "kind"),
     counter("infer_calls_time", "penstock_infer_calls_seconds", "Time of them.", "kind"),
+    # HTTP requests of all routes, under the names of mistral.rs.
+    counter("http_requests", "http_requests", "HTTP requests answered.", f"{_HTTP} status"),
+    histogram(
+        "http_duration",
+        "http_request_duration_seconds",
+        "From the head of a request to the last byte of its answer.",
+        f"{_HTTP} status",
+        HTTP_BUCKETS,
+    ),
+    gauge("http_in_flight", "http_requests_in_flight", "HTTP requests being answered.", _HTTP),
+    histogram("http_body", "http_request_body_bytes", "Sizes of request bodies.", _HTTP, BODY_BUCKETS),
     # Requests for generated text.
     histogram(
         "first_token",

@@ -122,6 +122,10 @@ class FrontendMetrics(_Families):
             self.traced.labels(outcome)
         self.touch_models(models)
         self._touch_requests(UNKNOWN)
+        asked = "GET", "/v1/models", "none"
+        for family in (self.http_requests, self.http_duration):
+            family.labels(*asked, "200")
+        self.http_body.labels(*asked), self.http_in_flight.labels(*asked)
 
     def touch_models(self, models: Iterable[str]) -> None:
         """Make the series of these models exist, which stay as they are where they exist already."""

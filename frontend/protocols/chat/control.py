@@ -13,6 +13,7 @@ import msgspec
 import orjson
 from falcon.asgi import Request, Response
 
+from frontend.engine.scope import RequestScope
 from frontend.generation import bodies
 from frontend.generation.models import find_generator, status_of
 from frontend.http.disconnect import until_disconnect
@@ -65,18 +66,19 @@ class ControlResource:
     async def on_post(self, req: Request, resp: Response) -> None:
         """Answer with the state of the model."""
         request = await bodies.receive(self._services, req, _parsed)
-        code, answer = await until_disconnect(
-            self._run(request.model_id, req.context.penstock.deadline_ns), req.scope
-        )
+        scope: RequestScope = req.context.penstock
+        scope.names(request.model_id)
+        code, answer = await until_disconnect(self._run(request.model_id, scope), req.scope)
         resp.status = code
         resp.content_type = falcon.MEDIA_JSON
         resp.data = orjson.dumps(answer, default=msgspec.to_builtins)
 
-    async def _run(self, name: str, deadline_ns: int) -> tuple[Any, ControlAnswer]:
+    async def _run(self, name: str, scope: RequestScope) -> tuple[Any, ControlAnswer]:
         services = self._services
         try:
             entry = find_generator(name, services.catalog, services.settings)
-            return falcon.HTTP_200, ControlAnswer(entry.id, await self._act(services, entry.id, deadline_ns))
+            state = await self._act(services, entry.id, scope.deadline_ns)
+            return falcon.HTTP_200, ControlAnswer(entry.id, state)
         except ModelNotFound as error:
             return falcon.HTTP_404, ControlAnswer(name, "not_found", error.message)
         except PenstockError as error:

@@ -148,7 +148,10 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
     ) -> None:
         """Run and render; the time of the request starts now. Checks of a `large` body are work for a thread."""
         scope.started = time.perf_counter()
-        scope.model = model or getattr(request, "model", "")
+        if model:
+            scope.model = model
+        else:
+            scope.names(getattr(request, "model", ""))
         reply, plan, warnings = await self._run(req, request, large)
         with reply:
             began = time.perf_counter()
