@@ -14,7 +14,7 @@ import msgspec
 from ipc.catalog.model_config import ModelConfig
 from ipc.wire.field_names import FieldNames
 
-VERSION = 10
+VERSION = 11
 LANES = ("interactive", "bulk")
 
 
@@ -345,6 +345,7 @@ class ModelStatus(Wire, frozen=True):
     succeeds. `image_tokens`: about an image's cost. `loras`: loading or loaded. `revision`: of the files of its entry;
     `next`: of those that replace them once they are loaded; an error is theirs then, which keeps them from it.
     `uses`: names of options and fields that the loaded model reads; what else a request carries changes nothing.
+    `max_sequences`: sequences that a loaded model generates together, 1 for a model that packed steps do not suit.
     """
 
     name: str
@@ -365,6 +366,7 @@ class ModelStatus(Wire, frozen=True):
     revision: str = ""
     next: str = ""
     uses: list[str] = []
+    max_sequences: int = 0
 
 
 class Credits(Wire, frozen=True, tag="credits"):

@@ -118,4 +118,6 @@ def test_a_profile_is_the_child_of_its_model() -> None:
     told = listed_model("org/m:small", "org/m:small", "loading", None, 0.5)
     assert (told.root, told.parent, told.status) == ("org/m", "org/m", "reloading")
     assert (told.created, told.created_at) == (0, "1970-01-01T00:00:00Z")
+    assert "max_sequences" not in msgspec.to_builtins(told)
+    assert listed_model("m", "m", "loaded", None, 0.5, max_sequences=1).max_sequences == 1
     assert "status" not in msgspec.to_builtins(listed_model("default", "org/m:small", "loaded", None, 0))

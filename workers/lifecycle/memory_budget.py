@@ -59,10 +59,11 @@ def budget_of(settings: Settings, device: Device) -> Budget:
 
 
 def free_bytes(settings: Settings, device: Device) -> int:
-    """Memory of the device that nobody uses; on CPU this worker's part of what the host has left."""
+    """Memory of the device that nobody uses, within the budget; on CPU this worker's part of what the host has left."""
+    budget = budget_of(settings, device).nbytes
     if device.torch.type == "cuda":
-        return int(torch.cuda.mem_get_info(device.torch)[0])
-    return available_bytes() // settings.worker_count
+        return min(budget, int(torch.cuda.mem_get_info(device.torch)[0]))
+    return min(budget, available_bytes() // settings.worker_count)
 
 
 def available_bytes() -> int:

@@ -22,7 +22,10 @@ MAX_LIMIT = 1000
 
 
 class ListedModel(msgspec.Struct, kw_only=True):
-    """A model in the forms of OpenAI and Anthropic; `root` is the model behind `default` or a profile."""
+    """A model in the forms of OpenAI and Anthropic; `root` is the model behind `default` or a profile.
+
+    `max_sequences` is there for loaded models that generate text: so many sequences run together.
+    """
 
     id: str
     object: Literal["model"] = "model"
@@ -36,10 +39,11 @@ class ListedModel(msgspec.Struct, kw_only=True):
     root: str
     parent: str | None
     status: Literal["loaded", "unloaded", "reloading"] | msgspec.UnsetType = msgspec.UNSET
+    max_sequences: int | msgspec.UnsetType = msgspec.UNSET
 
 
 def listed_model(
-    name: str, model: str, state: str, max_input_tokens: int | None, created: float
+    name: str, model: str, state: str, max_input_tokens: int | None, created: float, max_sequences: int = 0
 ) -> ListedModel:
     """The entry `name`, which stands for `model`; an alias has no status."""
     base, _, profile = model.partition(":")
@@ -53,6 +57,7 @@ def listed_model(
         root=model if aliased else base,
         parent=base if profile and not aliased else None,
         status=msgspec.UNSET if aliased else status_of(state),  # type: ignore[arg-type]
+        max_sequences=max_sequences or msgspec.UNSET,
     )
 
 

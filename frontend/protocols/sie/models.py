@@ -170,7 +170,9 @@ def _info(services: Services, model: str) -> ModelInfo:
 
 def _listed(services: Services, name: str, info: ModelInfo) -> ListedModel:
     """The entry `name` of the list, for a model."""
-    return listed_model(name, info.name, info.state, info.max_sequence_length, services.started_at)
+    together = services.directory.status(info.name).max_sequences
+    longest, created = info.max_sequence_length, services.started_at
+    return listed_model(name, info.name, info.state, longest, created, together)
 
 
 class AdminResource:

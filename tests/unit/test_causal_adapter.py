@@ -1,0 +1,121 @@
+"""A causal model as an adapter: prompts against the context, what ends an answer, bad requests with field and limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ipc.errors import InputTooLong, InvalidInput
+from ipc.settings import Generation
+from ipc.wire.messages import Ending, GenerateCall, Sampling
+from tests.tiny import chat_models
+from workers.adapters.base import LoadContext, Prepared
+from workers.adapters.causal import CausalAdapter
+from workers.generation.request import GenerationRequest
+from workers.operations.generate import Generate
+
+CONTEXT = 64
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chat_models.save("chatml", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def adapter(directory: Path) -> CausalAdapter:
+    return CausalAdapter.load(context(directory))
+
+
+def context(directory: Path, **options: Any) -> LoadContext:
+    return LoadContext(
+        directory=directory,
+        model_id="tiny/chat",
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        max_sequence_length=CONTEXT,
+        options=options,
+        progress=lambda phase, fraction: None,
+        generation=Generation(max_sequences=2),
+        free_bytes=lambda: 1 << 30,
+    )
+
+
+def prepare(adapter: CausalAdapter, call: GenerateCall) -> GenerationRequest:
+    [prepared] = adapter.prepare(call.items, call)
+    assert isinstance(prepared, Prepared)
+    request: GenerationRequest = prepared.payload
+    assert prepared.cost == len(request.prompt)
+    return request
+
+
+@pytest.mark.parametrize(("tokens", "room"), [(1, CONTEXT - 1), (CONTEXT - 2, 2), (CONTEXT - 1, 1)])
+def test_an_answer_has_the_room_that_the_prompt_leaves(
+    adapter: CausalAdapter, tokens: int, room: int
+) -> None:
+    request = prepare(adapter, GenerateCall(ids=[5] * tokens))
+    assert (len(request.prompt), request.max_tokens) == (tokens, room)
+    assert prepare(adapter, GenerateCall(ids=[5] * tokens, ending=Ending(max_tokens=1))).max_tokens == 1
+
+
+@pytest.mark.parametrize("tokens", [CONTEXT, CONTEXT + 1])
+def test_a_prompt_without_room_for_an_answer_is_refused_or_loses_its_begin(
+    adapter: CausalAdapter, tokens: int
+) -> None:
+    ids = list(range(tokens))
+    with pytest.raises(InputTooLong, match=f"the prompt has {tokens} tokens.*{CONTEXT}.*truncate_sequence"):
+        prepare(adapter, GenerateCall(ids=ids))
+    cut = prepare(adapter, GenerateCall(ids=ids, truncate=True, ending=Ending(max_tokens=8)))
+    assert cut.prompt == ids[-(CONTEXT - 8) :]
+    assert prepare(adapter, GenerateCall(ids=ids, truncate=True)).prompt == ids[-(CONTEXT - 1) :]
+
+
+def test_token_ids_and_biases_beyond_the_vocabulary_are_refused_by_name(adapter: CausalAdapter) -> None:
+    size = adapter._vocabulary_size
+    for wrong in (-1, size):
+        with pytest.raises(InvalidInput, match=rf"prompt\[1\]: {wrong} is no token id.*{size}"):
+            prepare(adapter, GenerateCall(ids=[1, wrong]))
+        with pytest.raises(InvalidInput, match=rf"logit_bias.*{size}"):
+            prepare(adapter, GenerateCall(ids=[1], sampling=Sampling(logit_bias={wrong: 1.0})))
+    prepare(adapter, GenerateCall(ids=[0, size - 1], sampling=Sampling(logit_bias={size - 1: 1.0})))
+
+
+def test_an_answer_ends_with_the_tokens_of_the_model_unless_they_are_ignored(adapter: CausalAdapter) -> None:
+    ends = prepare(adapter, GenerateCall(ids=[5], ending=Ending(stop_ids=[7]))).stop_ids
+    assert 7 in ends and len(ends) > 1
+    ignoring = Ending(stop_ids=[7], ignore_eos=True)
+    assert prepare(adapter, GenerateCall(ids=[5], ending=ignoring)).stop_ids == {7}
+
+
+def test_an_empty_prompt_begins_with_the_first_token_or_is_refused(adapter: CausalAdapter) -> None:
+    if adapter._begin_id is None:
+        with pytest.raises(InvalidInput, match="prompt: no token"):
+            prepare(adapter, GenerateCall(text=""))
+    adapter._begin_id, before = 3, adapter._begin_id
+    try:
+        assert prepare(adapter, GenerateCall(text="")).prompt == [3]
+    finally:
+        adapter._begin_id = before
+
+
+def test_the_canned_inference_gives_a_log_probability_for_each_token(adapter: CausalAdapter) -> None:
+    call = GenerateCall(
+        text="hello", ending=Ending(max_tokens=5, ignore_eos=True), sampling=Sampling(logprobs=0)
+    )
+    results = Generate().run(adapter, [prepare(adapter, call)], call)
+    [found] = results.loose["logprobs"]
+    assert found.shape == (5,) and (found < 0).all()
+    assert adapter.engine.statistics().blocks_used == 0
+
+
+def test_memory_counts_weights_and_cache_and_the_context_ends_at_the_cache(
+    adapter: CausalAdapter, directory: Path
+) -> None:
+    weights = sum(parameter.nbytes for parameter in adapter.engine.model.parameters())
+    assert adapter.memory_bytes >= weights + adapter.engine.cache_nbytes > weights
+    assert adapter.max_sequence_length == CONTEXT
+    with pytest.raises(ValueError, match="tool_format 'klingon' is none of"):
+        CausalAdapter.load(context(directory, tool_format="klingon"))
