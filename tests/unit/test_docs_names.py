@@ -46,8 +46,8 @@ _FOREIGN_METRICS = {"sie_adaptive_headroom_ms", "sie_id", "sie_server", "sie_lay
 """Metrics of the contract that a page names to say that they are not there, and names that only look like metrics."""
 _FOREIGN_CLASSES = {"CrossEncoder"}
 """Classes of libraries."""
-_FIELDS = {"options", "model"}
-"""Modules whose name, in a page, is that of a field of requests or the beginning of a file name."""
+_FIELDS = {"options", "model", "response"}
+"""Modules whose name, in a page, is that of a field of requests, or the beginning of the name of a file or event."""
 _SUFFIXES = {"counter": ("_total", ""), "gauge": ("",), "histogram": ("", "_bucket", "_sum", "_count")}
 
 

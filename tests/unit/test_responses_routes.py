@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +291,14 @@ _BAD: list[tuple[Any, int, str | None]] = [
     ({"input": []}, 422, "input"),
     ({"input": "a\0"}, 422, "input[0].content"),
     ({"input": [1]}, 422, "input[0]"),
+    ({"input": [{"role": "user", "content": "a\0"}]}, 422, "input[0]"),
+    ({"input": [{"type": "reasoning", "summary": json.loads("[" * 99 + "]" * 99)}]}, 422, "input[0]"),
+    (b'{"input": [{"type": "reasoning", "x": 1%s}]}' % (b"0" * 40), 422, "input[0]"),
+    (b'{"input": "hi", "metadata": {"x": 1%s}}' % (b"0" * 40), 422, "metadata"),
+    ({"metadata": {"a": json.loads("[" * 99 + "]" * 99)}}, 422, "metadata"),
+    ({"text": {"a": json.loads("[" * 99 + "]" * 99)}}, 422, "text"),
+    ({"tool_choice": json.loads("[" * 99 + "]" * 99)}, 422, "tool_choice"),
+    ({"tools": json.loads("[" * 99 + "]" * 99)}, 422, "tools"),
     ({"input": [{}]}, 422, "input[0].type"),
     ({"input": [{"type": 1}]}, 422, "input[0].type"),
     ({"input": [{"type": "shell_call"}]}, 422, "input[0].type"),
@@ -364,7 +373,7 @@ def test_bad_input_is_refused_with_its_field(
 @pytest.mark.parametrize(
     "fields",
     [
-        {"temperature": -1, "top_p": 2, "min_p": -3, "top_k": -1},
+        {"temperature": -1, "top_p": 2, "min_p": -3, "top_k": -1, "max_output_tokens": 1 << 40},
         {"user": 5, "service_tier": [], "prompt_cache_key": "x", "safety_identifier": 1, "conversation": {}},
         {"include": ["message.output_text.logprobs"], "stream_options": {"include_obfuscation": False}},
         {

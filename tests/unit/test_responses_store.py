@@ -41,14 +41,15 @@ def _whole(begun: dict[str, Any], status: str = "completed", **fields: Any) -> d
     return {**begun, "status": status, "output": [{"type": "message", "id": "msg_9"}], **fields}
 
 
-def _ended(number: int, owner: str = "", **fields: Any) -> Stored:
-    begun = _begun(number)
-    items = [{"type": "message", "id": f"in_{number}"}]
-    return store.row_of(begun, owner, [{"type": "old"}], items, whole=_whole(begun, **fields))
+async def _put_ended(kept: ResponseStore, number: int, owner: str = "", **fields: Any) -> None:
+    begun, items = _begun(number), [{"type": "message", "id": f"in_{number}"}]
+    await kept.put(begun, owner, [{"type": "old"}], items, _whole(begun, **fields))
 
 
-def _running(number: int, owner: str = "") -> Stored:
-    return store.row_of(_begun(number, background=True), owner, [], [], whole=None)
+async def _put_running(kept: ResponseStore, number: int) -> Stored:
+    begun = _begun(number, background=True)
+    await kept.put(begun, "", [], [])
+    return await kept.get(begun["id"], "")
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_a_response_is_seen_by_all_frontends_and_after_a_restart(
     first: ResponseStore, second: ResponseStore, tmp_path: Path
 ) -> None:
     async def act() -> None:
-        await first.put(_ended(1))
+        await _put_ended(first, 1)
         for each in (second, _made(tmp_path)):
             row = await each.get("resp_1", "")
             assert orjson.loads(row.body)["status"] == row.status == "completed"
@@ -83,7 +84,7 @@ def test_a_response_is_seen_by_all_frontends_and_after_a_restart(
 
 def test_a_response_exists_for_its_owner_only(first: ResponseStore) -> None:
     async def act() -> None:
-        await first.put(_ended(1, "anna"))
+        await _put_ended(first, 1, "anna")
         for stranger in ("", "bert"):
             with pytest.raises(ResponseNotFound):
                 await first.get("resp_1", stranger)
@@ -98,8 +99,7 @@ def test_a_response_exists_for_its_owner_only(first: ResponseStore) -> None:
 
 def test_what_ends_first_stays(first: ResponseStore, second: ResponseStore) -> None:
     async def act() -> None:
-        row = _running(1)
-        await first.put(row)
+        row = await _put_running(first, 1)
         assert await first.grow({"resp_1": (0, _EVENTS)}) == {"resp_1"}
         assert (await second.get("resp_1", "")).status == "in_progress"
         assert await second.settle(row, resource.cancelled)
@@ -116,8 +116,8 @@ def test_what_ends_first_stays(first: ResponseStore, second: ResponseStore) -> N
 
 def test_a_response_is_stored_once(first: ResponseStore) -> None:
     async def act() -> None:
-        await first.put(_ended(1))
-        await first.put(_ended(1, status="cancelled"))
+        await _put_ended(first, 1)
+        await _put_ended(first, 1, status="cancelled")
         assert (await first.get("resp_1", "")).status == "completed"
 
     _run(act())
@@ -125,7 +125,7 @@ def test_a_response_is_stored_once(first: ResponseStore) -> None:
 
 def test_events_are_followed_from_another_frontend(first: ResponseStore, second: ResponseStore) -> None:
     async def act() -> None:
-        await first.put(_running(1))
+        await _put_running(first, 1)
         assert (await second.follow("resp_1", "", 0))[1] == []
         await first.grow({"resp_1": (0, _EVENTS)})
         row, pieces = await second.follow("resp_1", "", 0)
@@ -143,7 +143,7 @@ def test_a_response_with_too_many_events_keeps_none(
     monkeypatch.setattr(store, "MAX_EVENTS_NBYTES", 1000)
 
     async def act() -> None:
-        await first.put(_running(1))
+        await _put_running(first, 1)
         await first.grow({"resp_1": (0, _EVENTS)})
         assert (await first.follow("resp_1", "", 0))[0].followable
         assert await first.grow({"resp_1": (1, [Text(0, "x" * 1000)])}) == {"resp_1"}
@@ -165,7 +165,7 @@ def test_a_response_whose_process_died_has_failed(
 
     async def act() -> None:
         for number in (1, 2):
-            await first.put(_running(number))
+            await _put_running(first, number)
             await first.grow({f"resp_{number}": (0, _EVENTS)})
         with closing(sqlite3.connect(tmp_path / store.FILE)) as connection, connection:
             connection.execute("UPDATE responses SET runner = ? WHERE id = 'resp_1'", (runner,))
@@ -182,9 +182,9 @@ def test_the_oldest_make_room_but_not_what_runs(tmp_path: Path) -> None:
     kept = _made(tmp_path, max_stored=3)
 
     async def act() -> None:
-        await kept.put(_running(0))
+        await _put_running(kept, 0)
         for number in range(1, 6):
-            await kept.put(_ended(number))
+            await _put_ended(kept, number)
         assert await _there(kept, 6) == [0, 4, 5]
 
     _run(act())
@@ -206,12 +206,12 @@ def test_bytes_are_bounded_with_events_and_ends(tmp_path: Path) -> None:
 
     async def act() -> None:
         for number in range(4):
-            await kept.put(_ended(number, output_text="x" * 5000))
+            await _put_ended(kept, number, output_text="x" * 5000)
         assert await _there(kept, 4) == [1, 2, 3]
-        await kept.put(_running(4))
+        await _put_running(kept, 4)
         await kept.grow({"resp_4": (0, [Started(1), Text(0, "y" * 6000)])})
         assert await kept.finish(_whole(_begun(4), output_text="y" * 6000), 1, [])
-        await kept.put(_ended(5))
+        await _put_ended(kept, 5)
         assert await _there(kept, 6) == [3, 4, 5]
         for number in (3, 4, 5):
             await kept.delete(f"resp_{number}", "")
@@ -226,12 +226,12 @@ def test_what_is_too_old_is_gone(tmp_path: Path) -> None:
     kept = _made(tmp_path, max_age_s=100.0)
 
     async def act() -> None:
-        await kept.put(_ended(1))
+        await _put_ended(kept, 1)
         with closing(sqlite3.connect(tmp_path / store.FILE)) as connection, connection:
             connection.execute("UPDATE responses SET created = ?", (time.time() - 101,))
         with pytest.raises(ResponseNotFound):
             await kept.get("resp_1", "")
-        await kept.put(_ended(2))
+        await _put_ended(kept, 2)
 
     _run(act())
     with closing(sqlite3.connect(tmp_path / store.FILE)) as connection:
@@ -243,7 +243,7 @@ def test_many_frontends_write_at_once(tmp_path: Path) -> None:
 
     async def act() -> None:
         await asyncio.gather(
-            *(each.put(_ended(10 * k + j)) for k, each in enumerate(stores) for j in range(10))
+            *(_put_ended(each, 10 * k + j) for k, each in enumerate(stores) for j in range(10))
         )
         assert await _there(stores[0], 40) == list(range(40))
 
@@ -255,7 +255,7 @@ def test_a_broken_file_is_put_aside(tmp_path: Path) -> None:
     kept = _made(tmp_path)
 
     async def act() -> None:
-        await kept.put(_ended(1))
+        await _put_ended(kept, 1)
         assert (await kept.get("resp_1", "")).status == "completed"
 
     _run(act())
@@ -267,13 +267,13 @@ def test_a_writer_that_never_ends_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     kept = _made(tmp_path)
 
     async def act() -> None:
-        await kept.put(_ended(1))
+        await _put_ended(kept, 1)
         with closing(sqlite3.connect(tmp_path / store.FILE, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(ResponsesUnavailable, match="another process is writing"):
-                await kept.put(_ended(2))
+                await _put_ended(kept, 2)
             assert (await kept.get("resp_1", "")).status == "completed"
-        await kept.put(_ended(2))
+        await _put_ended(kept, 2)
 
     _run(act())
 
@@ -283,8 +283,7 @@ def test_the_output_of_kept_events_is_that_of_the_run(first: ResponseStore) -> N
     output.take(_EVENTS)
 
     async def act() -> None:
-        row = _running(1)
-        await first.put(row)
+        row = await _put_running(first, 1)
         await first.grow({"resp_1": (0, _EVENTS[:1])})
         await first.grow({"resp_1": (1, _EVENTS[1:])})
         assert await first.settle(row, resource.cancelled)

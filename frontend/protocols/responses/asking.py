@@ -19,6 +19,8 @@ from ipc.wire.messages import GenerateCall
 
 MANY_ITEMS = 64
 """Conversations of more items are put together by a thread."""
+LONG_NBYTES = 64 << 10
+"""Stored conversations of more bytes are decoded by a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,4 +50,4 @@ async def _history(store: ResponseStore, previous: str | None, owner: str) -> It
     row = await store.get(previous, owner)
     if not row.is_finished:
         raise InvalidField("previous_response_id", f"the response {row.id!a} is {row.status}, not finished")
-    return row.conversation()
+    return await off_loop_if(row.nbytes > LONG_NBYTES, row.conversation)

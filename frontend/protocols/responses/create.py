@@ -14,6 +14,7 @@ from frontend.generation.events import Generation
 from frontend.generation.running import bound_times, find_loaded, running
 from frontend.generation.sending import send_stream
 from frontend.http.inference import InferenceRoute
+from frontend.http.rendering import off_loop_if
 from frontend.protocols.responses import resource
 from frontend.protocols.responses.asking import asked_by
 from frontend.protocols.responses.output import Output
@@ -40,7 +41,7 @@ class ResponsesResource(InferenceRoute):
         begun = resource.beginning(asked.plan)
         if asked.plan.background:
             await self._runs.start(req, asked, begun)
-            _answer(resp, begun)
+            _answer(resp, orjson.dumps(begun))
             return
         entry, status = await find_loaded(services, scope, asked.plan.model)
         bound_times(req, scope, services)
@@ -52,7 +53,8 @@ class ResponsesResource(InferenceRoute):
         async with work as generation:
             whole = await _gathered(generation, begun)
         await asked.keeper.keep(begun, whole)
-        _answer(resp, whole)
+        # Log probabilities make an answer long.
+        _answer(resp, await off_loop_if(asked.call.sampling.logprobs is not None, orjson.dumps, whole))
 
 
 async def _gathered(generation: Generation, begun: resource.Resource) -> resource.Resource:
@@ -68,6 +70,6 @@ async def _gathered(generation: Generation, begun: resource.Resource) -> resourc
     return resource.ended(begun, output)
 
 
-def _answer(resp: Response, told: resource.Resource) -> None:
+def _answer(resp: Response, body: bytes) -> None:
     resp.content_type = falcon.MEDIA_JSON
-    resp.data = orjson.dumps(told)
+    resp.data = body

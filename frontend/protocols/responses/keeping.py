@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from frontend.background import Background
 from frontend.protocols.responses.resource import Resource
-from frontend.protocols.responses.store import Items, ResponseStore, ResponsesUnavailable, row_of
+from frontend.protocols.responses.store import Items, ResponseStore, ResponsesUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Keeper:
         if not self.stores:
             return
         try:
-            await self.store.put(row_of(begun, self.owner, self.history, self.items, whole=whole))
+            await self.store.put(begun, self.owner, self.history, self.items, whole)
         except ResponsesUnavailable as error:
             log.error("a response cannot be stored: %s", error.message)
 
@@ -38,4 +38,4 @@ class Keeper:
 
     async def keep_queued(self, begun: Resource) -> None:
         """Store the response before it runs in the background. Raises `ResponsesUnavailable`."""
-        await self.store.put(row_of(begun, self.owner, self.history, self.items, whole=None))
+        await self.store.put(begun, self.owner, self.history, self.items)

@@ -17,11 +17,11 @@ import msgspec
 from frontend.generation import bodies
 from frontend.generation.conversation import Conversation
 from frontend.generation.errors import InvalidField
-from frontend.generation.grammars import grammar_of
+from frontend.generation.grammars import grammar_of, json_text
 from frontend.generation.hosted import HostedFields, refuse_hosted
 from frontend.generation.models import DEFAULT
 from frontend.generation.reasoning import variables_of
-from frontend.generation.sampling import choices_of, ending_of, sampling_of
+from frontend.generation.sampling import alternatives_of, choices_of, ending_of, sampling_of
 from frontend.generation.sending import new_id
 from frontend.generation.tools import choice_of, tool_use
 from frontend.protocols.responses.items import Turns, kept_items
@@ -29,8 +29,6 @@ from frontend.protocols.responses.tools import functions_of
 from ipc.settings import Limits
 from ipc.wire.messages import GenerateCall
 
-DEFAULT_ALTERNATIVES = 1
-"""Alternatives beside each token if a request wants log probabilities and does not say how many."""
 LIMITS = ("max_output_tokens", "max_tokens", "max_completion_tokens")
 """Names of one field."""
 TRUNCATIONS = {"auto": True, "disabled": False}
@@ -125,22 +123,31 @@ def parse(body: bytes, limits: Limits) -> ResponsePlan:
     refuse_hosted(request, streams)
     if request.max_tool_calls is not None:
         raise InvalidField("max_tool_calls", "a bound on the number of calls is not offered by this server")
+    _check_values(request)
     stores = request.store is not False
     if background and not stores:
         raise InvalidField("store", "a response in the background has to be stored")
-    id_ = new_id("resp_")
+    id_, call = new_id("resp_"), _call(request)
     return ResponsePlan(
         id_,
         request.model,
-        _call(request),
+        call,
         kept_items(request.input, id_),
         request.instructions,
         request.previous_response_id,
         streams,
         background,
         stores,
-        _fields(request, stores),
+        _fields(request, call, stores),
     )
+
+
+def _check_values(request: ResponseRequest) -> None:
+    """Raise `InvalidField` for what cannot be told and stored again as JSON."""
+    for name in ("metadata", "text", "tool_choice", "tools"):
+        json_text(getattr(request, name), name)
+    for index, item in enumerate(request.input if isinstance(request.input, list) else ()):
+        json_text(item, f"input[{index}]")
 
 
 def _call(request: ResponseRequest) -> GenerateCall:
@@ -168,9 +175,7 @@ def _effort(request: ResponseRequest) -> str | None:
 def _alternatives(request: ResponseRequest) -> int | None:
     """Alternatives of each token; their number alone asks for log probabilities, unless those are off."""
     wanted = request.top_logprobs is not None if request.logprobs is None else request.logprobs
-    if not wanted:
-        return None
-    return DEFAULT_ALTERNATIVES if request.top_logprobs is None else request.top_logprobs
+    return alternatives_of(wanted, request.top_logprobs)
 
 
 def _grammar(request: ResponseRequest) -> Any:
@@ -189,9 +194,8 @@ def _truncates(truncation: str | None) -> bool:
     return TRUNCATIONS[truncation]
 
 
-def _fields(request: ResponseRequest, stores: bool) -> dict[str, Any]:
+def _fields(request: ResponseRequest, call: GenerateCall, stores: bool) -> dict[str, Any]:
     """Fields of the answer that are known from the request; those without a value are left out."""
-    limit = next((value for name in LIMITS if (value := getattr(request, name)) is not None), None)
     told = {
         "model": request.model or DEFAULT,
         "background": bool(request.background),
@@ -202,7 +206,7 @@ def _fields(request: ResponseRequest, stores: bool) -> dict[str, Any]:
         "tool_choice": "auto" if request.tool_choice is None else request.tool_choice,
         "tools": request.tools or [],
         "truncation": request.truncation or "disabled",
-        "max_output_tokens": limit,
+        "max_output_tokens": call.ending.max_tokens,
         **{name: getattr(request, name) for name in ECHOED},
     }
     return {name: value for name, value in told.items() if value is not None}

@@ -119,19 +119,23 @@ class Stored:
         """The response as JSON, as it is now."""
         return self.whole or orjson.dumps(resource.at(orjson.loads(self.begun), self.status))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its JSON."""
+        return sum(map(len, (self.begun, self.whole or b"", self.history, self.items)))
+
     def conversation(self) -> Items:
         """The items of its conversation: those before it, its input, its output."""
         output = orjson.loads(self.whole)["output"] if self.whole else []
         return [*orjson.loads(self.history), *orjson.loads(self.items), *output]
 
 
-def row_of(begun: Resource, owner: str, history: Items, items: Items, *, whole: Resource | None) -> Stored:
-    """The row of a response that has ended as `whole`, or that this process is going to run in the background."""
+def _row_of(begun: Resource, owner: str, history: Items, items: Items, whole: Resource | None) -> Stored:
     return Stored(
         begun["id"],
         owner,
         time.time(),
-        begun["status"] if whole is None else whole["status"],
+        (whole or begun)["status"],
         own_identity() if whole is None else "",
         begun["background"],
         orjson.dumps(begun),
@@ -149,9 +153,18 @@ class ResponseStore:
         self._file = LastingStore(root / FILE, _SCHEMA)
         self._bounds = bounds
 
-    async def put(self, row: Stored) -> None:
-        """Store a response. A response that is stored already stays as it is."""
-        await _reached(self._file.write(lambda connection: self._put(connection, row)))
+    async def put(
+        self, begun: Resource, owner: str, history: Items, items: Items, whole: Resource | None = None
+    ) -> None:
+        """Store a response that has ended as `whole`, or that this process is going to run in the background.
+
+        A response that is stored already stays as it is.
+        """
+
+        def write(connection: sqlite3.Connection) -> None:
+            self._put(connection, _row_of(begun, owner, history, items, whole))
+
+        await _reached(self._file.write(write))
 
     async def get(self, id_: str, owner: str) -> Stored:
         """A response. Raises `ResponseNotFound`."""
@@ -224,9 +237,8 @@ class ResponseStore:
         return Stored(*row)
 
     def _put(self, connection: sqlite3.Connection, row: Stored) -> None:
-        blobs = (row.begun, row.whole or b"", row.history, row.items)
         values = tuple(getattr(row, name) for name in Stored.__slots__)
-        connection.execute(_INSERT, (*values, _ROW_NBYTES + sum(map(len, blobs))))
+        connection.execute(_INSERT, (*values, _ROW_NBYTES + row.nbytes))
         oldest = time.time() - self._bounds.max_age_s
         connection.execute("DELETE FROM responses WHERE created <= ?", (oldest,))
         while self._exceeds(connection):
