@@ -52,6 +52,10 @@ FAMILIES: dict[str, Family] = {
     "qwen3_reranker": Family(
         title="Yes or no rerankers", about="Scores of a language model that answers yes or no."
     ),
+    "causal": Family(
+        title="Chat",
+        about="Text that continues a conversation; the length is of prompt and answer together.",
+    ),
     "ner": Family(title="Named entities", about="Entities of the types that the model was trained on."),
     "gliner": Family(title="GLiNER", about="Entities of the types that the request names.", extra="gliner"),
     "gliclass": Family(

@@ -19,6 +19,7 @@ from ipc.catalog.entries import (
 from ipc.processes.paths import asset
 from penstock.families import FAMILIES
 from workers.adapters import registry
+from workers.generation.formats.table import NAMES, REASONING
 from workers.repository.layout import PROGRAMS
 
 FILES = sorted(asset("config/models").rglob("*.yaml"))
@@ -75,7 +76,7 @@ def test_a_model_says_what_its_family_needs(path: Path) -> None:
     assert entry.description.endswith(".") and "\n" not in entry.description
     assert set(entry.inputs) <= {"text", "image"} and entry.inputs
     assert ("image" in entry.inputs) == (entry.adapter in NEED_IMAGES)
-    assert set(entry.outputs) <= {*ENCODE_OUTPUTS, "score", "json"} and entry.outputs
+    assert set(entry.outputs) <= {*ENCODE_OUTPUTS, "score", "json", "chat"} and entry.outputs
     for name, output in entry.outputs.items():
         assert (output.dims is not None) == (name in ENCODE_OUTPUTS), name
         assert (output.similarity is not None) == (name in ENCODE_OUTPUTS), name
@@ -114,3 +115,14 @@ def test_a_family_gives_what_its_models_promise(family: str) -> None:
             assert set(entry.inputs) <= set(spec.inputs), name
             assert ("score" not in entry.outputs) or "score" in spec.operations, name
             assert ("json" not in entry.outputs) or "extract" in spec.operations, name
+            assert ("chat" not in entry.outputs) or "generate" in spec.operations, name
+
+
+def test_a_chat_model_names_formats_that_exist() -> None:
+    chat = [entry for entry in ENTRIES.values() if entry.adapter == "causal"]
+    assert len(chat) >= 30
+    for entry in chat:
+        options = options_of(entry)
+        assert entry.max_sequence_length and set(entry.outputs) == {"chat"}, entry.id
+        assert options.get("tool_format", NAMES[0]) in NAMES, entry.id
+        assert options.get("reasoning", "none") in (*REASONING, "none"), entry.id
