@@ -15,13 +15,11 @@ from llguidance import LLExecutor, LLMatcher
 from ipc.errors import InvalidInput
 from workers.generation.grammar import Guide
 from workers.generation.sequence import Sequence as Choice
+from workers.generation.sequence import Unfit
 
 
-class GrammarFailed(InvalidInput):
-    """The grammars of some `sequences` cannot go on; the message has the words of llguidance on the first.
-
-    No sequence was changed: a step without these may be tried.
-    """
+class GrammarFailed(Unfit, InvalidInput):
+    """The grammars of some `sequences` cannot go on; the message has the words of llguidance on the first."""
 
     def __init__(self, sequences: Sequence[Choice], reason: str) -> None:
         super().__init__(f"grammar: {reason}")

@@ -33,6 +33,7 @@ from workers.generation.drawing import (
 )
 from workers.generation.penalties import Entries, RepeatedPassages, TokenCounts
 from workers.generation.sequence import Sequence as Choice
+from workers.generation.sequence import Unfit
 
 _FEW_COLUMNS = 1024
 """Up to this width a search in two steps does not pay."""
@@ -48,11 +49,10 @@ _FORBIDDEN = np.where(
 Chosen = list[tuple[int, TokenLogprob | None]]
 
 
-class NoNextToken(InferenceFailed):
+class NoNextToken(Unfit, InferenceFailed):
     """Some rows of logits have no finite highest value: not a number, infinite, or every token is forbidden.
 
-    `sequences` are those of the rows. They can have no next token, and no sequence was changed: a step without
-    `sequences` may be tried.
+    `sequences` are those of the rows.
     """
 
     def __init__(self, sequences: Sequence[Choice]) -> None:

@@ -7,6 +7,7 @@ after a preemption. A step computes some pending tokens. If none is left then, t
 
 from __future__ import annotations
 
+import collections.abc
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -78,6 +79,12 @@ class Sequence:
         if self.table is None or len(self.table) != len(self.blocks):
             self.table = torch.tensor(self.blocks)
         return self.table
+
+
+class Unfit(Exception):
+    """Some `sequences` cannot take part in a step. No sequence was changed: a step without these may be tried."""
+
+    sequences: collections.abc.Sequence[Sequence]
 
 
 @dataclass(slots=True, frozen=True)

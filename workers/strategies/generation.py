@@ -26,9 +26,8 @@ from ipc.wire.messages import GenerateCall
 from workers.adapters.base import Adapter
 from workers.device import oom
 from workers.device.watchdog import Activity
-from workers.generation.masks import GrammarFailed
 from workers.generation.request import Emission, GenerationRequest
-from workers.generation.sampling import NoNextToken
+from workers.generation.sequence import Unfit
 from workers.reporting.batches import BatchCounts
 from workers.scheduling.job import Batch, Job, Piece
 from workers.scheduling.queue import DrainRate, WorkQueue
@@ -183,7 +182,7 @@ class Generations(Strategy):
         began = time.monotonic()
         try:
             emissions = engine.step()
-        except (NoNextToken, GrammarFailed) as error:
+        except Unfit as error:
             self._end_with(engine, {sequence.request.key for sequence in error.sequences}, error)
             return []
         except Exception as error:
