@@ -1,4 +1,4 @@
-"""The pages of chat and Messages have every field of their requests, each with what happens to it."""
+"""The pages of chat, Responses and Messages have every field of their requests, each with what happens to it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from frontend.generation.errors import InvalidField
 from frontend.protocols.chat import chat_requests, completion_requests
 from frontend.protocols.messages import message_requests
+from frontend.protocols.responses import requests
 from ipc.settings import Limits
 from tools.source_tree import ROOT
 
@@ -34,6 +35,7 @@ _PAGES = [
         message_requests.parse,
         {"messages": _HI},
     ),
+    ("responses.md", "Fields", requests.ResponseRequest, requests.parse, {"input": "hi"}),
 ]
 
 

@@ -15,12 +15,13 @@ from tests.fakes.generation_server import RecordedServer
 MIB = 1 << 20
 HI = [{"role": "user", "content": "hi"}]
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
-COUNT = f"{MESSAGES}/count_tokens"
+COUNT, RESPONSES = f"{MESSAGES}/count_tokens", "/v1/responses"
 BASES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": HI},
     COMPLETIONS: {"prompt": "hi"},
     MESSAGES: {"messages": HI, "max_tokens": 8},
     COUNT: {"messages": HI},
+    RESPONSES: {"input": "hi"},
 }
 
 
@@ -88,12 +89,12 @@ BIASES: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("bias", "mention"), BIASES, ids=lambda value: str(value)[:24])
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES, RESPONSES])
 def test_a_bias_out_of_range_is_refused(server: RecordedServer, path: str, bias: Any, mention: str) -> None:
     assert_refused(server, path, BASES[path] | {"logit_bias": bias}, mention)
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES, RESPONSES])
 def test_stop_texts_are_bounded(server: RecordedServer, path: str) -> None:
     field = "stop_sequences" if path == MESSAGES else "stop"
     for stops, mention in (
@@ -108,7 +109,7 @@ def test_stop_texts_are_bounded(server: RecordedServer, path: str) -> None:
     assert_refused(server, path, BASES[path] | many, "dry_sequence_breakers: 10000 given")
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES, COUNT])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, COUNT, RESPONSES])
 def test_functions_are_bounded_in_number_size_and_depth(server: RecordedServer, path: str) -> None:
     schema = "tools[0].input_schema" if path.startswith(MESSAGES) else "tools[0].parameters"
     deep = orjson.loads(nested(MAX_DEPTH))
@@ -135,7 +136,7 @@ def test_functions_are_bounded_in_number_size_and_depth(server: RecordedServer, 
         assert_refused(server, path, BASES[path] | {"tools": tools}, mention)
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
 def test_a_recursive_schema_is_passed_on_as_it_is(server: RecordedServer, path: str) -> None:
     schema = {"type": "object", "properties": {"next": {"$ref": "#"}}, "$defs": {"a": {"$ref": "#/$defs/a"}}}
     body = BASES[path] | {"tools": [function(path, schema=schema, strict=True)]}
@@ -145,7 +146,7 @@ def test_a_recursive_schema_is_passed_on_as_it_is(server: RecordedServer, path: 
     assert (used.functions[0]["function"]["parameters"], used.strict) == (schema, ["f"])
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
 def test_choices_of_tools_are_checked_whatever_they_are(server: RecordedServer, path: str) -> None:
     body = BASES[path] | {"tools": [function(path)]}
     huge = orjson.loads(nested(MAX_DEPTH * 4))
@@ -162,6 +163,8 @@ def _texts(path: str, text: str) -> list[tuple[dict[str, Any], str]]:
     if path == COMPLETIONS:
         return [({"prompt": text}, "prompt"), ({"prompt": ["a", text]}, "prompt[1]")]
     parts: Any = [{"type": "text", "text": text}]
+    if path == RESPONSES:
+        return _items(text, parts)
     bodies: list[tuple[dict[str, Any], str]] = [
         ({"messages": [{"role": "user", "content": text}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": parts}]}, "messages[0].content"),
@@ -196,13 +199,31 @@ def _texts(path: str, text: str) -> list[tuple[dict[str, Any], str]]:
     ]
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES, COUNT])
+def _items(text: str, parts: Any) -> list[tuple[dict[str, Any], str]]:
+    """The same for a request of items."""
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": {"a": [text]}}
+    output = {"type": "function_call_output", "call_id": "c", "output": text}
+    return [
+        ({"input": text}, "input[0].content"),
+        ({"input": [{"role": "user", "content": parts}]}, "input[0].content"),
+        ({"input": [{"role": "assistant", "content": text}]}, "input[0].content"),
+        ({"input": [call]}, "input[0].arguments"),
+        ({"input": [call | {"name": text, "arguments": "{}"}]}, "input[0].name"),
+        ({"input": [call | {"call_id": text, "arguments": "{}"}]}, "input[0].id"),
+        ({"input": [output]}, "input[0].content"),
+        ({"input": [output | {"output": parts}]}, "input[0].content"),
+        ({"input": [output | {"output": "x", "call_id": text}]}, "input[0].tool_call_id"),
+        ({"instructions": text}, "instructions.content"),
+    ]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES, COUNT, RESPONSES])
 def test_nul_is_refused_in_every_text(server: RecordedServer, path: str) -> None:
     for body, field in _texts(path, "a\0b"):
         assert_refused(server, path, BASES[path] | body, f"{field}: holds a NUL character")
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES, COUNT])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES, COUNT, RESPONSES])
 def test_texts_are_bounded(server: RecordedServer, path: str) -> None:
     for body, field in _texts(path, "é" * (MIB // 2 + 1)):
         status, message = refusal(server, path, BASES[path] | body)
@@ -219,9 +240,8 @@ def test_a_text_of_just_the_limit_is_taken(server: RecordedServer, path: str) ->
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES, COUNT])
 @pytest.mark.parametrize("text", [b"\\ud800", b"\\udfff a", b"\xed\xa0\x80", b"\xff", b"\xc0\xaf", b"\\u12"])
 def test_a_text_that_is_no_unicode_is_no_json(server: RecordedServer, path: str, text: bytes) -> None:
-    place = (
-        b'{"prompt": "%s"}' if path == COMPLETIONS else b'{"messages": [{"role": "user", "content": "%s"}]}'
-    )
+    places = {COMPLETIONS: b'{"prompt": "%s"}', RESPONSES: b'{"input": "%s"}'}
+    place = places.get(path, b'{"messages": [{"role": "user", "content": "%s"}]}')
     assert refusal(server, path, place % text)[0] == 400
 
 
@@ -259,6 +279,13 @@ _ANY: list[tuple[str, str]] = [
         MESSAGES,
         '{"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": %s}]}]}',
     ),
+    (RESPONSES, '{"input": [%s]}'),
+    (RESPONSES, '{"input": [{"role": "user", "content": [%s]}]}'),
+    (RESPONSES, '{"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": %s}]}'),
+    (RESPONSES, '{"input": [{"type": "function_call_output", "call_id": "c", "output": %s}]}'),
+    (RESPONSES, '{"input": "a", "metadata": %s}'),
+    (RESPONSES, '{"input": "a", "text": {"format": %s}}'),
+    (RESPONSES, '{"input": "a", "tools": [%s]}'),
     (MESSAGES, '{"messages": [{"role": "user", "content": "a"}], "system": [%s]}'),
     (MESSAGES, '{"messages": [{"role": "user", "content": "a"}], "thinking": %s}'),
     (MESSAGES, '{"messages": [{"role": "user", "content": "a"}], "output_config": {"format": %s}}'),
@@ -274,7 +301,7 @@ def test_deep_nesting_is_refused_everywhere(
     assert status in (400, 422)
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES, COUNT])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES, COUNT, RESPONSES])
 def test_unknown_fields_may_be_anything_that_is_json(server: RecordedServer, path: str) -> None:
     unknown = {"later": [{"a": ["\0", 1e300, None]}] * 1000, "m" * MIB: "x" * MIB}
     assert server.post(path, BASES[path] | unknown).status_code == 200
@@ -298,6 +325,10 @@ def test_unknown_fields_may_be_anything_that_is_json(server: RecordedServer, pat
         (COMPLETIONS, {"prompt": "a", "best_of": 10**500}, "best_of"),
         (CHAT, {"messages": [HI[0]] * 10_001}, "messages: more than 10000"),
         (MESSAGES, {"messages": [HI[0]] * 10_001}, "messages: more than 10000"),
+        (RESPONSES, {"input": HI * 10_001}, "input: more than 10000"),
+        (RESPONSES, {"input": [{"type": "x" * MIB}]}, "input[0].type"),
+        (RESPONSES, {"input": "a", "truncation": "x" * MIB}, "truncation"),
+        (RESPONSES, {"input": "a", "max_output_tokens": -(10**500)}, "max_output_tokens"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -307,21 +338,21 @@ def test_large_values_are_refused_and_not_repeated(
     assert_refused(server, path, body, mention)
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
 def test_an_unknown_model_of_a_megabyte_is_not_found(server: RecordedServer, path: str) -> None:
     response = server.post(path, BASES[path] | {"model": "x" * MIB})
     assert (response.status_code, server.engine.works) == (404, [])
     assert len(response.json["error"]["message"]) < 500
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES, RESPONSES])
 def test_a_body_of_too_many_values_is_refused_unbuilt(server: RecordedServer, path: str) -> None:
     body = orjson.dumps(BASES[path] | {"x": [{}] * 700_000})
     status, message = refusal(server, path, body)
     assert status in (400, 422) and "limits.max_items" in message
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
 def test_a_body_over_fifty_mebibytes_is_refused(server: RecordedServer, path: str) -> None:
     status, message = refusal(server, path, b" " * (50 * MIB + 1), "request_too_large")
     assert (status, message) == (413, "request body too large")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import orjson
 
 from frontend.generation import bodies
 from frontend.generation.conversation import Conversation
@@ -20,6 +21,7 @@ from frontend.generation.errors import InvalidField
 from frontend.generation.grammars import grammar_of, json_text
 from frontend.generation.hosted import HostedFields, refuse_hosted
 from frontend.generation.models import DEFAULT
+from frontend.generation.nested import check_depth
 from frontend.generation.reasoning import variables_of
 from frontend.generation.sampling import alternatives_of, choices_of, ending_of, sampling_of
 from frontend.generation.sending import new_id
@@ -64,7 +66,7 @@ class ResponseRequest(HostedFields, kw_only=True):
     background: bool | None = None
     store: bool | None = None
     metadata: dict[str, Any] | None = None
-    include: list[Any] | None = None
+    include: Any = None
     max_output_tokens: int | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -123,11 +125,11 @@ def parse(body: bytes, limits: Limits) -> ResponsePlan:
     refuse_hosted(request, streams)
     if request.max_tool_calls is not None:
         raise InvalidField("max_tool_calls", "a bound on the number of calls is not offered by this server")
-    _check_values(request)
     stores = request.store is not False
     if background and not stores:
         raise InvalidField("store", "a response in the background has to be stored")
     id_, call = new_id("resp_"), _call(request)
+    _check_values(request)
     return ResponsePlan(
         id_,
         request.model,
@@ -147,7 +149,11 @@ def _check_values(request: ResponseRequest) -> None:
     for name in ("metadata", "text", "tool_choice", "tools"):
         json_text(getattr(request, name), name)
     for index, item in enumerate(request.input if isinstance(request.input, list) else ()):
-        json_text(item, f"input[{index}]")
+        check_depth(item, f"input[{index}]")
+        try:
+            orjson.dumps(item)
+        except TypeError as error:
+            raise InvalidField(f"input[{index}]", str(error)[:200]) from None
 
 
 def _call(request: ResponseRequest) -> GenerateCall:

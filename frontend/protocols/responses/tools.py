@@ -18,12 +18,17 @@ NAMESPACE = "namespace"
 
 def functions_of(tools: Sequence[Any] | None) -> list[Function]:
     """All functions of a request. Raises `InvalidField`."""
-    functions: list[Function] = []
-    for index, tool in enumerate(tools or ()):
-        functions += _functions(tool, f"tools[{index}]")
-        if len(functions) > MAX_FUNCTIONS:
-            raise InvalidField("tools", f"more than {MAX_FUNCTIONS} functions")
+    _check_number(len(tools or ()), "tools")
+    functions = [
+        function for index, tool in enumerate(tools or ()) for function in _functions(tool, f"tools[{index}]")
+    ]
+    _check_number(len(functions), "tools")
     return functions
+
+
+def _check_number(given: int, field: str) -> None:
+    if given > MAX_FUNCTIONS:
+        raise InvalidField(field, f"{given} given, the limit is {MAX_FUNCTIONS}")
 
 
 def _functions(tool: Any, where: str) -> list[Function]:
@@ -43,8 +48,9 @@ def _in_namespace(namespace: dict[str, Any], where: str) -> list[Function]:
     name, tools = namespace.get("name"), namespace.get("tools")
     if not isinstance(name, str) or not name:
         raise InvalidField(f"{where}.name", "expected the name of the namespace")
-    if not isinstance(tools, list) or len(tools) > MAX_FUNCTIONS:
-        raise InvalidField(f"{where}.tools", f"expected a list of at most {MAX_FUNCTIONS} functions")
+    if not isinstance(tools, list):
+        raise InvalidField(f"{where}.tools", "expected a list of functions")
+    _check_number(len(tools), f"{where}.tools")
     functions = []
     for index, tool in enumerate(tools):
         place = f"{where}.tools[{index}]"
