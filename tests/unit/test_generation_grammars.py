@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from ipc.errors import InvalidInput
-from ipc.wire.generation import CALLED, REASONING, TEXT
+from ipc.wire.generation import CALLED, TEXT
 from ipc.wire.messages import GenerateCall, Grammar, ToolUse
 from tests.tiny import chat_tokenizers
 from workers.generation import grammar_trial
@@ -204,11 +204,10 @@ def test_text_has_the_form_of_every_kind_of_grammar(known: Any, kind: str) -> No
         if kind != "json_object" or answer.ended:
             assert answer.ended
             _check_text(kind, answer.said(TEXT))
-    reasoned = 0
     for seed in range(8):
-        answer = known("qwen3").answer(GenerateCall(grammar=GRAMMARS[kind]), seed, most=400)
-        reasoned += bool(answer.said(REASONING))
-        if answer.ended:
+        answer = known("qwen3").answer(GenerateCall(grammar=GRAMMARS[kind]), seed)
+        if kind != "json_object" or answer.ended:
+            assert answer.ended
             _check_text(kind, answer.said(TEXT).lstrip("\n"))
     plain = known("qwen3").answer(GenerateCall(grammar=GRAMMARS[kind], splits=False), 3)
     if plain.ended:

@@ -107,9 +107,9 @@ class AnswerGrammar:
         often = "*" if calls.parallel else "?"
         return self._whole(f"{reasoning} ({called}){often} {text}")
 
-    def answered(self, name: str, calls: Calls | None) -> str:
-        """The grammar of an answer by the grammar of this name, or of calls instead."""
-        reasoning = self._reasoning(None)
+    def answered(self, name: str, calls: Calls | None, budget: int) -> str:
+        """The grammar of an answer by the grammar of this name, or of calls instead, after some reasoning."""
+        reasoning = self._reasoning(budget)
         answer = f"@{name}"
         if self._form.name == "harmony":
             answer = f"{self._sequence(_FINAL)} {answer}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -34,7 +35,9 @@ MOST_REASONING = 4096
 """Most tokens of reasoning before a forced call."""
 MOST_SCHEMAS = 128
 """Most functions whose arguments are held to their schemas without `strict`."""
+_LINE = re.compile(r"\n +\d+ \| ")
 _KEPT, _KEPT_NBYTES = 64, 4 << 20
+_FORCING = ("required", "named")
 _COMPACT: Any = {"whitespace_flexible": False}
 
 
@@ -102,25 +105,11 @@ class Grammars:
 
         `prompt` is the text of the prompt, `max_tokens` the most tokens of a choice. Raises `InvalidInput`.
         """
-        tools = call.tools if call.splits and call.tools and call.tools.choice != "none" else None
-        tools = tools if tools and tools.functions else None
-        is_forced = tools is not None and tools.choice in ("required", "named")
-        is_guided = tools is not None and (is_forced or bool(tools.strict) or bool(tools.allowed))
-        if call.grammar is None and not is_guided:
+        tools = _tools_of(call)
+        if call.grammar is None and (tools is None or not _restricts(tools)):
             return None
         self._prepare()
-        reasons = self._form.reasons(prompt) if call.splits else False
-
-        def answer() -> AnswerGrammar:
-            return AnswerGrammar(self._form, self._special, reasons)
-
-        if tools is not None and is_forced:
-            budget = _budget(max_tokens)
-            compiled = self._with_calls(tools, lambda calls: answer().forced(calls, budget))
-        elif call.grammar is not None:
-            compiled = self._answered(call.grammar, tools, reasons, answer)
-        else:
-            compiled = self._with_calls(tools, lambda calls: answer().guided(calls))
+        compiled = self._whole(call, tools, max_tokens, self._form.reasons(prompt) if call.splits else False)
         end = self._end_ids[0]
         return lambda: Guide(compiled.deep_copy(), end)
 
@@ -153,24 +142,30 @@ class Grammars:
             self._trial = Trial(text, self._vocabulary, self._end_ids)
             self._guided = guided
 
-    def _answered(
-        self,
-        grammar: Grammar,
-        tools: ToolUse | None,
-        reasons: bool | None,
-        answer: Callable[[], AnswerGrammar],
+    def _whole(
+        self, call: GenerateCall, tools: ToolUse | None, max_tokens: int, reasons: bool | None
     ) -> LLMatcher:
-        """The given grammar, behind reasoning and beside calls where the request has those."""
-        given = _given(grammar)
+        """The grammar of a whole answer."""
+
+        def answer() -> AnswerGrammar:
+            return AnswerGrammar(self._form, self._special, reasons)
+
+        if tools is not None and tools.choice in _FORCING:
+            budget = Budget(_part(max_tokens // 4, MOST_REASONING), _part(max_tokens // 8, MOST_TALK))
+            return self._with_calls(tools, lambda calls: answer().forced(calls, budget))
+        if call.grammar is None:
+            return self._with_calls(tools, lambda calls: answer().guided(calls))
+        given = _given(call.grammar)
         compiled = self._compiled(given, "grammar")
         if tools is None and reasons is False:
             return compiled
-        whole = json.loads(given) if given.startswith("{") else {"grammars": [{"lark_grammar": given}]}
-        name = whole["grammars"][0]["name"] = whole["grammars"][0].get("name") or ANSWER
+        grammars = json.loads(given) if given.startswith("{") else {"grammars": [{"lark_grammar": given}]}
+        name = grammars["grammars"][0]["name"] = grammars["grammars"][0].get("name") or ANSWER
 
         def write(calls: Calls | None) -> str:
-            start = {"name": "penstock-start", "lark_grammar": answer().answered(name, calls)}
-            return json.dumps({**whole, "grammars": [start, *whole["grammars"]]})
+            text = answer().answered(name, calls, _part(max_tokens // 2, max_tokens))
+            start = {"name": "penstock-start", "lark_grammar": text}
+            return json.dumps({**grammars, "grammars": [start, *grammars["grammars"]]})
 
         if tools is None or self._form.wrapper is None:
             return self._compiled(write(None), "grammar")
@@ -215,7 +210,8 @@ class Grammars:
             while len(self._kept) > _KEPT or sum(map(len, self._kept)) > max(_KEPT_NBYTES, len(text)):
                 self._kept.popitem(last=False)
         if isinstance(found, str):
-            raise InvalidInput(f"{field}: {found}")
+            # NOTE: llguidance shows the line with the mistake, which for functions nobody but us has written.
+            raise InvalidInput(f"{field}: {_LINE.split(found)[0] if field.startswith('tools') else found}")
         return found
 
     def _tried(self, text: str) -> LLMatcher | str:
@@ -223,6 +219,17 @@ class Grammars:
         assert self._guided is not None and self._trial is not None
         error = self._trial.error(text)
         return error or LLMatcher(self._guided, text, log_level=0, limits=LIMITS)
+
+
+def _tools_of(call: GenerateCall) -> ToolUse | None:
+    """The functions that an answer may call; None without any."""
+    tools = call.tools if call.splits else None
+    return tools if tools is not None and tools.functions and tools.choice != "none" else None
+
+
+def _restricts(tools: ToolUse) -> bool:
+    """Whether not every answer is right."""
+    return tools.choice in _FORCING or bool(tools.strict) or bool(tools.allowed)
 
 
 def _given(grammar: Grammar) -> str:
@@ -272,11 +279,6 @@ def _functions(tools: ToolUse) -> list[Function]:
     return functions
 
 
-def _budget(max_tokens: int) -> Budget:
-    """Tokens before a forced call, some of the most of the choice; powers of two, so that grammars are found again."""
-    return Budget(
-        *(
-            1 << min(most, max(1, max_tokens // part)).bit_length() - 1
-            for most, part in ((MOST_REASONING, 2), (MOST_TALK, 4))
-        )
-    )
+def _part(tokens: int, most: int) -> int:
+    """Tokens at most, as a power of two, so that a grammar with the number is found again."""
+    return 1 << max(1, min(tokens, most)).bit_length() - 1
