@@ -73,6 +73,13 @@ def test_a_prompt_without_room_for_an_answer_is_refused_or_loses_its_begin(
     assert prepare(adapter, GenerateCall(ids=ids, truncate=True)).prompt == ids[-(CONTEXT - 1) :]
 
 
+def test_a_prompt_of_any_length_is_counted(adapter: CausalAdapter) -> None:
+    ids = list(range(CONTEXT + 7))
+    assert len(prepare(adapter, GenerateCall(ids=ids, counts_only=True)).prompt) == CONTEXT + 7
+    cut = prepare(adapter, GenerateCall(ids=ids, counts_only=True, truncate=True))
+    assert len(cut.prompt) == CONTEXT - 1
+
+
 def test_token_ids_and_biases_beyond_the_vocabulary_are_refused_by_name(adapter: CausalAdapter) -> None:
     size = adapter._vocabulary_size
     for wrong in (-1, size):

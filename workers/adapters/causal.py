@@ -123,13 +123,14 @@ class CausalAdapter(Adapter):
         prompt = self._prompt(call)
         ids, longest = prompt.ids, self._context_tokens - 1
         if len(ids) > longest:
-            if not call.truncate:
+            if call.truncate:
+                ids = ids[len(ids) - max(1, self._context_tokens - (call.ending.max_tokens or 1)) :]
+            elif not call.counts_only:
                 raise InputTooLong(
                     f"the prompt has {len(ids)} tokens, the context of the model is {self._context_tokens} and the "
                     "answer needs one at least; set truncate_sequence to cut the beginning of the prompt"
                 )
-            ids = ids[len(ids) - max(1, self._context_tokens - (call.ending.max_tokens or 1)) :]
-        room = self._context_tokens - len(ids)
+        room = max(0, self._context_tokens - len(ids))
         max_tokens = room if call.ending.max_tokens is None else min(room, call.ending.max_tokens)
         stop_ids = frozenset(call.ending.stop_ids)
         if not call.ending.ignore_eos:
