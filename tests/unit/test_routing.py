@@ -72,8 +72,8 @@ def streaming(slot: int, count: int, **state: Any) -> Any:
 def test_text_goes_to_a_worker_with_few_streams_and_never_far_from_the_fewest() -> None:
     crowded, idle = streaming(0, STREAMS_APART + 1), streaming(1, 0)
     assert all(routing.pick([crowded, idle], text(str(n))) is idle for n in range(20))
-    waits = streaming(1, 0, cost=1000, credits=Credits(10**6, 0, 100.0))
-    assert all(routing.pick([crowded, waits], text(str(n))) is crowded for n in range(20))
+    stuck = streaming(1, 0, credits=Credits(1000, 0, 100.0, step_s=1))
+    assert all(routing.pick([crowded, stuck], text(str(n))) is crowded for n in range(20))
 
 
 def test_turns_of_a_conversation_go_to_one_worker_and_conversations_to_all() -> None:

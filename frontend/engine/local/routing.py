@@ -94,21 +94,23 @@ def pick(
 
     if isinstance(work.call, GenerateCall):
         return _for_text(open_, work.model, work.call)
-    return min(open_, key=lambda c: (_wait_s(c), c.cost, c.slot))
 
+    def wait_s(channel: Channel) -> float:
+        # A step that has taken seconds may take as many more, whatever the rate says.
+        waiting = channel.cost + channel.foreign_cost
+        return channel.credits.step_s + waiting / max(channel.credits.rate, 1.0)
 
-def _wait_s(channel: Channel) -> float:
-    """About the time until a worker is free."""
-    # A step that has taken seconds may take as many more, whatever the rate says.
-    waiting = channel.cost + channel.foreign_cost
-    return channel.credits.step_s + waiting / max(channel.credits.rate, 1.0)
+    return min(open_, key=lambda c: (wait_s(c), c.cost, c.slot))
 
 
 def _for_text(channels: Sequence[Channel], model: str, call: GenerateCall) -> Channel:
-    """Of the workers with the fewest streams, and about as few, that of the conversation."""
-    loads = {c.slot: (int(_wait_s(c)), len(c.streams.texts)) for c in channels}
-    seconds, streams = min(loads.values())
-    near = [slot for slot, load in loads.items() if load <= (seconds, streams + STREAMS_APART)]
+    """Of the workers with the fewest streams, and about as few, that of the conversation.
+
+    Streams count from their request to their end. A worker whose step runs for seconds is left alone.
+    """
+    loads = {c.slot: (c.credits.step_s, len(c.streams.texts)) for c in channels}
+    step_s, streams = min(loads.values())
+    near = [slot for slot, load in loads.items() if load <= (step_s, streams + STREAMS_APART)]
     chosen = home(near, model, beginning_of(call))
     return next(c for c in channels if c.slot == chosen)
 
@@ -118,7 +120,7 @@ def beginning_of(call: GenerateCall) -> str:
     if call.messages is None:
         return repr((call.text or "")[:PROMPT_BEGINNING] or (call.ids or [])[:PROMPT_BEGINNING])
     first = next((at for at, each in enumerate(call.messages) if each.get("role") == "user"), 0)
-    return repr(call.messages[: first + 1])
+    return repr([(each.get("role"), each.get("content")) for each in call.messages[: first + 1]])
 
 
 def home(slots: Sequence[int], model: str, sequence: int | str, caller: str = "") -> int:
