@@ -137,6 +137,10 @@ class Engine:
         if self._emitted:
             self._emitted = [emission for emission in self._emitted if emission.key != key]
 
+    def has_chosen(self, key: Hashable) -> bool:
+        """Whether some choice of an open request has its first token."""
+        return any(len(each.tokens) > each.prompt_length for each in self._by_key.get(key, ()))
+
     def pause(self, key: Hashable) -> None:
         """Compute no more of a request until `resume`, as its client does not read."""
         for sequence in self._by_key.get(key, ()):

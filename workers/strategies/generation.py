@@ -164,19 +164,18 @@ class Generations(Strategy):
         engine.add(request)
 
     def _alone(self, engine: Engine, crowd: Crowd, job: Job) -> None:
-        """Run the first steps of a job without any other."""
+        """Run a job without any other until its first token."""
         job.solo = False
         others = [other for other in crowd.jobs if other is not job and not other.kept.paused]
         for other in others:
             engine.pause(other)
         self._record_flight([(job.tag, job.id)])
-        began = False
-        while engine.has_work and not began and job.state == "open":
-            began = any(emission.kind == STARTED for emission in self._step(engine, crowd))
+        while engine.has_work and not engine.has_chosen(job) and job.state == "open":
+            self._step(engine, crowd)
         for other in reversed(others):
             engine.resume(other)
 
-    def _step(self, engine: Engine, crowd: Crowd) -> list[Emission]:
+    def _step(self, engine: Engine, crowd: Crowd) -> None:
         """One step of the engine, and what follows from a failure; what was new has been sent."""
         self._activity.begin(self._step_limit_s)
         began = time.monotonic()
@@ -184,19 +183,17 @@ class Generations(Strategy):
             emissions = engine.step()
         except Unfit as error:
             self._end_with(engine, {sequence.request.key for sequence in error.sequences}, error)
-            return []
         except Exception as error:
             end_if_lost(error)
             oom.forget_frames(error)
             log.warning("a step of %d sequences failed (%s)", crowd.sequences, type(error).__name__)
             oom.release_cached()
-            return self._isolated(engine, crowd)
-        self._tell(engine, crowd, emissions, time.monotonic() - began)
-        return emissions
+            self._isolated(engine, crowd)
+        else:
+            self._tell(engine, crowd, emissions, time.monotonic() - began)
 
-    def _isolated(self, engine: Engine, crowd: Crowd) -> list[Emission]:
+    def _isolated(self, engine: Engine, crowd: Crowd) -> None:
         """A step of each job without the others; those that fail alone end."""
-        found: list[Emission] = []
         jobs = [job for job in crowd.jobs if not job.kept.paused]
         for job in jobs:
             engine.pause(job)
@@ -213,12 +210,10 @@ class Generations(Strategy):
                 oom.release_cached()
             else:
                 self._tell(engine, crowd, emissions, 0.0)
-                found += emissions
             engine.pause(job)
         for job in reversed(jobs):
             if not job.kept.paused:
                 engine.resume(job)
-        return found
 
     def _end_with(self, engine: Engine, jobs: Iterable[Hashable], error: Exception) -> None:
         """End jobs with what the model raised on them."""
