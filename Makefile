@@ -28,7 +28,7 @@ NONE_IS_FINE = || [ $$? -eq 5 ]
 HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-fault test-fuzz test-gpu check walk bench bench-gpu sweep format docs protos clean
+.PHONY: help run run-chat test test-long test-fault test-fuzz test-gpu check walk bench bench-gpu sweep format docs protos clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,10 @@ help: ## show this list
 
 run: $(STAMP)run ## start the server with the demo model on 127.0.0.1:PORT
 	exec $(BIN)/penstock serve --bind 127.0.0.1:$(PORT) $(ARGS)
+
+run-chat: $(STAMP)run ## start the server with a tiny chat model on 127.0.0.1:PORT, whose words mean nothing
+	$(BIN)/python -m penstock.tiny_chat $(VENV)/tiny-chat
+	exec $(BIN)/penstock serve --catalog $(VENV)/tiny-chat --bind 127.0.0.1:$(PORT) $(ARGS)
 
 test: $(STAMP)dev ## run the default test suite (no GPU, no hub, a few minutes)
 	$(PYTEST) $(SPREAD) $(PARTS) $(ARGS) $(NONE_IS_FINE)

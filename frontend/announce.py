@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+from typing import Any
 
 from frontend.services import Services
 from ipc import addresses, logs
@@ -89,18 +90,20 @@ def _models(services: Services) -> list[str]:
 
 
 def _example(services: Services, url: str) -> list[str]:
-    """A request to paste, for the first loaded model that encodes text."""
+    """A request to paste, for the first loaded model that chats or encodes text."""
     for name, entry in services.catalog.items():
-        if (
-            services.directory.status(name).state == "loaded"
-            and "dense" in entry.outputs
-            and "text" in entry.inputs
-        ):
-            key = "-H 'Authorization: Bearer KEY' " if services.access.closed else ""
-            body = json.dumps({"model": name, "input": "hello"})
-            return [
-                f"  try        curl {url}/v1/embeddings {key}-H 'Content-Type: application/json' -d '{body}'"
-            ]
+        if services.directory.status(name).state != "loaded" or "text" not in entry.inputs:
+            continue
+        asked: dict[str, Any] = {"model": name}
+        if "chat" in entry.outputs:
+            path, asked["messages"] = "chat/completions", [{"role": "user", "content": "hello"}]
+        elif "dense" in entry.outputs:
+            path, asked["input"] = "embeddings", "hello"
+        else:
+            continue
+        key = "-H 'Authorization: Bearer KEY' " if services.access.closed else ""
+        body = json.dumps(asked)
+        return [f"  try        curl {url}/v1/{path} {key}-H 'Content-Type: application/json' -d '{body}'"]
     return []
 
 

@@ -27,7 +27,7 @@ from ipc.processes.liveness import age_ns
 from ipc.processes.paths import RunPaths
 from ipc.version import VERSION
 from ipc.wire.messages import ModelStatus
-from ipc.wire.stats import BatchRecord, QueueState, Stats
+from ipc.wire.stats import BatchRecord, GenerationStats, QueueState, Stats
 
 PHASES = ("tokenize", "queue", "device", "copy", "encode")
 SHOWN_REQUESTS = 24
@@ -278,7 +278,17 @@ def _model(entry: ModelEntry, workers: Sequence[WorkerView], seen: Traffic, now_
         "p50_ms": timing.get("p50_ms"),
         "p99_ms": timing.get("p99_ms"),
         "last_error": _error(best),
+        "generation": _generation(entry.id, workers),
     }
+
+
+def _generation(model: str, workers: Sequence[WorkerView]) -> dict[str, int] | None:
+    """Sequences, cache and counts of a model that generates, summed over the workers that have the model loaded."""
+    found = [
+        each for worker in workers if worker.stats for each in worker.stats.generations if each.model == model
+    ]
+    names = [name for name in GenerationStats.__struct_fields__ if name != "model"]
+    return {name: sum(getattr(each, name) for each in found) for name in names} if found else None
 
 
 def _rank(status: ModelStatus) -> int:

@@ -193,7 +193,7 @@ def origin_allowed(origin: str | None, host: str, allowed: str) -> bool:
 
 _HTML = Path(__file__).parent / "assets" / "page.html"
 _STYLES = ("page.css",)
-_SCRIPTS = ("format.js", "charts.js", "past.js", "panels.js", "stream.js")
+_SCRIPTS = ("format.js", "charts.js", "past.js", "panels.js", "generation.js", "stream.js")
 
 
 class PageResource:

@@ -54,9 +54,11 @@ def test_a_reader_of_the_log_that_stands_still_keeps_no_frontend_waiting(
     wait_until(lambda: stuck.getvalue() == "the block\n", what="the block")
 
 
-def block(states: dict[str, str], *, closed: bool = False, bind: str = "127.0.0.1:8080") -> list[str]:
+def block(
+    states: dict[str, str], *, closed: bool = False, bind: str = "127.0.0.1:8080", output: str = "dense"
+) -> list[str]:
     """The lines for models in these states."""
-    entry = SimpleNamespace(outputs=("dense",), inputs=("text",))
+    entry = SimpleNamespace(outputs=(output,), inputs=("text",))
     services: Any = SimpleNamespace(
         settings=Settings(server=Server(bind=bind)),
         catalog=dict.fromkeys(states, entry),
@@ -84,6 +86,13 @@ def test_the_request_to_paste_is_whole_and_asks_a_loaded_model() -> None:
     words = shlex.split(line)
     assert words[:3] == ["try", "curl", "http://localhost:8080/v1/embeddings"]
     assert json.loads(words[-1]) == {"model": "org/b", "input": "hello"}
+
+
+def test_a_chat_model_is_asked_by_a_message() -> None:
+    [line] = [line for line in block({"org/b": "loaded"}, output="chat") if line.startswith("  try")]
+    words = shlex.split(line)
+    assert words[2] == "http://localhost:8080/v1/chat/completions"
+    assert json.loads(words[-1]) == {"model": "org/b", "messages": [{"role": "user", "content": "hello"}]}
 
 
 def test_with_keys_the_request_to_paste_has_a_place_for_one() -> None:

@@ -18,7 +18,7 @@ from ipc.metrics.files import Totals
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.settings import load
 from ipc.wire.messages import Credits, ModelStatus
-from ipc.wire.stats import BatchRecord, QueueState, Stats
+from ipc.wire.stats import BatchRecord, GenerationStats, QueueState, Stats
 from tests.harness.server import FAKE_CATALOG
 
 GIB = 1 << 30
@@ -85,6 +85,18 @@ def test_a_model_is_shown_with_all_its_devices_by_memory() -> None:
     assert second["adaptive_batching"]["fill_ratio"] == 0.6
     assert (third["state"], third["device"]) == ("available", None)
     assert frame["loaded_models"] == ["fake/large", "fake/echo"]
+
+
+def test_a_model_that_generates_shows_the_sum_of_its_engines() -> None:
+    def numbers(*values: int) -> GenerationStats:
+        return GenerationStats("fake/echo", *values, *[0] * (11 - len(values)))
+
+    echo = ModelStatus("fake/echo", "loaded")
+    workers = [worker(n, stats(generations=[numbers(32, n, 5, 7, 100)]), echo) for n in (0, 3)]
+    shown = {model["name"]: model["generation"] for model in frame_of(*workers)["models"]}
+    assert shown["fake/large"] is None
+    names = ("capacity", "running", "waiting", "blocks_used", "blocks_total", "preemptions")
+    assert [shown["fake/echo"][name] for name in names] == [64, 3, 10, 14, 200, 0]
 
 
 def test_a_server_is_saturated_when_every_worker_is() -> None:

@@ -381,16 +381,24 @@ class Example {
 
 function curl(model, keyed) {
   const outputs = model.config.outputs;
+  if (outputs.includes("chat")) {
+    const messages = [{ role: "user", content: "What is a penstock?" }];
+    return request("/v1/chat/completions", { model: model.name, messages, max_tokens: 64, stream: true }, keyed);
+  }
   let [operation, body] = ["encode", { items: [{ text: "A river runs through it." }] }];
   if (outputs.includes("json")) {
     [operation, body] = ["extract", { items: [{ text: "Ada Lovelace lived in London." }], labels: ["person", "city"] }];
   } else if (outputs.length === 1 && outputs[0] === "score") {
     [operation, body] = ["score", { query: { text: "What is a penstock?" }, items: [{ text: "A gate for water." }, { text: "A bird." }] }];
   }
-  const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
   const path = model.name.split("/").map(encodeURIComponent).join("/").replaceAll("%3A", ":");
+  return request(`/v1/${operation}/${path}`, body, keyed);
+}
+
+function request(path, body, keyed) {
+  const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
   const lines = [
-    `curl ${quoted(`${location.origin}/v1/${operation}/${path}`)}`,
+    `curl ${quoted(`${location.origin}${path}`)}`,
     "-H 'Content-Type: application/json'",
     "-H 'Accept: application/json'",
     ...(keyed ? ["-H \"Authorization: Bearer $PENSTOCK_KEY\""] : []),

@@ -11,7 +11,7 @@ const HIDDEN_MS = 60000;
 
 const past = new Past();
 const panels = [
-  new Header(), new Tiles(past), new Devices(past), new Models(past), new Requests(), new Errors(), new Faults(), new Example(),
+  new Header(), new Tiles(past), new Devices(past), new Models(past), new Generation(past), new Requests(), new Errors(), new Faults(), new Example(),
 ];
 
 class Stream {
