@@ -25,7 +25,7 @@ from penstock.cli import main
 from tests.conformance.minilm import DIRECTORY, MODEL
 from tests.conformance.required_tool import required_tool
 from tests.harness.server import Server, serving
-from tests.tiny import loras
+from tests.tiny import chat_models, loras
 from tests.tiny.models import build
 from tests.tiny.pictures import encoded, picture
 from tests.tiny.programs import write_repository
@@ -68,6 +68,10 @@ MODELS = {
     "vidore/colqwen2-v1.0-hf": ("colqwen2", "colqwen2", "{multivector: {}, score: {}}", "text, image"),
 }
 """Adapter, tiny model, outputs and inputs that stand for the models of the pages."""
+
+
+CHAT_MODEL = "Qwen/Qwen3-0.6B"
+"""The model of text of the pages; a tiny one stands for it."""
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
@@ -125,6 +129,7 @@ def server(place: Path) -> Iterator[Server]:
         (catalog / f"{number}.yaml").write_text(
             text + "runtime: {task: <s_cord-v2>}\n" * (adapter == "donut")
         )
+    chat_models.write_entry(catalog, CHAT_MODEL, chat_models.save("qwen3", place / "weights" / "chat"))
     loras.write(place / "srv" / "loras" / "legal" / "2026-03", DIRECTORY)
     repository = write_repository(place / "srv" / "repository", ["add_sub", "countdown", "classifier"])
     _write_accumulator(repository / "accumulator")
@@ -132,11 +137,11 @@ def server(place: Path) -> Iterator[Server]:
         "repository.dirs": repository,
         "repository.allow_python": "true",
         "catalog.lora_dirs": place / "srv" / "loras",
-        "catalog.preload": MODEL,
+        "catalog.preload": f"{MODEL},{CHAT_MODEL}",
         "log.format": "json",
         "limits.load_wait_s": 60,
     }
-    with serving(place, (MODEL, *MODELS), settings, catalog) as running:
+    with serving(place, (MODEL, CHAT_MODEL, *MODELS), settings, catalog) as running:
         yield running
 
 
@@ -236,7 +241,7 @@ def test_a_program_of_a_page_runs(
     monkeypatch.setitem(sys.modules, "trtis_v1_pb2", trtis_v1_pb2)
     printed: list[object] = []
 
-    def show(*values: object) -> None:
+    def show(*values: object, end: str = "") -> None:
         printed.append(values)
         if "async for" in text:
             raise Enough

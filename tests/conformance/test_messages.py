@@ -38,12 +38,9 @@ CONTEXT = chat_models.CONTEXT
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of the tiny model."""
     place = tmp_path_factory.mktemp("messages")
-    weights = chat_models.save("qwen3", place / "weights")
     catalog = place / "catalog"
     catalog.mkdir()
-    (catalog / "model.yaml").write_text(
-        f"id: {MODEL}\nsource: {{kind: directory, path: {weights}}}\nadapter: causal\noutputs: {{chat: {{}}}}\n"
-    )
+    chat_models.write_entry(catalog, MODEL, chat_models.save("qwen3", place / "weights"))
     with serving(place, (MODEL,), {"limits.load_wait_s": 60}, catalog) as running:
         yield running
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -38,20 +37,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     catalog = root / "catalog"
     catalog.mkdir()
     for name, kind in KINDS.items():
-        write_entry(catalog, name, chat_models.save(kind, root / kind))
+        chat_models.write_entry(catalog, name, chat_models.save(kind, root / kind))
     with serving(root, tuple(KINDS), catalog=catalog) as running:
         yield running
-
-
-def write_entry(catalog: Path, name: str, directory: Path) -> None:
-    """The catalog file of a chat model."""
-    entry = {
-        "id": name,
-        "source": {"kind": "directory", "path": str(directory)},
-        "adapter": "causal",
-        "outputs": {"chat": {}},
-    }
-    (catalog / f"{name.replace('/', '-')}.yaml").write_text(json.dumps(entry))
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ published models is: the last ids stand for no text.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +69,14 @@ def save(kind: str, directory: Path) -> Path:
         bos_token_id=tokenizer.bos_token_id, eos_token_id=ends, pad_token_id=tokenizer.pad_token_id
     ).save_pretrained(str(directory))
     return directory
+
+
+def write_entry(catalog: Path, name: str, directory: Path) -> None:
+    """Write the catalog file of the model in `directory`."""
+    entry = {
+        "id": name,
+        "source": {"kind": "directory", "path": str(directory)},
+        "adapter": "causal",
+        "outputs": {"chat": {}},
+    }
+    (catalog / f"{name.replace('/', '-')}.yaml").write_text(json.dumps(entry))
