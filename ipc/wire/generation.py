@@ -14,8 +14,9 @@ import msgspec
 
 from ipc.wire.messages import Wire
 
-STARTED, TEXT, REASONING, CALLED, FINISHED = range(5)
-"""Kinds of entries: the prompt is tokenized; visible text; text of reasoning; a whole tool call; a choice has ended."""
+STARTED, TEXT, REASONING, CALLED, FINISHED, HELD = range(6)
+"""Kinds of entries: the prompt is tokenized; visible text; text of reasoning; a whole tool call; a choice has ended;
+a choice goes on with tokens whose text waits, as the text may become a tool call or a stop string."""
 
 WINDOW_NBYTES = 64 << 10
 """Bytes of text that a worker sends ahead of the client of one stream."""
@@ -60,7 +61,7 @@ class Deltas(Wire, frozen=True, tag="deltas"):
 
     ids      request of the entry
     choices  number of the choice, from 0
-    kinds    STARTED, TEXT, REASONING, CALLED or FINISHED
+    kinds    STARTED, TEXT, REASONING, CALLED, FINISHED or HELD
     texts    text of TEXT and REASONING, else empty
     tokens   how many tokens the entry stands for
     The maps hold, by number of the entry, what few entries have.

@@ -11,6 +11,7 @@ from ipc.wire.codec import ToWorker
 from ipc.wire.generation import (
     CALLED,
     FINISHED,
+    HELD,
     REASONING,
     STARTED,
     TEXT,
@@ -23,8 +24,11 @@ from ipc.wire.generation import (
 )
 from ipc.wire.messages import Cancel, Credits, Failure, ModelStatus, Result, Submit, Timing
 
-Entry = tuple[int, int, str | Start | CalledFunction | Finish]
-"""Request, choice, and what a step added: a text stands for one token, a text that begins with "?" is reasoning."""
+Entry = tuple[int, int, str | Start | CalledFunction | Finish | None]
+"""Request, choice, and what a step added: a text stands for one token, a text that begins with "?" is reasoning.
+
+None says that the choice goes on with text that waits.
+"""
 
 
 def deltas(*entries: Entry, logprobs: dict[int, list[TokenLogprob]] | None = None) -> Deltas:
@@ -38,6 +42,8 @@ def deltas(*entries: Entry, logprobs: dict[int, list[TokenLogprob]] | None = Non
             kind, made.starts[at] = STARTED, what
         elif isinstance(what, CalledFunction):
             kind, tokens, made.calls[at] = CALLED, 1, what
+        elif what is None:
+            kind = HELD
         else:
             kind, made.finishes[at] = FINISHED, what
         for column, value in zip(

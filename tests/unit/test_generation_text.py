@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from ipc.wire.generation import FINISHED, REASONING, TEXT, TokenLogprob
+from ipc.wire.generation import FINISHED, HELD, REASONING, TEXT, TokenLogprob
 from ipc.wire.messages import Ending, GenerateCall
 from tests.tiny import chat_tokenizers
 from workers.generation.formats.table import detect
 from workers.generation.request import Emission, GenerationRequest
-from workers.generation.text import ChoiceOutput, Vocabulary
+from workers.generation.text import HELD_TOKENS, ChoiceOutput, Vocabulary
 
 KINDS = sorted(chat_tokenizers.KINDS)
 TEXTS = ("Hello there", "naïve 你好 🙂🙃 end", "  two  blanks\n\n\ttab", "a<b>c{d}\u00a0e", "🙂")
@@ -161,3 +161,15 @@ def test_reasoning_is_counted_and_log_probabilities_stay_with_their_tokens(
     assert 0 < finish.reasoning_tokens < finish.tokens == len(ids)
     told = [each.id for emission in emissions for each in emission.logprobs or ()]
     assert told == ids
+
+
+def test_text_that_waits_is_told_now_and_then(tokenizers: dict[str, Any]) -> None:
+    tokenizer = tokenizers["chatml"]
+    stop = "never " * 40 + "!"
+    ids = tokenizer.encode("never " * 39 + "mind", add_special_tokens=False)
+    emissions = run(ChoiceOutput(Vocabulary(tokenizer), request_of((stop,)), 0), ids)
+    held = [emission for emission in emissions if emission.kind == HELD]
+    assert len(held) == len(ids) // HELD_TOKENS > 2
+    assert not any(emission.text or emission.tokens for emission in held)
+    assert text_of(emissions) == "never " * 39 + "mind"
+    assert sum(emission.tokens for emission in emissions) == len(ids)

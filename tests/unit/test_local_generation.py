@@ -446,6 +446,16 @@ def test_a_waiting_reader_gets_an_error_when_no_token_comes(tmp_path: Path, cloc
                 worker.channel.streams.look()
                 worker.say((request, 0, "b"))
                 assert await reading == [Text(0, "b", 1, None)]
+            # Text that waits for the end of a call is no silence.
+            reading = asyncio.ensure_future(anext(generation))
+            await turn()
+            for _ in range(3):
+                clock.now += 0.9 * idle_s
+                worker.say((request, 0, None))
+                worker.channel.streams.look()
+            assert not reading.done()
+            worker.say((request, 0, "c"))
+            assert await reading == [Text(0, "c", 1, None)]
             # A client that does not read waits for nothing.
             clock.now += 10 * idle_s
             worker.channel.streams.look()

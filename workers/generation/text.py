@@ -4,7 +4,8 @@
    of two decodings (`_Window`).
 2. `ChoiceOutput` turns the tokens of one choice into `Emission`s: bytes become characters, text that may begin a stop
    string waits, and the parser of the request tells text, reasoning and calls apart.
-3. A choice ends with an end token, a stop string, or its last allowed token. A stop string is looked for in all text,
+3. Text that waits for long is told by entries without text, so that nobody takes the choice for stuck.
+4. A choice ends with an end token, a stop string, or its last allowed token. A stop string is looked for in all text,
    and neither the string nor text behind the string is sent.
 """
 
@@ -15,11 +16,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ipc.wire.generation import CALLED, FINISHED, REASONING, Finish, TokenLogprob
+from ipc.wire.generation import CALLED, FINISHED, HELD, REASONING, Finish, TokenLogprob
 from workers.generation.formats.table import PlainParser
 from workers.generation.formats.tags import Marks
 from workers.generation.request import Emission, GenerationRequest, Segment
 
+HELD_TOKENS = 8
+"""After so many tokens without an entry one tells that the choice goes on."""
 _SAMPLE = "Ünï 你好 🙂\n\tf(x)  = {0}"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _META = "\u2581"
@@ -100,7 +103,7 @@ class ChoiceOutput:
         self._stops = Marks(request.call.ending.stop) if request.call.ending.stop else None
         self._held = ""
         self._stop: str | None = None
-        self._unfed = self._tokens = self._reasoning_tokens = 0
+        self._unfed = self._tokens = self._reasoning_tokens = self._quiet = 0
         self._logprobs: list[TokenLogprob] = []
         self._called = False
 
@@ -116,7 +119,12 @@ class ChoiceOutput:
         text = self._text(token)
         if self._tokens >= self._request.max_tokens:
             self.ended = "length"
-        return self._feed(text) if text else []
+        found = self._feed(text) if text else []
+        self._quiet = 0 if found else self._quiet + 1
+        if self._quiet < HELD_TOKENS:
+            return found
+        self._quiet = 0
+        return [Emission(self._request.key, self._choice, HELD)]
 
     def finish(self, reason: str) -> list[Emission]:
         """The end of the choice: what was held back, and FINISHED."""

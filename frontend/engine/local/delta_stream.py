@@ -3,7 +3,8 @@
 1. Events wait here until the reader asks. The reader gets all of them at once.
 2. The text of a list is taken when the next list is asked for. The worker learns of taken text in pieces of
    `TELL_AFTER` bytes, and pauses a stream with more untaken text than `WINDOW_NBYTES`.
-3. The first entry after STARTED must come until `first_by_ns`. From then on a reader waits `idle_s` for an entry.
+3. The first entry after STARTED must come until `first_by_ns`. From then on a reader waits `idle_s` for an entry. An
+   entry HELD says that tokens come whose text waits. The client sees nothing of such an entry.
 4. The `Result` of the job ends the stream. The sums of all choices stand in the last event.
 
 A stream that has started is in no queue of the worker and costs nothing (`Outstanding`).
@@ -26,7 +27,7 @@ from frontend.engine.local.incoming import Incoming
 from frontend.engine.recording import TextMeter
 from frontend.generation.events import Called, Ended, Event, Finished, Generation, Reasoning, Started, Text
 from ipc.errors import DeadlineExceeded
-from ipc.wire.generation import CALLED, REASONING, STARTED, TEXT, WINDOW_NBYTES, Deltas, Finish, Start
+from ipc.wire.generation import CALLED, HELD, REASONING, STARTED, TEXT, WINDOW_NBYTES, Deltas, Finish, Start
 
 TELL_AFTER = WINDOW_NBYTES // 2
 """So many bytes of text are taken before the worker is told."""
@@ -102,6 +103,9 @@ class DeltaStream(Incoming[Event], Generation):
             self._step(choice, tokens, now_ns)
             self._waiting.append(make(choice, text, tokens, deltas.logprobs.get(at)))
             self._waiting_nbytes += len(text) if text.isascii() else len(text.encode())
+        elif kind == HELD:
+            self._last_ns = now_ns
+            return
         elif kind == CALLED:
             self._step(choice, deltas.tokens[at], now_ns)
             call, index = deltas.calls[at], self._calls[choice]
@@ -153,7 +157,7 @@ class DeltaStream(Incoming[Event], Generation):
         """End a stream whose next entry takes too long."""
         if self._failure is not None or self._final.done():
             return
-        if not self.answering:
+        if not self._last_ns:
             if now_ns >= self._pace.first_by_ns:
                 self._fail(DeadlineExceeded("the deadline passed before the first token", retry_after_s=1))
         elif self._is_awaited:
