@@ -77,33 +77,6 @@ def clients_of(pid: int) -> set[int]:
     return {found.raddr.port for found in psutil.Process(pid).net_connections("tcp") if found.raddr}
 
 
-def test_a_killed_worker_ends_its_streams_with_one_error_and_what_has_not_begun_runs_elsewhere(
-    server: Server,
-) -> None:
-    for _ in range(rounds(short=1, long=50)):
-        starts, retries = server.starts(0), server.metric("penstock_retries_total")
-        with ExitStack() as stack:
-            running = {slot: opened(stack, server, slot, RUNNING) for slot in (0, 1)}
-            for stream in (*running[0], *running[1]):
-                stream.more()
-            with stopped(worker := server.worker_pid(0)):
-                fresh = opened(stack, server, 0, 2, 30)
-                wait_until(lambda: in_flight(server) == 2 * RUNNING + 2, what="all requests")
-                assert worker is not None
-                os.kill(worker, signal.SIGKILL)
-            for stream in running[0]:
-                ending = stream.rest()
-                assert ending.is_failed and "in the middle of its answer" in ending.errors[0]["message"]
-            for stream in running[1]:
-                stream.close()
-            for stream in fresh:
-                ending = stream.rest()
-                assert ending.is_whole and ending.finishes == ["length"]
-                assert ending.usage is not None and ending.usage["completion_tokens"] == 30
-        assert server.metric("penstock_retries_total") == retries + 2
-        wait_until(lambda seen=starts: server.starts(0) > seen, what="the worker's return")
-
-
 def test_a_killed_frontend_frees_what_its_clients_had_and_no_other_stream(server: Server) -> None:
     with ExitStack() as stack:
         streams = [*opened(stack, server, 0, 3), *opened(stack, server, 1, 3)]
@@ -161,3 +134,30 @@ def test_clients_that_hardly_read_hold_up_nobody(server: Server) -> None:
                 assert stream.rest().is_whole
         for stream in slow:
             assert stream.response.read(1) == b"a"
+
+
+def test_a_killed_worker_ends_its_streams_with_one_error_and_what_has_not_begun_runs_elsewhere(
+    server: Server,
+) -> None:
+    for _ in range(rounds(short=1, long=50)):
+        wait_until(lambda: server.metric("penstock_worker_up") == 2, what="two workers")
+        retries = server.metric("penstock_retries_total")
+        with ExitStack() as stack:
+            running = {slot: opened(stack, server, slot, RUNNING) for slot in (0, 1)}
+            for stream in (*running[0], *running[1]):
+                stream.more()
+            with stopped(worker := server.worker_pid(0)):
+                fresh = opened(stack, server, 0, 2, 30)
+                wait_until(lambda: in_flight(server) == 2 * RUNNING + 2, what="all requests")
+                assert worker is not None
+                os.kill(worker, signal.SIGKILL)
+            for stream in running[0]:
+                ending = stream.rest()
+                assert ending.is_failed and "in the middle of its answer" in ending.errors[0]["message"]
+            for stream in running[1]:
+                stream.close()
+            for stream in fresh:
+                ending = stream.rest()
+                assert ending.is_whole and ending.finishes == ["length"]
+                assert ending.usage is not None and ending.usage["completion_tokens"] == 30
+        assert server.metric("penstock_retries_total") == retries + 2
