@@ -6,6 +6,7 @@ from collections.abc import Container
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from frontend.engine.http_counting import UNMATCHED
 from ipc.errors import InputRefused, WorkerCrashed
 from ipc.metrics.families import DIRECTIONS, NO_KEY, UNKNOWN
 from ipc.metrics.registry import FrontendMetrics
@@ -102,13 +103,19 @@ class Recorder:
         gauges = self._child("in_flight", model, lane), self._child("sie_active", model)
         return _InFlight(self, self._tally.amount(*gauges))
 
-    def _meter(self, model: str, key: str) -> TextMeter:
+    def _meter(self, model: str, key: str, route: str) -> TextMeter:
+        # NOTE: a request that gets tokens is answered 200, unless the model fails before an answer is sent whole.
+        asked = "POST", route, model, "200"
         prompt, generated = (
             self._tally.amount(self._child("tokens_by_key", key, direction)) for direction in DIRECTIONS
         )
         return TextMeter(
-            self._tally.observations(self._child("first_token", model)),
-            self._tally.observations(self._child("between_tokens", model)),
+            self._tally.observations(
+                self._child("first_token", model), self._child("rs_first_token", *asked)
+            ),
+            self._tally.observations(
+                self._child("between_tokens", model), self._child("rs_between_tokens", *asked)
+            ),
             prompt,
             self._tally.amount(self._child("cached_tokens", model)),
             generated,
@@ -151,9 +158,9 @@ class Recorder:
         """Count one more request inside the context; its label stays, even if the model leaves the catalog."""
         return self._gauges(self.model_label(model), lane)
 
-    def text(self, model: str, key: str) -> TextMeter:
-        """Where the tokens of a request are counted; `key` is the name of its API key, or empty."""
-        return self._meters(self.model_label(model), key or NO_KEY)
+    def text(self, model: str, key: str, route: str) -> TextMeter:
+        """Where the tokens of a request are counted: for the name of its API key and its route, if it has them."""
+        return self._meters(self.model_label(model), key or NO_KEY, route or UNMATCHED)
 
     def flush(self) -> None:
         """Write the counts now, for a reader of the metric files."""

@@ -151,6 +151,20 @@ FRONTEND = (
         "model",
         BETWEEN_TOKENS_BUCKETS,
     ),
+    histogram(
+        "rs_first_token",
+        "mistralrs_time_to_first_token_seconds",
+        "From the arrival of a request to its first token.",
+        f"{_HTTP} status",
+        FIRST_TOKEN_BUCKETS,
+    ),
+    histogram(
+        "rs_between_tokens",
+        "mistralrs_inter_token_latency_seconds",
+        "Between two steps that added to the same choice.",
+        f"{_HTTP} status",
+        BETWEEN_TOKENS_BUCKETS,
+    ),
     counter(
         "cached_tokens", "penstock_cached_prompt_tokens", "Tokens of prompts found in the cache.", "model"
     ),

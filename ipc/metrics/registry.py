@@ -126,6 +126,8 @@ class FrontendMetrics(_Families):
         for family in (self.http_requests, self.http_duration):
             family.labels(*asked, "200")
         self.http_body.labels(*asked), self.http_in_flight.labels(*asked)
+        for family in (self.rs_first_token, self.rs_between_tokens):
+            family.labels("POST", "/v1/chat/completions", UNKNOWN, "200")
 
     def touch_models(self, models: Iterable[str]) -> None:
         """Make the series of these models exist, which stay as they are where they exist already."""

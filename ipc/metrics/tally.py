@@ -39,9 +39,9 @@ class Tally:
         """Count with counters or gauges of prometheus_client that always change together."""
         return Amount(self, children)
 
-    def observations(self, child: Any) -> Observations:
-        """Observe with the histogram `child` of prometheus_client."""
-        return Observations(self, child)
+    def observations(self, *children: Any) -> Observations:
+        """Observe with histograms of prometheus_client that have the same bounds and always change together."""
+        return Observations(self, children)
 
     def note(self, changed: Amount | Observations) -> None:
         """`changed` has something to write."""
@@ -115,13 +115,13 @@ class WrittenAmount:
 
 
 class Observations:
-    """A histogram."""
+    """Histograms with the same bounds that change together."""
 
-    __slots__ = ("_bounds", "_child", "_counts", "_noted", "_tally", "_total")
+    __slots__ = ("_bounds", "_children", "_counts", "_noted", "_tally", "_total")
 
-    def __init__(self, tally: Tally, child: Any) -> None:
-        self._tally, self._child = tally, child
-        self._bounds: list[float] = child._upper_bounds
+    def __init__(self, tally: Tally, children: tuple[Any, ...]) -> None:
+        self._tally, self._children = tally, children
+        self._bounds: list[float] = children[0]._upper_bounds
         self._counts = [0] * len(self._bounds)
         self._total, self._noted = 0.0, False
 
@@ -138,7 +138,9 @@ class Observations:
         # NOTE: the library observes single values only; these are the three fields that `Histogram.observe` changes.
         for place, count in enumerate(self._counts):
             if count:
-                self._child._buckets[place].inc(count)
+                for child in self._children:
+                    child._buckets[place].inc(count)
                 self._counts[place] = 0
-        self._child._sum.inc(self._total)
+        for child in self._children:
+            child._sum.inc(self._total)
         self._total, self._noted = 0.0, False

@@ -30,6 +30,8 @@ ONLY_AFTER_FAULTS = {
     "Requests by key": "the server has no keys",
     "Time to first token": "no model generates text",
     "Time between tokens": "no model generates text",
+    "mistralrs_time_to_first_token": "no model generates text",
+    "mistralrs_inter_token_latency": "no model generates text",
 }
 """Panels that may be empty on a healthy server without keys, and why."""
 ROWS = [
@@ -69,7 +71,7 @@ def substituted(expression: str) -> str:
 
 def names_in(expression: str) -> set[str]:
     """Metric names of an expression."""
-    return set(re.findall(r"\b((?:penstock|sie|mistralrs)_[a-z0-9_]+)", expression))
+    return set(re.findall(r"\b((?:penstock|sie|mistralrs|http)_[a-z0-9_]+)", expression))
 
 
 def exposed() -> set[str]:

@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 from frontend.access.gate import Grant
+from frontend.engine.http_counting import UNMATCHED
 from frontend.engine.local import channel as channel_module
 from frontend.engine.local import delta_stream, routing, streams
 from frontend.engine.local.channel import EXPIRE_GRACE_NS, Channel
@@ -214,6 +215,9 @@ def test_events_come_in_order_with_sums_at_the_end(tmp_path: Path) -> None:
         assert scope.phases["device"] == 7e-6 and not worker.cancelled
         assert frontend.value("first_token", MODEL) == 1
         assert frontend.value("between_tokens", MODEL) >= 2
+        for name in ("first_token", "between_tokens"):
+            by_route = frontend.value(f"rs_{name}", "POST", UNMATCHED, MODEL, "200")
+            assert by_route == frontend.value(name, MODEL)
         assert frontend.value("cached_tokens", MODEL) == 3
 
     on_loop(tmp_path, work)

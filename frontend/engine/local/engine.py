@@ -99,7 +99,8 @@ class LocalEngine(Engine):
     async def generate(self, scope: RequestScope, work: Work) -> AsyncIterator[Generation]:
         """Run planned work with a `GenerateCall`; see `Engine.generate`."""
         began_ns = time.monotonic_ns() - int((time.perf_counter() - scope.started) * 1e9)
-        meter = self._recorder.text(work.model, scope.grant.name)
+        route = scope.http.route if scope.http is not None else ""
+        meter = self._recorder.text(work.model, scope.grant.name, route)
         pace = Pace(began_ns, work.waits_until_ns, self._settings.generation.idle_timeout_s, meter)
         with (
             self._recorder.in_flight(work.model, work.lane),
