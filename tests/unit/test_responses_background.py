@@ -127,6 +127,17 @@ def test_a_run_is_followed_live_and_again_from_any_event(pair: tuple[Frontend, F
             assert again.endswith("data: [DONE]\n\n")
 
 
+def test_a_silent_run_sends_comments_to_those_who_follow(stack: ExitStack, tmp_path: Path) -> None:
+    frontend = Frontend(stack, tmp_path, generation__keep_alive_s="0.02")
+    id_ = frontend.start()
+    frontend.wait(id_, "in_progress")
+    with frontend.http.stream("GET", f"/v1/responses/{id_}?stream=true&starting_after=4") as response:
+        lines = response.iter_lines()
+        assert [next(lines) for _ in range(4)] == 2 * [": keep-alive", ""]
+        frontend.gate.set()
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+
+
 def test_a_run_is_cancelled_from_another_frontend_and_stays_cancelled(
     pair: tuple[Frontend, Frontend],
 ) -> None:

@@ -188,15 +188,17 @@ def test_a_response_that_fails_has_an_error_and_the_output_so_far(
     error: PenstockError, kind: str, code: str
 ) -> None:
     output = Output(_BEGUN)
-    output.take([Started(5, 2), Text(0, "Hi")])
+    output.take([Started(5, 2), Reasoning(0, "hm", tokens=4), Text(0, "Hi", tokens=2)])
     whole = resource.failed(_BEGUN, output, error)
     assert whole["error"] == {"type": kind, "code": code, "message": "x"}
-    assert (whole["status"], whole["output_text"], whole["output"][0]["status"]) == (
+    assert (whole["status"], whole["output_text"], whole["output"][1]["status"]) == (
         "failed",
         "Hi",
         "incomplete",
     )
-    assert whole["usage"]["input_tokens"] == 5
+    usage = whole["usage"]
+    assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (5, 6, 11)
+    assert usage["output_tokens_details"] == {"reasoning_tokens": 4}
     assert "usage" not in resource.failed(_BEGUN, Output(_BEGUN), error)
 
 

@@ -49,7 +49,7 @@ async def _put_ended(kept: ResponseStore, number: int, owner: str = "", **fields
 async def _put_running(kept: ResponseStore, number: int) -> Stored:
     begun = _begun(number, background=True)
     await kept.put(begun, "", [], [])
-    return await kept.get(begun["id"], "")
+    return await kept.get(str(begun["id"]), "")
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_response_is_seen_by_all_frontends_and_after_a_restart(
     async def act() -> None:
         await _put_ended(first, 1)
         for each in (second, _made(tmp_path)):
-            row = await each.get("resp_1", "")
+            row = await each.get("resp_1", "", with_items=True)
             assert orjson.loads(row.body)["status"] == row.status == "completed"
             assert [item["type"] for item in row.conversation()] == ["old", "message", "message"]
 

@@ -47,7 +47,7 @@ async def _history(store: ResponseStore, previous: str | None, owner: str) -> It
     """The items of the conversation that a request goes on with."""
     if previous is None:
         return []
-    row = await store.get(previous, owner)
+    row = await store.get(previous, owner, with_items=True)
     if not row.is_finished:
         raise InvalidField("previous_response_id", f"the response {row.id!a} is {row.status}, not finished")
     return await off_loop_if(row.nbytes > LONG_NBYTES, row.conversation)

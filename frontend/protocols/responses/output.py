@@ -64,6 +64,7 @@ class Output:
         self._reasons: list[str] = []
         self._started: Started | None = None
         self._ended: Ended | None = None
+        self._tokens = self._reasoning_tokens = 0
 
     def take(self, events: Iterable[Event]) -> None:
         """Take events in their order."""
@@ -103,7 +104,9 @@ class Output:
         """Counts of the request, or what is known of them if it was cut off; None before it has started."""
         if self._ended is not None or self._started is None:
             return self._ended
-        return Ended(self._started.prompt_tokens, 0, cached_tokens=self._started.cached_tokens)
+        return Ended(
+            self._started.prompt_tokens, self._tokens, self._reasoning_tokens, self._started.cached_tokens
+        )
 
     def _all_text(self, kind: str, part: str) -> str:
         found = (item["content"] for item in self.items() if item["type"] == kind)
@@ -119,11 +122,13 @@ class Output:
             self._close(choice)
             item = self._open(choice, kind)
         item.texts.append(event.text)
+        self._tokens += event.tokens
         if kind == "message":
             entries = entries_of(event.logprobs or ())
             item.logprobs += event.logprobs or ()
             self._tell("response.output_text.delta", **item.place, delta=event.text, logprobs=entries)
         else:
+            self._reasoning_tokens += event.tokens
             self._tell("response.reasoning_text.delta", **item.place, delta=event.text)
 
     def _open(self, choice: _Choice, kind: str) -> _Open:

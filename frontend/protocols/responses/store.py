@@ -27,7 +27,7 @@ from frontend.protocols.responses.resource import Resource
 from ipc import settings
 from ipc.errors import InvalidInput, PenstockError
 from ipc.processes.liveness import is_running, own_identity
-from ipc.store.lasting import LastingStore
+from ipc.store.lasting import How, LastingStore
 from ipc.store.store import StoreUnreadable
 
 FILE = "responses-1.db"
@@ -62,7 +62,11 @@ END;
 """
 _COLUMNS = "id, owner, created, status, runner, followable, begun, whole, history, items"
 _INSERT = f"INSERT OR IGNORE INTO responses ({_COLUMNS}, nbytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_FIND = f"SELECT {_COLUMNS} FROM responses WHERE id = ? AND owner = ? AND created > ?"
+_FIND = "SELECT {columns} FROM responses WHERE id = ? AND owner = ? AND created > ?"
+# PERF: conversations are long, and most reads need no more than the response.
+_FIND_WHOLE, _FIND_PART = (
+    _FIND.format(columns=columns) for columns in (_COLUMNS, _COLUMNS.replace("history, items", "x'', x''"))
+)
 _GROW = f"""
 UPDATE responses SET status = 'in_progress', nbytes = nbytes + ?1, events_nbytes = events_nbytes + ?1
 WHERE id = ?2 AND status IN ({_STATUSES})
@@ -94,8 +98,8 @@ class ResponsesUnavailable(PenstockError):
 class Stored:
     """One row.
 
-    `whole` is the response as JSON once it has ended, `history` what its conversation began with. A response is
-    `followable` while all of its events are kept.
+    `whole` is the response as JSON once it has ended, `history` what its conversation began with; `history` and `items`
+    are empty where only the response was asked for. A response is `followable` while all of its events are kept.
     """
 
     id: str
@@ -166,23 +170,29 @@ class ResponseStore:
 
         await _reached(self._file.write(write))
 
-    async def get(self, id_: str, owner: str) -> Stored:
-        """A response. Raises `ResponseNotFound`."""
-        return (await self.follow(id_, owner, -1))[0]
+    async def get(self, id_: str, owner: str, *, with_items: bool = False) -> Stored:
+        """A response, `with_items` of its conversation. Raises `ResponseNotFound`."""
+        find = _FIND_WHOLE if with_items else _FIND_PART
+        return await self._read(lambda connection: self._found(connection, id_, owner, find), lambda row: row)
 
     async def follow(self, id_: str, owner: str, known: int) -> tuple[Stored, list[bytes]]:
-        """A response, and its kept events behind piece number `known`. Raises `ResponseNotFound`."""
+        """A response, and its kept events from piece number `known` on. Raises `ResponseNotFound`."""
 
         def read(connection: sqlite3.Connection) -> tuple[Stored, list[bytes]]:
-            row = self._found(connection, id_, owner)
-            return row, _pieces(connection, id_, known) if row.followable and known >= 0 else []
+            row = self._found(connection, id_, owner, _FIND_PART)
+            return row, _pieces(connection, id_, known) if row.followable else []
 
-        row, pieces = await _reached(self._file.read(read))
+        return await self._read(read, lambda found: found[0])
+
+    async def _read(self, how: How[T], row_of: Callable[[T], Stored]) -> T:
+        """What `how` reads, read again if the process of its row turns out to be dead."""
+        found = await _reached(self._file.read(how))
+        row = row_of(found)
         if row.is_finished or is_running(row.runner):
-            return row, pieces
+            return found
         lost = PenstockError("the server process that ran this response has ended")
         await self.settle(row, lambda begun, output: resource.failed(begun, output, lost))
-        return await _reached(self._file.read(read))
+        return await _reached(self._file.read(how))
 
     async def settle(self, row: Stored, how: Callable[[Resource, Output], Resource]) -> bool:
         """End an unfinished response from outside, with the output so far; whether it was still unfinished."""
@@ -225,13 +235,13 @@ class ResponseStore:
         """Delete a response. Raises `ResponseNotFound`."""
 
         def write(connection: sqlite3.Connection) -> None:
-            self._found(connection, id_, owner)
+            self._found(connection, id_, owner, _FIND_PART)
             connection.execute("DELETE FROM responses WHERE id = ?", (id_,))
 
         await _reached(self._file.write(write))
 
-    def _found(self, connection: sqlite3.Connection, id_: str, owner: str) -> Stored:
-        row = connection.execute(_FIND, (id_, owner, time.time() - self._bounds.max_age_s)).fetchone()
+    def _found(self, connection: sqlite3.Connection, id_: str, owner: str, find: str) -> Stored:
+        row = connection.execute(find, (id_, owner, time.time() - self._bounds.max_age_s)).fetchone()
         if row is None:
             raise ResponseNotFound(f"no response with the id {id_[:100]!a} is stored")
         return Stored(*row)

@@ -21,8 +21,8 @@ from frontend.protocols.responses.store import ResponseNotFound, ResponseStore, 
 from frontend.services import Services
 from ipc.errors import PenstockError
 
-LOOK_EVERY_S = 0.1
-"""Time between two looks of a client that follows a response."""
+LEAST_PAUSE_S, MOST_PAUSE_S = 0.1, 1.0
+"""Time between two looks at a response that is followed; looks that find nothing become rarer."""
 MOST_LISTED, LISTED = 100, 20
 """Items of a page: the most, and those of a request that does not say."""
 _TRUE = ("true", "1")
@@ -84,7 +84,8 @@ class InputItemsResource:
     async def on_get(self, req: Request, resp: Response, response_id: str) -> None:
         """Items behind `after`, newest first unless `order` is `asc`."""
         order, limit = _word(req, "order", _ORDERS, "desc"), _number(req, "limit", 1, MOST_LISTED, LISTED)
-        items = orjson.loads((await self._store.get(response_id, _owner(req))).items)
+        row = await self._store.get(response_id, _owner(req), with_items=True)
+        items = orjson.loads(row.items)
         if order == "desc":
             items.reverse()
         if after := req.get_param("after"):
@@ -100,9 +101,10 @@ class InputItemsResource:
 
 async def _following(store: ResponseStore, row: Stored, named: NamedEvents) -> AsyncGenerator[bytes, None]:
     """The events of a response from its first, and those to come until its end."""
-    begun, known = orjson.loads(row.begun), 0
+    begun, known, pause_s = orjson.loads(row.begun), 0, LEAST_PAUSE_S
     output = Output(begun, named.tell)
     named.queue(begun)
+    yield named.taken()
     while True:
         row, pieces = await store.follow(row.id, row.owner, known)
         if not row.followable:
@@ -114,8 +116,10 @@ async def _following(store: ResponseStore, row: Stored, named: NamedEvents) -> A
         known += len(pieces)
         if row.whole is not None:
             break
-        yield named.taken()
-        await asyncio.sleep(LOOK_EVERY_S)
+        if made := named.taken():
+            yield made
+        pause_s = LEAST_PAUSE_S if pieces else min(pause_s * 1.5, MOST_PAUSE_S)
+        await asyncio.sleep(pause_s)
     yield named.end(orjson.loads(row.whole))
 
 
