@@ -202,6 +202,12 @@ class ToolUse(Wire, frozen=True):
     strict: list[str] = []
     parallel: bool = True
 
+    @property
+    def restricts(self) -> bool:
+        """Whether a grammar must hold the answer to something: a call, certain functions, or strict arguments."""
+        forced = self.choice in ("required", "named")
+        return self.choice != "none" and (forced or bool(self.strict) or bool(self.allowed))
+
 
 class GenerateCall(Wire, frozen=True, tag="generate"):
     """Generate `n` choices for one prompt: `messages` (rendered with the model's chat template), `text`, or `ids`.

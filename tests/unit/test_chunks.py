@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from ipc.wire.messages import Call, EncodeCall, ExtractCall, InputItem, ScoreCall
+from ipc.wire.messages import (
+    Call,
+    EncodeCall,
+    ExtractCall,
+    GenerateCall,
+    Grammar,
+    InputItem,
+    ScoreCall,
+    ToolUse,
+)
 from workers.scheduling.preparing import (
     CHUNK_CHARACTERS,
     CHUNK_ITEMS,
@@ -55,6 +64,25 @@ def test_long_is_what_is_over_a_chunk_alone() -> None:
     assert is_long(ScoreCall([TEXT], HUGE), 0) and not is_long(ScoreCall([TEXT], QUARTER), 0)
     assert is_long(ExtractCall([TEXT], ["a" * 499] * 1000), 0)
     assert not is_long(EncodeCall([TEXT], [], options=DEEP), 0)
+    assert is_long(GenerateCall(text="a" * (1 << 17)), 0) and not is_long(GenerateCall(text="a"), 0)
+    assert is_long(GenerateCall(ids=[1] * (1 << 15)), 0)
+
+
+@pytest.mark.parametrize(
+    ("tools", "compiles"),
+    [
+        (ToolUse([]), False),
+        (ToolUse([], choice="required"), True),
+        (ToolUse([], choice="named", name="f"), True),
+        (ToolUse([], strict=["f"]), True),
+        (ToolUse([], choice="none", strict=["f"]), False),
+        (ToolUse([], allowed=["f"]), True),
+    ],
+)
+def test_what_compiles_a_grammar_is_left_to_the_threads_of_long_work(tools: ToolUse, compiles: bool) -> None:
+    call = GenerateCall(text="a", tools=tools)
+    assert is_long(call, 0) == compiles == (not is_short(call))
+    assert is_long(GenerateCall(text="a", grammar=Grammar("regex", "a")), 0)
 
 
 @pytest.mark.parametrize(

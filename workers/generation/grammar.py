@@ -106,7 +106,7 @@ class Grammars:
         `prompt` is the text of the prompt, `max_tokens` the most tokens of a choice. Raises `InvalidInput`.
         """
         tools = _tools_of(call)
-        if call.grammar is None and (tools is None or not _restricts(tools)):
+        if call.grammar is None and (tools is None or not tools.restricts):
             return None
         self._prepare()
         compiled = self._whole(call, tools, max_tokens, self._form.reasons(prompt) if call.splits else False)
@@ -225,11 +225,6 @@ def _tools_of(call: GenerateCall) -> ToolUse | None:
     """The functions that an answer may call; None without any."""
     tools = call.tools if call.splits else None
     return tools if tools is not None and tools.functions and tools.choice != "none" else None
-
-
-def _restricts(tools: ToolUse) -> bool:
-    """Whether not every answer is right."""
-    return tools.choice in _FORCING or bool(tools.strict) or bool(tools.allowed)
 
 
 def _given(grammar: Grammar) -> str:

@@ -5,8 +5,9 @@ while its last ones are still text; one whose result takes a size that only prep
 A single text may be longer than any chunk: of several threads one leaves such texts to the others.
 
 1. `PreparingLine` gives queries before bulk work, which gets a turn now and then however many queries come.
-2. Jobs whose next text is long stand apart: they get every second turn of bulk work, and none on the thread that is
-   kept for short ones. When their turn comes to that thread, the next other thread makes up for it.
+2. Jobs whose next text is long, or that need a grammar, stand apart: they get every second turn of bulk work, and none
+   on the thread that is kept for short ones. When their turn comes to that thread, the next other thread makes up for
+   it.
 3. `chunk_end` says how much of a request is prepared in one go: items, pictures, characters to tokenize.
 """
 
@@ -247,7 +248,9 @@ def chunk_end(call: Call, start: int) -> int:
 
 
 def is_long(call: Call, start: int) -> bool:
-    """Whether the chunk that begins at `start` is more text than chunks usually are."""
+    """Whether the chunk that begins at `start` may take long: more text than chunks usually are, or a grammar."""
+    if isinstance(call, GenerateCall) and _compiles(call):
+        return True
     characters = _characters_beside(call) + _characters(call.items[start])
     if isinstance(call, ScoreCall):
         characters += _characters(call.query)
@@ -258,12 +261,17 @@ def is_short(call: Call) -> bool:
     """Whether preparing all of it takes well under a millisecond."""
     if any(item.images for item in call.items) or (isinstance(call, ScoreCall) and call.query.images):
         return False
-    if isinstance(call, GenerateCall) and (call.grammar is not None or call.tools is not None):
+    if isinstance(call, GenerateCall) and _compiles(call):
         return False
     beside = _characters_beside(call)
     if isinstance(call, ScoreCall):
         beside += _characters(call.query)
     return sum(map(_characters, call.items)) + beside * len(call.items) <= LONE_CHARACTERS
+
+
+def _compiles(call: GenerateCall) -> bool:
+    """Whether a grammar may have to be compiled, which takes up to seconds."""
+    return call.grammar is not None or (call.tools is not None and call.tools.restricts)
 
 
 def _characters_beside(call: Call) -> int:
