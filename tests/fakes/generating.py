@@ -16,6 +16,8 @@ from workers.generation.request import Emission, GenerationRequest, Matcher
 from workers.generation.sequence import Sequence as Choice
 
 BLOCK_TOKENS = 8
+LIKELIEST = Sampling(logprobs=0)
+"""The likeliest tokens, with their log probabilities."""
 
 
 def request_of(
@@ -26,10 +28,10 @@ def request_of(
     n: int = 1,
     stop_ids: frozenset[int] = frozenset(),
     make_matcher: Callable[[], Matcher] | None = None,
-    logprobs: int | None = 0,
+    sampling: Sampling = LIKELIEST,
 ) -> GenerationRequest:
     """A request for token ids as they are."""
-    call = GenerateCall(n=n, sampling=Sampling(logprobs=logprobs))
+    call = GenerateCall(n=n, sampling=sampling)
     return GenerationRequest(key, list(prompt), call, max_tokens, stop_ids, _no_parser, make_matcher)
 
 

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from ipc.wire.messages import Sampling
 from tests.fakes.generating import BLOCK_TOKENS, Answers, Greedy, engine_of, request_of
 from tests.tiny import causal
 from workers.generation.engine import Engine
+from workers.generation.sampling import BatchedSampler
 from workers.generation.sequence import Sequence as Choice
 
 FAMILIES = tuple(causal.FAMILIES)
@@ -278,6 +280,33 @@ def test_a_thousand_requests_that_end_in_all_ways_leave_every_block_free() -> No
     assert sorted([*engine.pool._empty, *engine.pool._resting]) == list(range(engine.pool.total))
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_a_seed_gives_the_same_text_in_any_company(family: str) -> None:
+    def drawn(engine: Engine, length: int) -> None:
+        wish = Sampling(
+            temperature=0.8, top_p=0.95, min_p=0.01, repetition_penalty=1.1, seed=length, logprobs=0
+        )
+        engine.add(request_of(length, PROMPTS[length], 2 * TOKENS, n=2, sampling=wish))
+
+    def sampler() -> BatchedSampler:
+        return BatchedSampler(lambda token: b"", lambda text: [])
+
+    alone, crowded, preempted = Answers(), Answers(), Answers()
+    engine = engine_of(causal.build(family), keeps_prefixes=False, sampler=sampler())
+    for length in LENGTHS:
+        drawn(engine, length)
+        alone.run(engine)
+    for answers, blocks in ((crowded, 200), (preempted, 16)):
+        engine = engine_of(causal.build(family), blocks=blocks, prefill_tokens=32, sampler=sampler())
+        for length in LENGTHS:
+            drawn(engine, length)
+        answers.run(engine)
+    assert engine.statistics().preemptions > 0
+    assert alone.tokens == crowded.tokens == preempted.tokens
+    assert all(alone.tokens[length, 0] != alone.tokens[length, 1] for length in LENGTHS)
+    assert all(alone.tokens[length, 0][:TOKENS] != expected(family)[length][0] for length in LENGTHS)
+
+
 class Dictated:
     """A matcher of the text `tokens`; where `forces` says so, the next tokens are forced."""
 
@@ -306,7 +335,11 @@ def dictated(engine: Engine, tokens: list[int], forces: set[int], logprobs: int 
     """The answer to a prompt whose text is given, with a grammar that forces the tokens at some places."""
     engine.add(
         request_of(
-            "x", PROMPTS[40], len(tokens), make_matcher=lambda: Dictated(tokens, forces), logprobs=logprobs
+            "x",
+            PROMPTS[40],
+            len(tokens),
+            make_matcher=lambda: Dictated(tokens, forces),
+            sampling=Sampling(logprobs=logprobs),
         )
     )
     return Answers().run(engine)

@@ -1,0 +1,76 @@
+"""The proof at the load of a model that generates: right attention passes, and whatever a layer leaves out is found."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tests.tiny import causal
+from workers.generation.attention import MaskRule, PagedAttention
+from workers.generation.building import packs
+
+BLOCK_TOKENS = 8
+
+
+@pytest.mark.parametrize("family", causal.FAMILIES)
+def test_every_form_of_attention_passes(family: str) -> None:
+    model, attention = copy.deepcopy(causal.build(family)), PagedAttention(BLOCK_TOKENS)
+    assert packs(model, attention) and attention.passes_rules
+    assert model.config._attn_implementation == attention.name
+
+
+def without(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Leave an argument out."""
+    return lambda named: {**named, name: None}
+
+
+LEFT_OUT: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
+    "the soft cap": ("gemma2", without("softcap")),
+    "the sinks": ("gpt_oss", without("s_aux")),
+    "the window": ("mistral", without("sliding_window")),
+    "one token of the window": (
+        "phi3",
+        lambda named: {**named, "sliding_window": named["sliding_window"] - 1},
+    ),
+    "the window of every second layer": ("gemma3", without("sliding_window")),
+    "only the mask": ("mistral", dict),
+    "the scale": ("granite", without("scaling")),
+}
+
+
+@pytest.mark.parametrize("left_out", LEFT_OUT)
+def test_what_is_left_out_is_found_unless_it_is_told_twice(
+    left_out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, change = LEFT_OUT[left_out]
+    whole = PagedAttention.attend
+
+    def changed(self: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **named: Any) -> Any:
+        return whole(self, module, query, key, value, None, **change(named))
+
+    monkeypatch.setattr(PagedAttention, "attend", changed)
+    model = copy.deepcopy(causal.build(family))
+    before = "eager" if family in ("gemma2", "gpt_oss") else "sdpa"
+    model.set_attn_implementation(before)
+    assert packs(model, PagedAttention(BLOCK_TOKENS)) == (left_out == "only the mask")
+    assert left_out == "only the mask" or model.config._attn_implementation == before
+
+
+def test_chunks_that_only_the_mask_knows_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MaskRule, "allows", lambda self, queries, keys: keys <= queries)
+    assert not packs(copy.deepcopy(causal.build("llama4")), PagedAttention(BLOCK_TOKENS))
+
+
+@pytest.mark.parametrize("kind", ["Falcon", "Bloom"])
+def test_a_model_that_never_calls_the_attention_function_is_refused(kind: str) -> None:
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, n_head=2
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    assert not packs(model, PagedAttention(BLOCK_TOKENS))
