@@ -18,8 +18,10 @@ from ipc.errors import InferenceFailed, QueueFull
 from ipc.settings import Generation, Settings
 from ipc.wire.generation import FINISHED, STARTED, Deltas
 from ipc.wire.messages import Ending, GenerateCall
+from tests.fakes.clock import Clock
 from tests.fakes.jobs import make_job, replan
 from workers.adapters.base import Prepared
+from workers.device import oom
 from workers.device.watchdog import Activity
 from workers.endpoint.endpoint import Endpoint
 from workers.generation.building import build
@@ -360,6 +362,33 @@ def test_memory_that_is_short_once_costs_nobody_the_answer() -> None:
     worker.made.fails = 1
     worker.settle()
     assert [worker.received.ends[job.id] for job in jobs] == ["done", "done"]
+
+
+def test_steps_get_smaller_while_memory_is_short_and_grow_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock.of(oom, monkeypatch)
+    worker = Worker()
+    engine = worker.made.engine
+    engine.prefill_tokens = configured = 256
+    plain, most, failures = engine._forward, 100, 0
+
+    def forward(spans: Any) -> torch.Tensor:
+        nonlocal failures
+        if sum(span.stop - span.start for span in spans) > most:
+            failures += 1
+            raise torch.OutOfMemoryError("out of memory, for this test")
+        return plain(spans)
+
+    engine._forward = forward  # type: ignore[method-assign]
+    for wave, (wanted, tokens) in enumerate([(1, 128), (2, 64), (2, 64)]):
+        jobs = [worker.submit([first, wave, *range(1, 49)], 6) for first in (1, 2, 3)]
+        worker.settle()
+        assert [worker.received.ends[job.id] for job in jobs] == ["done"] * 3
+        assert (failures, engine.prefill_tokens) == (wanted, tokens)
+    while engine.prefill_tokens < configured:
+        clock.now += 21
+        worker.submit([1, 2, 3], 1)
+        worker.settle()
+    assert worker.strategy._crowd(worker.adapter).budget is None
 
 
 def test_memory_that_is_always_short_ends_every_job_with_one_error() -> None:

@@ -109,6 +109,15 @@ class Engine:
         return 0 if self.attention is None else self.capacity * self.attention.token_nbytes()
 
     @property
+    def prefill_tokens(self) -> int:
+        """Most tokens of prompts in one step."""
+        return self._scheduler.prefill_tokens
+
+    @prefill_tokens.setter
+    def prefill_tokens(self, tokens: int) -> None:
+        self._scheduler.prefill_tokens = tokens
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would do something."""
         return self._scheduler.can_go_on or bool(self._emitted)

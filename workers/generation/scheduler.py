@@ -23,7 +23,7 @@ class Scheduler:
 
     def __init__(self, pool: BlockPool, max_sequences: int, prefill_tokens: int) -> None:
         """At most `max_sequences` are computed together, with `prefill_tokens` tokens of prompts in one step."""
-        self._pool, self._max_sequences, self._prefill_tokens = pool, max_sequences, prefill_tokens
+        self._pool, self._max_sequences, self.prefill_tokens = pool, max_sequences, prefill_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """In the order of arrival."""
@@ -77,7 +77,7 @@ class Scheduler:
                 rest.append(sequence)
             elif self._has_blocks(sequence, len(sequence.tokens)):
                 singles.append(Span(sequence, sequence.computed, len(sequence.tokens)))
-        left = max(self._pool.block_tokens, self._prefill_tokens - len(singles))
+        left = max(self._pool.block_tokens, self.prefill_tokens - len(singles))
         for sequence in rest:
             stop = min(len(sequence.tokens), sequence.computed + left)
             if left > 0 and self._has_blocks(sequence, stop):

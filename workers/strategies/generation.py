@@ -5,8 +5,8 @@
 2. After each step a session gets one message, `Deltas`, with what is new for all of its streams. A stream with more
    than `WINDOW_NBYTES` that its client has not taken pauses.
 3. The flight record names every request that runs. A job that runs alone (`Job.solo`) runs alone until its first token.
-4. A step that fails is tried again with less memory in use. After that each sequence takes a step alone, and the
-   requests of those that fail end with an error.
+4. After a step that fails each sequence takes a step alone, and the requests of those that fail end with an error.
+   When memory ran out, steps also get fewer tokens of prompts for some minutes.
 """
 
 from __future__ import annotations
@@ -65,13 +65,15 @@ class Flow:
 class Crowd:
     """The jobs of one engine. `sequences` are those of all open jobs, `carrier` is the job that waits for its turn.
 
-    `ended` is how many sequences end in a second of the device's time.
+    `ended` is how many sequences end in a second of the device's time. `budget` are the tokens of prompts in a step
+    since memory ran out, until it has grown back to what is configured.
     """
 
     jobs: dict[Job, None] = field(default_factory=dict)
     sequences: int = 0
     carrier: Job | None = None
     ended: DrainRate = field(default_factory=DrainRate)
+    budget: oom.TokenBudget | None = None
 
 
 class Generations(Strategy):
@@ -187,10 +189,30 @@ class Generations(Strategy):
             end_if_lost(error)
             oom.forget_frames(error)
             log.warning("a step of %d sequences failed (%s)", crowd.sequences, type(error).__name__)
+            if oom.is_out_of_memory(error):
+                self._shrink(engine, crowd)
             oom.release_cached()
             self._isolated(engine, crowd)
         else:
+            if crowd.budget is not None:
+                self._grow(engine, crowd)
             self._tell(engine, crowd, emissions, time.monotonic() - began)
+
+    @staticmethod
+    def _shrink(engine: Engine, crowd: Crowd) -> None:
+        """Memory ran out: steps get fewer tokens of prompts for a while."""
+        crowd.budget = crowd.budget or oom.TokenBudget(engine.prefill_tokens)
+        crowd.budget.shrink(engine.prefill_tokens)
+        engine.prefill_tokens = crowd.budget.tokens
+
+    @staticmethod
+    def _grow(engine: Engine, crowd: Crowd) -> None:
+        """A step has fitted."""
+        assert crowd.budget is not None
+        crowd.budget.grow()
+        engine.prefill_tokens = crowd.budget.tokens
+        if crowd.budget.tokens >= crowd.budget.configured:
+            crowd.budget = None
 
     def _isolated(self, engine: Engine, crowd: Crowd) -> None:
         """A step of each job without the others; those that fail alone end."""
