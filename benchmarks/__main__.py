@@ -22,6 +22,7 @@ NAMES = (
     "growth",
     "encode",
     "score",
+    "grammars",
     "tensors",
     "large_tensors",
 )
