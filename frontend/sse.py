@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
 
 from falcon.asgi import Request, Response
 
@@ -133,8 +132,8 @@ class EventStream:
         """End the work if it still goes on, and count the request. Called by Falcon when the response is over."""
         if self._pending is not None:
             self._pending.cancel()
-            with suppress(asyncio.CancelledError, StopAsyncIteration, PenstockError):
-                await self._pending
+            # NOTE: an event that failed after the last look at it fails nobody any more.
+            await asyncio.gather(self._pending, return_exceptions=True)
             self._pending = None
         await self._events.aclose()
         if not self._finished:

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from frontend.generation.errors import InvalidField
-from frontend.generation.grammars import json_text
+from frontend.generation.nested import json_text
 from frontend.generation.tools import MAX_FUNCTIONS
 from ipc.settings import Limits
 

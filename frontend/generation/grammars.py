@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from frontend.generation.errors import InvalidField
-from frontend.generation.nested import check_nested
+from frontend.generation.nested import json_text
 from ipc.wire.messages import Grammar
 
 MAX_GRAMMAR_NBYTES = 256 << 10
@@ -86,15 +86,6 @@ def _schema(schema: Any, field: str) -> Grammar:
     if not isinstance(schema, dict | bool):
         raise InvalidField(field, "expected an object")
     return _bounded(Grammar("json_schema", json_text(schema, field)), field)
-
-
-def json_text(value: Any, field: str) -> str:
-    """JSON text of a decoded value. Raises `InvalidField` as `check_nested` does, and for too large an integer."""
-    check_nested(value, field)
-    try:
-        return orjson.dumps(value).decode()
-    except TypeError as error:
-        raise InvalidField(field, str(error)[:200]) from None
 
 
 def _bounded(grammar: Grammar, field: str) -> Grammar:

@@ -7,8 +7,9 @@
 
 from __future__ import annotations
 
+from frontend.generation.errors import InvalidField
 from ipc.catalog.entries import Catalog, ModelEntry
-from ipc.errors import InvalidInput, ModelNotFound
+from ipc.errors import ModelNotFound
 from ipc.settings import Settings
 
 OUTPUT = "chat"
@@ -39,7 +40,7 @@ def default_model(catalog: Catalog, settings: Settings) -> str:
 def find_generator(name: str | None, catalog: Catalog, settings: Settings) -> ModelEntry:
     """Catalog entry of the model of a request.
 
-    Raises `ModelNotFound` with the names that exist, and `InvalidInput` for a model that generates no text.
+    Raises `ModelNotFound` with the names that exist, and `InvalidField` for a model that generates no text.
     """
     if name is None or name in ("", DEFAULT):
         name = default_model(catalog, settings)
@@ -54,7 +55,7 @@ def find_generator(name: str | None, catalog: Catalog, settings: Settings) -> Mo
         text = f"model {name[:200]!a} does not exist{'; ' + why if why else ''}; {known}, or 'default'"
         raise ModelNotFound(text) from None
     if OUTPUT not in entry.outputs:
-        raise InvalidInput(f"model: '{entry.id}' generates no text; {_listing(generators(catalog))}")
+        raise InvalidField("model", f"'{entry.id}' generates no text; {_listing(generators(catalog))}")
     return entry
 
 

@@ -2,40 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
+
+import orjson
 
 from frontend.generation.errors import InvalidField
 
 MAX_DEPTH = 48
 """Levels of a value. Chat templates bound a conversation with all its parts by some more."""
+_NUL = b"\\u0000"
+"""NUL in JSON text, or a backslash in front of these characters."""
 
 
-def check_nested(value: Any, field: str) -> None:
-    """Raise `InvalidField` for a value that is nested too deeply, or has a NUL character in a text."""
-    for level in _levels(value, field):
-        if any(isinstance(part, str) and "\0" in part for part in level):
-            raise InvalidField(field, "holds a NUL character")
+def json_text(value: Any, field: str) -> str:
+    """JSON text of a decoded value.
+
+    Raises `InvalidField` for a value with too many levels, a NUL character in a text, or too large an integer.
+    """
+    check_depth(value, field)
+    try:
+        text = orjson.dumps(value)
+    except TypeError as error:
+        raise InvalidField(field, str(error)[:200]) from None
+    if _NUL in text and _has_nul(value):
+        raise InvalidField(field, "holds a NUL character")
+    return text.decode()
 
 
 def check_depth(value: Any, field: str) -> None:
     """Raise `InvalidField` for a value that is nested too deeply."""
-    for _ in _levels(value, field):
-        pass
-
-
-def _levels(value: Any, field: str) -> Iterator[list[Any]]:
-    """The parts of a value, level by level. Raises `InvalidField` where a value has too many levels."""
+    # PERF: only lists and objects are followed, most values of a schema are neither.
     level = [value]
     for _ in range(MAX_DEPTH):
-        yield level
-        level = [inner for part in level for inner in _parts(part)]
+        level = [inner for part in level for inner in _parts(part) if isinstance(inner, dict | list)]
         if not level:
             return
     raise InvalidField(field, f"nested over {MAX_DEPTH} levels")
 
 
+def _has_nul(value: Any) -> bool:
+    if isinstance(value, str):
+        return "\0" in value
+    keys = value if isinstance(value, dict) else ()
+    return any(map(_has_nul, keys)) or any(map(_has_nul, _parts(value)))
+
+
 def _parts(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
-        return [*value.keys(), *value.values()]
+        return value.values()
     return value if isinstance(value, list) else ()

@@ -13,9 +13,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from frontend.generation.errors import InvalidField
-from frontend.generation.grammars import json_text
-from frontend.generation.nested import check_nested
+from frontend.generation.nested import json_text
 from ipc.wire.messages import ToolUse
 
 MAX_FUNCTIONS = 128
@@ -61,10 +62,10 @@ def declared(
         raise InvalidField(f"{where}.name", "expected 1 to 128 letters, digits, or characters of _.:-")
     if not isinstance(description, str | None):
         raise InvalidField(f"{where}.description", "expected a string")
-    check_nested(description, f"{where}.description")
+    json_text(description, f"{where}.description")
     if not isinstance(parameters, dict | None):
         raise InvalidField(f"{where}.{schema_field}", "expected an object, the JSON schema of the arguments")
-    check_nested(parameters, f"{where}.{schema_field}")
+    json_text(parameters, f"{where}.{schema_field}")
     if not isinstance(strict, bool | None):
         raise InvalidField(f"{where}.strict", "expected true or false")
     function: dict[str, Any] = {"name": name}
@@ -143,7 +144,7 @@ def tool_use(functions: Sequence[Function], choice: Choice, parallel: bool | Non
     if not functions:
         return None
     definitions = [function.definition for function in functions]
-    nbytes = len(json_text(definitions, "tools").encode())
+    nbytes = len(orjson.dumps(definitions))
     if nbytes > MAX_FUNCTIONS_NBYTES:
         raise InvalidField("tools", f"{nbytes} bytes of functions, the limit is {MAX_FUNCTIONS_NBYTES}")
     strict = [function.name for function in functions if function.strict]

@@ -266,3 +266,4 @@ def test_a_silent_stream_pings(tmp_path: Path) -> None:
     assert told[0] == "event: message_start"
     ping = [": keep-alive", "", "event: ping", 'data: {"type":"ping"}', ""]
     assert told[3:] == (ping * 2)[: len(told) - 3]
+    assert server.engine.ended == 1, "the work ends when its client goes away"

@@ -371,3 +371,31 @@ def test_a_silent_stream_sends_comments_and_can_be_left(server: Server) -> None:
         return told
 
     assert asyncio.run(act()) == [b"data: 1\n\n", b": keep-alive\n\n", b": keep-alive\n\n"]
+
+
+def test_a_stream_is_counted_though_its_next_event_fails_when_nobody_waits(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[Any] = []
+    finisher = SimpleNamespace(finish=lambda *told: counted.append(told))
+    monkeypatch.setattr(server.services, "finisher", finisher)
+
+    async def act() -> None:
+        going_on = asyncio.Event()
+
+        async def events() -> Any:
+            yield b""
+            await going_on.wait()
+            raise KeyError("a bug")
+
+        stream = _idle(server, [])
+        stream._events = events()
+        await stream.begin()
+        assert await anext(stream) == b": keep-alive\n\n"
+        going_on.set()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        await stream.close()
+
+    asyncio.run(act())
+    assert len(counted) == 1

@@ -238,7 +238,7 @@ def test_the_raw_response_has_the_id_of_the_request(clients: Clients) -> None:
     ("fields", "kind", "param", "code"),
     [
         ({"model": "gpt-4"}, openai.NotFoundError, None, "model_not_found"),
-        ({"model": DENSE}, openai.UnprocessableEntityError, None, None),
+        ({"model": DENSE}, openai.UnprocessableEntityError, "model", None),
         ({"max_tokens": 0}, openai.UnprocessableEntityError, "max_tokens", None),
         ({"messages": []}, openai.UnprocessableEntityError, "messages", None),
         ({"tool_choice": "required"}, openai.UnprocessableEntityError, "tool_choice", None),

@@ -20,7 +20,7 @@ import msgspec
 
 from frontend.generation.conversation import Conversation, refuse_media, text_of
 from frontend.generation.errors import InvalidField
-from frontend.generation.grammars import json_text
+from frontend.generation.nested import json_text
 from frontend.generation.tools import MAX_FUNCTIONS
 
 _ROLES = ("user", "assistant", "system")

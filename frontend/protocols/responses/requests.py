@@ -18,10 +18,10 @@ import orjson
 from frontend.generation import bodies
 from frontend.generation.conversation import Conversation
 from frontend.generation.errors import InvalidField
-from frontend.generation.grammars import grammar_of, json_text
+from frontend.generation.grammars import grammar_of
 from frontend.generation.hosted import HostedFields, refuse_hosted
 from frontend.generation.models import DEFAULT
-from frontend.generation.nested import check_depth
+from frontend.generation.nested import check_depth, json_text
 from frontend.generation.reasoning import variables_of
 from frontend.generation.sampling import alternatives_of, choices_of, ending_of, sampling_of
 from frontend.generation.sending import new_id
