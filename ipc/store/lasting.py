@@ -80,6 +80,9 @@ class LastingStore:
             aside = self._path.with_suffix(".broken")
             log.error("%s is no database any more and was renamed to %s: %s", self._path, aside, error)
             self._path.replace(aside)
+            # A new file must not be given what was written for the old one.
+            for suffix in ("-wal", "-shm"):
+                Path(f"{self._path}{suffix}").unlink(missing_ok=True)
             return self._prepared()
 
     def _prepared(self) -> sqlite3.Connection:

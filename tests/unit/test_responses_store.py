@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from frontend.generation.events import Ended, Event, Finished, Started, Text
-from frontend.protocols.responses import resource, store
+from frontend.protocols.responses import event_log, resource, store
 from frontend.protocols.responses.output import Output
 from frontend.protocols.responses.store import ResponseNotFound, ResponseStore, ResponsesUnavailable, Stored
 from ipc import settings
@@ -137,6 +137,17 @@ def test_events_are_followed_from_another_frontend(first: ResponseStore, second:
     _run(act())
 
 
+def test_a_piece_that_comes_again_with_more_replaces_the_first(first: ResponseStore) -> None:
+    async def act() -> None:
+        await _put_running(first, 1)
+        await first.grow({"resp_1": (0, _EVENTS)})
+        assert await first.finish(_whole(_begun(1)), 0, [*_EVENTS, Finished(0, "stop")])
+        _, [piece] = await first.follow("resp_1", "", 0)
+        assert event_log.decode(piece) == [*_EVENTS, Finished(0, "stop")]
+
+    _run(act())
+
+
 def test_a_response_with_too_many_events_keeps_none(
     first: ResponseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +263,7 @@ def test_many_frontends_write_at_once(tmp_path: Path) -> None:
 
 def test_a_broken_file_is_put_aside(tmp_path: Path) -> None:
     (tmp_path / store.FILE).write_bytes(b"this is no database" * 100)
+    (tmp_path / f"{store.FILE}-wal").write_bytes(b"x" * 100)
     kept = _made(tmp_path)
 
     async def act() -> None:

@@ -36,14 +36,13 @@ MAX_EVENTS_NBYTES = 8 << 20
 """Bytes of the events of one response; of a response with more none are kept."""
 _ROW_NBYTES = 512
 _STATUSES = ", ".join(f"'{status}'" for status in resource.UNFINISHED)
-_SCHEMA = f"""
+_SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, created REAL NOT NULL, status TEXT NOT NULL, runner TEXT NOT NULL,
     followable INTEGER NOT NULL, begun BLOB NOT NULL, whole BLOB, history BLOB NOT NULL, items BLOB NOT NULL,
     nbytes INTEGER NOT NULL, events_nbytes INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX IF NOT EXISTS by_age ON responses (created);
-CREATE INDEX IF NOT EXISTS unfinished ON responses (status) WHERE status IN ({_STATUSES});
 CREATE TABLE IF NOT EXISTS events (
     id TEXT NOT NULL, number INTEGER NOT NULL, entries BLOB NOT NULL, PRIMARY KEY (id, number)
 ) WITHOUT ROWID;
@@ -150,7 +149,7 @@ def _row_of(begun: Resource, owner: str, history: Items, items: Items, whole: Re
 
 
 class ResponseStore:
-    """The stored responses of a server. All methods but `open` raise `ResponsesUnavailable`."""
+    """The stored responses of a server. All methods raise `ResponsesUnavailable`."""
 
     def __init__(self, root: Path, bounds: settings.Responses) -> None:
         """`root` is the state directory. Opens nothing yet."""
@@ -293,7 +292,8 @@ def _grow(connection: sqlite3.Connection, id_: str, number: int, events: list[Ev
     if not connection.execute(_GROW, (len(entries), id_)).rowcount:
         return False
     if connection.execute(_IS_FOLLOWABLE, (id_, MAX_EVENTS_NBYTES)).fetchone():
-        connection.execute("INSERT INTO events VALUES (?, ?, ?)", (id_, number, entries))
+        # NOTE: a piece comes again, with more, if its writer did not learn that it had been written.
+        connection.execute("INSERT OR REPLACE INTO events VALUES (?, ?, ?)", (id_, number, entries))
     else:
         connection.execute("UPDATE responses SET followable = 0 WHERE id = ?", (id_,))
         connection.execute("DELETE FROM events WHERE id = ?", (id_,))
