@@ -105,6 +105,7 @@ CASES = [
             "/health",
             "/metrics",
             "/openapi.json",
+            "/api-doc/openapi.json",
             "/docs",
             "/redoc",
         )
