@@ -114,9 +114,9 @@ def engine_of(
     model.set_attn_implementation(attention.name)
     with torch.inference_mode():
         model(
-            input_ids=torch.arange(5, 9)[None],
-            position_ids=torch.arange(4)[None],
-            attention_mask=torch.ones(1, 4, dtype=torch.long),
+            input_ids=torch.arange(5, 9, device=model.device)[None],
+            position_ids=torch.arange(4, device=model.device)[None],
+            attention_mask=torch.ones(1, 4, dtype=torch.long, device=model.device),
             use_cache=False,
         )
     attention.allocate(blocks)

@@ -17,9 +17,10 @@ from workers.generation.building import packs
 BLOCK_TOKENS = 8
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", causal.FAMILIES)
-def test_every_form_of_attention_passes(family: str) -> None:
-    model, attention = copy.deepcopy(causal.build(family)), PagedAttention(BLOCK_TOKENS)
+def test_every_form_of_attention_passes(family: str, dtype: torch.dtype) -> None:
+    model, attention = copy.deepcopy(causal.build(family)).to(dtype), PagedAttention(BLOCK_TOKENS)
     assert packs(model, attention) and attention.passes_rules
     assert model.config._attn_implementation == attention.name
 
