@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from ipc.errors import InvalidInput
+from ipc.errors import DeadlineExceeded, InvalidInput
 from ipc.wire.generation import CALLED, TEXT
 from ipc.wire.messages import GenerateCall, Grammar, ToolUse
 from tests.tiny import chat_tokenizers
@@ -359,6 +359,17 @@ def test_grammars_that_explode_are_refused_and_harm_nobody(
             with pytest.raises(InvalidInput, match=words):
                 model.guide(GenerateCall(grammar=grammar), "")
         assert model.answer(GenerateCall(grammar=GRAMMARS["regex"]), 1).ended
+    model.grammars.close()
+
+
+def test_a_child_without_time_is_replaced_and_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model("chatml")
+    call = GenerateCall(grammar=GRAMMARS["regex"])
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar_trial, "PATIENCE_S", 0.0)
+        with pytest.raises(DeadlineExceeded, match="not compiled"):
+            model.guide(call, "")
+    assert model.answer(call, 1).ended
     model.grammars.close()
 
 

@@ -17,14 +17,17 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
+from collections.abc import Callable
 from typing import IO
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from ipc.errors import DeadlineExceeded
 from ipc.processes import starting as processes
 
 MOST_SECONDS = 3
-MOST_NBYTES = 8 << 30
+MOST_NBYTES = 4 << 30
 STACK_NBYTES = 2 << 20
 PATIENCE_S = 30.0
 """How long a worker waits for a child that gets too little processor time."""
@@ -45,22 +48,30 @@ class Trial:
         self._head = [str(MOST_SECONDS), tokenizer, str(vocabulary), ",".join(map(str, end_ids))]
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
+        self._end: Callable[[], object] = lambda: None
 
     def error(self, grammar: str) -> str:
-        """What is wrong with a grammar; empty for a good one. Raises `OSError` if no process can be started."""
+        """What is wrong with a grammar; empty for a good one.
+
+        Raises `DeadlineExceeded` if the child gets too little processor time for an answer.
+        """
         with self._lock:
             child = self._child or self._started()
             try:
                 _write(child.stdin, grammar)
                 return _answer(child)
-            except (OSError, EOFError, TimeoutError) as error:
-                return self._ended(child, isinstance(error, TimeoutError))
+            except TimeoutError:
+                self._ended(child)
+                raise DeadlineExceeded(f"the grammar was not compiled in {PATIENCE_S:g} s") from None
+            except (OSError, EOFError):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(PATIENCE_S)
+                code = self._ended(child)
+                return f"the grammar {_REASONS.get(-code, _TOO_LARGE)}"
 
     def close(self) -> None:
-        """End the process."""
-        with self._lock:
-            if self._child is not None:
-                self._ended(self._child, True)
+        """End the process, as the end of this object does."""
+        self._end()
 
     def _started(self) -> subprocess.Popen[bytes]:
         child = subprocess.Popen(
@@ -70,26 +81,32 @@ class Trial:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        self._child = child
+        self._child, self._end = child, weakref.finalize(self, _stop, child)
         with contextlib.suppress(OSError):
             for part in self._head:
                 _write(child.stdin, part)
         return child
 
-    def _ended(self, child: subprocess.Popen[bytes], kill: bool) -> str:
-        """The child is dead, or dies now; returns what the grammar has done."""
-        if kill:
-            child.kill()
-        child.communicate()
+    def _ended(self, child: subprocess.Popen[bytes]) -> int:
+        """The child has ended, or ends now; returns its code."""
+        self._end()
         self._child = None
-        reason = _REASONS[signal.SIGXCPU] if kill else _REASONS.get(-child.returncode, _TOO_LARGE)
-        return f"the grammar {reason}"
+        return child.returncode
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    """End a child and close the pipes."""
+    if child.poll() is None:
+        child.kill()
+    child.communicate()
 
 
 def _answer(child: subprocess.Popen[bytes]) -> str:
     """The next message of the child. Raises `TimeoutError`."""
     assert child.stdout is not None
-    if not select.select([child.stdout], [], [], PATIENCE_S)[0]:
+    poll = select.poll()
+    poll.register(child.stdout, select.POLLIN)
+    if not poll.poll(PATIENCE_S * 1e3):
         raise TimeoutError
     return _read(child.stdout)
 
