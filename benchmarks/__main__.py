@@ -25,6 +25,7 @@ NAMES = (
     "grammars",
     "tensors",
     "large_tensors",
+    "transport",
 )
 
 

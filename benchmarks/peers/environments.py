@@ -36,6 +36,7 @@ PINS: dict[str, tuple[str, ...]] = {
         "typer==0.12.5",
         "click==8.1.8",
     ),
+    "transformers": (TORCH, "transformers[serving]==5.23.0", "accelerate==1.15.0", "numpy==2.4.6"),
     "openvino": (TORCH, "transformers==5.23.0", "numpy==2.4.6", "openvino==2026.4.1"),
 }
 

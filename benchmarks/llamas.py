@@ -1,0 +1,77 @@
+"""Llama models with random weights in two sizes, with a tokenizer of 320 tokens whose capital letters are one token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+_SPECIAL = ["<|begin|>", "<|end|>", "<|user|>", "<|assistant|>", "<|pad|>"]
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 128,
+    },
+    "30M": {
+        "hidden_size": 512,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "intermediate_size": 2048,
+    },
+}
+"""0.1 and 29 million parameters."""
+
+
+def save(size: str, directory: Path) -> Path:
+    """Write a model of `SIZES` with its tokenizer into `directory`, in float32; returns it."""
+    words = tokenizer()
+    words.save_pretrained(directory)
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        **SIZES[size],
+        vocab_size=len(words),
+        max_position_embeddings=4096,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=4,
+        tie_word_embeddings=False,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 1.2 / parameter.shape[-1] ** 0.5)
+        model.lm_head.weight[: len(_SPECIAL)] = 0  # A special token would end an answer of mistralrs.
+    model.save_pretrained(directory)
+    # NOTE: mistralrs reads the older name of the position parameter.
+    _edit(directory / "config.json", rope_theta=10000.0, rope_parameters=None)
+    _edit(directory / "tokenizer_config.json", chat_template=_TEMPLATE)
+    return directory
+
+
+def tokenizer() -> Any:
+    """The tokenizer of all sizes."""
+    backend = Tokenizer(models.BPE(unk_token=None))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=_SPECIAL, initial_alphabet=alphabet)
+    backend.train_from_iterator(["hello world this is a tiny tokenizer"] * 10, trainer)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<|begin|>", eos_token="<|end|>", pad_token="<|pad|>"
+    )
+
+
+def _edit(path: Path, **fields: Any) -> None:
+    """Set fields of a JSON file; None removes one."""
+    content = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))

@@ -1,0 +1,64 @@
+"""A language model that says its next word without computing: what generated text costs beside a model.
+
+Weights, tokenizer, template, scheduler, blocks, text and transport are real. A forward pass gives no logits, and the
+sampler takes letters in turn.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ipc.wire.generation import TokenLogprob
+from workers.adapters.base import LoadContext
+from workers.adapters.causal import CausalAdapter
+from workers.adapters.shared.checkpoint import load_tokenizer
+from workers.generation.engine import Engine
+from workers.generation.sequence import Sequence as Choice
+from workers.generation.sequence import Span
+
+
+class TalkingEngine(Engine):
+    """An engine without forward passes."""
+
+    def _forward(self, spans: Sequence[Span]) -> torch.Tensor:
+        return torch.empty(0)
+
+
+class Letters:
+    """Takes the tokens of letters in turn."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+
+    def sample(
+        self, logits: torch.Tensor, sequences: Sequence[Choice]
+    ) -> list[tuple[int, TokenLogprob | None]]:
+        """The letter of each sequence's length."""
+        tokens, count = self._tokens, len(self._tokens)
+        return [(tokens[len(sequence.tokens) % count], None) for sequence in sequences]
+
+
+class TalkingAdapter(CausalAdapter):
+    """A causal language model whose engine computes nothing."""
+
+    @classmethod
+    def load(cls, context: LoadContext) -> CausalAdapter:
+        """Load the model of the directory, then take its engine away."""
+        adapter = super().load(context)
+        real: Any = adapter.engine
+        letters = load_tokenizer(context).convert_tokens_to_ids(list(string.ascii_uppercase))
+        adapter.engine = TalkingEngine(
+            real.model,
+            None,
+            real.pool,
+            Letters(letters),
+            real._masks,
+            real._make_output,
+            max_sequences=context.generation.max_sequences,
+            prefill_tokens=context.generation.prefill_tokens,
+        )
+        return adapter
