@@ -425,6 +425,47 @@ def test_fields_reach_the_model(server: Server) -> None:
     assert [call.sampling.logprobs for call in server.engine.calls[1:]] == [None, 1]
 
 
+def test_a_coding_agent_that_keeps_its_own_history_is_served(server: Server) -> None:
+    """The form of requests of Codex: everything in the body, nothing stored, items as they were streamed."""
+    server.script(
+        [[Started(4), Called(0, 0, "call-1", "exec", '{"cmd":["ls"]}'), Finished(0, "stop"), ENDED]], SCRIPT
+    )
+    asked: dict[str, Any] = {
+        "model": "tiny/chat",
+        "instructions": "You are a coding agent.",
+        "input": [
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "list"}]},
+        ],
+        "tools": [
+            {"type": "function", "name": "exec", "description": "", "strict": False, "parameters": {}},
+            {"type": "web_search", "external_web_access": False},
+        ],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "3f6d",
+        "text": {"verbosity": "low"},
+        "client_metadata": {"origin": "cli"},
+    }
+    events = _events(server.post("/v1/responses", asked).text)
+    done = [data["item"] for name, data in events if name == "response.output_item.done"]
+    assert [(item["type"], item["name"], item["call_id"]) for item in done] == [
+        ("function_call", "exec", "call-1")
+    ]
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": None, "encrypted_content": None}
+    result = {"type": "function_call_output", "call_id": "call-1", "output": "a.py"}
+    events = _events(
+        server.post("/v1/responses", asked | {"input": [*asked["input"], thought, *done, result]}).text
+    )
+    assert events[-1][1]["response"]["usage"]["total_tokens"] == 6
+    roles = [message["role"] for message in server.engine.calls[-1].messages or ()]
+    assert roles == ["system", "system", "user", "assistant", "tool"]
+
+
 def test_names_of_functions_are_taken_apart_as_they_were_put_together() -> None:
     names = Names([_FUNCTION, {"type": "namespace", "name": "a.b", "tools": [_FUNCTION]}])
     assert names.fields("f") == {"name": "f"}

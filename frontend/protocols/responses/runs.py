@@ -69,6 +69,7 @@ class Runs:
         """
         services, most = self._services, self._services.settings.responses.max_background
         entry = find_generator(asked.plan.model, services.catalog, services.settings)
+        req.context.penstock.names(entry.id)
         if len(self._runs) + self._starting >= most:
             text = f"{most} responses in the background are running (responses.max_background)"
             raise QueueFull(text, retry_after_s=5)
@@ -81,7 +82,7 @@ class Runs:
         finally:
             self._starting -= 1
         scope: RequestScope = req.context.penstock
-        run_scope = replace(scope, span=None, phases={}, started=time.perf_counter())
+        run_scope = replace(scope, span=None, phases={}, http=None, started=time.perf_counter())
         # The request is counted when its run ends.
         scope.operation = ""
         run = self._runs[begun["id"]] = _Run(begun, Output(begun), run_scope)
