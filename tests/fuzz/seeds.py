@@ -27,6 +27,72 @@ SIE = {
     "extract": {"items": [{"text": "one"}], "params": {"labels": ["x"], "output_schema": {"a": "b"}}},
     "rerank": {"model": "m", "query": "q", "documents": ["a", {"text": "b"}], "top_n": 1},
 }
+_FUNCTION = {
+    "name": "f",
+    "description": "d",
+    "strict": True,
+    "parameters": {"properties": {"a": {"$ref": "#"}}},
+}
+_SAMPLING = {"temperature": 0.5, "top_p": 0.9, "logit_bias": {"5": -1.5}, "dry_multiplier": 1, "seed": 7}
+_PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+TEXT = {
+    "chat": {
+        "model": "default",
+        "messages": [
+            {"role": "system", "content": _PARTS},
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": '{"a": 1}'}}],
+            },
+            {"role": "tool", "tool_call_id": "c", "content": "5"},
+        ],
+        "tools": [{"type": "function", "function": _FUNCTION}],
+        "tool_choice": {
+            "type": "allowed_tools",
+            "mode": "auto",
+            "tools": [{"type": "function", "name": "f"}],
+        },
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "n", "schema": {"type": "object"}},
+        },
+        "stop": ["x"],
+        "logprobs": True,
+        "reasoning_effort": "low",
+        **_SAMPLING,
+    },
+    "completions": {"prompt": [[1, 2], [3]], "n": 1, "best_of": 2, "logprobs": 1, **_SAMPLING},
+    "messages": {
+        "max_tokens": 5,
+        "system": _PARTS,
+        "messages": [
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {"a": []}}],
+            },
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "c", "content": _PARTS}, *_PARTS],
+            },
+        ],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "tool", "name": "f"},
+        "thinking": {"type": "enabled"},
+        "grammar": {"type": "llguidance", "value": {"grammars": [{"lark_grammar": "start: /a/"}]}},
+    },
+    "responses": {
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "5"},
+        ],
+        "instructions": "be kind",
+        "tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function", **_FUNCTION}]}],
+        "text": {"format": {"type": "json_object"}},
+        "reasoning": {"effort": "low"},
+        "metadata": {"a": "b"},
+    },
+}
 YAML = b"""max_batch_size: 8
 input: [{name: A, data_type: TYPE_FP32, dims: [3, -1]}]
 output: [{name: B, data_type: TYPE_INT64, dims: [2], label_filename: l}]
@@ -92,6 +158,7 @@ def _readers() -> dict[str, dict[str, bytes]]:
         },
         "sie_json": {name: json.dumps(body).encode() for name, body in SIE.items()},
         "sie_msgpack": {name: msgpack.packb(body) for name, body in SIE.items()},
+        "text_request": {name: json.dumps(body).encode() for name, body in TEXT.items()},
         "request_headers": {
             "all": b"job-7\x0000-" + b"1" * 32 + b"-" + b"2" * 16 + b"-01\0gzip;q=0.5, *;q=0"
         },

@@ -21,10 +21,13 @@ from frontend.grpc import wire
 from frontend.grpc.received import Form
 from frontend.http import media
 from frontend.http.rendering import at_once
+from frontend.protocols.chat import chat_requests, completion_requests
 from frontend.protocols.kserve_v2 import generate, images, infer_bodies, reading
 from frontend.protocols.kserve_v2.grpc import counting
 from frontend.protocols.kserve_v2.grpc import reading as grpc_reading
 from frontend.protocols.kserve_v2.schemas import CONTROL
+from frontend.protocols.messages import message_requests
+from frontend.protocols.responses import requests as response_requests
 from frontend.protocols.sie import schemas
 from frontend.protocols.trtis_v1 import requests
 from frontend.protocols.trtis_v1.text import one_line, read_request_header
@@ -39,7 +42,7 @@ from ipc.protos import kserve_v2_pb2 as kserve
 from ipc.protos import trtis_v1_pb2 as trtis
 from ipc.settings import Limits, load
 from ipc.wire import codec
-from ipc.wire.messages import InferCall, Submit, TensorOutput, Work
+from ipc.wire.messages import GenerateCall, InferCall, Submit, TensorOutput, Work
 from tests.fakes.tensors import entry, finish, loaded, tensor
 from workers.repository import conversion, document
 from workers.repository.layout import ModelRefused
@@ -339,6 +342,24 @@ def _body(data: bytes, content_type: str) -> None:
             msgspec.json.encode(schemas.read(data, content_type, kind, LIMITS))
 
 
+def text_request(data: bytes) -> None:
+    """A body of the routes of generated text."""
+    for parse in (
+        _one_call(chat_requests.parse),
+        lambda body, limits: completion_requests.parse(body, limits).calls,
+        _one_call(message_requests.parse),
+        _one_call(message_requests.parse_count),
+        lambda body, limits: [response_requests.parse(body, limits).call_after((), limits)],
+    ):
+        with _refusing(InvalidInput):
+            for call in parse(data, LIMITS):
+                codec.encode(Submit(1, Work("m", call, 1, 1, "r")))
+
+
+def _one_call(parse: Callable[[bytes, Limits], Any]) -> Callable[[bytes, Limits], list[GenerateCall]]:
+    return lambda body, limits: [parse(body, limits).call]
+
+
 def request_headers(data: bytes) -> None:
     """X-Request-ID, traceparent and Accept-Encoding with NUL between them."""
     given = [*data.decode("latin-1").split("\0"), "", "", ""]
@@ -369,6 +390,7 @@ TARGETS: dict[str, Target] = {
         image_header,
         sie_json,
         sie_msgpack,
+        text_request,
         request_headers,
     )
 }
