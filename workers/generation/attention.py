@@ -18,15 +18,18 @@ import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from workers.generation.sequence import Span
 
 _SERIAL = itertools.count()
+_Positions = TypeVar("_Positions", torch.Tensor, NDArray[Any])
 _GROW, _NEAR = 1.5, 64
 """Sequences share a group while the longest has at most `_GROW` times the shortest's tokens plus `_NEAR`."""
 
@@ -53,7 +56,7 @@ class Group:
 
     rows: torch.Tensor | None
     lengths: list[int]
-    tables: list[torch.Tensor]
+    tables: list[NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,8 @@ class Plan:
 class View:
     """What a group reads: its rows, `count` sequences, their blocks int64 [count * blocks], the first `width` keys.
 
-    `mask` is additive [count, 1, 1, width], None if every key is seen.
+    `mask` is additive [count, 1, 1, width], None if every key is seen. A single sequence whose blocks lie side by side
+    has the place of the first as `start`.
     """
 
     rows: torch.Tensor | None
@@ -98,6 +102,7 @@ class View:
     blocks: torch.Tensor
     width: int
     mask: torch.Tensor | None
+    start: int | None
 
 
 def plan_of(spans: Sequence[Span], block_tokens: int, device: torch.device) -> Plan:
@@ -106,13 +111,16 @@ def plan_of(spans: Sequence[Span], block_tokens: int, device: torch.device) -> P
     parts: list[Part] = []
     singles: list[Span] = []
     for span in spans:
-        blocks = span.sequence.blocks
-        places = range(span.start, span.stop)
-        if span.stop - span.start > 1 or parts:
-            parts.append(Part(len(slots), span.start, span.stop, span.sequence.block_table().to(device)))
-        else:
+        blocks, start, stop = span.sequence.blocks, span.start, span.stop
+        if stop - start == 1 and not parts:
             singles.append(span)
-        slots.extend([blocks[at // block_tokens] * block_tokens + at % block_tokens for at in places])
+            slots.append(blocks[start // block_tokens] * block_tokens + start % block_tokens)
+        else:
+            table = torch.from_numpy(span.sequence.block_table()).to(device)
+            parts.append(Part(len(slots), start, stop, table))
+            slots += [
+                blocks[at // block_tokens] * block_tokens + at % block_tokens for at in range(start, stop)
+            ]
     return Plan(torch.tensor(slots, device=device), len(singles), _groups_of(singles, device), parts)
 
 
@@ -120,24 +128,22 @@ def _groups_of(singles: list[Span], device: torch.device) -> list[Group]:
     """Sequences of similar length together: padding stays below half of what is read."""
     if not singles:
         return []
-    order = sorted(range(len(singles)), key=lambda row: singles[row].stop)
+    lengths = [span.stop for span in singles]
+    if max(lengths) <= _GROW * min(lengths) + _NEAR:
+        return [_group(None, singles)]
+    order = sorted(range(len(singles)), key=lengths.__getitem__)
     groups, current = [], [order[0]]
     for row in order[1:]:
-        if singles[row].stop > _GROW * singles[current[0]].stop + _NEAR:
+        if lengths[row] > _GROW * lengths[current[0]] + _NEAR:
             groups.append(current)
             current = []
         current.append(row)
     groups.append(current)
-    if len(groups) == 1:
-        return [_group(None, singles, device)]
-    return [
-        _group(torch.tensor(rows, device=device), [singles[row] for row in rows], device) for rows in groups
-    ]
+    return [_group(torch.tensor(rows, device=device), [singles[row] for row in rows]) for rows in groups]
 
 
-def _group(rows: torch.Tensor | None, spans: list[Span], device: torch.device) -> Group:
-    tables = [span.sequence.block_table().to(device) for span in spans]
-    return Group(rows, [span.stop for span in spans], tables)
+def _group(rows: torch.Tensor | None, spans: list[Span]) -> Group:
+    return Group(rows, [span.stop for span in spans], [span.sequence.block_table() for span in spans])
 
 
 class PagedAttention:
@@ -249,11 +255,17 @@ class PagedAttention:
         out = None
         for view in self._views(heads):
             rows = q[: plan.singles] if view.rows is None else q[view.rows]
-            near = [
-                self._gather(place, pool, view.blocks).view(view.count, -1, key_heads, pool.shape[2])
-                for place, pool in enumerate((keys, values))
-            ]
-            k, v = (states[:, : view.width].transpose(1, 2) for states in near)
+            if view.start is None:
+                gathered = [
+                    self._gather(place, pool, view.blocks).view(view.count, -1, key_heads, pool.shape[2])
+                    for place, pool in enumerate((keys, values))
+                ]
+                k, v = (states[:, : view.width].transpose(1, 2) for states in gathered)
+            else:
+                k, v = (
+                    pool[None, view.start : view.start + view.width].transpose(1, 2)
+                    for pool in (keys, values)
+                )
             found = heads.single(rows, k, v, view.mask)
             if view.rows is None:
                 return found
@@ -302,19 +314,42 @@ class PagedAttention:
         firsts = [max(0, length - heads.window) // size if heads.window else 0 for length in lengths]
         lasts = [-(-length // size) for length in lengths]
         width = max(last - first for first, last in zip(firsts, lasts, strict=True))
-        cut = [table[first:last] for table, first, last in zip(tables, firsts, lasts, strict=True)]
-        blocks = torch.stack([F.pad(table, (0, width - len(table))) for table in cut]).view(-1)
-        device = blocks.device
-        at = torch.tensor([first * size for first in firsts], device=device)[:, None]
-        at = at + torch.arange(width * size, device=device)[None]
-        now = torch.tensor(lengths, device=device)[:, None] - 1
-        seen = heads.allows(now, at)
+        blocks = np.zeros((len(lengths), width), np.int64)
+        for row, table, first, last in zip(blocks, tables, firsts, lasts, strict=True):
+            row[: last - first] = table[first:last]
+        assert self.plan is not None
+        device = self.plan.slots.device
+        flat = torch.from_numpy(blocks.reshape(-1)).to(device)
+        start = None
+        if len(lengths) == 1 and bool((np.diff(blocks[0]) == 1).all()):
+            start = int(blocks[0, 0]) * size
+        if not heads.window and heads.rule is None and min(lengths) == max(lengths):
+            return View(group.rows, len(lengths), flat, lengths[0], None, start)
+        at = np.multiply(firsts, size)[:, None] + np.arange(width * size)
+        now = np.array(lengths)[:, None] - 1
+        seen = in_reach(now, at, heads.window)
+        if heads.rule is not None:
+            places = (torch.from_numpy(positions).to(device) for positions in (now, at))
+            seen &= heads.rule.allows(*places).cpu().numpy()
         if not heads.window:
             seen = seen[:, : max(lengths)]
         mask = None
-        if not bool(seen.all()):
-            mask = torch.zeros(seen.shape, device=device).masked_fill_(~seen, float("-inf"))[:, None, None]
-        return View(group.rows, len(lengths), blocks, seen.shape[1], mask)
+        if not seen.all():
+            mask = np.where(seen, np.float32(0), np.float32("-inf"))[:, None, None]
+        return View(
+            group.rows,
+            len(lengths),
+            flat,
+            seen.shape[1],
+            None if mask is None else torch.from_numpy(mask).to(device),
+            start,
+        )
+
+
+def in_reach(queries: _Positions, keys: _Positions, window: int) -> _Positions:
+    """Boolean: whether a query at one position sees a key at another, by a window (0: every key before)."""
+    seen = keys <= queries
+    return seen & (keys > queries - window) if window else seen
 
 
 def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -341,9 +376,7 @@ class Heads:
 
     def allows(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """Boolean: whether a query at one position sees a key at another."""
-        seen = keys <= queries
-        if self.window:
-            seen = seen & (keys > queries - self.window)
+        seen = in_reach(queries, keys, self.window)
         if self.rule is not None:
             seen = seen & self.rule.allows(queries, keys)
         return seen

@@ -11,7 +11,8 @@ import collections.abc
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from ipc.wire.generation import TokenLogprob
 from ipc.wire.messages import GenerateCall
@@ -55,7 +56,7 @@ class Sequence:
     cached_tokens: int = -1
     sampler_state: Any = None
     mask: Any = None
-    table: torch.Tensor | None = None
+    table: NDArray[np.int64] | None = None
     paused: bool = False
     done: bool = False
     started: bool = False
@@ -74,10 +75,10 @@ class Sequence:
         """Tokens without keys in the cache."""
         return len(self.tokens) - self.computed
 
-    def block_table(self) -> torch.Tensor:
+    def block_table(self) -> NDArray[np.int64]:
         """The blocks as int64 [blocks], made anew when they have changed."""
         if self.table is None or len(self.table) != len(self.blocks):
-            self.table = torch.tensor(self.blocks)
+            self.table = np.array(self.blocks, np.int64)
         return self.table
 
 
