@@ -33,9 +33,9 @@ def test_laid_out_layer_gives_the_numbers_of_the_plain_one(
 @needs_onednn
 def test_layers_are_replaced_only_where_they_agree_and_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32)).eval()
-    monkeypatch.setattr(linears, "_is_better", lambda linear: False)
+    monkeypatch.setattr(linears, "_is_better", lambda layers, rows: False)
     assert linears.lay_out_linears(model) == 0
-    monkeypatch.setattr(linears, "_is_better", lambda linear: True)
+    monkeypatch.setattr(linears, "_is_better", lambda layers, rows: True)
     before = parameter_bytes(model)
     rows = torch.randn(3, 32)
     with torch.inference_mode():
@@ -50,14 +50,14 @@ def test_a_layer_that_disagrees_is_not_better(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         linears.LaidOutLinear, "forward", lambda self, rows: rows.new_zeros(len(rows), self.out_features)
     )
-    assert not linears._is_better(nn.Linear(32, 32).eval())
+    assert not linears._is_better([nn.Linear(32, 32).eval()], ())
 
 
 @needs_onednn
 def test_bfloat16_stays_as_it_is_on_a_processor_that_cannot_lay_it_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(linears, "_is_better", lambda linear: True)
+    monkeypatch.setattr(linears, "_is_better", lambda layers, rows: True)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32).bfloat16()).eval()
     assert linears.lay_out_linears(model) == 1
@@ -90,7 +90,7 @@ def test_weights_shared_with_an_embedding_stay_as_they_are(monkeypatch: pytest.M
             self.two = nn.Linear(8, 16, bias=False)
             self.two.weight = nn.Parameter(self.one.embedding.weight.detach())
 
-    monkeypatch.setattr(linears, "_is_better", lambda linear: True)
+    monkeypatch.setattr(linears, "_is_better", lambda layers, rows: True)
     model = Both().eval()
     linears.lay_out_linears(model)
     assert type(model.two) is nn.Linear

@@ -27,7 +27,7 @@ from workers.adapters.shared.checkpoint import (
     shortest,
     stored_limit,
 )
-from workers.adapters.shared.linears import lay_out_linears
+from workers.adapters.shared.linears import GENERATED_ROWS, lay_out_linears
 from workers.generation.building import build
 from workers.generation.engine import Engine
 from workers.generation.formats.table import Format, detect
@@ -85,7 +85,7 @@ class CausalAdapter(Adapter):
         )
         model = load_model(context, AutoModelForCausalLM)
         if context.device.type == "cpu":
-            lay_out_linears(model)
+            lay_out_linears(model, GENERATED_ROWS)
         limit = shortest(context.max_sequence_length, stored_limit(tokenizer), position_limit(model))
         vocabulary = Vocabulary(tokenizer, answers.marks)
         size = vocabulary_size(model)

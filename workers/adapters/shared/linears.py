@@ -5,17 +5,19 @@ oneDNN's blocked layout. At load, each shape of layer runs both ways on random r
 is faster, the layers of that shape are replaced. Otherwise, and where torch lacks the operators, the layers stay.
 
 A trial has as many rows as a batch if that is cheap: the gain grows with the rows, and short trials are decided by
-chance. Processor time of the calling thread counts, as other work on the machine affects that time least.
+chance. Models that generate compute few rows at a time, and oneDNN may lose there. Their trials have those numbers of
+rows, and several layers of a shape in turn, since the processor's caches would hold the weights of a single layer.
+Processor time of the calling thread counts, as other work on the machine affects that time least.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from statistics import geometric_mean
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
@@ -25,7 +27,12 @@ TRIAL_ROWS = (256, 2048)
 TRIAL_PRODUCTS = 1 << 29
 """Multiplications of one run of a trial, about 10 ms of a core."""
 TRIALS = 5
-LEAST_GAIN = 1.05
+TRIAL_LAYERS = 4
+"""Layers of one shape in a trial of few rows."""
+LEAST_GAIN, MOST_LOSS = 1.05, 0.95
+"""The mean gain that is worth a change, and the least gain at any number of rows."""
+GENERATED_ROWS = (1, 8, 32)
+"""Sequences that a model generates for at a time."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
 
@@ -47,29 +54,38 @@ class LaidOutLinear(nn.Module):
 
 
 @torch.inference_mode()
-def lay_out_linears(model: nn.Module) -> int:
-    """Replace the linear layers of `model` (eval mode, on CPU) where oneDNN is faster; returns how many."""
+def lay_out_linears(model: nn.Module, rows: Sequence[int] = ()) -> int:
+    """Replace the linear layers of `model` (eval mode, on CPU) where oneDNN is faster; returns how many.
+
+    `rows` are numbers of rows that the layers will have; without any, the rows of a batch of texts.
+    """
+    kinds: dict[tuple[int, int, torch.dtype, bool], list[tuple[nn.Module, str, nn.Linear]]] = {}
+    for parent, name, child in _candidates(model):
+        kind = (child.in_features, child.out_features, child.weight.dtype, child.bias is not None)
+        kinds.setdefault(kind, []).append((parent, name, child))
+    replaced = 0
+    for places in kinds.values():
+        if _is_better([child for *_, child in places[:TRIAL_LAYERS]], rows):
+            for parent, name, child in places:
+                setattr(parent, name, LaidOutLinear(child))
+            replaced += len(places)
+    if replaced:
+        log.debug("%d linear layers laid out for oneDNN", replaced)
+    return replaced
+
+
+def _candidates(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+    """Linear layers on CPU whose weights are their own, with their places."""
     dtypes = laid_out_dtypes()
     counts: dict[int, int] = {}
     for parameter in model.parameters():
         counts[parameter.data_ptr()] = counts.get(parameter.data_ptr(), 0) + 1
-    verdicts: dict[tuple[int, int, torch.dtype, bool], bool] = {}
-    replaced = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is not nn.Linear or child.weight.dtype not in dtypes:
                 continue
-            if child.weight.device.type != "cpu" or counts[child.weight.data_ptr()] > 1:
-                continue
-            kind = (child.in_features, child.out_features, child.weight.dtype, child.bias is not None)
-            if kind not in verdicts:
-                verdicts[kind] = _is_better(child)
-            if verdicts[kind]:
-                setattr(parent, name, LaidOutLinear(child))
-                replaced += 1
-    if replaced:
-        log.debug("%d linear layers laid out for oneDNN", replaced)
-    return replaced
+            if child.weight.device.type == "cpu" and counts[child.weight.data_ptr()] == 1:
+                yield parent, name, child
 
 
 def laid_out_dtypes() -> frozenset[torch.dtype]:
@@ -81,25 +97,33 @@ def laid_out_dtypes() -> frozenset[torch.dtype]:
     return frozenset(TOLERANCE) if operators._is_mkldnn_bf16_supported() else frozenset((torch.float32,))
 
 
-def _is_better(linear: nn.Linear) -> bool:
-    """Whether the laid-out form of this layer agrees with the plain one and is faster."""
-    generator = torch.Generator().manual_seed(0)
+def _is_better(layers: Sequence[nn.Linear], rows: Sequence[int]) -> bool:
+    """Whether the laid-out forms of layers of one shape agree with the plain ones and are faster."""
+    first = layers[0]
     least, most = TRIAL_ROWS
-    count = min(most, max(least, TRIAL_PRODUCTS // (linear.in_features * linear.out_features)))
-    rows = torch.randn(count, linear.in_features, generator=generator).to(linear.weight.dtype)
+    batch = min(most, max(least, TRIAL_PRODUCTS // (first.in_features * first.out_features)))
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(batch, first.in_features, generator=generator).to(first.weight.dtype)
     try:
-        candidate = LaidOutLinear(linear)
-        wanted, got = linear(rows).detach().float(), candidate(rows).detach().float()
+        others = [LaidOutLinear(layer) for layer in (layers if rows else layers[:1])]
+        wanted, got = first(states).detach().float(), others[0](states).detach().float()
     except RuntimeError as error:
         log.debug("oneDNN layout is not used: %s", str(error).partition("\n")[0])
         return False
-    if float((got - wanted).abs().max()) > TOLERANCE[linear.weight.dtype] * float(wanted.abs().max()):
+    if float((got - wanted).abs().max()) > TOLERANCE[first.weight.dtype] * float(wanted.abs().max()):
         return False
-    plain, laid_out = _best_s(lambda: F.linear(rows, linear.weight, linear.bias), lambda: candidate(rows))
-    return plain > LEAST_GAIN * laid_out
+    gains = []
+    for count in rows or (batch,):
+        near = states[:count]
+        plain, laid_out = _best_s(
+            lambda near=near: [layer(near) for layer in layers[: len(others)]],  # type: ignore[misc]
+            lambda near=near: [other(near) for other in others],  # type: ignore[misc]
+        )
+        gains.append(plain / laid_out)
+    return geometric_mean(gains) > LEAST_GAIN and min(gains) > MOST_LOSS
 
 
-def _best_s(*runs: Callable[[], Tensor]) -> list[float]:
+def _best_s(*runs: Callable[[], object]) -> list[float]:
     """Least processor time of each run, in seconds. The runs take turns, so that a disturbance affects all."""
     best = [float("inf")] * len(runs)
     for _ in range(TRIALS):
