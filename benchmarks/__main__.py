@@ -22,6 +22,7 @@ NAMES = (
     "growth",
     "encode",
     "score",
+    "generation",
     "grammars",
     "tensors",
     "large_tensors",

@@ -37,6 +37,7 @@ PINS: dict[str, tuple[str, ...]] = {
         "click==8.1.8",
     ),
     "transformers": (TORCH, "transformers[serving]==5.23.0", "accelerate==1.15.0", "numpy==2.4.6"),
+    "mistralrs": ("mistralrs==0.9.5", "tokenizers==0.23.3"),
     "openvino": (TORCH, "transformers==5.23.0", "numpy==2.4.6", "openvino==2026.4.1"),
 }
 
