@@ -462,8 +462,9 @@ def test_a_coding_agent_that_keeps_its_own_history_is_served(server: Server) -> 
         server.post("/v1/responses", asked | {"input": [*asked["input"], thought, *done, result]}).text
     )
     assert events[-1][1]["response"]["usage"]["total_tokens"] == 6
-    roles = [message["role"] for message in server.engine.calls[-1].messages or ()]
-    assert roles == ["system", "system", "user", "assistant", "tool"]
+    messages = server.engine.calls[-1].messages or []
+    assert messages[0] == {"role": "system", "content": "You are a coding agent.\n\nrules"}
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool"]
 
 
 def test_names_of_functions_are_taken_apart_as_they_were_put_together() -> None:

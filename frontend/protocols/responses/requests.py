@@ -112,7 +112,16 @@ class ResponsePlan:
         turns = Turns(talk)
         turns.add(history, "previous_response_id")
         turns.add(self.items, "input")
-        return msgspec.structs.replace(self.call, messages=talk.finished())
+        return msgspec.structs.replace(self.call, messages=_with_one_beginning(talk.finished()))
+
+
+def _with_one_beginning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`messages` whose first system messages are one: many templates refuse a second one behind the instructions."""
+    count = next((k for k, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    if count < 2:
+        return messages
+    text = "\n\n".join(message["content"] for message in messages[:count])
+    return [{"role": "system", "content": text}, *messages[count:]]
 
 
 def parse(body: bytes, limits: Limits) -> ResponsePlan:
