@@ -35,10 +35,35 @@ _SHOWN_PATH = 200
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 
-class _Families(NamedTuple):
+class _Ended(NamedTuple):
+    """What requests with one status count into."""
+
     requests: Amount
     seconds: Observations
-    body: Observations
+
+
+class _Labels:
+    """The families of requests with one method, route and model. PERF: found once for a request."""
+
+    __slots__ = ("_ended", "_metrics", "_values", "body", "in_flight", "model", "route")
+
+    def __init__(self, metrics: FrontendMetrics, method: str, route: str, model: str) -> None:
+        self._metrics, self._values = metrics, (method, route, model)
+        self._ended: dict[int, _Ended] = {}
+        self.route, self.model = route, model
+        self.in_flight = metrics.tally.amount(metrics.http_in_flight.labels(*self._values))
+        self.body = metrics.tally.observations(metrics.http_body.labels(*self._values))
+
+    def ended(self, status: int) -> _Ended:
+        """The counter and the histogram of requests with this status."""
+        found = self._ended.get(status)
+        if found is None:
+            metrics, values = self._metrics, (*self._values, str(status))
+            found = self._ended[status] = _Ended(
+                metrics.tally.amount(metrics.http_requests.labels(*values)),
+                metrics.tally.observations(metrics.http_duration.labels(*values)),
+            )
+        return found
 
 
 class HttpCounts:
@@ -46,13 +71,12 @@ class HttpCounts:
 
     def __init__(self, metrics: FrontendMetrics, models: Container[str], settings: Log) -> None:
         self._metrics, self._models, self._log = metrics, models, settings
-        self._gauges = lru_cache(maxsize=4096)(self._gauge)
-        self._families = lru_cache(maxsize=4096)(self._family)
+        self.labels = lru_cache(maxsize=4096)(self._labels)
 
     def record(self, scope: dict[str, Any]) -> HttpRecord | None:
         """A record of the request of an ASGI scope; None for requests that are neither counted nor logged."""
         path = scope["path"]
-        counted = scope["method"] != "OPTIONS" and path not in _PROBES and not path.startswith(_UNCOUNTED)
+        counted = path not in _PROBES and not path.startswith(_UNCOUNTED) and scope["method"] != "OPTIONS"
         logged = self._log.access and (counted or self._log.access_health)
         return HttpRecord(self, scope, counted, logged) if counted or logged else None
 
@@ -70,57 +94,41 @@ class HttpCounts:
         finally:
             record.close()
 
-    def label(self, model: str) -> str:
-        """The model's name if the catalog has the model, so that clients cannot invent label values."""
-        return model if model == NO_MODEL or model in self._models else UNKNOWN
-
-    def in_flight(self, method: str, route: str, model: str) -> Amount:
-        """The gauge of requests that are being answered."""
-        return self._gauges(method, route, model)
-
-    def ended(self, method: str, route: str, model: str, status: str) -> _Families:
-        """The counter and histograms of requests that ended alike."""
-        return self._families(method, route, model, status)
-
-    def _gauge(self, *labels: str) -> Amount:
-        return self._metrics.tally.amount(self._metrics.http_in_flight.labels(*labels))
-
-    def _family(self, method: str, route: str, model: str, status: str) -> _Families:
-        metrics, tally = self._metrics, self._metrics.tally
-        labels = method, route, model, status
-        return _Families(
-            tally.amount(metrics.http_requests.labels(*labels)),
-            tally.observations(metrics.http_duration.labels(*labels)),
-            tally.observations(metrics.http_body.labels(*labels[:3])),
-        )
+    def _labels(self, method: str, route: str, model: str) -> _Labels:
+        """Those of a model by its name, if the catalog has the model: clients cannot invent label values."""
+        known = model == NO_MODEL or model in self._models
+        return _Labels(self._metrics, method, route, model if known else UNKNOWN)
 
 
 class HttpRecord:
-    """One request. `model` is the label of its model, `status` 0 until there is an answer."""
+    """One request. `status` is 0 until there is an answer."""
 
     __slots__ = (
         "_began",
         "_counted",
         "_counts",
-        "_gauge",
+        "_labels",
         "_logged",
         "_method",
         "_nbytes",
         "_path",
-        "model",
         "request_id",
-        "route",
         "status",
     )
 
     def __init__(self, counts: HttpCounts, scope: dict[str, Any], counted: bool, logged: bool) -> None:
+        self._began = time.perf_counter()
         self._counts, self._counted, self._logged = counts, counted, logged
         method: str = scope["method"]
         self._method, self._path = method if method in _METHODS else "other", scope["path"]
-        self._began = time.perf_counter()
-        self._gauge: Amount | None = None
+        self._labels: _Labels | None = None
         self._nbytes: int | None = None
-        self.route, self.model, self.status, self.request_id = "", NO_MODEL, 0, ""
+        self.status, self.request_id = 0, ""
+
+    @property
+    def route(self) -> str:
+        """Template of the route; empty before routing, and where there is none."""
+        return self._labels.route if self._labels is not None else ""
 
     def measured(self, declared: int | None, receive: Receive) -> Receive:
         """`receive`, which counts the bytes of the body where its head does not declare them."""
@@ -138,47 +146,48 @@ class HttpRecord:
 
     def routed(self, route: str, model: str) -> None:
         """The request has a route; `model` is a name, "" for one that the body may tell, or `NO_MODEL`."""
-        self.route, self.model = route, self._counts.label(model)
-        self._rise()
+        self._label(route, model)
         if self._logged:
             self._line("started", {})
 
     def name(self, model: str) -> None:
         """The body names this model."""
-        label = self._counts.label(model)
-        if label != self.model and self._gauge is not None:
-            self._fall()
-            self.model = label
-            self._rise()
+        if self._labels is not None and self._labels.model != model:
+            self._label(self._labels.route, model)
 
     def close(self) -> None:
         """The last byte was sent, or nobody waits for it any more."""
         seconds = time.perf_counter() - self._began
-        self._fall()
-        if not self.status:
-            return
-        if self._counted:
-            families = self._counts.ended(self._method, self.route or UNMATCHED, self.model, str(self.status))
-            families.requests.inc()
-            families.seconds.observe(seconds)
-            if self._nbytes is not None:
-                families.body.observe(self._nbytes)
-        if self._logged:
-            milliseconds = round(seconds * 1e3, 3)
-            fields = {"status": self.status, "model": self.model, "duration_ms": milliseconds}
-            self._line(f"{self.status} in {milliseconds:.3f} ms, model {self.model}", fields)
+        if self.status:
+            if self._labels is None:
+                self._label(UNMATCHED, NO_MODEL)
+            assert self._labels is not None
+            if self._counted:
+                self._count(self._labels, seconds)
+            if self._logged:
+                model, milliseconds = self._labels.model, round(seconds * 1e3, 3)
+                fields = {"status": self.status, "model": model, "duration_ms": milliseconds}
+                self._line(f"{self.status} in {milliseconds:.3f} ms, model {model}", fields)
+        if self._counted and self._labels is not None:
+            self._labels.in_flight.inc(-1)
 
-    def _rise(self) -> None:
-        if self._counted:
-            self._gauge = self._counts.in_flight(self._method, self.route, self.model)
-            self._gauge.inc()
+    def _count(self, labels: _Labels, seconds: float) -> None:
+        ended = labels.ended(self.status)
+        ended.requests.inc()
+        ended.seconds.observe(seconds)
+        if self._nbytes is not None:
+            labels.body.observe(self._nbytes)
 
-    def _fall(self) -> None:
-        if self._gauge is not None:
-            self._gauge.inc(-1)
-            self._gauge = None
+    def _label(self, route: str, model: str) -> None:
+        """Be in flight under these labels, and no longer under those before."""
+        labels = self._counts.labels(self._method, route, model)
+        if self._counted:
+            labels.in_flight.inc()
+            if self._labels is not None:
+                self._labels.in_flight.inc(-1)
+        self._labels = labels
 
     def _line(self, text: str, fields: dict[str, Any]) -> None:
-        route, path = self.route or UNMATCHED, self._path[:_SHOWN_PATH]
-        known = {"method": self._method, "route": route, "path": path, **fields}
+        path = self._path[:_SHOWN_PATH]
+        known = {"method": self._method, "route": self.route or UNMATCHED, "path": path, **fields}
         log.info("%s %s %s %s", self.request_id, self._method, path, text, extra=known)
