@@ -10,7 +10,7 @@ import torch
 
 from ipc.errors import InputTooLong, InvalidInput
 from ipc.settings import Generation
-from ipc.wire.messages import Ending, GenerateCall, Sampling
+from ipc.wire.messages import Ending, GenerateCall, Grammar, Sampling
 from tests.tiny import chat_models
 from workers.adapters.base import LoadContext, Prepared
 from workers.adapters.causal import CausalAdapter
@@ -126,3 +126,22 @@ def test_memory_counts_weights_and_cache_and_the_context_ends_at_the_cache(
     assert adapter.max_sequence_length == CONTEXT
     with pytest.raises(ValueError, match="tool_format 'klingon' is none of"):
         CausalAdapter.load(context(directory, tool_format="klingon"))
+
+
+def test_forced_tokens_need_no_step_and_change_nothing(adapter: CausalAdapter) -> None:
+    grammar = Grammar("regex", "[a-c]{2} and then the very same words again and again [x-z]")
+
+    def answer(**sampling: int) -> tuple[str, int]:
+        call = GenerateCall(ids=[5, 6], grammar=grammar, sampling=Sampling(**sampling))
+        request = prepare(adapter, call)
+        adapter.engine.add(request)
+        text, steps = "", 0
+        while adapter.engine.has_work:
+            steps += 1
+            text += "".join(emission.text for emission in adapter.engine.step())
+        return text, steps
+
+    (forced, few), (chosen, many) = answer(), answer(logprobs=0)
+    assert forced == chosen
+    assert len(forced) == len("aa and then the very same words again and again x")
+    assert few <= 8 < many
