@@ -178,6 +178,86 @@ def test_a_bug_tells_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) ->
     assert "secret" not in response.text
 
 
+_AGENT: dict[str, Any] = {
+    "model": "tiny/chat",
+    "max_tokens": 32000,
+    "stream": True,
+    "system": [
+        {"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}},
+        {"type": "text", "text": "Work in /src.", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
+    ],
+    "messages": [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "<system-reminder>Be careful.</system-reminder>"},
+                {"type": "text", "text": "List the files.", "cache_control": {"type": "ephemeral"}},
+            ],
+        },
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "I list.", "signature": "sig"},
+                {"type": "text", "text": "Listing."},
+                {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": "ls"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "toolu_1",
+                    "content": [
+                        {"type": "text", "text": "a.py"},
+                        {"type": "tool_reference", "tool_name": "Read"},
+                    ],
+                    "is_error": False,
+                    "cache_control": {"type": "ephemeral"},
+                }
+            ],
+        },
+    ],
+    "tools": [
+        {
+            "name": "Bash",
+            "description": "Runs a command.",
+            "input_schema": {
+                "$schema": "https://json-schema.org/draft/2020-12/schema",
+                "type": "object",
+                "properties": {"command": {"type": "string"}},
+                "required": ["command"],
+                "additionalProperties": False,
+            },
+            "cache_control": {"type": "ephemeral"},
+            "eager_input_streaming": True,
+        }
+    ],
+    "metadata": {"user_id": "user_1"},
+    "thinking": {"type": "adaptive"},
+    "output_config": {"effort": "high"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+}
+"""A request as a coding agent sends it."""
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages?beta=true"])
+def test_a_coding_agent_is_answered(server: Server, path: str) -> None:
+    headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "interleaved-thinking-2025-05-14"}
+    response = server.post(path, _AGENT, **headers)
+    assert response.status_code == 200
+    assert _events(response.text)[-1][0] == "message_stop"
+    [call] = server.engine.calls
+    assert [message["role"] for message in call.messages or ()] == ["system", "user", "assistant", "tool"]
+    assert (call.messages or [])[0]["content"] == "You are an agent. Work in /src."
+    assert (call.messages or [])[3]["content"] == 'a.py {"type":"tool_reference","tool_name":"Read"}'
+    assert call.variables["enable_thinking"] is True and call.variables["reasoning_effort"] == "high"
+    assert call.tools is not None and call.tools.functions[0]["function"]["name"] == "Bash"
+    server.post("/v1/messages/count_tokens?beta=true", _AGENT, **headers)
+    counted = server.engine.calls[1]
+    assert counted.counts_only and (counted.messages, counted.tools) == (call.messages, call.tools)
+
+
 _KEY, _ADMIN = api_keys.fresh(), api_keys.fresh()
 
 
