@@ -11,6 +11,7 @@ from ipc.errors import InputRefused, WorkerCrashed
 from ipc.metrics.families import DIRECTIONS, NO_KEY, UNKNOWN
 from ipc.metrics.registry import FrontendMetrics
 from ipc.metrics.tally import Amount, Observations
+from ipc.wire.generation import FINISH_REASONS
 
 _REJECTIONS = {
     "QUEUE_FULL": "queue_full",
@@ -24,6 +25,8 @@ _REJECTIONS = {
     "BODY_TOO_LARGE": "too_long",
     "DRAINING": "draining",
 }
+_OF_TEXTS = ("chat", "responses", "messages")
+"""Protocols of generated text."""
 _SIE_PHASES = {"total": "total", "queue": "queue", "tokenize": "tokenize", "device": "inference"}
 
 
@@ -62,6 +65,8 @@ class TextMeter(NamedTuple):
     prompt: Amount
     cached: Amount
     generated: Amount
+    ended: dict[str, Amount]
+    """By the reason of the end of a choice."""
 
 
 class Recorder:
@@ -88,6 +93,8 @@ class Recorder:
             found.append(self._child("sie_requests", model, operation, outcome))
         if code in _REJECTIONS:
             found.append(self._child("rejected", model, _REJECTIONS[code]))
+            if protocol in _OF_TEXTS:
+                found.append(self._metrics.rs_rejected)
         return _Ended(self._tally.amount(*found), {})
 
     def _phase(
@@ -119,6 +126,7 @@ class Recorder:
             prompt,
             self._tally.amount(self._child("cached_tokens", model)),
             generated,
+            {reason: self._amounts("rs_completed", reason) for reason in FINISH_REASONS},
         )
 
     def model_label(self, model: str) -> str:

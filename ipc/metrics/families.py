@@ -174,6 +174,8 @@ FRONTEND = (
         "Tokens of prompts (in) and answers (out) by API key.",
         "key direction",
     ),
+    counter("rs_completed", "mistralrs_sequences_completed", "Generated texts by how they ended.", "reason"),
+    counter("rs_rejected", "mistralrs_sequences_rejected", "Requests for texts refused before they ran."),
     # The names of the SIE contract, for dashboards that exist.
     counter("sie_requests", "sie_requests", "Total request count.", "model endpoint status"),
     gauge("sie_active", "sie_active_requests", "Requests being served.", "model"),

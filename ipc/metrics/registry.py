@@ -40,6 +40,7 @@ from ipc.metrics.families import (
 )
 from ipc.metrics.tally import Tally
 from ipc.processes.paths import RunPaths
+from ipc.wire.generation import FINISH_REASONS
 from ipc.wire.messages import LANES
 
 _MOST_LOOKS = 5
@@ -122,6 +123,8 @@ class FrontendMetrics(_Families):
             self.traced.labels(outcome)
         self.touch_models(models)
         self._touch_requests(UNKNOWN)
+        for reason in FINISH_REASONS:
+            self.rs_completed.labels(reason)
         asked = "GET", "/v1/models", "none"
         for family in (self.http_requests, self.http_duration):
             family.labels(*asked, "200")

@@ -28,6 +28,7 @@ from ipc.metrics.families import (
     UNLOADS,
 )
 from ipc.metrics.registry import LANES
+from ipc.wire.generation import FINISH_REASONS
 from tests.harness.raw import RawClient
 from tests.harness.server import Server, alive, make_server, serving, stopped, wait_until
 
@@ -52,6 +53,8 @@ CONSTANT = {
     "mistralrs_prefix_cache_hits_total",
     "mistralrs_prefix_cache_lookups_total",
     "mistralrs_sequences_capacity",
+    "mistralrs_sequences_completed_total",
+    "mistralrs_sequences_rejected_total",
     "mistralrs_sequences_running",
     "mistralrs_sequences_waiting",
     "mistralrs_time_to_first_token_seconds",
@@ -348,6 +351,7 @@ def test_clients_cannot_invent_label_values(server: Server) -> None:
         *UNLOADS,
         *ACCESS_REFUSALS,
         *REASONS,
+        *FINISH_REASONS,
         "suspect",
         "bystander",
         "crashed",

@@ -137,6 +137,7 @@ class DeltaStream(Incoming[Event], Generation):
     def _finish(self, choice: int, finish: Finish, now_ns: int) -> None:
         """A choice has ended; its tokens without text, such as an end token, are known now."""
         self._step(choice, max(0, finish.tokens - self._tokens[choice]), now_ns)
+        self._meter.ended[finish.reason].inc()
         self._finishes.append(finish)
         self._waiting.append(
             Finished(choice, finish.reason, finish.stop, finish.tokens, finish.reasoning_tokens)
