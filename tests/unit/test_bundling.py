@@ -22,6 +22,7 @@ from ipc.memory.leases import Block, LeaseTable
 from ipc.processes.paths import RunPaths
 from ipc.wire import codec
 from ipc.wire.messages import Cancel, EncodeCall, InputItem, Inputs, Leaving, Ping, Pong, Submit, Work
+from tests.fakes.clock import Clock
 from workers.endpoint import endpoint as router
 from workers.endpoint.endpoint import Endpoint, Handler
 from workers.endpoint.sessions import Session
@@ -105,6 +106,47 @@ def test_a_bad_message_of_a_worker_is_dropped_and_its_neighbours_are_taken(
 
     asyncio.run(run())
     assert all(text in caplog.text for text in ("bad frames", "bad message", "could not be taken"))
+
+
+@pytest.mark.parametrize("drains", [False, True])
+def test_a_worker_that_sends_without_a_pause_shares_the_loop_until_it_has_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drains: bool
+) -> None:
+    clock = Clock.of(dealer, monkeypatch)
+    arrived = [[bytes(frame) for frame in bundle_of(Pong(number))] for number in range(20)]
+    seen: list[Any] = []
+
+    def receive(socket: object) -> list[bytes]:
+        if not arrived:
+            raise zmq.Again
+        clock.now += dealer.LOOK_S / 4
+        return arrived.pop(0)
+
+    monkeypatch.setattr(dealer, "receive", receive)
+
+    async def run() -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        socket = dealer.connect(context, tmp_path / "socket", "f0")
+        made = dealer.Dealer(socket, lambda message, payload: seen.append(message.seq), lambda sent: None)
+        if drains:
+            made.drain()
+        while arrived:
+            await asyncio.sleep(0)
+            seen.append("others")
+        made.close()
+        context.term()
+
+    asyncio.run(run())
+    assert [each for each in seen if each != "others"] == list(range(20))
+    # The descriptor and the end of a turn may both lead to a look in one turn.
+    assert seen.count("others") in ((0,) if drains else range(2, 6))
+
+
+def bundle_of(message: Any) -> list[codec.Payload]:
+    """The frames of one message."""
+    bundle = codec.Bundle()
+    bundle.add(message)
+    return bundle.take()
 
 
 def test_requests_of_a_turn_that_the_socket_does_not_take_fail_as_lost(

@@ -436,7 +436,7 @@ class Channel:
 
     def _died(self) -> None:
         if self._dealer is not None:
-            self._dealer.look()
+            self._dealer.drain()
         suspects = (
             {request for tag, request in self._arena.flight() if tag == self._tag} if self._arena else set()
         )

@@ -1,14 +1,15 @@
 """The frontend's end of the socket to one worker.
 
 1. Messages of one turn of the event loop wait in a bundle and leave together at the end of the turn.
-2. Arriving messages are handed over one by one. The ZeroMQ descriptor is edge-triggered, so every send is followed by
-   another look at the socket.
+2. Arriving messages are handed over one by one, for `LOOK_S` in one turn. The ZeroMQ descriptor is edge-triggered, so
+   every send is followed by another look at the socket.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from ipc.wire.bundles import receive, send
 from ipc.wire.codec import ToFrontend, ToWorker
 
 log = logging.getLogger(__name__)
+
+LOOK_S = 0.005
+"""A worker that sends without a pause has the loop for so long at a time."""
 
 
 def connect(context: zmq.Context[zmq.Socket[bytes]], path: Path, identity: str) -> zmq.Socket[bytes]:
@@ -96,16 +100,30 @@ class Dealer:
         return taken
 
     def look(self) -> None:
-        """Take in everything that has arrived."""
-        socket = self._socket
-        while socket is not None and socket is self._socket:
-            try:
-                frames = receive(socket)
-            except zmq.Again:
+        """Take in what has arrived for `LOOK_S` at most, and the rest in the next turn, after all who read streams."""
+        until = time.monotonic() + LOOK_S
+        while self._take_one():
+            if time.monotonic() >= until:
+                self._schedule()
                 return
-            if frames is None:
-                return
-            self._hand_over(frames)
+
+    def drain(self) -> None:
+        """Take in everything that has arrived; nobody sends any more."""
+        while self._take_one():
+            pass
+
+    def _take_one(self) -> bool:
+        """Take in one bundle; returns whether there was one."""
+        if self._socket is None:
+            return False
+        try:
+            frames = receive(self._socket)
+        except zmq.Again:
+            return False
+        if frames is None:
+            return False
+        self._hand_over(frames)
+        return True
 
     def close(self) -> None:
         """Close the socket; messages that have not left are lost."""

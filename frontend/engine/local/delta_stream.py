@@ -104,6 +104,7 @@ class DeltaStream(Incoming[Event], Generation):
             self._waiting.append(make(choice, text, tokens, deltas.logprobs.get(at)))
             self._waiting_nbytes += len(text) if text.isascii() else len(text.encode())
         elif kind == HELD:
+            self._note_first(now_ns)
             self._last_ns = now_ns
             return
         elif kind == CALLED:
@@ -118,21 +119,23 @@ class DeltaStream(Incoming[Event], Generation):
     def _step(self, choice: int, tokens: int, now_ns: int) -> None:
         """A step has added `tokens` to a choice."""
         before_ns = self._arrivals_ns.get(choice)
-        if not self.answering:
-            self._begin(now_ns)
+        self.answering = True
+        self._note_first(now_ns)
         # NOTE: entries of one step arrive together.
-        elif before_ns is not None and before_ns != now_ns:
+        if before_ns is not None and before_ns != now_ns:
             self._meter.between.observe((now_ns - before_ns) / 1e9)
         self._arrivals_ns[choice] = self._last_ns = now_ns
         if tokens:
             self._tokens[choice] += tokens
             self._meter.generated.inc(tokens)
 
-    def _begin(self, now_ns: int) -> None:
-        self.answering, self._first_ns = True, now_ns
-        self._meter.first.observe((now_ns - self._pace.began_ns) / 1e9)
-        self._meter.prompt.inc(self._start.prompt_tokens)
-        self._meter.cached.inc(self._start.cached_tokens)
+    def _note_first(self, now_ns: int) -> None:
+        """Tokens have come; the first time counts."""
+        if not self._first_ns:
+            self._first_ns = now_ns
+            self._meter.first.observe((now_ns - self._pace.began_ns) / 1e9)
+            self._meter.prompt.inc(self._start.prompt_tokens)
+            self._meter.cached.inc(self._start.cached_tokens)
 
     def _finish(self, choice: int, finish: Finish, now_ns: int) -> None:
         """A choice has ended; its tokens without text, such as an end token, are known now."""
