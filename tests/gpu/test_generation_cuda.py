@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from typing import Any
 
@@ -22,7 +21,7 @@ LENGTHS = (1, 24, 40, 100)
 @pytest.fixture(params=causal.FAMILIES)
 def model(request: pytest.FixtureRequest) -> Any:
     """A tiny model on the GPU."""
-    return copy.deepcopy(causal.build(request.param)).to("cuda")
+    return causal.make(request.param).to("cuda")
 
 
 def prompt_of(length: int) -> list[int]:

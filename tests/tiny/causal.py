@@ -85,7 +85,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @cache
 def build(family: str) -> Any:
-    """The model in eval mode. Tests of a file share the model, and each sets the attention that the test needs."""
+    """A model that tests share. Each test sets the attention that the test needs, and leaves the attention there."""
+    return make(family)
+
+
+def make(family: str) -> Any:
+    """A model in eval mode, with the attention that transformers chooses."""
     kind, options = FAMILIES[family]
     config = getattr(transformers, kind)(**options)
     torch.manual_seed(_SEED)

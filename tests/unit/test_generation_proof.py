@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ BLOCK_TOKENS = 8
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", causal.FAMILIES)
 def test_every_form_of_attention_passes(family: str, dtype: torch.dtype) -> None:
-    model, attention = copy.deepcopy(causal.build(family)).to(dtype), PagedAttention(BLOCK_TOKENS)
+    model, attention = causal.make(family).to(dtype), PagedAttention(BLOCK_TOKENS)
     assert packs(model, attention) and attention.passes_rules
     assert model.config._attn_implementation == attention.name
 
@@ -55,16 +54,15 @@ def test_what_is_left_out_is_found_unless_it_is_told_twice(
         return whole(self, module, query, key, value, None, **change(named))
 
     monkeypatch.setattr(PagedAttention, "attend", changed)
-    model = copy.deepcopy(causal.build(family))
-    before = "eager" if family in ("gemma2", "gpt_oss") else "sdpa"
-    model.set_attn_implementation(before)
+    model = causal.make(family)
+    before = model.config._attn_implementation
     assert packs(model, PagedAttention(BLOCK_TOKENS)) == (left_out == "only the mask")
     assert left_out == "only the mask" or model.config._attn_implementation == before
 
 
 def test_chunks_that_only_the_mask_knows_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MaskRule, "allows", lambda self, queries, keys: keys <= queries)
-    assert not packs(copy.deepcopy(causal.build("llama4")), PagedAttention(BLOCK_TOKENS))
+    assert not packs(causal.make("llama4"), PagedAttention(BLOCK_TOKENS))
 
 
 @pytest.mark.parametrize("kind", ["Falcon", "Bloom"])
