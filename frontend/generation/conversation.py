@@ -43,6 +43,7 @@ class Conversation:
         self.field = field
         self._limits = limits
         self._nbytes = 0
+        self._called: dict[str, str] = {}
 
     def add(
         self,
@@ -67,6 +68,9 @@ class Conversation:
         for key, value in (("tool_call_id", call_id), ("name", name), ("reasoning_content", reasoning)):
             if value is not None:
                 message[key] = self.checked(value, f"{where}.{key}")
+        if role == "tool" and name is None and call_id in self._called:
+            # Clients name the call, some templates want the name of the function.
+            message["name"] = self._called[call_id]
         if text is not None:
             self.checked(text, f"{where}.content")
         if calls:
@@ -88,7 +92,10 @@ class Conversation:
         self.checked(json_text(parsed, f"{where}.{field}"), f"{where}.{field}")
         function = {"name": self.checked(name, f"{where}.name"), "arguments": parsed}
         call: dict[str, Any] = {"type": "function", "function": function}
-        return call if call_id is None else {"id": self.checked(call_id, f"{where}.id"), **call}
+        if call_id is None:
+            return call
+        self._called[call_id] = name
+        return {"id": self.checked(call_id, f"{where}.id"), **call}
 
     def checked(self, text: str, where: str) -> str:
         """`text`, which counts for the limit of the conversation. Raises `InvalidField` for NUL or too much text."""

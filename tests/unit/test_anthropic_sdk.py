@@ -132,7 +132,8 @@ def test_a_tool_is_called_and_its_result_goes_back(server: RecordedServer, clien
     asked, told = server.engine.calls
     assert asked.tools is not None and (asked.tools.choice, asked.tools.name) == ("named", "weather")
     assert [message["role"] for message in told.messages or ()] == ["user", "assistant", "tool"]
-    assert (told.messages or [])[2] == {"role": "tool", "content": "cold", "tool_call_id": "call-1"}
+    result = {"role": "tool", "content": "cold", "tool_call_id": "call-1", "name": "weather"}
+    assert (told.messages or [])[2] == result
 
 
 def test_the_runner_of_tools_makes_two_turns(

@@ -406,8 +406,17 @@ def test_a_conversation_has_arguments_as_objects() -> None:
             "content": None,
             "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}],
         },
-        {"role": "tool", "content": "2", "tool_call_id": "1"},
+        {"role": "tool", "content": "2", "tool_call_id": "1", "name": "f"},
     ]
+
+
+def test_an_answer_of_a_tool_has_the_name_of_its_function() -> None:
+    talk = Conversation(Limits())
+    given = [{"id": "1", "function": {"name": "f"}}, {"id": "2", "function": {"name": "g"}}]
+    talk.add("assistant", None, "messages[0]", calls=calls_of(talk, given, "messages[0].tool_calls"))
+    for call_id, name in (("2", None), ("1", "own"), ("3", None), (None, None)):
+        talk.add("tool", "x", "messages[1]", call_id=call_id, name=name)
+    assert [message.get("name") for message in talk.finished()[1:]] == ["g", "own", None, None]
 
 
 @pytest.mark.parametrize("arguments", ["{", "[1]", "1", [1], '"\\ud800"'])

@@ -318,3 +318,27 @@ def _metaspace() -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     backend.decoder = decoders.Metaspace()
     return backend
+
+
+@pytest.mark.parametrize(
+    ("given", "short"),
+    [
+        ("call-e6bd85a5-fdbb-4697-99d9-a8021aaa163b", "21aaa163b"),
+        ("toolu_1", "000toolu1"),
+        ("abcdefghi", "abcdefghi"),
+    ],
+)
+def test_ids_of_calls_have_nine_characters_where_a_template_wants_that(given: str, short: str) -> None:
+    source = (
+        "{%- for m in messages %}{%- for c in m.tool_calls or [] %}"
+        "{%- if c.id is not defined or c.id|length != 9 %}{{ raise_exception('length 9!') }}{% endif %}<{{ c.id }}>"
+        "{%- endfor %}{%- if m.tool_call_id is defined %}[{{ m.tool_call_id }}]{% endif %}{%- endfor %}"
+    )
+    messages: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "", "tool_calls": [CALL | {"id": given}]},
+        {"role": "tool", "content": "x", "tool_call_id": given},
+    ]
+    template = ChatTemplate(chat_tokenizers.build("mistral"), source)
+    assert template.prompt(messages).text == f"<{short}>[{short}]"
+    any_length = ChatTemplate(chat_tokenizers.build("mistral"), source.replace("!= 9", "< 2"))
+    assert any_length.prompt(messages).text == f"<{given}>[{given}]"

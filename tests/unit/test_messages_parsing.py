@@ -110,8 +110,8 @@ def test_blocks_become_messages_and_calls() -> None:
                 {"id": "c2", "type": "function", "function": {"name": "g", "arguments": {}}},
             ],
         },
-        {"role": "tool", "content": "one", "tool_call_id": "c1"},
-        {"role": "tool", "content": "", "tool_call_id": "c2"},
+        {"role": "tool", "content": "one", "tool_call_id": "c1", "name": "f"},
+        {"role": "tool", "content": "", "tool_call_id": "c2", "name": "g"},
         {"role": "user", "content": "and now?"},
     ]
 

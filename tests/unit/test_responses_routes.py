@@ -135,7 +135,7 @@ def test_a_conversation_goes_on_with_what_was_said_and_without_its_instructions(
                 }
             ],
         },
-        {"role": "tool", "content": "3", "tool_call_id": "call-1"},
+        {"role": "tool", "content": "3", "tool_call_id": "call-1", "name": "crm.f"},
     ]
     unknown = server.ask(previous_response_id="resp_none")
     assert (unknown.status_code, unknown.json["error"]["type"]) == (404, "invalid_request_error")
@@ -272,7 +272,7 @@ def test_items_become_messages(server: Server) -> None:
         {"role": "system", "content": "rules"},
         {"role": "user", "content": "a b"},
         {"role": "assistant", "content": "c", "tool_calls": calls},
-        {"role": "tool", "content": "d", "tool_call_id": "1"},
+        {"role": "tool", "content": "d", "tool_call_id": "1", "name": "f"},
         {"role": "assistant", "content": "e"},
     ]
 

@@ -29,6 +29,8 @@ MAX_DEPTH = 64
 _BEGIN, _END = "\ufdd0", "\ufdd1"
 _ESCAPED = {r"\ufdd0": _BEGIN, r"\ufdd1": _END}
 _MARK = re.compile("[\ufdd0\ufdd1]")
+_WANTS_NINE = re.compile(r"\bid\s*\|\s*length\s*!=\s*9\b")
+"""A template that refuses ids of calls without nine characters, which is what Mistral's models write."""
 _LOOKS_LIKE_CONTROL = re.compile(r"<[|｜].*>|<.*[|｜]>|\[/?[A-Z_]{3,}\]|</?(tool_call|tool_response|think)>")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _MOST_TEXT = 400
@@ -58,6 +60,7 @@ class ChatTemplate:
         self._control = Marking(tokens)
         special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
         self._special_only = Marking(special)
+        self._wants_nine = _WANTS_NINE.search(self.text) is not None
 
     @property
     def exists(self) -> bool:
@@ -80,6 +83,8 @@ class ChatTemplate:
         Raises `InvalidInput` with the words of a template that refuses the messages, and `InputTooLong`.
         """
         _check_size([messages, tools, dict(variables or {})])
+        if self._wants_nine:
+            messages = [_with_short_ids(message) for message in messages]
         marked = [self._marked_message(message) for message in messages]
         text = self._rendered(marked, self._control.mark(tools), self._control.mark(dict(variables or {})))
         for escaped, mark in _ESCAPED.items():
@@ -250,6 +255,23 @@ def _control_tokens(tokenizer: Any, templates: str) -> frozenset[str]:
         or (token.content in templates and not token.content.isspace())
         or _LOOKS_LIKE_CONTROL.fullmatch(token.content)
     )
+
+
+def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose ids of calls have nine letters and digits: the last ones of each id."""
+    kept = dict(message)
+    if isinstance(kept.get("tool_call_id"), str):
+        kept["tool_call_id"] = _short_id(kept["tool_call_id"])
+    if kept.get("tool_calls"):
+        kept["tool_calls"] = [
+            {**call, "id": _short_id(call["id"])} if isinstance(call.get("id"), str) else call
+            for call in kept["tool_calls"]
+        ]
+    return kept
+
+
+def _short_id(given: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]", "", given)[-9:].rjust(9, "0")
 
 
 def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
