@@ -27,7 +27,9 @@ PLAIN = Plain()
 
 def adapter(**more: Any) -> Any:
     """What the queue asks of an adapter."""
-    return SimpleNamespace(**{"gathering": None, "batch_tokens": None, "config": None, **more})
+    return SimpleNamespace(
+        **{"gathering": None, "batch_tokens": None, "config": None, "engine": None, **more}
+    )
 
 
 ADAPTER = adapter()

@@ -32,6 +32,7 @@ def test_the_model_decides_on_the_kind_of_its_jobs(tmp_path: Path) -> None:
         assert kinds.of(adapter(streams=False, config=STATEFUL)) is kinds.sequences
         assert kinds.of(adapter(streams=False, config=ModelConfig("m"))) is kinds.one_shot
         assert kinds.of(adapter(streams=False)) is kinds.one_shot
+        assert kinds.of(adapter(streams=False, engine=object())) is kinds.generations
 
 
 class Failing(FakeAdapter):

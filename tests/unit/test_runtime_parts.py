@@ -30,7 +30,7 @@ from workers.scheduling.waiting import Reason
 @pytest.mark.parametrize(("streams", "words"), [(True, "any number of responses"), (False, "one response")])
 def test_a_request_for_another_kind_of_answer_is_refused(streams: bool, words: str, tmp_path: Path) -> None:
     work = Work("m", InferCall([], []), time.monotonic_ns() + 10**12, 16, "req", parts=0 if streams else 8)
-    served = SimpleNamespace(adapter=SimpleNamespace(streams=streams, config=None))
+    served = SimpleNamespace(adapter=SimpleNamespace(streams=streams, config=None, engine=None))
     session: Any = SimpleNamespace(key=b"s", tag=1)
     with (
         placing(tmp_path, Settings(), 1 << 20, models=SimpleNamespace(find=lambda model: served)) as pipeline,
