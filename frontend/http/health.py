@@ -81,3 +81,5 @@ class HealthResource:
             return
         resp.content_type = falcon.MEDIA_TEXT
         resp.text = "OK"
+
+    on_head = on_get

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from frontend.access import api_keys
+from frontend.access.gate import Gate
 from frontend.generation.events import Finished, Reasoning, Started, Text
 from ipc.errors import WorkerLost
 from penstock.cli import main
@@ -64,6 +66,16 @@ def test_reasoning_is_left_out_where_nobody_looks_and_of_the_conversation(server
         done = piped(url, "one", "two")
     assert done.stdout == "Yes\nYes\n"
     assert server.engine.calls[1].messages[1]["content"] == "Yes"
+
+
+def test_the_key_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = api_keys.fresh()
+    server = RecordedServer(tmp_path, Gate((api_keys.KeyEntry("me", api_keys.hashed(key)),)))
+    with server.listening() as url:
+        without = piped(url, "one")
+        monkeypatch.setenv("PENSTOCK_KEY", key)
+        assert piped(url, "one").stdout == "Hello you\n"
+    assert without.returncode == 1 and "an API key is needed" in without.stderr
 
 
 def test_a_failed_answer_is_told_and_forgotten(server: RecordedServer) -> None:
