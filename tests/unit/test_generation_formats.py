@@ -30,6 +30,7 @@ TOOLS = ToolUse(
 )
 WEATHER = ("get_weather", {"city": "Paris", "days": 2})
 ADD = ("add", {"a": 1.5, "b": [1, {"x": "}"}], "c": '</tool_call> "]}'})
+TAGS = ("add", {"c": "</function></tool_call><tool_call|></function_calls><｜tool▁call▁end｜>"})
 EMPTY = ("add", {})
 TEMPLATE = {
     "start_anchor": "<|im_start|>assistant\n",
@@ -64,15 +65,15 @@ _HARMONY = (
 
 
 def _json(call: tuple[str, dict[str, Any]]) -> str:
-    return json.dumps(call[1])
+    return json.dumps(call[1], ensure_ascii=False)
 
 
 def _named(call: tuple[str, dict[str, Any]], arguments: str = "arguments") -> str:
-    return json.dumps({"name": call[0], arguments: call[1]})
+    return json.dumps({"name": call[0], arguments: call[1]}, ensure_ascii=False)
 
 
 def _call(call: tuple[str, dict[str, Any]]) -> tuple[int, str]:
-    return CALLED, f"{call[0]} {json.dumps(call[1], separators=(',', ':'))}"
+    return CALLED, f"{call[0]} {json.dumps(call[1], separators=(',', ':'), ensure_ascii=False)}"
 
 
 def _qwen(call: tuple[str, dict[str, Any]]) -> str:
@@ -122,6 +123,29 @@ CASES: list[tuple[str, str, list[tuple[int, str]]]] = [
         [_call(ADD)],
     ),
     ("qwen_xml", "<function=add>\n</function> x <function", [_call(EMPTY), (TEXT, " x <function")]),
+    (
+        "qwen_xml",
+        f"a<tool_call>\n<function=add>\n{_json(ADD)}\n</function>\n</tool_call>b",
+        [(TEXT, "a"), _call(ADD), (TEXT, "b")],
+    ),
+    ("qwen_xml", f"<function=add>{_json(TAGS)}</function> b", [_call(TAGS), (TEXT, " b")]),
+    ("gemma4", f"<|tool_call>call:add{_json(TAGS)}<tool_call|>b", [_call(TAGS), (TEXT, "b")]),
+    (
+        "deepseek",
+        f"<｜tool▁call▁begin｜>add<｜tool▁sep｜>{_json(TAGS)}<｜tool▁call▁end｜>b",
+        [_call(TAGS), (TEXT, "b")],
+    ),
+    (
+        "deepseek",
+        "<｜tool▁call▁begin｜>add<｜tool▁sep｜>",
+        [(TEXT, "<｜tool▁call▁begin｜>add<｜tool▁sep｜>")],
+    ),
+    (
+        "python",
+        f"<function_calls>[{_named(TAGS)}, {_named(WEATHER)}]</function_calls>b",
+        [_call(TAGS), _call(WEATHER), (TEXT, "b")],
+    ),
+    ("mistral", '[TOOL_CALLS]add[ARGS]{"a": "x', [(TEXT, '[TOOL_CALLS]add[ARGS]{"a": "x')]),
     ("qwen_xml", "<tool_call>none</tool_call>", [(TEXT, "<tool_call>none")]),
     ("llama", f"<|python_tag|>{_named(WEATHER, 'parameters')}", [_call(WEATHER)]),
     (

@@ -1,7 +1,7 @@
 """Tries grammars in a process of their own, since a hostile grammar can take hours or overflow the stack.
 
 1. `Trial` starts `python -m workers.generation.grammar_trial`, sends the tokenizer once, then grammars one by one.
-2. The child compiles a grammar, fills its first mask, and answers with the error of llguidance, or nothing.
+2. The child compiles a grammar, follows it for a few tokens, and answers with the error of llguidance, or nothing.
 3. The child may use `MOST_SECONDS` of processor time and `MOST_NBYTES` of address space for a grammar. The kernel ends
    a child that wants more; the grammar is refused, and the next one gets a new child.
 
@@ -31,8 +31,11 @@ MOST_NBYTES = 4 << 30
 STACK_NBYTES = 2 << 20
 PATIENCE_S = 30.0
 """How long a worker waits for a child that gets too little processor time."""
-LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+LIMITS = LLParserLimits(
+    max_items_in_row=5000, max_lexer_states=20_000, step_lexer_fuel=50_000, verbose_errors=False
+)
 """Limits of compiling and of each step; the rest are those of llguidance."""
+_STEPS = 8
 _REASONS: dict[int, str] = {
     signal.SIGXCPU: f"takes more than {MOST_SECONDS} s to compile",
     signal.SIGSEGV: "is nested too deeply",
@@ -132,10 +135,16 @@ def error_of(matcher: LLMatcher) -> str:
 
 
 def _tried(tokenizer: LLTokenizer, grammar: str) -> str:
+    """The error of a grammar when it is compiled, or within the first tokens."""
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
-    if not matcher.is_error():
-        matcher.compute_bitmask()
-        matcher.compute_ff_tokens()
+    for _ in range(_STEPS):
+        if matcher.is_stopped():
+            break
+        allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+        for end in tokenizer.eos_tokens:
+            allowed &= ~(1 << end)
+        if allowed:
+            matcher.consume_token((allowed & -allowed).bit_length() - 1)
     return error_of(matcher)
 
 

@@ -19,6 +19,7 @@ Schemas = Mapping[str, Mapping[str, Any]]
 Reader = Callable[[str, Schemas], list[CalledFunction] | None]
 _QUOTED = re.compile(r'("(?:arguments|parameters)"\s*:\s*)"(\{.*\})"(?=\s*[,}])', re.DOTALL)
 _XML_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
+_XML_JSON = re.compile(r"\s*<function=([^>\n]+)>\s*(\{.*\})\s*(?:</function>\s*)?", re.DOTALL)
 _XML_PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)</parameter>", re.DOTALL)
 _NAMED = re.compile(r"\s*([\w.:-]+)(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)
 _FENCED = re.compile(r"\s*([\w.:-]+)\s*(?:```(?:json)?\s*)?(\{.*\})\s*(?:```)?\s*", re.DOTALL)
@@ -63,12 +64,12 @@ def read_xml(body: str, schemas: Schemas) -> list[CalledFunction] | None:
 
     An object in JSON may stand in place of the elements.
     """
+    whole = _XML_JSON.fullmatch(body)
+    if whole is not None:
+        return _all([_written(whole[1].strip(), whole[2])])
     found = _XML_FUNCTION.findall(body)
     calls: list[CalledFunction | None] = []
     for name, inner in found:
-        if inner.lstrip().startswith("{"):
-            calls.append(_written(name.strip(), inner))
-            continue
         properties = schemas.get(name.strip(), {}).get("properties")
         types = properties if isinstance(properties, Mapping) else {}
         values = {

@@ -73,7 +73,10 @@ class JsonEnd:
 
 
 class Delimited:
-    """A call between a mark and a closing mark; with `begins` the body must begin like one of these."""
+    """A call between a mark and a closing mark; with `begins` the body must begin like one of these.
+
+    `json` matches what stands before JSON in a body; closing marks in strings of the JSON are text.
+    """
 
     def __init__(
         self,
@@ -83,13 +86,14 @@ class Delimited:
         closed: Sequence[str],
         read: Reader,
         begins: Sequence[str] = ("{", "["),
-        is_json: bool = True,
+        json: str = "",
     ) -> None:
         self._opened, self._schemas, self._read = opened, schemas, read
         self._closed = re.compile("|".join(map(re.escape, closed)))
         self._longest = max(map(len, closed))
         self._begins = begins
-        self._strings = JsonEnd(len(opened)) if is_json else None
+        self._json = re.compile(json)
+        self._strings: JsonEnd | None = None
         self._from = len(opened)
 
     def end(self, text: str) -> int | None:
@@ -100,6 +104,8 @@ class Delimited:
         ):
             return len(text[: len(self._opened) + MOST_HEADER]) - len(body)
         while match := self._closed.search(text, self._from):
+            if self._strings is None and (begun := self._json.match(text, len(self._opened))):
+                self._strings = JsonEnd(begun.end())
             if self._strings is not None:
                 self._strings.advance(text, match.start())
                 if self._strings.in_string:

@@ -41,8 +41,10 @@ REASONING = {
 _NAMED = r"[\w.:-]+(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?"
 
 
-def _between(closed: str, read: Reader = read_json, begins: Sequence[str] = ("{", "[")) -> Opened:
-    return partial(Delimited, closed=(closed,), read=read, begins=begins, is_json=read is read_json)
+def _between(
+    closed: str, read: Reader = read_json, begins: Sequence[str] = ("{", "["), json: str = ""
+) -> Opened:
+    return partial(Delimited, closed=(closed,), read=read, begins=begins, json=json)
 
 
 class Format(NamedTuple):
@@ -132,23 +134,31 @@ _LAYOUTS: dict[str, Layout] = {
     "qwen": Layout({"<tool_call>": _between("</tool_call>")}, bare=True),
     "qwen_xml": Layout(
         {
-            "<tool_call>": _between("</tool_call>", read_xml, ("<function=",)),
-            "<function=": _between("</function>", read_xml_function, ()),
+            "<tool_call>": _between(
+                "</tool_call>", read_xml, ("<function=",), r"\s*<function=[^>\n]+>\s*(?=\{)"
+            ),
+            "<function=": _between("</function>", read_xml_function, (), r"[^>\n]+>\s*(?=\{)"),
         },
         dropped=("</tool_call>",),
     ),
     "llama": Layout({"<|python_tag|>": JsonValue}, bare=True),
     "mistral": Layout({"[TOOL_CALLS]": partial(JsonValue, read=read_named, header=_NAMED)}, bare=True),
     "deepseek": Layout(
-        {"<｜tool▁call▁begin｜>": _between("<｜tool▁call▁end｜>", read_fenced, ())},
+        {
+            "<｜tool▁call▁begin｜>": _between(
+                "<｜tool▁call▁end｜>", read_fenced, (), r"[^{]*<｜tool▁sep｜>[^{]*(?=\{)"
+            )
+        },
         dropped=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
         bare=True,
     ),
-    "gemma4": Layout({"<|tool_call>": _between("<tool_call|>", read_gemma, ("call:",))}),
-    "gemma": Layout({"```tool_code": _between("```", read_python, ())}, bare=True),
+    "gemma4": Layout(
+        {"<|tool_call>": _between("<tool_call|>", read_gemma, ("call:",), r"\s*call:[^{]*(?=\{\s*\")")}
+    ),
+    "gemma": Layout({"```tool_code": _between("```", read_python, (), "(?!)")}, bare=True),
     "phi4": Layout({"<|tool_call|>": _between("<|/tool_call|>")}, bare=True),
     "granite": Layout({"<|tool_call|>": JsonValue, "<tool_call>": JsonValue}, bare=True),
-    "python": Layout({"<function_calls>": _between("</function_calls>", read_python, ())}),
+    "python": Layout({"<function_calls>": _between("</function_calls>", read_python, (), r"\s*(?=\[?\{)")}),
 }
 """Layouts by name of the format, without reasoning."""
 NAMES = (*_LAYOUTS, "harmony", "template")
