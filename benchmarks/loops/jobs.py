@@ -79,10 +79,11 @@ class Generator:
         return Turn(**json.loads(line))
 
 
-def serve(run: Run) -> None:
-    """The child's end: answer jobs until standard input ends. Output of libraries goes to standard error."""
+def serve(load: Callable[[], Run]) -> None:
+    """The child's end: load, then answer jobs until standard input ends. Libraries write to standard error."""
     output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    run = load()
     for line in sys.stdin:
         jobs = [(prompt, tokens) for prompt, tokens in json.loads(line)]
         wall, cpu = time.perf_counter(), time.process_time()

@@ -13,11 +13,11 @@ from typing import Any
 import mistralrs  # type: ignore[import-not-found]
 from tokenizers import Tokenizer  # type: ignore[import-not-found,unused-ignore]
 
-from benchmarks.loops.jobs import Answers, Job, serve
+from benchmarks.loops.jobs import Answers, Job, Run, serve
 
 
-def main() -> None:
-    """Load the model, then answer jobs."""
+def load() -> Run:
+    """The runner of the model that the command line names."""
     _, _, model_dir, precision, _ = sys.argv
     tokenizer = Tokenizer.from_file(f"{model_dir}/tokenizer.json")
     dtype = {"float32": mistralrs.ModelDType.F32, "bfloat16": mistralrs.ModelDType.BF16}[precision]
@@ -41,8 +41,8 @@ def main() -> None:
             thread.join()
         return None
 
-    serve(run)
+    return run
 
 
 if __name__ == "__main__":
-    main()
+    serve(load)

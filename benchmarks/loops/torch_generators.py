@@ -133,8 +133,8 @@ def static(model: Any, tokenizer: Any) -> Run:
     return run
 
 
-def main() -> None:
-    """Load the model, then answer jobs."""
+def load() -> Run:
+    """The contestant that the command line names, with its model."""
     _, contestant, model_dir, precision, threads = sys.argv
     torch.set_num_threads(int(threads))
     transformers.utils.logging.disable_progress_bar()
@@ -142,8 +142,8 @@ def main() -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         model_dir, dtype=getattr(torch, precision), attn_implementation="sdpa"
     ).eval()
-    serve({"penstock": penstock, "continuous": continuous, "static": static}[contestant](model, tokenizer))
+    return {"penstock": penstock, "continuous": continuous, "static": static}[contestant](model, tokenizer)
 
 
 if __name__ == "__main__":
-    main()
+    serve(load)
