@@ -40,6 +40,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(root, models=(MODEL, "fake/echo", "fake/slow"), settings=settings) as running:
         wait_until(lambda: running.starts(0) and running.starts(1), what="two workers")
         yield running
+        # The last test has killed a worker. A stop in the middle of its start is another fault.
+        wait_until(lambda: running.metric("penstock_worker_up") == 2, what="two workers")
 
 
 @pytest.fixture(autouse=True)
