@@ -27,6 +27,9 @@ NAMES = (
     "tensors",
     "large_tensors",
     "transport",
+    "chat",
+    "conversation",
+    "sharing",
 )
 
 

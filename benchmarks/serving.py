@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.connection import Connection
 from benchmarks.load import Address
-from benchmarks.processes import Server, command_line, free_port
+from benchmarks.processes import Server, children, command_line, free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 FAKE_CATALOG = ROOT / "tests" / "fakes" / "catalog"
@@ -79,8 +79,7 @@ def frontend_pids(server: Server) -> list[int]:
 
     Gunicorn writes process titles over the environment that `Server.pids` reads, so only the titles are looked at.
     """
-    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-    return [pid for pid in map(int, children) if "frontend" in command_line(pid)]
+    return [pid for pid in children(server.pid) if "frontend" in command_line(pid)]
 
 
 def worker_pids(server: Server) -> list[int]:

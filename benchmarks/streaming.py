@@ -16,12 +16,14 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from benchmarks.load import Address, post
 
 _BUFFER_NBYTES = 1 << 18
 _TAIL_NBYTES = 4096
 _LAST_CHUNK = b"0\r\n\r\n"
+_TEXT = re.compile(rb'"content":\s*"[^"]')
 _COMPLETION = re.compile(rb'"completion_tokens":\s*(\d+)')
 _CACHED = re.compile(rb'"cached_tokens":\s*(\d+)')
 
@@ -31,8 +33,10 @@ class Streamed:
     """One stream; instants are of `time.perf_counter`."""
 
     sent_at: float
+    answered_at: float = 0.0
+    """When the first text was read; the head of a response, and events without text, may come before."""
     arrivals: list[float] = field(default_factory=list)
-    """When something was read, the head of the response first."""
+    """When something was read since."""
     nbytes: int = 0
     tail: bytes = b""
     whole: bytearray | None = None
@@ -45,8 +49,8 @@ class Streamed:
 
     @property
     def first_s(self) -> float:
-        """Seconds to the first event."""
-        return self.arrivals[0] - self.sent_at
+        """Seconds to the first text."""
+        return self.answered_at - self.sent_at
 
     @property
     def gaps_s(self) -> list[float]:
@@ -75,8 +79,8 @@ class Streamed:
         return int(found[-1])
 
 
-def chat(model: str, text: str, max_tokens: int) -> bytes:
-    """A whole request for a greedy answer in a stream."""
+def chat(model: str, text: str, max_tokens: int, **more: Any) -> bytes:
+    """A whole request for a greedy answer in a stream; `more` are other fields of the body."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": text}],
@@ -84,6 +88,7 @@ def chat(model: str, text: str, max_tokens: int) -> bytes:
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
+        **more,
     }
     return post("/v1/chat/completions", body)
 
@@ -142,7 +147,10 @@ class Readers:
 
     @staticmethod
     def _keep_end(stream: Streamed, data: memoryview, now: float) -> None:
-        stream.arrivals.append(now)
+        if not stream.answered_at and _TEXT.search(data):
+            stream.answered_at = now
+        if stream.answered_at:
+            stream.arrivals.append(now)
         stream.nbytes += len(data)
         stream.tail = (stream.tail + bytes(data[-_TAIL_NBYTES:]))[-_TAIL_NBYTES:]
         if stream.whole is not None:
