@@ -64,7 +64,7 @@ class EventStream:
         self._protocol, self._render_error = protocol, render_error
         self._idle_s, self._idle = idle_s, idle
         self._scope: RequestScope = req.context.penstock
-        self._pending: asyncio.Future[bytes] | None = None
+        self._reader: _Reader | None = None
         self._first: bytes | None = None
         self._ended = self._finished = False
 
@@ -111,14 +111,10 @@ class EventStream:
     async def _next(self) -> bytes:
         if not self._idle_s:
             return await anext(self._events)
-        # NOTE: the next event is asked for once, and waited for again after each comment.
-        pending = self._pending or asyncio.ensure_future(anext(self._events))
-        self._pending = pending
-        await asyncio.wait((pending,), timeout=self._idle_s)
-        if not pending.done():
-            return self._idle
-        self._pending = None
-        return pending.result()
+        if self._reader is None:
+            self._reader = _Reader(self._events, self._idle_s)
+        event = await self._reader.next()
+        return self._idle if event is None else event
 
     def _noted(self, error: PenstockError) -> bytes:
         """The last events, of an error; the request is counted with this error."""
@@ -130,11 +126,9 @@ class EventStream:
 
     async def close(self) -> None:
         """End the work if it still goes on, and count the request. Called by Falcon when the response is over."""
-        if self._pending is not None:
-            self._pending.cancel()
-            # NOTE: an event that failed after the last look at it fails nobody any more.
-            await asyncio.gather(self._pending, return_exceptions=True)
-            self._pending = None
+        if self._reader is not None:
+            await self._reader.close()
+            self._reader = None
         await self._events.aclose()
         if not self._finished:
             self._finished = True
@@ -142,3 +136,67 @@ class EventStream:
                 self._noted(self._scope.ended_early())
             outcome = Outcome(self._req.method, self._req.path, self._req.uri_template or "", 200)
             self._services.finisher.finish(self._scope, self._protocol, outcome)
+
+
+class _Reader:
+    """Asks for events in a task of its own, so that a wait for one can be left and taken up again."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None], idle_s: float) -> None:
+        self._events, self._idle_s = events, idle_s
+        self._loop = asyncio.get_running_loop()
+        self._is_asked = False
+        self._found: bytes | BaseException | None = None
+        self._asked: asyncio.Future[None] = self._loop.create_future()
+        self._changed: asyncio.Future[None] = self._loop.create_future()
+        self._since = self._loop.time()
+        # PERF: one task and one timer for a stream. To make both for each event takes 10 us more.
+        self._timer = self._loop.call_later(idle_s, self._look)
+        self._task = asyncio.ensure_future(self._read())
+
+    async def next(self) -> bytes | None:
+        """The next event; None when nothing has come for the idle time. Raises what the events raise."""
+        if not self._is_asked:
+            self._is_asked = True
+            _wake(self._asked)
+        if self._found is None:
+            self._since, self._changed = self._loop.time(), self._loop.create_future()
+            await self._changed
+        found, self._found = self._found, None
+        self._is_asked = found is None
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    async def _read(self) -> None:
+        while True:
+            await self._asked
+            self._asked = self._loop.create_future()
+            try:
+                self._found = await anext(self._events)
+            except asyncio.CancelledError as error:
+                self._found = error
+                raise
+            except Exception as error:
+                self._found = error
+                return
+            finally:
+                _wake(self._changed)
+
+    def _look(self) -> None:
+        """The timer: end a wait that has lasted long enough."""
+        left_s = self._since + self._idle_s - self._loop.time()
+        if left_s <= 0:
+            _wake(self._changed)
+            left_s = self._idle_s
+        self._timer = self._loop.call_later(left_s, self._look)
+
+    async def close(self) -> None:
+        """Leave the events alone, wherever they are."""
+        self._timer.cancel()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
