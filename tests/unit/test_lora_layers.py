@@ -118,7 +118,7 @@ def test_layers_laid_out_for_onednn_take_adapters(tmp_path: Path, monkeypatch: p
     base = build("dense_mean", tmp_path / "base")
     lora = loras.write(tmp_path / "lora", base)
     wanted = results(load("dense", loras.merged(base, lora, tmp_path / "merged", 2.0)))
-    monkeypatch.setattr(linears, "_is_better", lambda linear: True)
+    monkeypatch.setattr(linears, "_is_better", lambda layers, rows: True)
     adapter = load("dense", base)
     layers_of(adapter).install("some", layers_of(adapter).fit(lora))
     assert_equal(results(adapter, "some"), wanted)

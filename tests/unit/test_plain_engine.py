@@ -103,6 +103,7 @@ def test_a_model_with_a_state_of_its_own_generates_one_sequence_at_a_time() -> N
     while engine.has_work:
         engine.step()
         assert engine.statistics().running <= 1
+        assert torch.is_grad_enabled(), "the thread keeps its mode beside a run that waits"
     wanted = [greedy(mamba(), prompt) for prompt in prompts]
     assert found == {(0, 0): wanted[0], (0, 1): wanted[0], (1, 0): wanted[1]}
     assert engine.statistics().blocks_used == 0
@@ -120,6 +121,7 @@ def test_a_sequence_goes_on_after_a_pause_and_after_the_end_of_another() -> None
     engine.step()
     engine.cancel(1)
     engine.resume(0)
+    assert torch.is_grad_enabled()
     while engine.has_work:
         engine.step()
     assert found[0, 0] == greedy(mamba(), [1, 2, 3])

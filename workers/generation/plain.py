@@ -72,7 +72,9 @@ class Run:
         """Logits [1, vocabulary] after `tokens`, of which the run has computed all or all but the last."""
         # NOTE: the turn of the device thread that asks may be another one than the turn before.
         self._greenlet.parent = greenlet.getcurrent()
-        found: torch.Tensor = self._greenlet.switch(list(tokens) if not self._computed else tokens[-1])
+        # NOTE: `generate()` computes without gradients, a mode of the thread and not of the greenlet.
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
+            found: torch.Tensor = self._greenlet.switch(list(tokens) if not self._computed else tokens[-1])
         self._computed = len(tokens)
         return found
 
@@ -80,7 +82,8 @@ class Run:
         """End `generate()` where it is."""
         if not self._greenlet.dead:
             self._greenlet.parent = greenlet.getcurrent()
-            self._greenlet.throw()
+            with torch.set_grad_enabled(torch.is_grad_enabled()):
+                self._greenlet.throw()
 
     def _generate(self, tokens: list[int]) -> None:
         ids = torch.tensor([tokens], device=self._model.device)
@@ -98,6 +101,7 @@ class _Chosen(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         token = greenlet.getcurrent().parent.switch(scores)
+        torch.set_grad_enabled(False)
         chosen = torch.full_like(scores, float("-inf"))
         chosen[:, token] = 0
         return chosen
