@@ -13,7 +13,7 @@ import pytest
 
 from frontend.engine.scope import plain_scope
 from frontend.generation.events import Called, Ended, Finished, Started, Text
-from frontend.sse import EventStream
+from frontend.sse import COMMENT, EventStream
 from ipc import deadline
 from ipc.errors import InferenceFailed, InputTooLong, InvalidInput, QueueFull, WorkerLost
 from ipc.wire.generation import TokenLogprob
@@ -371,6 +371,28 @@ def test_a_silent_stream_sends_comments_and_can_be_left(server: Server) -> None:
         return told
 
     assert asyncio.run(act()) == [b"data: 1\n\n", b": keep-alive\n\n", b": keep-alive\n\n"]
+
+
+def test_an_event_behind_a_comment_comes_once_and_the_stream_ends(server: Server) -> None:
+    async def act() -> list[bytes]:
+        going_on = asyncio.Event()
+
+        async def events() -> Any:
+            yield b""
+            await going_on.wait()
+            yield b"data: 1\n\n"
+            yield b"data: 2\n\n"
+
+        stream = _idle(server, [])
+        stream._events = events()
+        await stream.begin()
+        told = [await anext(stream)]
+        going_on.set()
+        told += [event async for event in stream]
+        await stream.close()
+        return [told[0], *(event for event in told if event != COMMENT)]
+
+    assert asyncio.run(act()) == [COMMENT, b"data: 1\n\n", b"data: 2\n\n"]
 
 
 def test_a_stream_is_counted_though_its_next_event_fails_when_nobody_waits(
