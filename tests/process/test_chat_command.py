@@ -122,7 +122,9 @@ def terminal(url: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
 
 
 _ON_TERMINAL = (
-    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+    # A shell that runs the tests in the background has them ignore the signal.
+    "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+    "signal.signal(signal.SIGINT, signal.SIG_DFL);"
     "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 )
 
