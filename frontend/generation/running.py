@@ -26,15 +26,20 @@ LONGEST_S = 86400.0
 
 
 async def find_loaded(
-    services: Services, scope: RequestScope, name: str | None
+    services: Services, req: Request, scope: RequestScope, name: str | None
 ) -> tuple[ModelEntry, ModelStatus]:
-    """The model that a request names, loaded. Raises `ModelNotFound`, or why the model cannot be loaded in time."""
+    """The model that a request names, loaded; from now on the times of generated text bound the request.
+
+    Raises `ModelNotFound`, or why the model cannot be loaded in time.
+    """
     entry = find_generator(name, services.catalog, services.settings)
     scope.names(entry.id)
-    return entry, await services.directory.ensure_loaded(entry.id, scope.deadline_ns)
+    status = await services.directory.ensure_loaded(entry.id, scope.deadline_ns)
+    _bound_times(req, scope, services)
+    return entry, status
 
 
-def bound_times(req: Request, scope: RequestScope, services: Services) -> None:
+def _bound_times(req: Request, scope: RequestScope, services: Services) -> None:
     """Replace the deadline of all requests by those of generated text, unless the caller named a deadline."""
     if req.get_header("X-Request-Timeout") is None:
         scope.start_by_ns = deadline.after(services.settings.generation.first_token_timeout_s)

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from ipc.store.store import Locked, StoreUnreadable, connect, translated
+from ipc.store.store import Locked, StoreUnreadable, connect, transacted, translated
 
 log = logging.getLogger(__name__)
 
@@ -62,13 +62,13 @@ class LastingStore:
         with _unreadable():
             if self._reader is None:
                 self._reader = self._opened()
-            return _transacted(self._reader, "BEGIN", how)
+            return transacted(self._reader, "BEGIN", how)
 
     def _write(self, how: How[R]) -> R:
         with _unreadable():
             if self._writer is None:
                 self._writer = self._opened()
-            return _transacted(self._writer, "BEGIN IMMEDIATE", how)
+            return transacted(self._writer, "BEGIN IMMEDIATE", how)
 
     def _opened(self) -> sqlite3.Connection:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -113,15 +113,3 @@ def _unreadable() -> Iterator[None]:
         raise
     except OSError as error:
         raise StoreUnreadable(error.errno, f"the file cannot be opened: {error.strerror}") from error
-
-
-def _transacted(connection: sqlite3.Connection, begin: str, how: How[R]) -> R:
-    connection.execute(begin)
-    try:
-        result = how(connection)
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-    return result

@@ -170,16 +170,7 @@ class Store:
     def attempt(self, how: Callable[[sqlite3.Connection], R]) -> R:
         """Run `how` in one transaction. Raises `Locked` when another writer was not done within `TRY_S`."""
         with translated(), closing(connect(self._file(), TRY_S)) as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                result = how(connection)
-                connection.execute("COMMIT")
-            except BaseException:
-                # NOTE: SQLite has rolled back by itself where the disk is full.
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
-        return result
+            return transacted(connection, "BEGIN IMMEDIATE", how)
 
     def _file(self) -> Path:
         """The file of the running server, made when there is none."""
@@ -343,6 +334,20 @@ def connect(path: Path, timeout_s: float) -> sqlite3.Connection:
     )
     connection.execute("PRAGMA synchronous = OFF")
     return connection
+
+
+def transacted(connection: sqlite3.Connection, begin: str, how: Callable[[sqlite3.Connection], R]) -> R:
+    """What `how` gives inside of one transaction, which the statement `begin` opens."""
+    connection.execute(begin)
+    try:
+        result = how(connection)
+        connection.execute("COMMIT")
+    except BaseException:
+        # NOTE: SQLite has rolled back by itself where the disk is full.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return result
 
 
 @contextmanager

@@ -31,7 +31,7 @@ class BatchRecord(Wire, frozen=True):
 
 
 class GenerationStats(Wire, frozen=True):
-    """Sequences, cache and counts of one loaded model that generates (`workers.generation.engine.Statistics`).
+    """Sequences, cache and counts of one loaded model that generates (`workers.generation.engine.Engine.statistics`).
 
     Of at most `capacity` sequences `running` are computed together. The numbers from `prompt_tokens` on only rise
     while the model stays loaded. A lookup asks the cache once for the beginning of one sequence; a hit found a block.

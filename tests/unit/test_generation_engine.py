@@ -313,11 +313,6 @@ class Dictated:
     def __init__(self, tokens: list[int], forces: set[int]) -> None:
         self._tokens, self._forces, self.at = tokens, forces, 0
 
-    is_accepting = is_stopped = False
-
-    def fill_mask(self, bits: object) -> None:
-        raise AssertionError("the sampler of these tests reads no masks")
-
     def consume(self, token: int) -> bool:
         if self.at >= len(self._tokens) or token != self._tokens[self.at]:
             return False

@@ -19,6 +19,7 @@ from ipc.settings import Generation, Settings
 from ipc.wire.generation import FINISHED, STARTED, Deltas
 from ipc.wire.messages import Ending, GenerateCall
 from tests.fakes.clock import Clock
+from tests.fakes.generating import NotedMasks
 from tests.fakes.jobs import make_job, replan
 from workers.adapters.base import Prepared
 from workers.device import oom
@@ -52,14 +53,6 @@ class Letters:
         return lambda token: "" if token is None else self.raw(token).decode()
 
 
-class NoMasks:
-    def begin(self, sequences: Any) -> None:
-        raise AssertionError("no request has a grammar")
-
-    def wait(self) -> None:
-        raise AssertionError("no request has a grammar")
-
-
 class Model:
     """A tiny model that fails for prompts which begin with a token of `poison`, as a wrong input would."""
 
@@ -87,7 +80,7 @@ class Model:
             settings,
             0,
             BatchedSampler(vocabulary.raw, lambda text: []),
-            NoMasks(),
+            NotedMasks(),
             lambda request, choice: ChoiceOutput(vocabulary, request, choice),
         )
         plain = self.engine._forward
@@ -435,6 +428,32 @@ def test_a_suspect_runs_alone_until_its_first_token_and_all_that_run_are_named()
     worker.settle()
     assert set(worker.received.ends.values()) == {"done"}
     assert [1, 2] in named or [2, 1] in named
+
+
+def test_a_suspect_stays_alone_when_its_first_step_fails_for_memory() -> None:
+    worker = Worker()
+    for first in (1, 2):
+        worker.submit([first, 2, 3], 20)
+    worker.turn()
+    plain, failed = worker.made.engine._forward, []
+
+    def forward(spans: Any) -> torch.Tensor:
+        if any(span.sequence.tokens[0] == 3 for span in spans) and not failed:
+            failed.append([span.sequence.request.key.id for span in spans])
+            raise torch.OutOfMemoryError("out of memory, for this test")
+        return plain(spans)
+
+    worker.made.engine._forward = forward  # type: ignore[method-assign]
+    suspect = worker.submit([3, 2, 3], 20, solo=True)
+    worker.flights.clear()
+    while not worker.made.engine.has_chosen(suspect):
+        worker.turn()
+    named = [[number for _, number in flight] for flight in worker.flights]
+    alone = [flight for flight in named[named.index([3]) :] if 3 in flight]
+    assert failed == [[3]] and alone[:2] == [[3], [3]], "the failed step, and the one after it"
+    worker.settle()
+    assert set(worker.received.ends.values()) == {"done"}
+    worker.assert_nothing_is_left()
 
 
 def test_a_client_that_does_not_read_holds_nobody_else() -> None:

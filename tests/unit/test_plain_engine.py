@@ -11,6 +11,7 @@ import transformers
 from ipc.settings import Generation
 from ipc.wire.generation import FINISHED
 from ipc.wire.messages import Ending, GenerateCall
+from tests.fakes.generating import NotedMasks
 from workers.generation.attention import PagedAttention
 from workers.generation.building import build, cache_blocks, packs
 from workers.generation.plain import PlainEngine
@@ -36,14 +37,6 @@ class Collected:
 
     def finish(self, reason: str) -> list[Emission]:
         return [Emission(self._request.key, self._choice, FINISHED)]
-
-
-class NoMasks:
-    def begin(self, sequences: Any) -> None:
-        raise AssertionError("no request has a grammar")
-
-    def wait(self) -> None:
-        raise AssertionError("no request has a grammar")
 
 
 def mamba() -> Any:
@@ -78,7 +71,7 @@ def engine_of(model: Any, found: dict[Any, list[int]]) -> Any:
         Generation(block_tokens=8),
         1 << 24,
         BatchedSampler(lambda token: b"", lambda text: []),
-        NoMasks(),
+        NotedMasks(),
         lambda request, choice: Collected(request, choice, found),
     )
 
@@ -157,3 +150,14 @@ def test_the_cache_is_what_the_sequences_need_at_most_and_refused_when_nothing_f
     assert cache_blocks(attention, device, 100, few, 1 << 30) == 5
     with pytest.raises(MemoryError, match=f"a block of 8 tokens takes {block_nbytes}"):
         cache_blocks(attention, device, 100, settings, block_nbytes)
+
+
+def test_memory_that_is_short_at_the_proof_is_told_and_costs_the_model_no_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def short(self: Any, *_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("out of memory, for this test")
+
+    monkeypatch.setattr(PagedAttention, "allocate", short)
+    with pytest.raises(torch.OutOfMemoryError):
+        packs(llama(), PagedAttention(8))

@@ -19,6 +19,7 @@ import torch
 from ipc.settings import Generation
 from ipc.wire.generation import TokenLogprob
 from ipc.wire.messages import GenerateCall
+from workers.device.oom import is_out_of_memory
 from workers.generation.attention import PagedAttention
 from workers.generation.blocks import BlockPool
 from workers.generation.engine import Engine, Masks, Sampler
@@ -96,7 +97,8 @@ def cache_blocks(
 def packs(model: Any, attention: PagedAttention) -> bool:
     """Whether the logits of packed steps over `attention` are those of plain forward passes.
 
-    Afterwards the model runs with `attention` if so, else with the implementation that the model had before.
+    Afterwards the model runs with `attention` if so, else with the implementation that the model had before. Raises the
+    error of memory that is short, which says nothing of the model.
     """
     before = model.config._attn_implementation
     texts = _texts(model)
@@ -110,6 +112,8 @@ def packs(model: Any, attention: PagedAttention) -> bool:
                 return True
         # NOTE: models that index a mask raise TypeError, those without the interface AttributeError or KeyError.
         except (TypeError, AttributeError, KeyError, ValueError, RuntimeError, IndexError) as error:
+            if is_out_of_memory(error):
+                raise
             log.info("%s: %s: %s", type(model).__name__, type(error).__name__, error)
     model.set_attn_implementation(before)
     return False

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from ipc.wire.generation import STARTED, Start, TokenLogprob
+from ipc.wire.stats import GenerationStats
 from workers.generation.attention import PagedAttention, plan_of
 from workers.generation.blocks import BlockPool
 from workers.generation.request import Emission, GenerationRequest
@@ -52,22 +52,6 @@ class Masks(Protocol):
 
     def wait(self) -> None:
         """Return when all masks are filled."""
-
-
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """Numbers of one engine. The last six only rise."""
-
-    running: int
-    waiting: int
-    blocks_used: int
-    blocks_total: int
-    prompt_tokens: int
-    output_tokens: int
-    preemptions: int
-    prefix_lookups: int
-    prefix_hits: int
-    prefix_evictions: int
 
 
 class Engine:
@@ -250,10 +234,12 @@ class Engine:
         if all(choice.done for choice in self._by_key[key]):
             del self._by_key[key]
 
-    def statistics(self) -> Statistics:
-        """The numbers of this moment."""
+    def statistics(self, model: str = "") -> GenerationStats:
+        """The numbers of this moment, of the engine of `model`."""
         scheduler, pool = self._scheduler, self.pool
-        return Statistics(
+        return GenerationStats(
+            model,
+            self.max_sequences,
             len(scheduler.running),
             len(scheduler.waiting),
             pool.used,

@@ -39,17 +39,6 @@ class OutputParser(Protocol):
 class Matcher(Protocol):
     """The state of a grammar in one choice. A matcher is used by one thread at a time."""
 
-    @property
-    def is_accepting(self) -> bool:
-        """Whether the text may end here."""
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether nothing may follow but an end token."""
-
-    def fill_mask(self, bits: object) -> None:
-        """Write the mask of allowed next tokens into int32 [ceil(vocabulary / 32)], lowest bit first."""
-
     def consume(self, token: int) -> bool:
         """Take a chosen token; false if the grammar forbids the token."""
 

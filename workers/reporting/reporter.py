@@ -10,7 +10,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import astuple
 
 from ipc.memory import copies
 from ipc.metrics.families import SEQUENCE_STATES, STATES
@@ -219,7 +218,4 @@ class Statistics:
 
 def generations(models: ModelTable) -> list[GenerationStats]:
     """The numbers of all engines at this moment."""
-    return [
-        GenerationStats(name, engine.max_sequences, *astuple(engine.statistics()))
-        for name, engine in models.engines()
-    ]
+    return [engine.statistics(name) for name, engine in models.engines()]

@@ -146,8 +146,7 @@ class Generations(Strategy):
             self._alone(engine, crowd, new[0])
         until = began + TURN_S
         while engine.has_work:
-            self._record_flight([(job.tag, job.id) for job in crowd.jobs])
-            self._step(engine, crowd)
+            self._step(engine, crowd, list(crowd.jobs))
             # NOTE: another job of this engine waits in the queue too, and joins with the next turn.
             if time.monotonic() >= until or self._changed or self._queue.has_work:
                 break
@@ -171,14 +170,14 @@ class Generations(Strategy):
         others = [other for other in crowd.jobs if other is not job and not other.kept.paused]
         for other in others:
             engine.pause(other)
-        self._record_flight([(job.tag, job.id)])
         while engine.has_work and not engine.has_chosen(job) and job.state == "open":
-            self._step(engine, crowd)
+            self._step(engine, crowd, [job])
         for other in reversed(others):
             engine.resume(other)
 
-    def _step(self, engine: Engine, crowd: Crowd) -> None:
-        """One step of the engine, and what follows from a failure; what was new has been sent."""
+    def _step(self, engine: Engine, crowd: Crowd, jobs: list[Job]) -> None:
+        """One step of the engine for `jobs`, and what follows from a failure; what was new has been sent."""
+        self._record_flight([(job.tag, job.id) for job in jobs])
         self._activity.begin(self._step_limit_s)
         began = time.monotonic()
         try:
@@ -192,7 +191,7 @@ class Generations(Strategy):
             if oom.is_out_of_memory(error):
                 self._shrink(engine, crowd)
             oom.release_cached()
-            self._isolated(engine, crowd)
+            self._isolated(engine, crowd, [job for job in jobs if not job.kept.paused])
         else:
             if crowd.budget is not None:
                 self._grow(engine, crowd)
@@ -214,9 +213,8 @@ class Generations(Strategy):
         if crowd.budget.tokens >= crowd.budget.configured:
             crowd.budget = None
 
-    def _isolated(self, engine: Engine, crowd: Crowd) -> None:
+    def _isolated(self, engine: Engine, crowd: Crowd, jobs: list[Job]) -> None:
         """A step of each job without the others; those that fail alone end."""
-        jobs = [job for job in crowd.jobs if not job.kept.paused]
         for job in jobs:
             engine.pause(job)
         for job in jobs:

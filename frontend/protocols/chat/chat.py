@@ -9,7 +9,7 @@ from falcon.asgi import Request, Response
 
 from frontend.engine.scope import RequestScope
 from frontend.generation import bodies
-from frontend.generation.running import bound_times, find_loaded, running
+from frontend.generation.running import find_loaded, running
 from frontend.generation.sending import gathered, send_json
 from frontend.http.inference import InferenceRoute
 from frontend.protocols.chat import chat_answer, chat_chunks
@@ -30,8 +30,7 @@ class ChatResource(InferenceRoute):
         """One request."""
         services = self.services
         plan = await bodies.receive(services, req, partial(parse, limits=services.settings.limits))
-        entry, status = await find_loaded(services, scope, plan.model)
-        bound_times(req, scope, services)
+        entry, status = await find_loaded(services, req, scope, plan.model)
         if plan.streams:
             await send_events(services, req, resp, self._chunks(scope, entry, status, plan))
             return

@@ -13,7 +13,7 @@ from frontend.engine.scope import RequestScope
 from frontend.generation import bodies
 from frontend.generation.events import Generation
 from frontend.generation.outcome import ChoiceOutcome, Outcome
-from frontend.generation.running import bound_times, find_loaded, running
+from frontend.generation.running import find_loaded, running
 from frontend.generation.sending import gathered, send_json
 from frontend.generation.together import entered
 from frontend.http.inference import InferenceRoute
@@ -35,8 +35,7 @@ class CompletionsResource(InferenceRoute):
         """One request."""
         services = self.services
         plan = await bodies.receive(services, req, partial(parse, limits=services.settings.limits))
-        entry, status = await find_loaded(services, scope, plan.model)
-        bound_times(req, scope, services)
+        entry, status = await find_loaded(services, req, scope, plan.model)
         envelope = Envelope.new("cmpl", OBJECT, entry.id)
         if plan.streams:
             events = self._chunks(scope, entry, status, plan, envelope)

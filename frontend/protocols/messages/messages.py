@@ -12,7 +12,7 @@ from falcon.asgi import Request, Response
 from frontend.engine.scope import RequestScope
 from frontend.generation import bodies
 from frontend.generation.outcome import Outcome
-from frontend.generation.running import bound_times, find_loaded, running
+from frontend.generation.running import find_loaded, running
 from frontend.generation.sending import new_id, send_json, send_stream
 from frontend.http.inference import InferenceRoute
 from frontend.protocols.messages.errors import status_of, stream_error
@@ -36,8 +36,7 @@ class MessagesResource(InferenceRoute):
         """One request."""
         services = self.services
         plan = await bodies.receive(services, req, partial(parse, limits=services.settings.limits))
-        entry, status = await find_loaded(services, scope, plan.model)
-        bound_times(req, scope, services)
+        entry, status = await find_loaded(services, req, scope, plan.model)
         identity = new_id("msg_")
         if plan.streams:
             events = self._events(scope, entry, status, plan, identity)
@@ -69,8 +68,7 @@ class CountTokensResource(InferenceRoute):
         """One request."""
         services = self.services
         plan = await bodies.receive(services, req, partial(parse_count, limits=services.settings.limits))
-        entry, status = await find_loaded(services, scope, plan.model)
-        bound_times(req, scope, services)
+        entry, status = await find_loaded(services, req, scope, plan.model)
         outcome = Outcome(plan.call.n)
         async with running(services, scope, entry, status, plan.call) as generation:
             await outcome.gather(generation)

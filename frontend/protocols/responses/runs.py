@@ -21,7 +21,7 @@ from frontend.engine.scope import RequestScope, current_scope
 from frontend.generation.errors import status_of
 from frontend.generation.events import Event
 from frontend.generation.models import find_generator
-from frontend.generation.running import bound_times, find_loaded, running
+from frontend.generation.running import find_loaded, running
 from frontend.protocols.responses import resource
 from frontend.protocols.responses.asking import Asked
 from frontend.protocols.responses.output import Output
@@ -115,8 +115,7 @@ class Runs:
         return Cancelled("the response was cancelled")
 
     async def _generate(self, run: _Run, req: Request, call: GenerateCall, model: str) -> None:
-        entry, status = await find_loaded(self._services, run.scope, model)
-        bound_times(req, run.scope, self._services)
+        entry, status = await find_loaded(self._services, req, run.scope, model)
         async with running(self._services, run.scope, entry, status, call) as generation:
             async for events in generation:
                 run.output.take(events)
