@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from frontend.protocols.sie.convert import require_texts
-from frontend.protocols.sie.embeddings import check_input, inputs_of
-from frontend.protocols.sie.schemas import EmbeddingsRequest
+from frontend.protocols.sie.inputs import check_inputs, inputs_of
 from ipc.catalog.entries import HubSource, ModelEntry
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
@@ -17,9 +16,9 @@ LIMITS = Limits(max_items=3, max_text_bytes=40)
 
 
 def test_the_items_limit_does_not_count_the_ids_of_one_input() -> None:
-    request = EmbeddingsRequest("m", list(range(10)))
-    check_input(request, LIMITS)
-    inputs = inputs_of(request)
+    given = list(range(10))
+    check_inputs(given, "input", LIMITS)
+    inputs = inputs_of(given)
     assert [entry.ids for entry in inputs] == [list(range(10))]
 
 
@@ -36,7 +35,7 @@ def test_the_items_limit_does_not_count_the_ids_of_one_input() -> None:
 )
 def test_what_is_refused_names_its_limit(given: Any, said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
-        check_input(EmbeddingsRequest("m", given), LIMITS)
+        check_inputs(given, "input", LIMITS)
 
 
 def test_a_model_that_takes_no_texts_is_refused_as_encode_does() -> None:

@@ -13,52 +13,15 @@ from frontend.engine.answer import Answer
 from frontend.engine.options import check_options, resolve
 from frontend.engine.scope import RequestScope
 from frontend.http.sending import Buffer
-from frontend.http.texts import check_count, check_texts
 from frontend.protocols.sie import render
 from frontend.protocols.sie.convert import check_dimensions, options_of, require_texts, usage_of
 from frontend.protocols.sie.flow import InferenceResource
+from frontend.protocols.sie.inputs import check_inputs, inputs_of, names_of, tokens_of
 from frontend.protocols.sie.outputs import dense_of
 from frontend.protocols.sie.schemas import EmbeddingsRequest
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
-from ipc.settings import Limits
-from ipc.wire.field_names import FieldNames
 from ipc.wire.messages import EncodeCall, InputItem, ModelStatus
-
-
-def check_input(request: EmbeddingsRequest, limits: Limits) -> None:
-    """Raise `InvalidInput` for an empty, mixed or over-long input."""
-    given = _entries(request)
-    if all(isinstance(entry, int) for entry in given):
-        _check_ids(given, "input", limits)
-        return
-    check_count(len(given), "input", limits)
-    if all(isinstance(entry, str) for entry in given):
-        check_texts(given, "input[{}]", limits)
-    elif all(isinstance(entry, list) for entry in given):
-        for index, entry in enumerate(given):
-            _check_ids(entry, f"input[{index}]", limits)
-    else:
-        raise InvalidInput("input: expected one kind of entry (str, int, or array of int), got a mix")
-
-
-def inputs_of(request: EmbeddingsRequest) -> list[InputItem]:
-    """One input per text or token list of a checked request."""
-    given = _entries(request)
-    if isinstance(given[0], int):
-        return [InputItem(None, given)]
-    return [InputItem(entry) if isinstance(entry, str) else InputItem(None, entry) for entry in given]
-
-
-def _entries(request: EmbeddingsRequest) -> list[Any]:
-    return [request.input] if isinstance(request.input, str) else request.input
-
-
-def _check_ids(ids: list[int], where: str, limits: Limits) -> None:
-    if not ids:
-        raise InvalidInput(f"{where}: may not be empty")
-    if len(ids) > limits.max_text_bytes // 4:
-        raise InvalidInput(f"{where}: {len(ids)} token ids, the limit is {limits.max_text_bytes // 4}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +45,13 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
             raise InvalidInput(
                 f"encoding_format: {request.encoding_format[:64]!r} is not one of float, base64"
             )
-        check_input(request, self.services.settings.limits)
-        check_options(options_of(request), _names(request))
+        check_inputs(request.input, "input", self.services.settings.limits)
+        check_options(options_of(request), names_of(request.input, "input"))
 
     def check(self, request: EmbeddingsRequest, entry: ModelEntry) -> list[InputItem]:
         """The texts and token ids as workers take them."""
         require_texts(entry)
-        return inputs_of(request)
+        return inputs_of(request.input)
 
     def plan(
         self,
@@ -101,7 +64,7 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
         if "dense" not in entry.outputs:
             raise InvalidInput(f"model: '{entry.id}' has no dense output")
         check_dimensions(request.dimensions, entry, status.dims.get("dense", 0), "dimensions")
-        limits, names = self.services.settings.limits, _names(request)
+        limits, names = self.services.settings.limits, names_of(request.input, "input")
         found = resolve(entry, options_of(request), None, self.services.catalog, len(inputs), limits, names)
         is_query = bool(found.options.get("is_query"))
         call = EncodeCall(
@@ -119,22 +82,9 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
         json: bool,
     ) -> Sequence[Buffer]:
         """The body, which holds no view on the result."""
-        usage = usage_of(_tokens(plan.call.items, reply.tokens), reply.truncated)
+        usage = usage_of(tokens_of(plan.call.items, reply.tokens), reply.truncated)
         with reply:
             return await _body(reply, request, usage)
-
-
-def _names(request: EmbeddingsRequest) -> FieldNames:
-    single = isinstance(request.input, str) or isinstance(request.input[0], int)
-    place = "input" if single else "input[{}]"
-    return FieldNames(item=place, text=place, options="")
-
-
-def _tokens(inputs: list[InputItem], tokens: list[int]) -> int:
-    """True number of tokens: of ids the number sent, of texts what the tokenizer made, special tokens included."""
-    return sum(
-        len(item.ids) if item.ids is not None else used for item, used in zip(inputs, tokens, strict=True)
-    )
 
 
 async def _body(reply: Answer, request: EmbeddingsRequest, usage: dict[str, Any]) -> list[Buffer]:

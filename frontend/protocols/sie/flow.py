@@ -151,7 +151,7 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
         if model:
             scope.model = model
         else:
-            scope.names(getattr(request, "model", ""))
+            scope.names(self.model_of(request))
         reply, plan, warnings = await self._run(req, request, large)
         with reply:
             began = time.perf_counter()
@@ -201,6 +201,11 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
                 f"model '{model}' takes named tensors and does not support {self.operation}; "
                 f"it is called by /v2/models/{model}/infer"
             )
+
+    def model_of(self, request: R) -> str:
+        """The model of a request whose path names none. Raises `ModelNotFound` where the request leaves it open."""
+        name: str = getattr(request, "model", "")
+        return name
 
     def params_of(self, request: R) -> EncodeParams | ExtractParams | ScoreRequest | None:
         """What holds the options of a request, which may choose a profile; None where it has none."""

@@ -20,6 +20,7 @@ import msgspec
 
 from frontend.http.rendering import off_loop
 from frontend.http.values import UNCHECKED_NBYTES, check_values, count, without_long_values
+from frontend.protocols.sie.inputs import Inputs
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
 
@@ -181,14 +182,7 @@ class EmbeddingsRequest(msgspec.Struct):
     """Body of POST /v1/embeddings, in the OpenAI form."""
 
     model: str
-    input: (
-        str
-        | list[
-            Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-            | str
-            | list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
-        ]
-    )
+    input: Inputs
     encoding_format: Text = None
     dimensions: int | None = None
     user: Text = None
