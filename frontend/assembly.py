@@ -27,7 +27,7 @@ from ipc.store.store import Store
 def assemble(services: Services, families: FrontendMetrics) -> Callable[[], Awaitable[None]]:
     """Fill in the services, on the event loop; returns the function that says goodbye to the workers."""
     settings, name = services.settings, f"frontend-{services.slot}"
-    services.recorder = Recorder(families, services.catalog)
+    services.recorder = Recorder(families, services.catalog, services.catalog.id_of)
     services.copies = CopyBudget(settings.arena.copy_out_bytes)
     services.store = Store(settings.paths)
     client = Client(

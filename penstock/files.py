@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from ipc import extras
+from ipc.catalog import served_names
 from ipc.catalog.entries import AdapterSource, DirectorySource, HubSource, ModelEntry, read_entries
 from ipc.settings import Settings
 from penstock.families import FAMILIES, Family
@@ -144,7 +145,8 @@ def print_list(config: Settings, options: argparse.Namespace) -> int:
 def _is_served(entry: ModelEntry, config: Settings) -> bool:
     if config.catalog.serve_all:
         return True
-    return entry.id in config.catalog.models if config.catalog.models else entry.served
+    named = served_names.split(config.catalog.models)
+    return entry.id in named if named else entry.served
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -72,7 +72,11 @@ class TextMeter(NamedTuple):
 class Recorder:
     """Writes one request into all families it belongs to, soon after (`ipc.metrics.tally`)."""
 
-    def __init__(self, metrics: FrontendMetrics, models: Container[str]) -> None:
+    def __init__(
+        self, metrics: FrontendMetrics, models: Container[str], id_of: Callable[[str], str] = str
+    ) -> None:
+        """`models` has all names of models, `id_of` tells the id behind a name."""
+        self._id_of = id_of
         self._metrics, self._models, self._tally = metrics, models, metrics.tally
         self._outcomes = lru_cache(maxsize=4096)(self._outcome)
         self._gauges = lru_cache(maxsize=4096)(self._serving)
@@ -130,8 +134,8 @@ class Recorder:
         )
 
     def model_label(self, model: str) -> str:
-        """The model's name if the catalog has it, so that clients cannot invent label values."""
-        return model if model in self._models else UNKNOWN
+        """The model's id if the catalog has its name, so that clients cannot invent label values."""
+        return self._id_of(model) if model in self._models else UNKNOWN
 
     def finished(
         self, protocol: str, operation: str, model: str, status: str, code: str, phases: dict[str, float]

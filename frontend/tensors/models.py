@@ -313,6 +313,7 @@ def _names_of(catalog: Catalog) -> tuple[dict[str, tuple[tuple[int, str], ...]],
     ids = [name for name in catalog if "@" not in name]
     known |= {name: ((VERSION, name),) for name in ids}
     canonical = sorted(known)
+    known |= {name: ((VERSION, model),) for name, model in catalog.aliases.items()}
     shorts: dict[str, list[str]] = {}
     for name in ids:
         shorts.setdefault(name.rpartition("/")[2], []).append(name)

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from ipc.catalog import sie_layout, yaml_text
+from ipc.catalog import served_names, sie_layout, yaml_text
 from ipc.catalog.option_names import FAMILY_OPTIONS, SHARED_OPTIONS
 from ipc.errors import ConfigError, ModelNotFound
 from ipc.processes.paths import asset
@@ -83,6 +83,7 @@ LoraSource = HubSource | DirectorySource
 
 Similarity = Literal["cosine", "dot", "maxsim"]
 Precision = Literal["float32", "bfloat16", "float16"]
+ServedName = Annotated[str, msgspec.Meta(pattern=served_names.PATTERN)]
 Count = Annotated[int, msgspec.Meta(gt=0, le=2**63 - 1)]
 """A positive number that messages can tell."""
 Tokens = Count
@@ -119,8 +120,9 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first output. `replicas` is the number of workers that have the model once one of them has. `loras` are the LoRA
     adapters that requests may name, in PEFT's layout. `adapter` is a family, "package.module:Class", or
     "adapter.py:Class" of a file beside the entry's, whose content `code` stands for. No batch has more than
-    `max_batch_tokens`. `preload` false keeps the model out of what `catalog.preload: auto` loads. `error` says for
-    clients why the model cannot be loaded, where its file is wrong.
+    `max_batch_tokens`. `preload` false keeps the model out of what `catalog.preload: auto` loads. `served_name`
+    is a further name of the model, or several. `error` says for clients why the model cannot be loaded, where its file
+    is wrong.
     """
 
     id: Annotated[str, msgspec.Meta(pattern=ID)]
@@ -141,9 +143,15 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loras: dict[str, LoraSource] = {}
     served: bool = True
     preload: bool = True
+    served_name: ServedName | tuple[ServedName, ...] = ()
     code: str = ""
     error: str = ""
     description: str = ""
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """Names of the model besides its id."""
+        return (self.served_name,) if isinstance(self.served_name, str) else self.served_name
 
     @property
     def encode_outputs(self) -> tuple[str, ...]:
@@ -182,7 +190,9 @@ def _without_options(entry: ModelEntry, error: str) -> ModelEntry:
         name: msgspec.structs.replace(profile, runtime={}, loadtime={})
         for name, profile in entry.profiles.items()
     }
-    return msgspec.structs.replace(entry, error=error, runtime={}, loadtime={}, profiles=profiles)
+    return msgspec.structs.replace(
+        entry, error=error, runtime={}, loadtime={}, profiles=profiles, served_name=()
+    )
 
 
 class Reading(NamedTuple):
@@ -200,6 +210,7 @@ class Reading(NamedTuple):
 class Catalog(Mapping[str, ModelEntry]):
     """All models that may be served, by id; variants of profiles included.
 
+    A look-up also finds a model by its other names (`aliases`: name to id), which iterating leaves out.
     `files` is what they were read from, at `read_ns` (CLOCK_MONOTONIC); `sources` are the entries as they were read,
     without variants. `versions` are those of each model of a repository, ascending; `<name>@<version>` is the id of one
     (`ipc.catalog.repository`). `reading` is what the catalog's directories hold, where the process read them, and
@@ -219,6 +230,8 @@ class Catalog(Mapping[str, ModelEntry]):
         self.read_ns = read_ns or time.monotonic_ns()
         self.names = frozenset(self.reading.entries if names is None else names)
         self._entries = {variant.id: variant for entry in self.sources for variant in _variants(entry)}
+        self.aliases = dict(_aliases(self.sources))
+        self._named = {name: self._entries[model] for name, model in self.aliases.items()} | self._entries
         self.versions = _versions(self._entries)
 
     @property
@@ -229,6 +242,7 @@ class Catalog(Mapping[str, ModelEntry]):
     def replace(self, other: Catalog) -> None:
         """Serve the entries of `other` from now on; every holder of this catalog sees the change."""
         self._entries, self.files, self.sources = other._entries, other.files, other.sources
+        self._named, self.aliases = other._named, other.aliases
         self.versions, self.reading = other.versions, other.reading
         self.read_ns, self.names = other.read_ns, other.names
 
@@ -249,11 +263,11 @@ class Catalog(Mapping[str, ModelEntry]):
         return Catalog(kept, self.files, self.reading, self.read_ns, self.names)
 
     def __getitem__(self, name: str) -> ModelEntry:
-        return self._entries[name]
+        return self._named[name]
 
     def __contains__(self, name: object) -> bool:
         # PERF: asked for every request; that of `Mapping` looks the entry up and catches a KeyError.
-        return name in self._entries
+        return name in self._named
 
     def __iter__(self) -> Any:
         return iter(self._entries)
@@ -261,9 +275,13 @@ class Catalog(Mapping[str, ModelEntry]):
     def __len__(self) -> int:
         return len(self._entries)
 
+    def id_of(self, name: str) -> str:
+        """The id of the model of that name; a name that no model has is given back."""
+        return self.aliases.get(name, name)
+
     def find(self, name: str) -> ModelEntry:
         """The entry of that exact name. Raises `ModelNotFound` with `absence`."""
-        entry = self._entries.get(name)
+        entry = self._named.get(name)
         if entry is None:
             why = self.absence(name)
             raise ModelNotFound(f"Model {name[:200]!a} not found" + (f"; {why}" if why else ""))
@@ -272,7 +290,7 @@ class Catalog(Mapping[str, ModelEntry]):
     def absence(self, name: str) -> str:
         """Why no model of that name is served, or which name is near, for clients; empty when nothing is known."""
         model = name[:200].partition(":")[0]
-        known = {*self.names, *self._entries, *self.versions}
+        known = {*self.names, *self._named, *self.versions}
         whole = model if model in known else next((n for n in known if n.rpartition("/")[2] == model), None)
         # PERF: frontends ask in their event loop, and comparing two long names takes tens of microseconds.
         alike = [n for n in known if abs(len(n) - len(model)) <= MOST_DIFFERENCE and "@" not in n][
@@ -281,12 +299,21 @@ class Catalog(Mapping[str, ModelEntry]):
         near = whole or next(iter(difflib.get_close_matches(model, alike, n=1)), None)
         if near is None:
             return ""
-        unserved = near not in self._entries and near not in self.versions
+        unserved = near not in self._named and near not in self.versions
         how = f"this server does not serve {near!r}: start it with --models {near} (catalog.models), or all of them "
         how += "with catalog.serve_all"
         if near == model:
             return f"the catalog has the model, but {how}" if unserved else ""
         return f"did you mean {near!r}?" + (f" {how[0].upper()}{how[1:]}" if unserved else "")
+
+
+def _aliases(entries: Iterable[ModelEntry]) -> Iterable[tuple[str, str]]:
+    """(further name, id) of models, and of their profiles."""
+    for entry in entries:
+        for name in entry.served_names:
+            yield name, entry.id
+            others = (profile for profile in entry.profiles if profile != "default")
+            yield from ((f"{name}:{profile}", f"{entry.id}:{profile}") for profile in others)
 
 
 def _versions(names: Iterable[str]) -> dict[str, tuple[int, ...]]:
@@ -546,19 +573,42 @@ def load_catalog(
 ) -> Catalog:
     """The models to serve: those named by `models`, else those not marked `served: false`; `serve_all` takes every one.
 
-    Raises `ConfigError` as `read_entries` does, for a name that no model has (unless `vanished_ok`: a file may be taken
-    away while the server runs; or a bad file may be that of the model), and when nothing is left to serve.
+    A name in `models` may bring a further name of the model, `ID=NAME`. Raises `ConfigError` as `read_entries` does,
+    for an id that no model has (unless `vanished_ok`: a file may be taken away while the server runs; or a bad file may
+    be that of the model), for a further name that another model has, and when nothing is left to serve.
     """
     began_ns, reading = time.monotonic_ns(), read_entries(dirs)
-    entries, bad = reading.entries, reading.bad
+    entries, bad, named = reading.entries, reading.bad, served_names.split(models)
     if not vanished_ok and all(file.entry is not None for file in bad):
-        _check_known(models, entries, "catalog.models")
-    wanted = [name for name in models if name in entries]
+        _check_known(named, entries, "catalog.models")
     served = [entry for entry in entries.values() if entry.served or serve_all]
-    chosen = [entries[name] for name in wanted] if any(models) and not serve_all else served
+    chosen = [entries[name] for name in named if name in entries] if any(models) and not serve_all else served
     if not (chosen or bad):
         raise ConfigError("the catalog serves no model")
-    return Catalog(chosen, reading=reading, read_ns=began_ns)
+    return Catalog(_with_names(chosen, named, reading), reading=reading, read_ns=began_ns)
+
+
+def _with_names(
+    chosen: Iterable[ModelEntry], named: Mapping[str, tuple[str, ...]], reading: Reading
+) -> list[ModelEntry]:
+    """The entries with the names that `catalog.models` adds.
+
+    An entry whose file states a name of another model is a mistake of `reading`. Raises `ConfigError` for such a name
+    in `catalog.models`.
+    """
+    found = [
+        msgspec.structs.replace(entry, served_name=(*entry.served_names, *more))
+        if (more := named.get(entry.id))
+        else entry
+        for entry in chosen
+    ]
+    wrong = served_names.shadowing({entry.id: entry.served_names for entry in found})
+    for model, text in wrong.items():
+        if named.get(model):
+            raise ConfigError(f"catalog.models: {text}")
+        reading.bad.append(reading.mistake(model, f"served_name: {text}"))
+    refused = {file.entry.id: file.entry for file in reading.bad if file.entry is not None}
+    return [refused[entry.id] if entry.id in wrong else entry for entry in found]
 
 
 def load_served(chosen: CatalogSettings, repository: Repository, vanished_ok: bool = False) -> Catalog:
@@ -580,8 +630,9 @@ def check_lora_dirs(dirs: Iterable[str]) -> None:
 
 def check_lists(catalog: Catalog, preload: Iterable[str], pinned: Iterable[str]) -> None:
     """Raise `ConfigError` for a name in `catalog.preload` or `catalog.pinned` that no served model has."""
-    _check_known((name for name in preload if name not in (ALL, AUTO)), catalog, "catalog.preload")
-    _check_known((name for name in pinned if name != ALL), catalog, "catalog.pinned")
+    ids = list(catalog)
+    _check_known((name for name in preload if name not in (ALL, AUTO)), ids, "catalog.preload")
+    _check_known((name for name in pinned if name != ALL), ids, "catalog.pinned")
 
 
 def preloaded_names(
@@ -594,7 +645,7 @@ def preloaded_names(
     """
     wanted = set(preload)
     if AUTO in wanted:
-        wanted |= set(models)
+        wanted |= served_names.split(models).keys()
     if ALL in wanted:
         wanted |= set(catalog)
     if AUTO in wanted and not any(models) and not serve_all:

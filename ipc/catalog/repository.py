@@ -85,8 +85,12 @@ def model_directories(dirs: Iterable[str]) -> dict[str, Path]:
 
 
 def names_of(served: Iterable[ModelEntry]) -> dict[str, str]:
-    """Ids of catalog models by every name that these take: the id and its last part."""
-    return {name: entry.id for entry in served for name in (entry.id.rpartition("/")[2], entry.id)}
+    """Ids of catalog models by every name that these take: the id, its last part, and `served_name`."""
+    return {
+        name: entry.id
+        for entry in served
+        for name in (entry.id.rpartition("/")[2], *entry.served_names, entry.id)
+    }
 
 
 def refuse_clash(models: Iterable[str], taken: dict[str, str]) -> None:

@@ -12,7 +12,9 @@ from ipc.catalog.entries import (
     DirectorySource,
     HubSource,
     ModelEntry,
+    check_lists,
     load_catalog,
+    preloaded_names,
     read_entry,
 )
 from ipc.errors import ConfigError, ModelNotFound
@@ -194,6 +196,55 @@ def test_an_unknown_name_is_compared_with_few_of_many_names(tmp_path: Path) -> N
         patch.setattr("ipc.catalog.entries.difflib.get_close_matches", compare)
         assert catalog.absence("modle_17") == ""
     assert compared == [MOST_COMPARED]
+
+
+def test_a_further_name_finds_the_model_and_its_profiles(tmp_path: Path) -> None:
+    write(tmp_path, MODEL + "served_name: text-embedding-3-small\n")
+    catalog = load_catalog([str(tmp_path)], ["org/model=short", "org/model=org/other"])
+    assert list(catalog) == ["org/model", "org/model:query", "org/model:fast"]
+    for name in ("text-embedding-3-small", "short", "org/other"):
+        assert catalog.find(name) is catalog["org/model"] and name in catalog
+        assert catalog.find(f"{name}:fast").id == "org/model:fast" == catalog.id_of(f"{name}:fast")
+        assert f"{name}:default" not in catalog
+    assert catalog.absence("text-embedding-3-smal") == "did you mean 'text-embedding-3-small'?"
+    assert preloaded_names(catalog, ["auto"], ["org/model=short"], False) == list(catalog)
+    with pytest.raises(ConfigError, match=r"catalog.pinned: unknown model 'short'"):
+        check_lists(catalog, [], ["short"])
+    catalog.replace(load_catalog([str(tmp_path)]))
+    assert "short" not in catalog and "text-embedding-3-small" in catalog
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("b", "'b' is a name of the model 'org/b'"),
+        ("org/b", "'org/b' is a name of the model 'org/b'"),
+        ("taken", "'taken' is a name of the model 'org/b'"),
+        ("default", "'default' stands for the model of generated text that the settings name"),
+    ],
+)
+def test_a_further_name_that_another_model_has_is_refused(name: str, why: str, tmp_path: Path) -> None:
+    write(tmp_path, GOOD.format("org/a"), "a.yaml")
+    write(tmp_path, GOOD.format("org/b") + "served_name: [taken]\n", "b.yaml")
+    with pytest.raises(ConfigError, match=f"^catalog.models: {why}$"):
+        load_catalog([str(tmp_path)], [f"org/a={name}", "org/b"])
+    if name != "taken":
+        assert load_catalog([str(tmp_path)], ["org/a=a"])["a"].id == "org/a", "its own short name"
+    write(tmp_path, GOOD.format("org/a") + f"served_name: {name}\n", "a.yaml")
+    catalog = load_catalog([str(tmp_path)])
+    assert catalog["org/a"].error == f"served_name: {why}"
+    assert catalog.reading.bad[0].message == f"{tmp_path}/a.yaml:3: served_name: {why}"
+    assert bool(catalog["org/b"].error) == (name == "taken"), "both are refused where both state the name"
+
+
+@pytest.mark.parametrize("name", ["", "x:y", "a@1", "-x", "x" * 201, "ä", "a=b"])
+def test_what_is_no_further_name_is_refused(name: str, tmp_path: Path) -> None:
+    write(tmp_path, GOOD.format("org/a"), "a.yaml")
+    with pytest.raises(ConfigError, match=r"^catalog.models: .* is no name for a model: letters"):
+        load_catalog([str(tmp_path)], [f"org/a={name}"])
+    path = write(tmp_path, GOOD.format("org/b") + f"served_name: ['{name}']\n", "b.yaml")
+    with pytest.raises(ConfigError, match=r"b\.yaml:3: .*served_name"):
+        read_entry(path)
 
 
 GOOD = "id: {}\nsource: {{kind: directory, path: /w}}\n"

@@ -57,6 +57,20 @@ def test_a_loaded_model_says_so(server: RecordedServer) -> None:
     assert told["max_input_tokens"] == told["max_sequence_length"] == 64
 
 
+def test_further_names_are_listed_found_and_answered(server: RecordedServer) -> None:
+    catalog = server.services.catalog
+    chat = msgspec.structs.replace(catalog[CHAT], served_name=("gpt-4o", "org/gpt"))
+    catalog.replace(Catalog([chat, catalog[DENSE]]))
+    assert _ids(server, "") == (["default", "gpt-4o", "org/gpt", CHAT, DENSE], False)
+    assert [each["name"] for each in _get(server, "/v1/models").json["models"]] == [CHAT, DENSE]
+    told = _get(server, "/v1/models/org/gpt").json
+    assert (told["id"], told["name"], told["root"]) == ("org/gpt", CHAT, CHAT)
+    body = {"model": "gpt-4o", "messages": [{"role": "user", "content": "hi"}]}
+    answer = server.post("/v1/chat/completions", body).json
+    assert answer["choices"][0]["message"]["content"] == "Hello you"
+    assert server.engine.works[-1].model == CHAT, "the worker knows the id"
+
+
 def test_default_can_be_asked_for_by_name(server: RecordedServer) -> None:
     told = _get(server, "/v1/models/default").json
     assert (told["id"], told["name"], told["root"]) == ("default", CHAT, CHAT)

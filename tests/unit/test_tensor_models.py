@@ -103,6 +103,13 @@ def test_catalog_models_have_version_1_and_a_short_name_where_it_is_theirs_alone
     assert refused(made, "dense", 2)[0] == "version"
 
 
+def test_a_catalog_model_has_its_further_names_and_the_index_has_ids_only(tmp_path: Path) -> None:
+    made = services_of(tmp_path, [entry("org/dense", served_name=("org/ada", "ada"))], [])
+    assert made.models.find("ada").id == made.models.find("org/ada").id == "org/dense"
+    assert made.models.find("ada").config.name == "ada"
+    assert made.models.names() == ["org/dense"]
+
+
 def test_a_catalog_model_that_is_not_loaded_is_found_but_not_ready(tmp_path: Path) -> None:
     made = services(tmp_path, ModelStatus("org/dense", "available"))
     assert made.models.find("dense").outputs["dense"].dims == (-1,)

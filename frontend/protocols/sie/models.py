@@ -157,9 +157,11 @@ class ModelResource:
 
 
 def _aliases(services: Services) -> dict[str, str]:
-    """What `default` stands for, if that is a model and none has this name."""
-    model = default_model(services.catalog, services.settings)
-    return {DEFAULT: model} if model in services.catalog and DEFAULT not in services.catalog else {}
+    """Ids by further names of models, with what `default` stands for, if that is a model and none has this name."""
+    catalog = services.catalog
+    model = default_model(catalog, services.settings)
+    is_free = model in catalog and DEFAULT not in catalog
+    return {**({DEFAULT: model} if is_free else {}), **catalog.aliases}
 
 
 def _info(services: Services, model: str) -> ModelInfo:
