@@ -1,4 +1,4 @@
-"""Texts and token ids as requests in the forms of other APIs give them: one text, several, the ids of one, or of several.
+"""Texts and token ids in the forms of other APIs: one text, several, the ids of one text, or the ids of several.
 
 1. `check_inputs` refuses a mix, and what no model could take.
 2. `inputs_of` makes the inputs of workers.
