@@ -15,11 +15,13 @@ from tests.conformance.extractors import (
     EXTRACTORS,
     GLICLASS,
     GLINER,
+    GLINER_BI,
+    body_of,
     extract,
     extract_together,
     required_library,
 )
-from tests.conformance.wire import JSON, MSGPACK
+from tests.conformance.wire import JSON, MSGPACK, assert_refused
 from tests.harness.server import Server
 from tests.tiny.texts import mixed_lengths, sentences
 
@@ -198,16 +200,21 @@ def gliner_spans(found: list[dict[str, Any]]) -> list[tuple[str, str, float]]:
     return [(one["text"], one["label"], one["score"]) for one in found]
 
 
+GLINERS = {GLINER: 0.72, GLINER_BI: 0.6}
+"""Models with one encoder and with two, and a threshold that lets some of their findings pass."""
+
+
 @pytest.mark.parametrize("flat", [True, False])
 @pytest.mark.parametrize("multiple", [False, True])
+@pytest.mark.parametrize("model", GLINERS)
 def test_gliner_finds_what_the_library_finds(
-    extracting: Server, tiny_extractors: Path, flat: bool, multiple: bool
+    extracting: Server, tiny_extractors: Path, model: str, flat: bool, multiple: bool
 ) -> None:
     required_library("gliner")
-    reference = gliner(directory_of(tiny_extractors, GLINER))
+    reference = gliner(directory_of(tiny_extractors, model))
     texts = [text for text in TEXTS if len(text) < 400]
-    options = {"threshold": 0.72, "flat_ner": flat, "multi_label": multiple}
-    items = extract(extracting, JSON, GLINER, texts, labels=LABELS, options=options)
+    options = {"threshold": GLINERS[model], "flat_ner": flat, "multi_label": multiple}
+    items = extract(extracting, JSON, model, texts, labels=LABELS, options=options)
     found = 0
     for text, item in zip(texts, items, strict=True):
         [wanted] = reference.inference([text], LABELS, **options)
@@ -217,19 +224,30 @@ def test_gliner_finds_what_the_library_finds(
     assert found > 10
 
 
+@pytest.mark.parametrize("model", GLINERS)
 def test_gliner_requests_with_other_labels_and_thresholds_share_batches(
-    extracting: Server, tiny_extractors: Path
+    extracting: Server, tiny_extractors: Path, model: str
 ) -> None:
     required_library("gliner")
-    reference = gliner(directory_of(tiny_extractors, GLINER))
+    reference = gliner(directory_of(tiny_extractors, model))
     sets = itertools.cycle([LABELS, ["river"], ["a b", "c", "d e f", "g"], LABELS[::-1]])
     asked = [
         (text, {"labels": labels, "options": {"threshold": threshold}})
         for text, labels, threshold in zip(TEXTS, sets, itertools.cycle([0.65, 0.7, 0.75]), strict=False)
     ]
-    for item, (text, params) in zip(extract_together(extracting, MSGPACK, GLINER, asked), asked, strict=True):
+    for item, (text, params) in zip(extract_together(extracting, MSGPACK, model, asked), asked, strict=True):
         [wanted] = reference.inference([text], params["labels"], threshold=params["options"]["threshold"])
         same_entities(item["entities"], gliner_spans(wanted))
+
+
+def test_labels_of_a_bi_encoder_take_no_room_of_the_text(extracting: Server) -> None:
+    required_library("gliner")
+    labels = [f"kind {number}" for number in range(400)]
+    text = "Marie Curie lives in Paris"
+    refused = JSON.post(extracting, f"/v1/extract/{GLINER}", body_of([text], labels=labels))
+    assert_refused(refused, 400, "INPUT_TOO_LONG", "params.labels")
+    answer = JSON.post(extracting, f"/v1/extract/{GLINER_BI}", body_of([text, "river"], labels=labels)).json()
+    assert answer["usage"]["truncated"] == [] and min(answer["usage"]["tokens"]) > 800
 
 
 def test_gliner_relations_are_those_of_the_library(extracting: Server, tiny_extractors: Path) -> None:

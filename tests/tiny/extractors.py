@@ -94,6 +94,17 @@ def gliner_relex(directory: Path) -> None:
     _gliner(directory, relations_layer="dot", triples_layer="DistMult")
 
 
+def gliner_bi(directory: Path) -> None:
+    """GLiNER whose labels go through a narrower encoder of their own."""
+    labels = directory / "labels"
+    labels.mkdir()
+    config = bert_config(labels)
+    config.hidden_size, config.intermediate_size, config.num_hidden_layers = 32, 32, 1
+    config.save_pretrained(str(labels))
+    _gliner(directory, labels_encoder=str(labels))
+    shutil.rmtree(labels)
+
+
 def gliclass(directory: Path) -> None:
     """GLiClass with one encoder for labels and text."""
     from gliclass import GLiClassModel, GLiClassModelConfig
@@ -137,6 +148,7 @@ BUILDERS: dict[str, Callable[[Path], None]] = {
         classifier_single,
         gliner,
         gliner_relex,
+        gliner_bi,
         gliclass,
     )
 }
@@ -163,6 +175,8 @@ def _gliner(directory: Path, **layers: str) -> None:
     )
     made = GLiNER.from_config(whole, backbone_from_pretrained=False)
     made.config.model_name = "tiny/backbone"
+    if made.config.labels_encoder:
+        made.config.labels_encoder = "tiny/labels"
     redraw(made.model)
     with torch.no_grad():
         for parameter in made.model.parameters():

@@ -8,7 +8,8 @@ Words, collating, forward pass and decoding are those of the library (`gliner` 0
 3. `extract` decodes with each item's own options, and only the likeliest candidates, so that a threshold of 0 over many
    labels costs little.
 
-Models with a relations layer also score relations between their entities (`options.relations`).
+Models with a relations layer also score relations between their entities (`options.relations`). Bi-encoders do not read
+labels before the text: a second encoder makes a vector of each label (`shared.label_vectors`).
 
 With an `output_schema` the names of its `properties` are labels to look for. A property of type "array" collects all
 texts found under its name, any other property takes the likeliest text, or null.
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,12 +34,14 @@ from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepare
 from workers.adapters.shared.building import BUILDING, parameter_bytes
 from workers.adapters.shared.checkpoint import CheckpointError, stored_limit
 from workers.adapters.shared.extracting import NOT_FINITE, ExtractAdapter, place_of, text_of
+from workers.adapters.shared.label_vectors import Ids, LabelEncoder
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import masked_share
 from workers.adapters.shared.tokenizing import rust_copy
 
 EXTRA = "gliner"
-KINDS = ("UniEncoderSpanGLiNER", "UniEncoderTokenGLiNER", "UniEncoderSpanRelexGLiNER")
+BI_ENCODERS = ("BiEncoderSpanGLiNER", "BiEncoderTokenGLiNER")
+KINDS = ("UniEncoderSpanGLiNER", "UniEncoderTokenGLiNER", "UniEncoderSpanRelexGLiNER", *BI_ENCODERS)
 MOST_RELATIONS = 50
 LONGEST_RELATION = 200
 Fields = Mapping[str, bool]
@@ -108,7 +111,10 @@ def filled(fields: Fields, entities: Sequence[Entity]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Labels and options of a request; thresholds are probabilities."""
+    """Labels and options of a request; thresholds are probabilities.
+
+    `label_ids` are the token ids of the labels for a bi-encoder, none for other models.
+    """
 
     labels: Sequence[str]
     relations: Sequence[str]
@@ -119,6 +125,7 @@ class Wanted:
     flat: bool
     multi_label: bool
     merge: bool
+    label_ids: Sequence[Ids] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +159,14 @@ class WordTokenizer:
         """Take the splitter and a copy of the tokenizer's Rust object. Raises ValueError when it has none."""
         tokenizer = processor.transformer_tokenizer
         self._processor, self._backend = processor, rust_copy(tokenizer)
-        self._special = int(self._backend.num_special_tokens_to_add(is_pair=False))
+        self.special = int(self._backend.num_special_tokens_to_add(is_pair=False))
         self.limit = stored_limit(tokenizer)
 
     def prompt_tokens(self, labels: Sequence[str], relations: Sequence[str]) -> int:
         """Tokens of the labels and relations before the text, and special tokens."""
         more = {"relations": [list(relations)]} if relations else {}
         [[*words]], _ = self._processor.prepare_inputs([[]], [list(labels)], **more)
-        return int(self._counts(words).sum()) + self._special
+        return int(self._counts(words).sum()) + self.special
 
     def split(
         self, text: str, wanted: Wanted, prompt: int, most_words: int, *, from_end: bool = False
@@ -324,8 +331,11 @@ class GlinerAdapter(ExtractAdapter):
         self._by_words = model.config.span_mode == "token_level"
         self._collator = model.create_collator()
         self._collating = threading.Lock()
+        self._labels = LabelEncoder(model) if type(model).__name__ in BI_ENCODERS else None
         config = model.config
         self._markers = [config.ent_token, config.sep_token, getattr(config, "rel_token", config.ent_token)]
+        if self._labels is not None:
+            self._collator.prepare_entities, self._markers = False, []
         if self._relational:
             bound_pairs(model.model)
 
@@ -404,7 +414,11 @@ class GlinerAdapter(ExtractAdapter):
         """
         assert isinstance(call, ExtractCall)
         wanted = self.wanted_of(call)
-        prompt = self._words.prompt_tokens(wanted.labels, wanted.relations)
+        if self._labels is None:
+            prompt, apart = self._words.prompt_tokens(wanted.labels, wanted.relations), 0
+        else:
+            wanted = replace(wanted, label_ids=self._labels.tokenize(wanted.labels))
+            prompt, apart = self._words.special, sum(map(len, wanted.label_ids))
         prepared: list[Prepared | ItemFailure] = []
         for item in items:
             words = self._words.split(
@@ -420,7 +434,7 @@ class GlinerAdapter(ExtractAdapter):
                     f"{call.names.text.format(place_of(item, call))}: {count} words, this model takes "
                     f"{self._limit} words or {tokens} tokens with its labels"
                 )
-            prepared.append(Prepared(words, words.tokens, words.cut))
+            prepared.append(Prepared(words, words.tokens + apart, words.cut))
         return prepared
 
     def collate(self, prepared: Sequence[Prepared]) -> Batch:
@@ -461,9 +475,12 @@ class GlinerAdapter(ExtractAdapter):
         self, collated: dict[str, Any], wanted: Sequence[Wanted]
     ) -> tuple[list[Any], list[Any], list[bool]]:
         """Spans and relations of each item of a rectangle, and whether its scores are finite."""
-        first, arguments = wanted[0], {}
+        first = wanted[0]
+        arguments: dict[str, Any] = {}
         if self._relational:
             arguments["adjacency_threshold"] = first.adjacency_threshold
+        if self._labels is not None:
+            arguments = self._labels.inputs([one.label_ids for one in wanted])
         output = self._model.run_batch(collated, threshold=first.threshold, **arguments)
         lengths = [len(words) for words in collated["tokens"]]
         finite, output.logits = bound_candidates(output.logits.float(), lengths, wanted, self._by_words)
