@@ -121,7 +121,7 @@ class EventStream:
         self._ended = True
         tracebacks.forget(error)
         status, events = self._render_error(error)
-        self._scope.error, self._scope.counted_status = error.code, status
+        self._scope.failed(error, status)
         return events
 
     async def close(self) -> None:

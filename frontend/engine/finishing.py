@@ -13,7 +13,7 @@ from typing import NamedTuple
 from frontend.engine.http_counting import HttpCounts
 from frontend.engine.recording import Recorder
 from frontend.engine.scope import RequestScope
-from frontend.status.recent import Recent, RecentWriter, open_ring
+from frontend.status.recent import Recent, RecentWriter, open_ring, shown_message
 from frontend.tensors.statistics import RequestCounters
 from frontend.tracing import otlp as starting
 from frontend.tracing.tracer import Tracer
@@ -85,4 +85,5 @@ class Finisher:
         if self.recent is not None:
             ids = (scope.request_id, scope.trace_id)
             asked = (protocol, scope.operation, scope.model)
-            self.recent.add(Recent(time.time(), *ids, *asked, status, scope.error, scope.phases))
+            message = shown_message(scope.message, scope.model) if scope.error else ""
+            self.recent.add(Recent(time.time(), *ids, *asked, status, scope.error, scope.phases, message))

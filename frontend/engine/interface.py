@@ -75,7 +75,8 @@ class WorkerView:
     """One worker at one moment. The view never changes, so any thread may read it.
 
     `state` is absent, connecting, ready or leaving. `responsive`: the worker is ready and has answered lately.
-    `preloaded`: the worker has tried all models of the start. `name` is the name of its device.
+    `preloaded`: the worker has tried all models of the start. `name` is the name of its device. `since`: when a worker
+    that takes nothing new took its last (Unix seconds), 0 if that is unknown.
     """
 
     slot: int
@@ -87,6 +88,7 @@ class WorkerView:
     models: dict[str, ModelStatus]
     credits: Credits
     stats: Stats | None
+    since: float = 0.0
 
 
 class Directory(ABC):

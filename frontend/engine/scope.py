@@ -57,6 +57,7 @@ class InferenceRecord:
 class RequestScope:
     """Ids and instants of one request. `phases` (milliseconds) is filled by the engine and the protocol.
 
+    `error` and `message` are those of the error that ended the request.
     `parent` is the caller's traceparent in the form of version 00. `traceparent` names our own span, empty unless
     the request is traced. `counted_status` is the HTTP status for the metrics, if the status of the answer does not
     show the outcome; 0: the status of the answer. `streams`: the answer is made while it is sent, and its maker
@@ -74,6 +75,7 @@ class RequestScope:
     model: str = ""
     operation: str = ""
     error: str = ""
+    message: str = ""
     traceparent: str = ""
     counted_status: int = 0
     streams: bool = False
@@ -89,6 +91,11 @@ class RequestScope:
         self.model = model
         if self.http is not None:
             self.http.name(model)
+
+    def failed(self, error: PenstockError, counted_status: int = 0) -> None:
+        """The request ends with this error; `counted_status` as above."""
+        self.error, self.message = error.code, error.message
+        self.counted_status = counted_status or self.counted_status
 
     @property
     def waits_until_ns(self) -> int:

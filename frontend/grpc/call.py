@@ -105,7 +105,9 @@ class Call:
         """The request has been answered, or has failed with `error`."""
         made, self.ended = self.context, True
         status = 200 if error is None else error.status
-        made.error = "" if error is None else error.code
+        made.error = ""
+        if error is not None:
+            made.failed(error)
         if self.grant.name or isinstance(error, AccessRefused):
             self.services.recorder.called(self.grant.name or NO_KEY, str(status))
         if self.grant.admin and self.grant.name:

@@ -116,7 +116,7 @@ class ErrorRenderer:
         tracebacks.forget(error)
         made = getattr(req.context, "penstock", None)
         if made is not None:
-            made.error = error.code
+            made.failed(error)
         if isinstance(error, Cancelled):
             if resp is not None:
                 resp.status = 499

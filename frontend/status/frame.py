@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,7 @@ import numpy as np
 
 from frontend.engine.interface import STATE_ORDER, WorkerView
 from frontend.services import Services
+from frontend.status.health import health_fields, problems
 from frontend.status.recent import Recent, RecentReader
 from ipc.catalog.entries import Catalog, HubSource, ModelEntry
 from ipc.machine import CPU, gpu_type
@@ -96,6 +98,7 @@ def request_fields(record: Recent) -> dict[str, Any]:
         "model": record.model,
         "status": record.status,
         "code": record.code,
+        "message": record.message,
         "total_ms": round(total, 3),
         "phases": {**phases, "other": round(max(0.0, total - sum(phases.values())), 3)},
     }
@@ -342,11 +345,12 @@ BUNDLE = "default"
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Directory and readiness at one moment, copied on the event loop."""
+    """Directory and readiness at one moment, copied on the event loop. `expected`: how many workers there should be."""
 
     workers: Sequence[WorkerView]
     ready: bool
     why: str
+    expected: int = 0
 
 
 def build(services: Services, view: View, seen: Traffic) -> dict[str, Any]:
@@ -367,6 +371,7 @@ def build(services: Services, view: View, seen: Traffic) -> dict[str, Any]:
         "counters": counter_fields(seen.totals),
         "histograms": histogram_fields(seen.totals),
         "ready": view.ready,
+        "health": health_fields(view.ready, view.why, problems(view.workers, view.expected, models)),
         "name": services.settings.instance,
         "pool_name": "default",
         "gpu_count": len(gpus),
@@ -391,6 +396,7 @@ def _server(services: Services) -> dict[str, Any]:
         "user": server.status_user,
         "working_dir": server.status_working_dir,
         "pid": os.getppid(),
+        "host": platform.node(),
         "penstock_version": VERSION,
         "frontends": services.settings.frontend_count,
         "keys_required": bool(server.keys_file),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+import re
 import struct
 import zlib
 from pathlib import Path
@@ -32,10 +33,13 @@ CLIENT_GONE = 499
 _HEADER = struct.Struct("<QII")
 _FIELDS = np.dtype({"names": ["seq"], "formats": ["<u8"], "offsets": [0], "itemsize": SLOT_NBYTES})
 _MAX_MODEL = 96
+_MAX_MESSAGE_NBYTES = 200
+_QUOTED = re.compile(r"""(?<!\w)b?(?:'(?:[^'\\]|\\.)*(?:'|\\?$)|"(?:[^"\\]|\\.)*(?:"|\\?$))""", re.DOTALL)
+"""A value in a message, as `repr` or `ascii` writes values; without its end where the message was cut."""
 
 
 class Recent(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One finished request: end (Unix seconds), ids, kind, outcome, milliseconds by phase."""
+    """One finished request: end (Unix seconds), ids, kind, outcome, milliseconds by phase, message of the error."""
 
     at: float
     request_id: str
@@ -46,11 +50,24 @@ class Recent(msgspec.Struct, array_like=True, frozen=True, gc=False):
     status: int
     code: str
     phases: dict[str, float]
+    message: str = ""
 
     @property
     def failed(self) -> bool:
         """Whether the answer was an error; a client that went away is no error."""
         return self.status >= 400 and self.status != CLIENT_GONE
+
+
+def shown_message(message: str, model: str) -> str:
+    """A message for other people than the client: short, and without values of the request except the model's name.
+
+    Messages quote each value of a request, so whatever is quoted goes.
+    """
+    kept = _QUOTED.sub(lambda found: found[0] if found[0][1:-1] == model else "…", message)
+    nbytes = kept.encode(errors="replace")
+    if len(nbytes) <= _MAX_MESSAGE_NBYTES:
+        return nbytes.decode()
+    return nbytes[:_MAX_MESSAGE_NBYTES].decode(errors="ignore") + "…"
 
 
 _encoder = msgspec.msgpack.Encoder()

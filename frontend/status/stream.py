@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,9 @@ class Feed:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._traffic = TrafficReader(services.settings.paths)
+        # NOTE: without a supervisor whoever starts the workers decides how many there are.
+        supervised = os.environ.get("PENSTOCK_SUPERVISE", "1") != "0"
+        self._expected = services.settings.worker_count if supervised else 0
         self._viewers = 0
         self._frame, self._number = "", 0
         self._change = asyncio.Event()
@@ -100,7 +104,7 @@ class Feed:
         services = self._services
         services.directory.watch(True)
         services.recorder.flush()
-        view = View(services.directory.workers(), *services.engine.ready())
+        view = View(services.directory.workers(), *services.engine.ready(), self._expected)
         try:
             self._frame = await asyncio.to_thread(self._encode, view)
         except (OSError, PenstockError) as error:

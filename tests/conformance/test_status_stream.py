@@ -280,6 +280,7 @@ def test_errors_are_shown_with_their_request_ids(server: Server) -> None:
         frame = frame_when(viewer, lambda frame: "status-wrong" in by_id(frame["recent_errors"]))
     shown = by_id(frame["recent_errors"])["status-wrong"]
     assert (shown["status"], shown["code"], shown["model"]) == (400, "INVALID_INPUT", MODEL)
+    assert shown["message"] == "items: may not be empty"
 
 
 def test_a_worker_that_dies_is_shown_as_down_and_its_restart_is_counted(server: Server) -> None:
@@ -289,7 +290,13 @@ def test_a_worker_that_dies_is_shown_as_down_and_its_restart_is_counted(server: 
         before = next_frame(viewer)["devices"][1]["restarts"]
         with stopped(server.supervisor_pid()):
             os.kill(pid, signal.SIGKILL)
-            frame_when(viewer, lambda frame: frame["devices"][1]["state"] != "ready", what="the death")
+            killed = time.time()
+            down = frame_when(
+                viewer, lambda frame: frame["devices"][1]["state"] != "ready", what="the death"
+            )["health"]
+            assert down["state"] == "degraded"
+            assert down["problems"][0]["text"] == "1 of 2 workers is down"
+            assert killed - 1 < down["problems"][0]["since"] < time.time() + 1
         back = frame_when(
             viewer,
             lambda frame: frame["devices"][1]["state"] == "ready" and frame["devices"][1].get("batch"),

@@ -20,6 +20,7 @@ class FakeChannel:
     state: str = "ready"
     responsive: bool = True
     preloaded: bool = False
+    since: float = 0.0
     device: str = "cpu"
     uuid: str = "cpu"
     threads: int = 1

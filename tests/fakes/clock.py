@@ -21,6 +21,10 @@ class Clock:
         """Nanoseconds."""
         return int(self.now * 1e9)
 
+    def time(self) -> float:
+        """Unix seconds."""
+        return self.now
+
     @classmethod
     def of(cls, module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Clock:
         """The clock of a module from now on."""

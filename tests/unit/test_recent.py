@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from frontend.status import recent
-from frontend.status.recent import ANSWERS, ERRORS, SLOT_NBYTES, Recent, RecentReader, RecentWriter, ring_path
+from frontend.status.recent import (
+    ANSWERS,
+    ERRORS,
+    SLOT_NBYTES,
+    Recent,
+    RecentReader,
+    RecentWriter,
+    ring_path,
+    shown_message,
+)
 from ipc.processes.paths import RunPaths, prepare_run_dir
 
 
@@ -102,7 +111,45 @@ def test_a_client_that_went_away_is_no_error() -> None:
 def test_the_longest_names_fit_and_a_longer_model_is_cut(paths: RunPaths) -> None:
     writer = RecentWriter(ring_path(paths, "frontend-0"))
     phases = dict.fromkeys(("tokenize", "queue", "device", "copy", "encode", "total"), 123.456)
-    writer.add(Recent(1.0, "r" * 128, "t" * 32, "sie", "embeddings", "\U0001f40e" * 5000, 200, "", phases))
+    writer.add(
+        Recent(
+            1.0,
+            "r" * 128,
+            "t" * 32,
+            "sie",
+            "embeddings",
+            "\U0001f40e" * 5000,
+            200,
+            "",
+            phases,
+            shown_message("🐎" * 500, ""),
+        )
+    )
     (found,) = RecentReader(paths).read()
     assert found.model == "\U0001f40e" * 96 + "…"
     assert found.phases == phases
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("items: 2000 given, the limit is 1024", "items: 2000 given, the limit is 1024"),
+        ("the worker's queue is full", "the worker's queue is full"),
+        ("Model 'org/model' not found", "Model 'org/model' not found"),
+        ("role: 'hunter2' is not one of user, system", "role: … is not one of user, system"),
+        ('name: expected letters, got "it\'s mine"', "name: expected letters, got …"),
+        ("got 'it\\'s mine' and 'more'", "got … and …"),
+        ("got b'raw' here", "got … here"),
+        ("cut 'in the midd", "cut …"),
+        ("cut 'behind a \\", "cut …"),
+        ("lines 'one\ntwo'", "lines …"),
+    ],
+)
+def test_the_message_of_an_error_shows_no_value_of_a_request(message: str, shown: str) -> None:
+    assert shown_message(message, "org/model") == shown
+
+
+def test_a_long_message_is_cut_within_a_character() -> None:
+    shown = shown_message("🐎" * 500, "")
+    assert shown == "🐎" * 50 + "…"
+    assert shown_message("\ud800", "") == "?"

@@ -27,6 +27,7 @@ def test_it_is_long_after_two_seconds_without_an_answer(clock: Clock) -> None:
     watched = Silence()
     assert not after(watched, clock, SILENCE_S - 0.2)
     assert after(watched, clock, 0.4)
+    assert watched.heard_at == 1000.0
     watched.end()
     assert not watched.is_long and not after(watched, clock, SILENCE_S - 0.2)
 

@@ -52,11 +52,11 @@ def worker(slot: int, told: Stats | None, *models: ModelStatus) -> WorkerView:
     return WorkerView(slot, "ready", True, True, "NVIDIA H200", 1, named, Credits(1, 0, 100.0), told)
 
 
-def frame_of(*workers: WorkerView, **flags: str) -> dict[str, Any]:
+def frame_of(*workers: WorkerView, ready: bool = True, why: str = "ok", **flags: str) -> dict[str, Any]:
     catalog = load_catalog([str(FAKE_CATALOG)], MODELS)
     services = Services(load(None, flags), catalog, Gate())
     seen = Traffic(Totals(), [], [], latencies([], time.time()))
-    return build(services, View(workers, True, "ok"), seen)
+    return build(services, View(workers, ready, why, int(flags.get("worker.count", "0"))), seen)
 
 
 def test_every_gpu_is_listed_under_the_number_of_its_worker_with_both_spellings() -> None:
@@ -134,3 +134,57 @@ def test_latencies_are_those_of_recent_good_answers(tmp_path: Path) -> None:
     found = TrafficReader(paths).read()
     assert found.latencies[""] == found.latencies["a"] == {"p50_ms": 50.5, "p99_ms": 99.01, "requests": 100}
     assert [record.request_id for record in found.errors] == ["bad"]
+
+
+def down(slot: int, state: str = "absent", since: float = 0.0) -> WorkerView:
+    return WorkerView(slot, state, False, False, "", 1, {}, Credits(0, 0, 0.0), None, since)
+
+
+def told(frame: dict[str, Any]) -> tuple[str, list[str]]:
+    """State, and each problem with its instant and note."""
+    health = frame["health"]
+    return health["state"], [f"{p['text']}|{p['since']:g}|{p['note']}" for p in health["problems"]]
+
+
+def test_a_dead_worker_makes_the_server_degraded_from_its_last_moment_on() -> None:
+    two = {"worker.count": "2"}
+    assert told(frame_of(worker(0, stats()), worker(1, stats()), **two)) == ("ready", [])
+    dead = ("degraded", ["1 of 2 workers is down|1000|restarting"])
+    assert told(frame_of(worker(0, stats()), down(1, since=1000.0), **two)) == dead
+    assert told(frame_of(worker(0, stats()), down(1, "connecting", 1000.0), **two)) == dead
+    both = frame_of(down(0, since=2000.0), down(1, since=1000.0), ready=False, why="no worker is up", **two)
+    assert told(both) == ("down", ["2 of 2 workers are down|1000|restarting"])
+    assert both["health"]["why"] == "no worker is up"
+
+
+def test_each_kind_of_trouble_is_told_in_words() -> None:
+    late = WorkerView(1, "ready", False, True, "cpu", 1, {}, Credits(1, 0, 1.0), None, 50.0)
+    loading = WorkerView(2, "ready", True, False, "cpu", 1, {}, Credits(1, 0, 1.0), None)
+    broken = ModelStatus("fake/echo", "failed", error_class="CONFIG_ERROR", error_message="no file")
+    frame = frame_of(
+        worker(0, stats(), broken), late, loading, down(3, "leaving", 60.0), **{"worker.count": "6"}
+    )
+    assert told(frame) == (
+        "degraded",
+        [
+            "1 of 6 workers does not answer|50|requests go to other workers",
+            "1 of 6 workers is stopping|60|finishing its requests",
+            "2 of 6 workers have not started yet|0|",
+            "1 of 6 workers is loading its first models|0|",
+            "Model fake/echo could not be loaded|0|CONFIG_ERROR",
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("why", "workers", "state"),
+    [
+        ("draining", [worker(0, None)], "draining"),
+        ("no worker is up", [], "starting"),
+        ("no worker is up", [down(0, since=7.0)], "down"),
+    ],
+)
+def test_a_server_that_is_not_ready_says_whether_it_begins_or_ends(
+    why: str, workers: list[WorkerView], state: str
+) -> None:
+    assert told(frame_of(*workers, ready=False, why=why))[0] == state

@@ -86,6 +86,8 @@ class Silence:
     def __init__(self) -> None:
         self._seconds = 0.0
         self._looked = time.monotonic()
+        self.heard_at = time.time()
+        """When the worker was last heard (Unix seconds)."""
 
     @property
     def is_long(self) -> bool:
@@ -100,7 +102,7 @@ class Silence:
 
     def end(self) -> None:
         """The worker was heard."""
-        self._seconds = 0.0
+        self._seconds, self.heard_at = 0.0, time.time()
 
 
 class Channel:
@@ -116,6 +118,7 @@ class Channel:
     ) -> None:
         self.slot = slot
         self.state = "absent"
+        self._left_at = 0.0
         self.models: dict[str, ModelStatus] = {}
         self.catalog = ToldCatalog()
         self.preloaded = False
@@ -160,6 +163,13 @@ class Channel:
     def responsive(self) -> bool:
         """Whether the worker takes new requests and answered a ping lately."""
         return self.state == "ready" and not self._silence.is_long
+
+    @property
+    def since(self) -> float:
+        """When a worker that takes nothing new took its last (Unix seconds); 0 if that is unknown, or if it serves."""
+        if self.state != "ready":
+            return self._left_at
+        return self._silence.heard_at if self._silence.is_long else 0.0
 
     @property
     def cost(self) -> int:
@@ -302,7 +312,7 @@ class Channel:
     def leave(self) -> None:
         """The worker drains: send nothing new."""
         if self.state == "ready":
-            self.state = "leaving"
+            self.state, self._left_at = "leaving", time.time()
             self._changed()
 
     def close(self) -> None:
@@ -449,6 +459,8 @@ class Channel:
         self._reset("the worker process died", suspects)
 
     def _reset(self, why: str, suspects: set[int]) -> None:
+        if self.state == "ready":
+            self._left_at = time.time()
         pending, self._pending = self._pending, {}
         for request in list(self._reading):
             self._end_reading(request)

@@ -176,4 +176,5 @@ def _view(channel: Channel) -> WorkerView:
         channel.models,
         channel.credits,
         channel.stats,
+        channel.since,
     )

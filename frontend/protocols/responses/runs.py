@@ -126,7 +126,7 @@ class Runs:
         if error is None:
             whole = resource.ended(run.begun, run.output)
         else:
-            run.scope.error, run.scope.counted_status = error.code, status_of(error)
+            run.scope.failed(error, status_of(error))
             whole = resource.failed(run.begun, run.output, error)
         del self._runs[run.begun["id"]]
         for pause_s in (*END_PAUSES_S, None):

@@ -107,7 +107,7 @@ class InferResource(InferenceRoute):
         scheduled: bool,
     ) -> None:
         """An empty body; the header names the request so that it can be found again."""
-        scope.error, scope.counted_status = error.code, error.status
+        scope.failed(error, error.status)
         set_failure(resp, error, self._statuses.failure(error, model, numbered=scheduled))
         resp.content_type = OCTETS
         resp.set_header(RESPONSE_HEADER, one_line(pb.InferResponseHeader(id=request_id)))

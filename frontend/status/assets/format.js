@@ -61,6 +61,12 @@ function asClock(unixSeconds, withMs) {
   return withMs ? `${clock}.${String(date.getMilliseconds()).padStart(3, "0")}` : clock;
 }
 
+// "1 of 2 workers is down since 14:03:07 (restarting)".
+function asProblem(problem) {
+  const since = problem.since ? ` since ${asClock(problem.since)}` : "";
+  return `${problem.text}${since}${problem.note ? ` (${problem.note})` : ""}`;
+}
+
 function asShortId(id) {
   return id.length > 16 ? `${id.slice(0, 8)}…${id.slice(-5)}` : id;
 }

@@ -2,6 +2,10 @@
 
 const PHASES = ["tokenize", "queue", "device", "copy", "encode", "other"];
 const STATE_TONES = { loaded: "good", loading: "warn", unloading: "warn", failed: "bad", ready: "good", unresponsive: "bad", leaving: "warn" };
+const HEALTH = {
+  ready: ["Ready", "good"], degraded: ["Degraded", "warn"], starting: ["Starting", "warn"],
+  down: ["Down", "bad"], draining: ["Draining", "warn"],
+};
 const SHOWN_REQUESTS = 18;
 const SHOWN_ERRORS = 8;
 const REQUESTS_EVERY_MS = 1000;
@@ -14,10 +18,12 @@ class Header {
     setText(byId("uptime"), asDuration(server.uptime_seconds));
     const workers = plural(frame.devices.length, "worker");
     setText(byId("processes"), `${plural(server.frontends, "frontend")}, ${workers}`);
-    setText(byId("readiness"), frame.ready ? "Ready" : `Not ready: ${frame.not_ready_because}`);
-    setTone(byId("readiness"), frame.ready ? "good" : "warn");
+    const [label, tone] = HEALTH[frame.health.state];
+    const told = frame.health.problems.map(asProblem).join("; ") || frame.health.why;
+    setText(byId("readiness"), told ? `${label}: ${told}` : label);
+    setTone(byId("readiness"), tone);
     setText(byId("stamp"), `Last frame ${asClock(frame.timestamp)}`);
-    document.title = `${frame.ready ? "Ready" : "Not ready"} · Penstock`;
+    document.title = `${label} · Penstock`;
   }
 }
 
@@ -306,7 +312,7 @@ class Errors {
 
   create() {
     const view = { root: make("li", "error") };
-    for (const part of ["code", "model", "when", "id"]) {
+    for (const part of ["code", "model", "message", "when", "id"]) {
       view[part] = make("span", part === "id" ? "id mono" : part);
       view.root.append(view[part]);
     }
@@ -319,6 +325,7 @@ class Errors {
     setText(byId("errors-note"), records.length ? `last ${records.length}` : "");
     this.list.draw(records, (record) => `${record.time} ${record.request_id}`, (view, record) => {
       setText(view.code, `${record.status} ${record.code}`);
+      setText(view.message, record.message);
       setText(view.when, asClock(record.time));
       setText(view.id, record.request_id);
       setText(view.model, record.model);

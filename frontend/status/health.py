@@ -1,0 +1,88 @@
+"""How the server is, in a sentence for people: whether all workers serve, and whether all models could be loaded.
+
+    ready       every worker serves, and no model has failed
+    degraded    traffic is accepted, but a worker or a model is missing
+    starting    no worker has served yet
+    down        nothing serves
+    draining    this frontend finishes its requests and takes nothing new
+
+The frontend that builds the frame learns of a death from the pidfd of the worker, so the next frame tells the death.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from frontend.engine.interface import WorkerView
+
+_KINDS = {
+    "down": ("is down", "are down", "restarting"),
+    "silent": ("does not answer", "do not answer", "requests go to other workers"),
+    "leaving": ("is stopping", "are stopping", "finishing its requests"),
+    "absent": ("has not started yet", "have not started yet", ""),
+    "loading": ("is loading its first models", "are loading their first models", ""),
+}
+"""By kind of trouble: the words for one worker, for several workers, and what happens about the trouble."""
+
+
+class Problem(NamedTuple):
+    """Something that is not as it should be. `since` in Unix seconds; 0 where nobody knows."""
+
+    kind: str
+    text: str
+    since: float = 0.0
+    note: str = ""
+
+
+def trouble(worker: WorkerView) -> str:
+    """The kind of trouble of a worker; empty for a worker that serves."""
+    if worker.state == "leaving":
+        return "leaving"
+    if worker.state != "ready":
+        return "down" if worker.since else "absent"
+    if not worker.responsive:
+        return "silent"
+    return "" if worker.preloaded else "loading"
+
+
+def problems(workers: Sequence[WorkerView], expected: int, models: Sequence[dict[str, Any]]) -> list[Problem]:
+    """All problems, those of workers first. `expected` workers are configured; `models` are fields of the frame."""
+    total = max(expected, len(workers))
+    found: dict[str, list[float]] = {}
+    for worker in workers:
+        found.setdefault(trouble(worker), []).append(worker.since)
+    found.setdefault("absent", []).extend([0.0] * (total - len(workers)))
+    listed = [_of_workers(kind, found[kind], total) for kind in _KINDS if found.get(kind)]
+    return listed + _of_models([model for model in models if model["state"] == "failed"])
+
+
+def _of_workers(kind: str, since: list[float], total: int) -> Problem:
+    one, many, note = _KINDS[kind]
+    subject = "The only worker" if total == 1 else f"{len(since)} of {total} workers"
+    return Problem(kind, f"{subject} {one if len(since) == 1 else many}", min(since), note)
+
+
+def _of_models(failed: list[dict[str, Any]]) -> list[Problem]:
+    if not failed:
+        return []
+    if len(failed) > 1:
+        return [Problem("model", f"{len(failed)} models could not be loaded")]
+    error = failed[0]["last_error"] or {}
+    return [Problem("model", f"Model {failed[0]['name']} could not be loaded", note=error.get("code") or "")]
+
+
+def health_fields(ready: bool, why: str, found: Sequence[Problem]) -> dict[str, Any]:
+    """`state` as above, `why` while no traffic is accepted, and `problems`, the gravest first."""
+    serves = [problem for problem in found if problem.kind not in ("absent", "loading")]
+    if ready:
+        state = "degraded" if found else "ready"
+    elif why == "draining":
+        state = "draining"
+    else:
+        state = "down" if serves else "starting"
+    return {
+        "state": state,
+        "why": "" if ready else why,
+        "problems": [problem._asdict() for problem in found],
+    }
