@@ -18,7 +18,7 @@ from ipc.processes import sweep
 from ipc.processes.liveness import SlotLock, SlotTaken
 from ipc.processes.paths import asset
 from ipc.version import VERSION
-from penstock import chat, checking, doctor, keys, layout, models
+from penstock import chat, keys, layout, models, status
 from penstock.tuning import command as tuning
 
 EXIT_CONFIG = 3
@@ -69,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(
         prog="penstock", description="Inference server for chat, embeddings and more."
     )
+    root.add_argument("--version", action="version", version=VERSION)
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser(
         "serve", help="start the server: gunicorn -c gunicorn.conf.py with these settings"
@@ -85,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
     sweeper = commands.add_parser("sweep", help="remove what dead processes of this instance left behind")
     _common(sweeper)
     sweeper.add_argument("--slot", type=int, help="only this worker slot")
+    status.add_parser(commands, _common)
     chat.add_parser(commands)
     models.add_parsers(commands, _common)
     tuning.add_parser(commands, _common)
@@ -188,19 +190,38 @@ def _run(options: argparse.Namespace) -> int:
             return _become(options, flags, "workers", "--slot", str(options.slot))
         if options.command == "sweep":
             return _sweep(config, options.slot)
+        if options.command == "status":
+            return status.run(options, config)
         if options.command == "doctor":
-            return doctor.run(config)
+            return _doctor(config)
         if options.command == "tune":
             return tuning.run(options, config, flags)
         if options.command in ("models", "verify"):
             return models.run(options, config)
-        return checking.run(config)
+        return _check(config)
     except ConfigError as error:
         print(f"penstock: {error.message}", file=sys.stderr)
         return EXIT_CONFIG
 
 
+# NOTE: the modules of the next three are imported there: they need all of the frontend, other commands do not.
+
+
+def _check(config: settings.Settings) -> int:
+    from penstock import checking
+
+    return checking.run(config)
+
+
+def _doctor(config: settings.Settings) -> int:
+    from penstock import doctor
+
+    return doctor.run(config)
+
+
 def _serve(options: argparse.Namespace, flags: dict[str, str], config: settings.Settings) -> int:
+    from penstock import checking
+
     checking.read(config)
     # The process becomes Gunicorn, so that signals and systemd see one main process.
     return _become(options, flags, "frontend.arbiter.program", "-c", str(asset("gunicorn.conf.py")))

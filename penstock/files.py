@@ -17,6 +17,7 @@ from ipc import extras
 from ipc.catalog import served_names
 from ipc.catalog.entries import AdapterSource, DirectorySource, HubSource, ModelEntry, read_entries
 from ipc.settings import Settings
+from penstock import terminal
 from penstock.families import FAMILIES, Family
 from workers.loading import failure, source
 
@@ -136,9 +137,9 @@ def print_list(config: Settings, options: argparse.Namespace) -> int:
         if options.output is None or options.output in entry.outputs
     ]
     if options.json:
-        print(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        print(terminal.as_json(rows))
     else:
-        _print_table([_HEAD, *map(_cells, rows)])
+        print("\n".join(terminal.table([_HEAD, *map(_cells, rows)])))
     return 0
 
 
@@ -162,17 +163,11 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _print_table(rows: list[tuple[str, ...]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
 def print_one(entry: ModelEntry, *, as_json: bool) -> int:
     """Print everything about one model."""
     described = description(entry)
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(described)).decode())
+        print(terminal.as_json(described))
     else:
         print(msgspec.yaml.encode(described).decode(), end="")
     return 0

@@ -18,6 +18,7 @@ from ipc.processes.liveness import start_ticks
 from ipc.processes.starting import Notifier
 from ipc.settings import Settings
 from ipc.wire.messages import VERSION, Credits, Leaving, Load, Models, Submit, Welcome
+from ipc.wire.stats import Looked
 from workers.device import devices
 from workers.endpoint.endpoint import Endpoint
 from workers.endpoint.sessions import Session
@@ -101,6 +102,13 @@ class Runtime:
         """Present state, for a new session."""
         # NOTE: changes are told as differences, and those of a new session begin where those of all others are.
         self._announce_models()
+        return self._state()
+
+    def look(self) -> Looked:
+        """Present state and figures, for somebody without a session. Changes nothing."""
+        return Looked(self._state(), self._statistics.now(), self.endpoint.states(), self.draining)
+
+    def _state(self) -> Welcome:
         return Welcome(
             VERSION,
             self._arena.epoch,

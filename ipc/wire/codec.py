@@ -44,7 +44,7 @@ from ipc.wire.messages import (
     Welcome,
     Wire,
 )
-from ipc.wire.stats import Stats
+from ipc.wire.stats import Look, Looked, Stats
 from ipc.wire.streams import Part, PartsConsumed
 
 log = logging.getLogger(__name__)
@@ -64,6 +64,7 @@ ToWorker = (
     | Reread
     | Spread
     | Heard
+    | Look
     | Goodbye
 )
 ToFrontend = (
@@ -79,6 +80,7 @@ ToFrontend = (
     | Replied
     | Told
     | Stats
+    | Looked
     | Leaving
     | Pong
     | Goodbye

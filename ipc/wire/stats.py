@@ -1,10 +1,10 @@
-"""The figures that a worker sends to the frontends that watch the worker."""
+"""The figures that a worker sends to the frontends that watch the worker, and to anybody who looks at the worker."""
 
 from __future__ import annotations
 
 import msgspec
 
-from ipc.wire.messages import Wire
+from ipc.wire.messages import Welcome, Wire
 
 
 class QueueState(Wire, frozen=True):
@@ -75,3 +75,26 @@ class Stats(Wire, frozen=True, tag="stats"):
     queues: list[QueueState]
     batches: list[BatchRecord]
     generations: list[GenerationStats] = msgspec.field(default_factory=list)
+
+
+class Look(Wire, frozen=True, tag="look"):
+    """Somebody without a session asks what the worker does. The question changes nothing."""
+
+
+class SessionState(Wire, frozen=True):
+    """A frontend as the worker sees the frontend: open requests, their cost, and the time since its last ping."""
+
+    slot: str
+    pid: int
+    requests: int
+    cost: int
+    silent_s: float
+
+
+class Looked(Wire, frozen=True, tag="looked"):
+    """The answer to `Look`."""
+
+    welcome: Welcome
+    stats: Stats
+    sessions: list[SessionState]
+    draining: bool

@@ -36,6 +36,7 @@ NOT_RUN = {
     "make test ": "it runs this test",
     "penstock models pull BAAI/bge-m3": "downloads; test_models_command.py pulls from a hub of its own",
     "penstock chat": "reads the terminal; test_chat_command.py talks",
+    "penstock status --watch": "runs until it is stopped; test_status_command.py",
     "penstock tune": "starts one server after another, and measures for minutes; test_tune.py",
     "penstock verify": "needs the weights and the reference library; test_verification.py",
     "HF_TOKEN=$(cat": "downloads; test_models_command.py pulls a gated model",
@@ -167,8 +168,8 @@ def without_place(line: str) -> bool:
     return any(line.startswith(beginning) for beginning in NOT_RUN)
 
 
-def in_this_process(line: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Run one `penstock` line, whose output may go to a file, against the server at `url`."""
+def in_this_process(line: str, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run one `penstock` line, whose output may go to a file, against the server."""
     words = shlex.split(line, comments=True)
     words = words[next(at for at, word in enumerate(words) if word.endswith("penstock")) + 1 :]
     target = None
@@ -178,7 +179,9 @@ def in_this_process(line: str, url: str, capsys: pytest.CaptureFixture[str]) -> 
     if words[0] == "serve":
         words[0] = "check"
     if words[0] == "layout":
-        words += ["--url", url]
+        words += ["--url", server.url]
+    if words[0] == "status":
+        words += ["--run-dir", str(server.run_dir)]
     capsys.readouterr()
     try:
         code = main(words)
@@ -209,7 +212,7 @@ def test_the_commands_of_a_page_work(
         if without_place(line.replace(str(place), "")):
             continue
         if re.match(r"(\w+=\S+ )*(\.venv/bin/)?penstock ", line):
-            in_this_process(line, server.url, capsys)
+            in_this_process(line, server, capsys)
         else:
             script.append(line)
     environment = {**os.environ, "KEY": "none"}

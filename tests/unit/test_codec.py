@@ -41,6 +41,7 @@ from ipc.wire.messages import (
     Welcome,
     Work,
 )
+from ipc.wire.stats import Look, Looked, SessionState, Stats
 
 CALL = EncodeCall([InputItem("hé"), InputItem(ids=[1, 2])], ["dense"], "ask", True)
 STATUS = ModelStatus("m", "loaded", "cpu", 1, 512, {"dense": 4}, 1.0, 0.5)
@@ -69,6 +70,7 @@ TO_WORKER = [
     Reread(1, Override("m", "{}", "f")),
     Spread(2),
     Heard(3),
+    Look(),
     Goodbye(),
 ]
 TO_FRONTEND = [
@@ -90,6 +92,12 @@ TO_FRONTEND = [
     Told(2),
     Leaving(),
     Pong(3),
+    Looked(
+        Welcome(1, "e", 1, 2, "/dev/shm/x", "cpu", 2, [STATUS], Credits(1, 2, 3.0)),
+        Stats(1, 2, 3, 0.5, 0.25, None, None, 4, 5, 6, 7, 8, 9, [], []),
+        [SessionState("frontend-0", 10, 2, 30, 0.5)],
+        True,
+    ),
     Goodbye(),
 ]
 

@@ -53,7 +53,7 @@ from ipc.wire.messages import (
     Watch,
     Welcome,
 )
-from ipc.wire.stats import Stats
+from ipc.wire.stats import Look, Looked, SessionState, Stats
 from ipc.wire.streams import Part, PartsConsumed
 from workers.endpoint.sessions import Hearings, Session, SessionTable
 
@@ -108,6 +108,9 @@ class Handler(Protocol):
 
     def welcome(self) -> Welcome:
         """Present state, for a new session."""
+
+    def look(self) -> Looked:
+        """Present state and figures, for somebody without a session. Changes nothing."""
 
     def submit(self, session: Session, message: Submit, payload: memoryview) -> None:
         """Take a request in, or raise a `PenstockError` that goes back as its failure.
@@ -168,7 +171,7 @@ class Endpoint:
             Cancel: lambda session, message, _: handler.cancel(session, message.id),
             PartsConsumed: lambda session, message, _: handler.taken(session, message.id, message.count),
             DeltasTaken: self._deltas_taken,
-            Ping: lambda session, message, _: self._send(session, Pong(message.seq)),
+            Ping: self._pong,
             Load: lambda _, message, __: handler.load(message),
             Unload: lambda _, message, __: handler.unload(message.model),
             Reread: self._reread,
@@ -288,10 +291,16 @@ class Endpoint:
         session = self.sessions.get(key)
         if isinstance(message, Hello):
             self._register(key, session, message)
+        elif isinstance(message, Look):
+            self._send_stranger(key, self._handler.look())
         elif session is None:
             self._send_stranger(key, Goodbye())
         else:
             self._handlers[type(message)](session, message, payload)
+
+    def _pong(self, session: Session, message: Ping, _: bytes) -> None:
+        session.pinged = time.monotonic()
+        self._send(session, Pong(message.seq))
 
     def _deltas_taken(self, session: Session, message: DeltasTaken, _: bytes) -> None:
         for request, nbytes in zip(message.ids, message.nbytes, strict=False):
@@ -464,7 +473,21 @@ class Endpoint:
         except zmq.ZMQError as error:
             self.drop(session, f"it takes no messages ({error.strerror})")
 
-    def _send_stranger(self, key: bytes, message: Goodbye) -> None:
+    def states(self) -> list[SessionState]:
+        """All sessions. Endpoint thread only."""
+        now = time.monotonic()
+        return [
+            SessionState(
+                session.slot,
+                session.pid,
+                len(session.outstanding),
+                sum(session.outstanding.values()),
+                now - session.pinged,
+            )
+            for session in self.sessions
+        ]
+
+    def _send_stranger(self, key: bytes, message: Goodbye | Looked) -> None:
         bundle = codec.Bundle()
         bundle.add(message)
         with contextlib.suppress(zmq.ZMQError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -23,7 +24,7 @@ class Session:
     """One registration of one frontend. `outstanding` maps request id to cost; `watching` asks for `Stats`.
 
     `inputs` is its arena for large inputs; `reading` are the requests whose block in there may still be read.
-    `bundle` holds messages that leave at the end of the endpoint's present turn.
+    `pinged` is the time of the last `Ping`; `bundle` holds messages that leave at the end of the endpoint's present turn.
     """
 
     key: bytes
@@ -33,6 +34,7 @@ class Session:
     pidfd: int
     outstanding: dict[int, int] = field(default_factory=dict)
     watching: bool = False
+    pinged: float = field(default_factory=time.monotonic)
     inputs: ArenaView | None = None
     reading: set[int] = field(default_factory=set)
     bundle: codec.Bundle = field(default_factory=codec.Bundle)

@@ -165,6 +165,10 @@ class Statistics:
         self._next = now + SEND_EVERY_S
         endpoint.show(self._stats(now))
 
+    def now(self) -> Stats:
+        """Present figures."""
+        return self._stats(time.monotonic())
+
     def _stats(self, now: float) -> Stats:
         if now >= self._next_device:
             self._next_device = now + ASK_DEVICE_EVERY_S

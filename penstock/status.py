@@ -1,0 +1,195 @@
+"""`penstock status`: the processes of a running server, what each of them serves, and how busy each is.
+
+The command asks the workers over their own sockets (`penstock.looking`), so frontends that are stuck do not hinder it.
+Exit codes: 0 all processes serve, 1 a process is dead, stuck or silent, 4 no server runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from ipc.errors import ConfigError
+from ipc.processes.paths import RunPaths
+from ipc.settings import Settings
+from ipc.wire.messages import ModelStatus
+from penstock import looking, terminal
+from penstock.looking import Frontend, Process, View, Worker
+
+EXIT_NONE = 4
+WAIT_S = 2.0
+"""How long a worker may take to answer."""
+_HEAD = ("PROCESS", "STATE", "PID", "UP", "DEVICE", "RESTARTS", "REQUESTS", "QUEUE", "MEMORY", "ARENA")
+_MODEL_HEAD = ("MODEL", "STATE", "WORKER", "DEVICE", "MEMORY", "WAITING")
+_STYLES = {
+    "STATE": "strong",
+    "draining": "warn",
+    "starting": "warn",
+    "alone": "warn",
+    "none": "warn",
+    "stopped": "bad",
+    "stuck": "bad",
+    "silent": "bad",
+    "dead": "bad",
+}
+"""Styles of the first table's lines by state."""
+
+
+def add_parser(commands: Any, add_flags: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Add `status`; `add_flags` adds the flags that name settings, from which the run directory follows."""
+    parser = commands.add_parser("status", help="show the processes of a running server and its models")
+    add_flags(parser)
+    parser.add_argument(
+        "--run-dir", metavar="DIR", help="run directory of the server (default: of the settings)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--watch",
+        metavar="SECONDS",
+        type=float,
+        nargs="?",
+        const=1.0,
+        help="look again so often, until Ctrl-C",
+    )
+    terminal.with_examples(
+        parser,
+        ("status", "the server on the default port"),
+        ("status --bind 127.0.0.1:9000 --watch 2", "the server on port 9000, every two seconds"),
+        ("status --run-dir /run/penstock --json | jq .workers[].state", "for scripts"),
+    )
+
+
+def run(options: argparse.Namespace, config: Settings) -> int:
+    """Print what runs; returns the exit code. Raises `ConfigError` for a pause that is none."""
+    if options.watch is not None and not 0.1 <= options.watch <= 3600:
+        raise ConfigError(f"--watch {options.watch:g}: expected 0.1 to 3600 seconds")
+    paths = config.paths
+    if options.run_dir:
+        config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, dir=options.run_dir))
+        paths = config.paths
+    try:
+        if options.watch is None:
+            return _once(paths, config.worker_count, options.json)
+        return _watch(paths, config.worker_count, options)
+    except looking.NotReadable as error:
+        print(f"penstock: {error.message}", file=sys.stderr)
+        return 1
+
+
+def _watch(paths: RunPaths, configured: int, options: argparse.Namespace) -> int:
+    """Look again and again; Ctrl-C is the usual end."""
+    try:
+        while True:
+            view = looking.look(paths, configured, WAIT_S)
+            if options.json:
+                print(terminal.as_json(_fields(view), one_line=True), flush=True)
+            else:
+                clear = terminal.CLEAR if sys.stdout.isatty() else ""
+                text = "\n".join(lines_of(view)) if view.runs else _nothing(paths)
+                print(f"{clear}{time.strftime('%H:%M:%S')}\n{text}", flush=True)
+            time.sleep(options.watch)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _once(paths: RunPaths, configured: int, as_json: bool) -> int:
+    view = looking.look(paths, configured, WAIT_S)
+    if as_json:
+        print(terminal.as_json(_fields(view)))
+    elif view.runs:
+        print("\n".join(lines_of(view)))
+    if not view.runs:
+        print(f"penstock: {_nothing(paths)}", file=sys.stderr)
+        return EXIT_NONE
+    return 0 if view.sound else 1
+
+
+def _fields(view: View) -> dict[str, Any]:
+    return {"runs": view.runs, "sound": view.sound, **msgspec.structs.asdict(view)}
+
+
+def _nothing(paths: RunPaths) -> str:
+    text = f"no server runs with the run directory {paths.root}"
+    others = looking.servers_beside(paths)
+    return text + "".join(f"\n  a server runs here: penstock status --run-dir {other}" for other in others)
+
+
+def lines_of(view: View) -> Iterator[str]:
+    """The lines for people."""
+    yield f"run directory {view.run_dir}"
+    rows = [_HEAD, _own("arbiter", view.arbiter)]
+    if view.supervisor is not None:
+        rows.append(_own("supervisor", view.supervisor))
+    rows += [_frontend(frontend) for frontend in view.frontends] or [_row("frontends", "none")]
+    rows += [_worker(worker) for worker in view.workers] or [_row("workers", "none")]
+    for row, line in zip(rows, terminal.table(rows), strict=True):
+        style = _STYLES.get(row[1].split(":")[0])
+        yield terminal.styled(line, style) if style else line
+    yield from _models(view.workers)
+
+
+def _row(name: str, state: str, process: Process | None = None, *others: str) -> tuple[str, ...]:
+    """A row of the first table; a process that stands still says so in place of its state."""
+    if process is None:
+        return (name, state, *["-"] * (len(_HEAD) - 2))
+    known = (name, "stopped" if process.stopped else state, str(process.pid), terminal.span(process.up_s))
+    return (*known, *others, *["-"] * (len(_HEAD) - len(known) - len(others)))
+
+
+def _own(name: str, process: Process | None) -> tuple[str, ...]:
+    return _row(name, "runs" if process else "none", process)
+
+
+def _frontend(frontend: Frontend) -> tuple[str, ...]:
+    state = "serving" if frontend.silent_s is not None else "alone"
+    if frontend.stuck:
+        state = f"stuck: silent for {terminal.span(frontend.silent_s or 0)}"
+    return _row(f"frontend {frontend.slot}", state, frontend, "-", "-", str(frontend.requests))
+
+
+def _worker(worker: Worker) -> tuple[str, ...]:
+    restarts = str(worker.restarts)
+    if not worker.device:
+        row = _row(f"worker {worker.slot}", worker.state, worker.process)
+        return (*row[:4], "-", restarts, *row[6:])
+    return _row(
+        f"worker {worker.slot}",
+        worker.state,
+        worker.process,
+        worker.device,
+        restarts,
+        str(worker.requests),
+        f"{worker.queued}/{worker.bound}",
+        f"{terminal.size(worker.memory_used)} of {terminal.size(worker.memory_total)}",
+        f"{terminal.size(worker.arena_used)} of {terminal.size(worker.arena_total)}",
+    )
+
+
+def _models(workers: list[Worker]) -> Iterator[str]:
+    """A table of the models that are not merely available, and the number of the others."""
+    held = [(worker, status) for worker in workers for status in worker.models if status.state != "available"]
+    names = {status.name for worker in workers for status in worker.models}
+    rows = [_model(worker, status) for worker, status in sorted(held, key=lambda pair: pair[1].name)]
+    if rows:
+        yield ""
+        yield from terminal.table([_MODEL_HEAD, *rows])
+    for worker, status in held:
+        if status.error_message:
+            note = f"{status.name} on worker {worker.slot}: {status.error_class}: {status.error_message}"
+            yield terminal.styled(note, "bad")
+    if others := len(names - {status.name for _, status in held}):
+        noun = "model is" if others == 1 else "models are"
+        yield f"{others} more {noun} available and not loaded"
+
+
+def _model(worker: Worker, status: ModelStatus) -> tuple[str, ...]:
+    waiting = sum(queue.items for queue in worker.queues if queue.model == status.name)
+    waiting += sum(each.waiting for each in worker.generations if each.model == status.name)
+    state = f"{status.state} {status.progress:.0%}" if status.state == "loading" else status.state
+    memory = terminal.size(status.memory_bytes) if status.memory_bytes else "-"
+    return (status.name, state, str(worker.slot), status.device or worker.device, memory, str(waiting))
