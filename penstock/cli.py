@@ -14,11 +14,9 @@ from collections.abc import Sequence
 from ipc import settings
 from ipc.errors import ConfigError
 from ipc.processes import starting as processes
-from ipc.processes import sweep
-from ipc.processes.liveness import SlotLock, SlotTaken
 from ipc.processes.paths import asset
 from ipc.version import VERSION
-from penstock import chat, keys, layout, models, status
+from penstock import chat, keys, layout, models, status, sweeping
 from penstock.tuning import command as tuning
 
 EXIT_CONFIG = 3
@@ -83,9 +81,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _common(worker)
     worker.add_argument("--slot", type=int, required=True, help="number of the worker, from 0")
-    sweeper = commands.add_parser("sweep", help="remove what dead processes of this instance left behind")
-    _common(sweeper)
-    sweeper.add_argument("--slot", type=int, help="only this worker slot")
+    sweeping.add_parser(commands, _common)
     status.add_parser(commands, _common)
     chat.add_parser(commands)
     models.add_parsers(commands, _common)
@@ -189,7 +185,7 @@ def _run(options: argparse.Namespace) -> int:
         if options.command == "worker":
             return _become(options, flags, "workers", "--slot", str(options.slot))
         if options.command == "sweep":
-            return _sweep(config, options.slot)
+            return sweeping.run(options, config)
         if options.command == "status":
             return status.run(options, config)
         if options.command == "doctor":
@@ -233,19 +229,3 @@ def _become(options: argparse.Namespace, flags: dict[str, str], module: str, *ar
     if options.config:
         environment["PENSTOCK_CONFIG"] = options.config
     os.execve(sys.executable, processes.command(module, *arguments), environment)
-
-
-def _sweep(config: settings.Settings, slot: int | None) -> int:
-    paths = config.paths
-    if slot is None:
-        removed = sweep.sweep(paths)
-    else:
-        paths.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        try:
-            with SlotLock(paths.lock(f"worker-{slot}")):
-                removed = sweep.sweep_slot(paths, slot)
-        except SlotTaken as error:
-            print(f"penstock: {error.message}", file=sys.stderr)
-            return 1
-    print(f"removed {len(removed)} leftovers" + "".join(f"\n  {name}" for name in removed))
-    return 0

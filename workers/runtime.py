@@ -18,7 +18,6 @@ from ipc.processes.liveness import start_ticks
 from ipc.processes.starting import Notifier
 from ipc.settings import Settings
 from ipc.wire.messages import VERSION, Credits, Leaving, Load, Models, Submit, Welcome
-from ipc.wire.stats import Looked
 from workers.device import devices
 from workers.endpoint.endpoint import Endpoint
 from workers.endpoint.sessions import Session
@@ -66,7 +65,9 @@ class Runtime:
         self.endpoint = Endpoint(settings.paths, slot, self.pipeline.leases, self)
         self.notifier = Notifier()
         self._reporter = Reporter(self.pipeline, self.models, metrics, device)
-        self._statistics = Statistics(self.pipeline, self.models, self.endpoint, self._reporter.monitor)
+        self.statistics: Statistics = Statistics(
+            self.pipeline, self.models, self.endpoint, self._reporter.monitor
+        )
         self._draining_until = 0.0
         self._last_credits: tuple[int, ...] | None = None
         self._ready_sent = self._stopping_sent = self._announcing = False
@@ -102,13 +103,10 @@ class Runtime:
         """Present state, for a new session."""
         # NOTE: changes are told as differences, and those of a new session begin where those of all others are.
         self._announce_models()
-        return self._state()
+        return self.present()
 
-    def look(self) -> Looked:
-        """Present state and figures, for somebody without a session. Changes nothing."""
-        return Looked(self._state(), self._statistics.now(), self.endpoint.states(), self.draining)
-
-    def _state(self) -> Welcome:
+    def present(self) -> Welcome:
+        """Present state, for somebody without a session. Changes nothing."""
         return Welcome(
             VERSION,
             self._arena.epoch,
@@ -160,7 +158,7 @@ class Runtime:
             log.error("%d leases were older than arena.lease_max_age_s and were taken back", revoked)
         self.pipeline.executor.counts.flush()
         self._reporter.tick(revoked)
-        self._statistics.tick()
+        self.statistics.tick()
         self._send_credits()
         activity = self.pipeline.executor.activity
         if activity.overdue():

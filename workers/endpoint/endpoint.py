@@ -95,6 +95,13 @@ class CatalogOwner(Protocol):
         """Look at the files in another thread, which calls `done` once what has changed is posted."""
 
 
+class Figures(Protocol):
+    """Who keeps the figures of the worker."""
+
+    def now(self) -> Stats:
+        """Present figures."""
+
+
 class Handler(Protocol):
     """What the endpoint asks of the runtime."""
 
@@ -109,8 +116,12 @@ class Handler(Protocol):
     def welcome(self) -> Welcome:
         """Present state, for a new session."""
 
-    def look(self) -> Looked:
-        """Present state and figures, for somebody without a session. Changes nothing."""
+    @property
+    def statistics(self) -> Figures:
+        """Figures of the whole worker."""
+
+    def present(self) -> Welcome:
+        """Present state, for somebody without a session. Changes nothing."""
 
     def submit(self, session: Session, message: Submit, payload: memoryview) -> None:
         """Take a request in, or raise a `PenstockError` that goes back as its failure.
@@ -292,7 +303,7 @@ class Endpoint:
         if isinstance(message, Hello):
             self._register(key, session, message)
         elif isinstance(message, Look):
-            self._send_stranger(key, self._handler.look())
+            self._send_stranger(key, self._looked())
         elif session is None:
             self._send_stranger(key, Goodbye())
         else:
@@ -473,10 +484,9 @@ class Endpoint:
         except zmq.ZMQError as error:
             self.drop(session, f"it takes no messages ({error.strerror})")
 
-    def states(self) -> list[SessionState]:
-        """All sessions. Endpoint thread only."""
-        now = time.monotonic()
-        return [
+    def _looked(self) -> Looked:
+        now, handler = time.monotonic(), self._handler
+        sessions = [
             SessionState(
                 session.slot,
                 session.pid,
@@ -486,6 +496,7 @@ class Endpoint:
             )
             for session in self.sessions
         ]
+        return Looked(handler.present(), handler.statistics.now(), sessions, handler.draining)
 
     def _send_stranger(self, key: bytes, message: Goodbye | Looked) -> None:
         bundle = codec.Bundle()

@@ -24,7 +24,8 @@ class Session:
     """One registration of one frontend. `outstanding` maps request id to cost; `watching` asks for `Stats`.
 
     `inputs` is its arena for large inputs; `reading` are the requests whose block in there may still be read.
-    `pinged` is the time of the last `Ping`; `bundle` holds messages that leave at the end of the endpoint's present turn.
+    `pinged` is the time of the last `Ping`. `bundle` holds messages that leave at the end of the endpoint's present
+    turn.
     """
 
     key: bytes
