@@ -38,7 +38,7 @@ class _LingeringClose:
         self.close = linger
 
 
-class _HeadWithBody:
+class HeadWithBody:
     """Stands in for the transport of a response: holds the head until the next write, or the next turn of the loop."""
 
     def __init__(self, transport: Any) -> None:
@@ -57,9 +57,11 @@ class _HeadWithBody:
             self._transport.write(data)
 
     def flush(self) -> None:
-        """Write the head if it is still held."""
+        """Write the head if it is still held; a client that has left meanwhile gets nothing."""
         if self._head:
-            self._transport.write(self._taken())
+            head = self._taken()
+            if not self.is_closing():
+                self._transport.write(head)
 
     def close(self) -> None:
         """Write the held bytes and close."""
@@ -145,10 +147,10 @@ class Cycle(RequestResponseCycle):
             self.transport = _LingeringClose(self._protocol.transport, self._linger)  # type: ignore[assignment]
         elif self._drain.draining and not self._protocol.pipeline:
             self.keep_alive = False
-        self.transport = _HeadWithBody(self.transport)  # type: ignore[assignment]
+        self.transport = HeadWithBody(self.transport)  # type: ignore[assignment]
 
     def _complete(self) -> None:
-        if isinstance(self.transport, _HeadWithBody):
+        if isinstance(self.transport, HeadWithBody):
             self.transport.flush()
         self._protocol.on_response_complete()
 
