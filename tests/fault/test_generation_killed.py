@@ -162,4 +162,4 @@ def test_a_killed_worker_ends_its_streams_with_one_error_and_what_has_not_begun_
                 assert ending.is_whole and ending.finishes == ["length"]
                 assert ending.usage is not None and ending.usage["completion_tokens"] == 30
         assert server.metric("penstock_retries_total") == retries + 2
-        wait_until(lambda: server.starts(0) > starts, what="the next life of the worker")
+        wait_until(lambda before=starts: server.starts(0) > before, what="the next life of the worker")
