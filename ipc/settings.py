@@ -63,6 +63,7 @@ Duration = Annotated[float, msgspec.Meta(ge=0)]
 
 
 Origin = Annotated[str, msgspec.Meta(pattern=r"^(\*|https?://[^\s/,]{1,255})$")]
+Compatible = Annotated[str, msgspec.Meta(pattern=r"^(tei|vllm|infinity)(:/[a-z_]{1,32})?$")]
 HostName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.*-]{1,255}$")]
 
 
@@ -103,6 +104,8 @@ class Server(Section, frozen=True):
     status_working_dir: str = ""
     keys_file: str = ""
     open_metrics: bool = True
+    compatible: tuple[Compatible, ...] = ()
+    default_models: tuple[str, ...] = ()
 
 
 class Run(Section, frozen=True):

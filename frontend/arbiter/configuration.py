@@ -14,6 +14,7 @@ from frontend.access.gate import Gate
 from frontend.access.restricted import Restrictions
 from frontend.grpc import port
 from frontend.http import listeners
+from frontend.protocols import shared_routes
 from frontend.protocols.kserve_v2.parameters import Forwarding
 from frontend.tracing import otlp
 from ipc import settings
@@ -43,6 +44,7 @@ def read(config: settings.Settings | None = None) -> Configuration:
     otlp.check(config.tracing)
     port.validate_address(config.grpc)
     listeners.check(config)
+    shared_routes.chosen(config.server.compatible)
     catalog = load_served(config.catalog, config.repository)
     models = model_directories(config.repository.dirs)
     refuse_clash(models, names_of(catalog.sources))

@@ -23,11 +23,13 @@ from frontend.protocols.messages.operations import OPERATIONS as MESSAGES
 from frontend.protocols.responses.operations import OPERATIONS as RESPONSES
 from frontend.protocols.sie.operations import OPERATIONS as SIE
 from frontend.protocols.sie.operations import ErrorResponse, faults
+from frontend.protocols.tei.operations import OPERATIONS as TEI
 from frontend.protocols.trtis_v1.operations import OPERATIONS as TRTIS
 from ipc.version import VERSION
 
 _WORD = re.compile(r"{(\w+)}")
 REF = "#/components/{kind}/{name}"
+_TEMPLATE = REF.format(kind="schemas", name="{name}")
 MODEL = {
     "name": "model",
     "in": "path",
@@ -97,13 +99,14 @@ def document(operations: Iterable[Operation], version: str) -> dict[str, Any]:
 
 
 def _schemas(table: list[Operation]) -> dict[str, Any]:
-    structs = dict.fromkeys(
+    named = dict.fromkeys(
         struct
         for operation in table
-        for struct in (operation.body, operation.answer, *operation.errors.values())
+        for given in (operation.body, operation.answer, *operation.errors.values())
+        for struct in (given if isinstance(given, tuple) else (given,))
         if struct is not None
     )
-    _, found = msgspec.json.schema_components(structs, ref_template=REF.format(kind="schemas", name="{name}"))
+    _, found = msgspec.json.schema_components(named, ref_template=_TEMPLATE)
     return dict(sorted(found.items()))
 
 
@@ -160,7 +163,7 @@ def _error_headers(operation: Operation, status: int, struct: type[msgspec.Struc
 
 def _response(
     text: str,
-    struct: type[msgspec.Struct] | None,
+    struct: Any,
     media: tuple[str, ...],
     headers: tuple[str, ...],
     many: bool = False,
@@ -184,8 +187,12 @@ def _ref(kind: str, name: str) -> dict[str, str]:
     return {"$ref": REF.format(kind=kind, name=name)}
 
 
-def _struct(struct: type[msgspec.Struct]) -> dict[str, str]:
-    return _ref("schemas", struct.__name__)
+def _struct(struct: Any) -> dict[str, Any]:
+    """A struct by reference, another type by its schema, and a tuple as any of its types."""
+    if isinstance(struct, tuple):
+        return {"anyOf": [_struct(one) for one in struct]}
+    [found], _ = msgspec.json.schema_components([struct], ref_template=_TEMPLATE)
+    return found
 
 
 _READY = Parameter("model", "query", "Ask for one model.")
@@ -227,7 +234,7 @@ SERVER = (
 
 def operations() -> tuple[Operation, ...]:
     """All operations of this build."""
-    return (*SIE, *CHAT, *RESPONSES, *MESSAGES, *KSERVE, *TRTIS, *SERVER)
+    return (*SIE, *CHAT, *RESPONSES, *MESSAGES, *TEI, *KSERVE, *TRTIS, *SERVER)
 
 
 @cache

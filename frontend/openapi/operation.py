@@ -29,17 +29,17 @@ class Operation:
     """One method on one path.
 
     `{model}` in a path is a model's name and may hold slashes; other names in braces are words. `body` is the struct of
-    requests, `answer` the struct of answers (None: text), in each media type of `media`. `errors` maps further statuses
-    to the struct of their body (None: text). `timed` answers carry the timing headers.
+    requests, `answer` the type of answers (None: text), in each media type of `media`; a tuple means any of its types.
+    `errors` maps further statuses to the struct of their body (None: text). `timed` answers carry the timing headers.
     """
 
     method: Literal["get", "post", "delete"]
     path: str
     summary: str
     tag: str
-    body: type[msgspec.Struct] | None = None
+    body: Any = None
     body_required: bool = True
-    answer: type[msgspec.Struct] | None = None
+    answer: Any = None
     answer_text: str = "Success."
     many: bool = False
     """Whether the answer is a list of `answer`."""

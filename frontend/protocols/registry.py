@@ -56,6 +56,7 @@ def protocols() -> list[WireProtocol]:
     from frontend.protocols.messages import MessagesProtocol
     from frontend.protocols.responses import ResponsesProtocol
     from frontend.protocols.sie import SieProtocol
+    from frontend.protocols.tei import TeiProtocol
     from frontend.protocols.trtis_v1 import TrtisProtocol
 
     return [
@@ -63,6 +64,7 @@ def protocols() -> list[WireProtocol]:
         ChatProtocol(),
         ResponsesProtocol(),
         MessagesProtocol(),
+        TeiProtocol(),
         TrtisProtocol(),
         KserveProtocol(),
     ]

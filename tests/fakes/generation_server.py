@@ -45,6 +45,23 @@ SCRIPT: list[Step] = [
 """A prompt of four tokens, answered with "Hello you"."""
 
 
+def app_of(
+    services: Services, known: list[WireProtocol], *, with_keys: bool = False
+) -> falcon.asgi.App[Any, Any]:
+    """An application with the middleware, the error forms and the routes of these protocols."""
+    cors, access = access_middleware(services)
+    middleware = [RequestMiddleware(services, known), cors, *([access] if with_keys else [])]
+    app = falcon.asgi.App(middleware=[*middleware, DeadlineMiddleware(services)])
+    renderer = ErrorRenderer(known)
+    app.add_error_handler(Exception, renderer.unexpected)
+    app.add_error_handler(falcon.HTTPError, renderer.http)
+    app.add_error_handler(PenstockError, renderer.penstock)
+    pages.mount(app)
+    for protocol in known:
+        protocol.mount(app, services)
+    return app
+
+
 class RecordedServer:
     """All protocols of JSON in and out, over a model that tells recorded events and one that gives vectors."""
 
@@ -60,16 +77,7 @@ class RecordedServer:
         if gate is not None:
             self.services.access = gate
         known: list[WireProtocol] = [SieProtocol(), ChatProtocol(), ResponsesProtocol(), MessagesProtocol()]
-        cors, access = access_middleware(self.services)
-        middleware = [RequestMiddleware(self.services, known), cors, *([access] if gate is not None else [])]
-        app = falcon.asgi.App(middleware=[*middleware, DeadlineMiddleware(self.services)])
-        renderer = ErrorRenderer(known)
-        app.add_error_handler(Exception, renderer.unexpected)
-        app.add_error_handler(falcon.HTTPError, renderer.http)
-        app.add_error_handler(PenstockError, renderer.penstock)
-        pages.mount(app)
-        for protocol in known:
-            protocol.mount(app, self.services)
+        app = app_of(self.services, known, with_keys=gate is not None)
         self.client = TestClient(app)
         self.application = Application(app, known, self.services, Listeners(self.services.settings.server))
 

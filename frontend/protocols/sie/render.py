@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,10 +171,19 @@ PIECE_NBYTES = 256 << 10
 """Entries are joined up to about this size."""
 
 
-def ranked_parts(body: dict[str, Any], entries: str, json: bool) -> list[bytes]:
-    """`body` as JSON or msgpack, in pieces; `entries` names the field with the list."""
+def ranked_parts(
+    body: dict[str, Any] | list[dict[str, Any]], entries: str = "", json: bool = True
+) -> list[bytes]:
+    """`body` as JSON or msgpack, in pieces; `entries` names the field with the list. A bare list is always JSON."""
+    if isinstance(body, list):
+        return _joined(_json_list(body))
+    return _joined(_ranked_json(body, entries) if json else _ranked_msgpack(body, entries))
+
+
+def _joined(writing: Iterator[bytes]) -> list[bytes]:
+    """What is written, in pieces of about `PIECE_NBYTES`."""
     pieces, piece = [], bytearray()
-    for written in _ranked_json(body, entries) if json else _ranked_msgpack(body, entries):
+    for written in writing:
         piece += written
         if len(piece) >= PIECE_NBYTES:
             pieces.append(bytes(piece))
@@ -188,11 +197,15 @@ def _ranked_json(body: dict[str, Any], entries: str) -> Iterator[bytes]:
         if name != entries:
             yield orjson.dumps(value)
             continue
-        yield b"["
-        for place, entry in enumerate(value):
-            yield (b"," if place else b"") + orjson.dumps(entry)
-        yield b"]"
+        yield from _json_list(value)
     yield b"}"
+
+
+def _json_list(entries: Iterable[Any]) -> Iterator[bytes]:
+    yield b"["
+    for place, entry in enumerate(entries):
+        yield (b"," if place else b"") + orjson.dumps(entry)
+    yield b"]"
 
 
 def _ranked_msgpack(body: dict[str, Any], entries: str) -> Iterator[bytes]:

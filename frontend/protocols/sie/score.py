@@ -52,8 +52,8 @@ class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
 
     capability = "score"
     names: ClassVar[FieldNames]
-    entries: ClassVar[str]
-    """The field of the answer that has the list."""
+    entries: ClassVar[str] = ""
+    """The field of the answer that has the list, where the answer is an object."""
 
     def plan(self, request: R, entry: ModelEntry, inputs: Pairs, status: ModelStatus) -> ScorePlan:
         """The call with the options of the request."""
@@ -106,7 +106,7 @@ class ScoringResource(InferenceResource[R, ScorePlan], Generic[R]):
     @abstractmethod
     def answer(
         self, request: R, scope: RequestScope, scores: np.ndarray, reply: Answer, beside: dict[str, Any]
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any] | list[dict[str, Any]]:
         """The body; `scores` is float32 [items] in request order, the lease of `reply` has ended."""
 
 

@@ -1,0 +1,38 @@
+"""The model of a request that names none, as those of other servers do not: each of these serves one model.
+
+1. The first of `server.default_models` that gives what the request asks for.
+2. Else the only served model that does.
+3. Else the request is refused with the names of those that do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ipc.catalog.entries import Catalog
+from ipc.errors import ModelNotFound
+from ipc.settings import Settings
+
+_SHOWN = 10
+
+
+def default_model(catalog: Catalog, settings: Settings, outputs: Sequence[str]) -> str:
+    """Name of the model that is meant by a request for one of `outputs`. Raises `ModelNotFound`."""
+    known = [name for name in catalog if ":" not in name and _gives(catalog, name, outputs)]
+    named = [name for name in settings.server.default_models if _gives(catalog, name, outputs)]
+    if named or len(known) == 1:
+        return (named or known)[0]
+    wanted = " or ".join(outputs)
+    if not known:
+        raise ModelNotFound(f"the request names no model, and no served model gives {wanted}")
+    more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+    raise ModelNotFound(
+        f"the request names no model, and several give {wanted}: {', '.join(known[:_SHOWN])}{more}; "
+        "server.default_models chooses one"
+    )
+
+
+def _gives(catalog: Catalog, name: str, outputs: Sequence[str]) -> bool:
+    """Whether a served model of that name takes text and gives one of `outputs`."""
+    entry = catalog.get(name)
+    return entry is not None and "text" in entry.inputs and not entry.outputs.keys().isdisjoint(outputs)

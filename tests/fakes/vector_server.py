@@ -1,0 +1,78 @@
+"""The routes of vectors and scores over models of this process, whose results follow from the texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from falcon.testing import TestClient
+
+from frontend.engine.answer import CopyBudget
+from frontend.protocols.registry import protocols
+from ipc.catalog.entries import ModelEntry, OutputSpec
+from ipc.errors import InputTooLong
+from ipc.wire.messages import EncodeCall, ModelStatus, ScoreCall, Work
+from tests.fakes.engine import Arrays, InProcessDirectory, InProcessEngine, Model
+from tests.fakes.generation_server import app_of
+from tests.fakes.tensors import entry, services_of
+
+LONGEST = 40
+"""Characters of a text that fit the models."""
+DENSE, SCORE = "org/dense", "org/score"
+
+
+def lengths(work: Work, given: Arrays) -> Arrays:
+    """The number of characters or ids of each input, 1, and whether the inputs are queries."""
+    call = work.call
+    assert isinstance(call, EncodeCall)
+    counts = [len(item.text if item.ids is None else item.ids) for item in call.items]  # type: ignore[arg-type]
+    if call.overflow == "error" and max(counts) > LONGEST:
+        raise InputTooLong(f"inputs[{counts.index(max(counts))}]: {max(counts)}, the limit is {LONGEST}")
+    return {"dense": np.array([[count, 1.0, call.is_query] for count in counts], np.float32)}
+
+
+def numbers(work: Work, given: Arrays) -> Arrays:
+    """The last word of each text as its score."""
+    assert isinstance(work.call, ScoreCall)
+    return {"score": np.array([float((item.text or "").split()[-1]) for item in work.call.items], np.float32)}
+
+
+_MODELS: dict[str, tuple[str, Model]] = {DENSE: ("dense", lengths), SCORE: ("score", numbers)}
+
+
+class VectorServer:
+    """All protocols over the models of `served`, and over further dense ones by name."""
+
+    def __init__(
+        self, root: Path, *more: str, served: tuple[str, ...] = tuple(_MODELS), **settings: Any
+    ) -> None:
+        """`settings` as `section__field`."""
+        chosen = {name: _MODELS[name] for name in served} | dict.fromkeys(more, _MODELS[DENSE])
+        entries = [_entry(name, output) for name, (output, _) in chosen.items()]
+        self.services = services_of(root, entries, [], **settings)
+        self.services.engine.client.inputs.close()  # type: ignore[attr-defined]
+        statuses = [
+            ModelStatus(name, "loaded", max_sequence_length=LONGEST, dims={"dense": 3}) for name in chosen
+        ]
+        directory = InProcessDirectory(self.services.catalog, statuses)
+        self.engine = InProcessEngine(directory, {name: model for name, (_, model) in chosen.items()})
+        self.services.engine, self.services.directory = self.engine, directory
+        self.services.copies = CopyBudget(1 << 20)
+        self.client = TestClient(app_of(self.services, protocols()))
+
+    def post(self, path: str, body: Any) -> Any:
+        """The response to JSON."""
+        raw = body if isinstance(body, bytes) else orjson.dumps(body)
+        return self.client.simulate_post(path, body=raw, headers={"Content-Type": "application/json"})
+
+    @property
+    def calls(self) -> Iterator[Any]:
+        """What the models were asked, the last first."""
+        return (work.call for work in reversed(self.engine.works))
+
+
+def _entry(name: str, output: str) -> ModelEntry:
+    return entry(name, outputs={output: OutputSpec()})

@@ -1,0 +1,156 @@
+"""The routes of TEI: whose model answers, what a request may say, the form of answers and errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.vector_server import DENSE, SCORE, VectorServer
+
+Make = Callable[..., VectorServer]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Makes a server; its answers must have ended when the test ends."""
+    servers: list[VectorServer] = []
+
+    def made(*more: str, **settings: Any) -> VectorServer:
+        servers.append(VectorServer(tmp_path, *more, **{"server__compatible": "tei", **settings}))
+        return servers[-1]
+
+    yield made
+    for server in servers:
+        assert all(lease.releases == 1 for lease in server.engine.leases)
+
+
+def refusal(response: Any) -> tuple[int, str, str]:
+    """(status, error_type, error) of an error."""
+    assert set(response.json) == {"error", "error_type"}, response.text
+    return response.status_code, response.json["error_type"], response.json["error"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "sizes"),
+    [("abc", [3]), (["abc", ""], [3, 0]), ([5, 6, 7, 8], [4]), ([[5, 6], [7]], [2, 1])],
+)
+def test_embed_gives_unit_vectors_of_every_kind_of_input(make: Make, inputs: Any, sizes: list[int]) -> None:
+    response = make().post("/embed", {"inputs": inputs})
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/json"
+    for vector, size in zip(response.json, sizes, strict=True):
+        assert vector == pytest.approx([size / math.hypot(size, 1), 1 / math.hypot(size, 1), 0])
+
+
+def test_vectors_are_cut_before_they_are_made_of_length_1(make: Make) -> None:
+    server = make()
+    assert server.post("/embed", {"inputs": "abc", "dimensions": 1}).json == [[1]]
+    assert server.post("/embed", {"inputs": "", "dimensions": 1}).json == [[0]]
+    assert server.post("/embed", {"inputs": "abc", "normalize": False}).json == [[3, 1, 0]]
+    assert server.post("/embed", {"inputs": "abc", "normalize": False, "dimensions": 2}).json == [[3, 1]]
+    for wrong in (0, 4, -1):
+        status, kind, text = refusal(server.post("/embed", {"inputs": "abc", "dimensions": wrong}))
+        assert (status, kind) == (422, "Validation") and f"dimensions: {wrong}" in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "overflow"),
+    [
+        ({}, "error"),
+        ({"truncate": False, "truncation_direction": "left"}, "error"),
+        ({"truncate": True}, "truncate"),
+        ({"truncate": True, "truncation_direction": "Right"}, "truncate"),
+        ({"truncate": True, "truncation_direction": "left"}, "truncate_left"),
+    ],
+)
+def test_what_is_too_long_is_refused_unless_it_may_be_cut(
+    make: Make, fields: dict[str, Any], overflow: str
+) -> None:
+    server = make()
+    assert server.post("/embed", {"inputs": "abc", **fields}).status_code == 200
+    assert next(server.calls).overflow == overflow
+    assert server.post("/rerank", {"query": "q", "texts": ["1"], **fields}).status_code == 200
+    assert next(server.calls).overflow == overflow
+    long = server.post("/embed", {"inputs": ["a", "x" * 41], **fields})
+    assert (long.status_code == 413) == (overflow == "error")
+    if long.status_code == 413:
+        assert refusal(long)[1:] == ("Validation", "inputs[1]: 41, the limit is 40")
+
+
+def test_a_prompt_says_whether_inputs_are_queries(make: Make) -> None:
+    server = make()
+    for name, is_query in (("query", 1), ("document", 0), ("passage", 0), (None, 0)):
+        found = server.post("/embed", {"inputs": "a", "prompt_name": name, "normalize": False})
+        assert found.json == [[1, 1, is_query]]
+    status, kind, text = refusal(server.post("/embed", {"inputs": "a", "prompt_name": "sts"}))
+    assert (status, kind) == (422, "Validation") and "'sts' is not one of query" in text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"inputs": []},
+        {"inputs": [1, "a"]},
+        {"inputs": [[]]},
+        {"inputs": [-1]},
+        {"inputs": {"text": "a"}},
+        {"inputs": "a", "truncate": "yes"},
+        {"inputs": "a", "truncation_direction": "up"},
+        b"{",
+        b"",
+        b'{"inputs": "a", "inputs": "b"}',
+    ],
+)
+def test_wrong_requests_are_refused_in_the_form_of_tei(make: Make, body: Any) -> None:
+    status, kind, text = refusal(make().post("/embed", body))
+    assert (status, kind) == (422, "Validation") and text
+
+
+def test_rerank_orders_texts(make: Make) -> None:
+    server = make()
+    texts = ["a 1", "b 3", "c 2", "d 3"]
+    found = server.post("/rerank", {"query": "q", "texts": texts})
+    assert found.json == [
+        {"index": index, "score": score} for index, score in ((1, 3), (3, 3), (2, 2), (0, 1))
+    ]
+    found = server.post("/rerank", {"query": "q", "texts": texts[:2], "return_text": True})
+    assert found.json == [{"index": 1, "text": "b 3", "score": 3}, {"index": 0, "text": "a 1", "score": 1}]
+    for wrong in ({"query": "q", "texts": []}, {"query": "q"}, {"query": 1, "texts": ["1"]}):
+        assert refusal(server.post("/rerank", wrong))[:2] == (422, "Validation")
+
+
+def test_the_only_model_that_can_answer_does(make: Make) -> None:
+    server = make(served=(DENSE,))
+    assert server.post("/embed", {"inputs": "a", "model": "ignored"}).status_code == 200
+    status, kind, text = refusal(server.post("/rerank", {"query": "q", "texts": ["1"]}))
+    assert (status, kind) == (424, "Backend") and "no served model gives score" in text
+    assert server.client.simulate_get("/info").json["model_id"] == DENSE
+
+
+def test_several_models_need_a_choice(make: Make) -> None:
+    status, kind, text = refusal(make("org/other").post("/embed", {"inputs": "a"}))
+    assert (status, kind) == (424, "Backend")
+    assert f"several give dense: {DENSE}, org/other; server.default_models chooses one" in text
+    server = make("org/other", server__default_models=f"{SCORE},org/other")
+    assert server.post("/embed", {"inputs": "a"}).status_code == 200
+    assert server.engine.works[-1].model == "org/other"
+    assert server.post("/rerank", {"query": "q", "texts": ["1"]}).status_code == 200
+    info = server.client.simulate_get("/info").json
+    assert (info["model_id"], info["model_type"]) == (SCORE, {"reranker": {}})
+    assert info["max_input_length"] == 40 and info["max_client_batch_size"] == 10000
+
+
+def test_a_route_of_several_servers_needs_a_choice_too(make: Make) -> None:
+    server = make(server__compatible="")
+    found = server.post("/rerank", {"query": "q", "texts": ["1"]})
+    assert found.status_code == 501
+    assert "set server.compatible to tei:/rerank or vllm:/rerank" in found.json["detail"]["message"]
+    assert server.post("/embed", {"inputs": "a"}).status_code == 200
+    assert make(server__compatible="tei:/rerank").post("/rerank", {"query": "q", "texts": ["1"]}).json == [
+        {"index": 0, "score": 1}
+    ]
