@@ -71,4 +71,5 @@ class EmbedResource(InferenceResource[EmbedRequest, OutputPlan]):
 def normalized(rows: np.ndarray) -> np.ndarray:
     """float32 rows of length 1; a row of zeros stays."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)
+    found: np.ndarray = np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)
+    return found
