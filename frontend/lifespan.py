@@ -5,7 +5,8 @@
 2. Twice a second the watch writes readiness, joined workers and memory into metrics and to systemd. A frontend without
    a supervisor ends after `SUPERVISOR_GRACE_S`, so that the server ends as a unit. The first ready frontend prints the
    start-up block.
-3. End: say goodbye to the workers, give the slot back.
+3. Every ten seconds one frontend adds a point to the history of the last hour (`frontend.status.history`).
+4. End: say goodbye to the workers, give the slot back.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from frontend import assembly
 from frontend.protocols.registry import grpc_services
 from frontend.server.state import ServerLimits
 from frontend.services import Services
+from frontend.status.history import Keeper
 from ipc import logs, version
 from ipc.metrics import registry as metrics
 from ipc.processes import starting as processes
@@ -112,7 +114,8 @@ class Lifespan:
         self._services = services
         self._lock: SlotLock | None = None
         self._leave: Callable[[], Awaitable[None]] | None = None
-        self._watcher: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._keeper: Keeper | None = None
         self._metrics: metrics.FrontendMetrics | None = None
         self._grpc: GrpcServer | None = None
 
@@ -135,7 +138,8 @@ class Lifespan:
         await services.extensions.control.begin()
         self._grpc = await _start_grpc(services)
         watch = Watch(services, self._metrics)
-        self._watcher = asyncio.get_running_loop().create_task(watch.run())
+        self._keeper = Keeper(settings.paths, services.directory.workers)
+        self._tasks = [asyncio.get_running_loop().create_task(run()) for run in (watch.run, self._keeper.run)]
         # PERF: modules and the application are never garbage, and nearly all objects of a request end without the
         # collector. So the collector looks at new objects only, and seldom.
         gc.freeze()
@@ -147,8 +151,10 @@ class Lifespan:
         if self._grpc is not None:
             await self._grpc.stop()
         await self._services.background.end(self._answers_until_s())
-        if self._watcher is not None:
-            self._watcher.cancel()
+        for task in self._tasks:
+            task.cancel()
+        if self._keeper is not None:
+            self._keeper.close()
         if self._leave is not None:
             await self._leave()
         await asyncio.to_thread(self._services.finisher.close)

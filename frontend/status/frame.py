@@ -1,6 +1,6 @@
 """One frame of the status stream: the fields of the SIE contract in both spellings, and further fields for the page.
 
-1. `TrafficReader` reads the files of all frontends: counters, histograms, recent requests, errors, latencies.
+1. `frontend.status.traffic` has read the files of all frontends.
 2. `build` makes the frame, in any thread.
 3. Devices: every worker, with the memory and the batches of its last statistics.
 4. Models: every entry of the catalog, with the states that workers announced.
@@ -11,78 +11,26 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+import msgspec
 
 from frontend.engine.interface import STATE_ORDER, WorkerView
 from frontend.services import Services
 from frontend.status.health import health_fields, problems
-from frontend.status.recent import Recent, RecentReader
+from frontend.status.recent import Recent
+from frontend.status.traffic import Traffic, counted
 from ipc.catalog.entries import Catalog, HubSource, ModelEntry
 from ipc.machine import CPU, gpu_type
-from ipc.metrics.files import MetricFiles, Totals
+from ipc.metrics.files import Totals
 from ipc.processes.liveness import age_ns
-from ipc.processes.paths import RunPaths
 from ipc.version import VERSION
 from ipc.wire.messages import ModelStatus
 from ipc.wire.stats import BatchRecord, GenerationStats, QueueState, Stats
 
 PHASES = ("tokenize", "queue", "device", "copy", "encode")
-SHOWN_REQUESTS = 24
-SHOWN_ERRORS = 20
-MEASURED_REQUESTS = 1024
-MEASURED_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """One reading. `latencies` has percentiles by model, and of all models under the empty name."""
-
-    totals: Totals
-    requests: list[Recent]
-    errors: list[Recent]
-    latencies: dict[str, dict[str, Any]]
-
-
-class TrafficReader:
-    """Reads the files of the run directory; keeps the last requests that it saw. One thread at a time."""
-
-    def __init__(self, paths: RunPaths) -> None:
-        self._metrics, self._recent = MetricFiles(paths), RecentReader(paths)
-        self._requests: deque[Recent] = deque(maxlen=MEASURED_REQUESTS)
-        self._errors: deque[Recent] = deque(maxlen=SHOWN_ERRORS)
-
-    def read(self) -> Traffic:
-        """Present state, newest requests first. Blocks on files."""
-        fresh = self._recent.read()
-        self._requests.extend(fresh)
-        self._errors.extend(record for record in fresh if record.failed)
-        newest = [self._requests[-1 - n] for n in range(min(SHOWN_REQUESTS, len(self._requests)))]
-        return Traffic(
-            self._metrics.read(), newest, list(reversed(self._errors)), latencies(self._requests, time.time())
-        )
-
-
-def latencies(records: Iterable[Recent], now: float) -> dict[str, dict[str, Any]]:
-    """Median and 99th percentile of the answers of the last `MEASURED_S` seconds, by model and over all ("")."""
-    totals: dict[str, list[float]] = {"": []}
-    for record in records:
-        if record.status < 400 and now - record.at <= MEASURED_S:
-            total = record.phases.get("total", 0.0)
-            totals[""].append(total)
-            totals.setdefault(record.model, []).append(total)
-    return {model: _percentiles(values) for model, values in totals.items()}
-
-
-def _percentiles(values: list[float]) -> dict[str, Any]:
-    if not values:
-        return {"p50_ms": None, "p99_ms": None, "requests": 0}
-    p50, p99 = np.percentile(values, (50, 99)).tolist()
-    return {"p50_ms": round(p50, 2), "p99_ms": round(p99, 2), "requests": len(values)}
 
 
 def request_fields(record: Recent) -> dict[str, Any]:
@@ -381,6 +329,7 @@ def build(services: Services, view: View, seen: Traffic) -> dict[str, Any]:
         "saturated": _saturated(view.workers),
         "not_ready_because": "" if view.ready else view.why,
         "devices": [device_fields(worker, restarts, budget) for worker in view.workers],
+        "totals": msgspec.structs.asdict(counted(seen.totals)),
         "latency": seen.latencies[""],
         "faults": fault_fields(seen.totals),
         "recent_requests": [request_fields(record) for record in seen.requests],

@@ -21,13 +21,17 @@ from typing import Any
 
 import falcon
 import falcon.asgi
+import msgspec
 import orjson
 from falcon.asgi import Request, Response, WebSocket
 
 from frontend.access.keyless import same_origin
 from frontend.http.inline_page import InlinePage
 from frontend.services import Services
-from frontend.status.frame import TrafficReader, View, build
+from frontend.status.frame import View, build
+from frontend.status.history import EVERY_S as POINT_EVERY_S
+from frontend.status.history import HistoryFile, Point
+from frontend.status.traffic import TrafficReader
 from ipc.errors import Draining, Forbidden, NoReplica, PenstockError, QueueFull
 
 log = logging.getLogger(__name__)
@@ -47,6 +51,8 @@ class Feed:
         self._expected = services.settings.worker_count if supervised else 0
         self._viewers = 0
         self._frame, self._number = "", 0
+        self._history = HistoryFile(services.settings.paths)
+        self._points: list[Point] = []
         self._change = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -68,15 +74,21 @@ class Feed:
             self._viewers -= 1
 
     async def frames(self) -> AsyncIterator[str]:
-        """The newest frame, then each time the newest again; ends with the feed."""
-        seen = 0
+        """The newest frame, then each time the newest again; ends with the feed.
+
+        A frame brings the points of the history that the viewer has not seen: the first frame all of them.
+        """
+        seen, told_at = 0, 0.0
         while self._task is not None:
             change = self._change
             if self._number in (0, seen):
                 await change.wait()
                 continue
             seen = self._number
-            yield self._frame
+            fresh = [point for point in self._points if point.at > told_at]
+            if fresh:
+                told_at = fresh[-1].at
+            yield _with_history(self._frame, fresh)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -114,11 +126,20 @@ class Feed:
         self._wake()
 
     def _encode(self, view: View) -> str:
+        self._points = self._history.read().points
         return orjson.dumps(build(self._services, view, self._traffic.read())).decode()
 
     def _wake(self) -> None:
         self._change.set()
         self._change = asyncio.Event()
+
+
+def _with_history(frame: str, points: list[Point]) -> str:
+    """A frame, which is a JSON object, with a last field of these points."""
+    if not points:
+        return frame
+    history = msgspec.json.encode({"every_s": POINT_EVERY_S, "points": points}).decode()
+    return f'{frame[:-1]},"history":{history}}}'
 
 
 PROTOCOL = "penstock.status"

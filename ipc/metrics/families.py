@@ -198,6 +198,7 @@ WORKER = (
     histogram("batch_size", "penstock_batch_size", "Items per batch.", _LOADED, SIZE_BUCKETS),
     histogram("batch_tokens", "penstock_batch_tokens", "Tokens per batch.", _LOADED, TOKEN_BUCKETS),
     histogram("padding", "penstock_padding_ratio", "Share of padding per batch.", _LOADED, RATIO_BUCKETS),
+    counter("busy", "penstock_device_busy_seconds", "Time in which batches ran.", "worker"),
     counter("oom", "penstock_oom", "Batches that ran out of memory.", _LOADED),
     gauge("budget", "penstock_batch_budget_tokens", "Token budget of a batch.", _LOADED, LATEST),
     gauge("state", "penstock_model_state", "1 for the present state.", "model worker state", LATEST),

@@ -61,6 +61,8 @@ class Totals:
     """Which names of `by_model` are counters."""
     histograms: dict[str, dict[str, Histogram]] = field(default_factory=dict)
     """{name: {model: histogram}}; of families with phases the phase `total`."""
+    codes: dict[str, dict[str, float]] = field(default_factory=dict)
+    """{counter with a model and a code: {code: sum over all models}}"""
     others: dict[str, dict[Labels, float]] = field(default_factory=dict)
     """{counter or gauge without a model: {labels: value}}"""
 
@@ -190,6 +192,9 @@ def _totals(index: _Index, sums: np.ndarray) -> Totals:
                 totals.counters.add(name)
             family = totals.by_model.setdefault(name, {})
             family[model] = family.get(model, 0.0) + value
+            if (code := labels.get("code")) is not None:
+                codes = totals.codes.setdefault(name, {})
+                codes[code] = codes.get(code, 0.0) + value
     for (name, model), found in buckets.items():
         totals.histograms.setdefault(name, {})[model] = _histogram(index.bounds(name), found)
     return totals

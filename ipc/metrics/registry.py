@@ -192,6 +192,7 @@ class WorkerMetrics(_Families):
         w, self.device = self.worker, device
         self.model_budget.labels(w).set(0)
         self.shm_used.labels(w).set(0), self.shm_leases.labels(w).set(0)
+        self.busy.labels(w)
         for reason in REVOCATIONS:
             self.revoked.labels(w, reason)
         for name in GPU_GAUGES:

@@ -375,7 +375,7 @@ def test_counters_go_on_and_files_stay_bounded_over_restarts(tmp_path: Path) -> 
         wait_until(lambda: server.get("/readyz").status == 200, 20, "readiness")
         encode_and_count(server, 2)
         names = {path.stem.rpartition("_")[2] for path in (server.run_dir / "metrics").iterdir()}
-        assert names <= {"frontend-0", "frontend-1", "worker-0", "supervisor"}
+        assert names <= {"frontend-0", "frontend-1", "worker-0", "supervisor", "history"}
 
 
 def encode_and_count(server: Server, count: int) -> None:

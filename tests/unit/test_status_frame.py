@@ -11,8 +11,9 @@ import pytest
 from frontend.access.gate import Gate
 from frontend.engine.interface import WorkerView
 from frontend.services import Services
-from frontend.status.frame import Traffic, TrafficReader, View, build, fill, latencies, threshold_pct
+from frontend.status.frame import View, build, fill, threshold_pct
 from frontend.status.recent import Recent, RecentWriter, ring_path
+from frontend.status.traffic import Traffic, TrafficReader, latencies
 from ipc.catalog.entries import load_catalog
 from ipc.metrics.files import Totals
 from ipc.processes.paths import RunPaths, prepare_run_dir
@@ -55,7 +56,7 @@ def worker(slot: int, told: Stats | None, *models: ModelStatus) -> WorkerView:
 def frame_of(*workers: WorkerView, ready: bool = True, why: str = "ok", **flags: str) -> dict[str, Any]:
     catalog = load_catalog([str(FAKE_CATALOG)], MODELS)
     services = Services(load(None, flags), catalog, Gate())
-    seen = Traffic(Totals(), [], [], latencies([], time.time()))
+    seen = Traffic(Totals(), [], [], latencies([], time.time(), 30.0))
     return build(services, View(workers, ready, why, int(flags.get("worker.count", "0"))), seen)
 
 

@@ -40,7 +40,7 @@ class Reporter:
         self._pipeline, self._models, self._metrics, self._device = pipeline, models, metrics, device
         self.monitor = Monitor(device)
         self._next = self._next_device = 0.0
-        self._reclaimed = 0
+        self._reclaimed, self._busy_s = 0, 0.0
         self._copied = copies.Reported()
         self._shown: set[str] = set()
         """Models whose gauges tell of work."""
@@ -63,6 +63,9 @@ class Reporter:
         self._sequences()
         self._generations.report(generations(self._models))
         self._copied.report(self._metrics.copied, self._metrics.worker)
+        busy_s = self._pipeline.executor.batches.busy_s
+        self._metrics.busy.labels(self._metrics.worker).inc(busy_s - self._busy_s)
+        self._busy_s = busy_s
         worker, leases = self._metrics.worker, self._pipeline.leases
         self._metrics.shm_used.labels(worker).set(leases.used_nbytes)
         self._metrics.shm_total.labels(worker).set(leases.capacity_nbytes)

@@ -1,0 +1,151 @@
+"""The last hour of the whole server: one point every ten seconds, kept by one frontend for all, in one small file.
+
+1. Every frontend runs a `Keeper`. The keeper that gets the lock of the history writes, and the kernel drops the lock
+   when its holder dies: the next keeper goes on.
+2. The writer reads the counters of all processes, makes a point from their difference to the counters before, and
+   replaces the file. A file holds `KEPT` points, whatever the load.
+3. Readers take the file as it is. A viewer gets all points with its first frame, and each new point later.
+
+The run directory and its metric files begin anew with a server, and so does the history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from frontend.engine.interface import WorkerView
+from frontend.status.health import trouble
+from frontend.status.recent import Recent, RecentReader
+from frontend.status.traffic import Counted, counted, latencies
+from ipc.errors import PenstockError
+from ipc.metrics.files import MetricFiles
+from ipc.processes.liveness import SlotLock, SlotTaken
+from ipc.processes.paths import RunPaths
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 10.0
+KEPT = 360
+LONGEST_STEP_S = 60.0
+"""Counters that are older than this make no point: their mean would hide when the requests came."""
+LOCK = "history"
+
+
+class Point(msgspec.Struct, array_like=True, frozen=True):
+    """Rates per second of the time before `at` (Unix seconds), percentiles of its answers, and what was there then.
+
+    `busy` is the share of the time of all devices in which batches ran; `down` counts workers that did not serve.
+    """
+
+    at: float
+    requests: float
+    errors: float
+    tokens: float
+    p50_ms: float | None
+    p99_ms: float | None
+    in_flight: float
+    waiting: float
+    busy: float
+    down: int
+
+
+class History(msgspec.Struct, frozen=True):
+    """Points, oldest first, and the counters of the last look."""
+
+    points: list[Point] = msgspec.field(default_factory=list)
+    at: float = 0.0
+    counted: Counted = Counted()
+
+
+def extended(
+    history: History, now: float, present: Counted, fresh: Sequence[Recent], workers: Sequence[WorkerView]
+) -> History:
+    """The history with one more point. The first look only notes the counters."""
+    step_s, before = now - history.at, history.counted
+    if not 0 < step_s <= LONGEST_STEP_S:
+        return History(history.points, now, present)
+    answers = latencies(fresh, now, step_s)[""]
+
+    def rate(name: str) -> float:
+        risen: float = getattr(present, name) - getattr(before, name)
+        return round(max(0.0, risen) / step_s, 4)
+
+    point = Point(
+        round(now, 3),
+        rate("requests"),
+        rate("errors"),
+        rate("tokens"),
+        answers["p50_ms"],
+        answers["p99_ms"],
+        present.in_flight,
+        present.waiting,
+        min(1.0, round(rate("busy_s") / max(1, len(workers)), 4)),
+        sum(1 for worker in workers if trouble(worker)),
+    )
+    return History([*history.points, point][-KEPT:], now, present)
+
+
+class HistoryFile:
+    """The file of the history, beside the metric files. A reader meets the old file or the new one, never a mixture."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._path = paths.metrics() / "history.json"
+        self._decoder = msgspec.json.Decoder(History)
+        self._known, self._changed_ns = History(), 0
+
+    def read(self) -> History:
+        """The present history, an empty one without a file that can be read. Raises `OSError`."""
+        try:
+            changed_ns = self._path.stat().st_mtime_ns
+            if changed_ns != self._changed_ns:
+                self._known, self._changed_ns = self._decoder.decode(self._path.read_bytes()), changed_ns
+        except (FileNotFoundError, msgspec.DecodeError):
+            self._known, self._changed_ns = History(), 0
+        return self._known
+
+    def write(self, history: History) -> None:
+        """Replace the file. One process writes at a time. Raises `OSError`."""
+        draft = self._path.with_suffix(".draft")
+        draft.write_bytes(msgspec.json.encode(history))
+        draft.replace(self._path)
+
+
+class Keeper:
+    """Keeps the history for as long as no other frontend does."""
+
+    def __init__(self, paths: RunPaths, workers: Callable[[], Sequence[WorkerView]]) -> None:
+        self._paths, self._workers = paths, workers
+        self._metrics, self._recent = MetricFiles(paths), RecentReader(paths)
+        self._file = HistoryFile(paths)
+        self._lock: SlotLock | None = None
+
+    async def run(self) -> None:
+        """Look every ten seconds, until cancelled. A full disk costs one point."""
+        while True:
+            await asyncio.sleep(EVERY_S - time.time() % EVERY_S)
+            try:
+                workers = self._workers()
+                await asyncio.to_thread(self.look, time.time(), workers)
+            except (OSError, PenstockError) as error:
+                log.error("the history has no point of this moment: %s", error)
+
+    def look(self, now: float, workers: Sequence[WorkerView]) -> None:
+        """Add a point if this frontend keeps the history. Blocks on files."""
+        if self._lock is None:
+            try:
+                self._lock = SlotLock(self._paths.lock(LOCK))
+            except SlotTaken:
+                return
+        fresh, present = self._recent.read(), counted(self._metrics.read())
+        self._file.write(extended(self._file.read(), now, present, fresh, workers))
+
+    def close(self) -> None:
+        """Let another frontend keep the history."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
