@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from frontend.engine.answer import CopyBudget
+from frontend.engine.caching import CachingEngine
 from frontend.engine.finishing import Finisher
 from frontend.engine.http_counting import HttpCounts
 from frontend.engine.local.client import Client
@@ -40,6 +41,8 @@ def assemble(services: Services, families: FrontendMetrics) -> Callable[[], Awai
     )
     engine = LocalEngine(settings, services.catalog, client, services.recorder, services.drain)
     services.engine, services.directory = engine, engine.directory
+    if settings.cache.embeddings_bytes:
+        services.engine = CachingEngine(engine, engine.directory, settings, services.recorder)
     services.finisher = Finisher.opened(settings, name, services.recorder)
     if settings.server.metrics:
         services.finisher.http = HttpCounts(families, services.catalog, settings.log)
@@ -49,7 +52,7 @@ def assemble(services: Services, families: FrontendMetrics) -> Callable[[], Awai
     services.bodies = BodyReader(settings.limits)
     inputs = InputMemory(client.inputs, services.bodies, settings)
     services.inference = TensorInference(
-        engine, services.models, inputs, services.extensions.regions, settings
+        services.engine, services.models, inputs, services.extensions.regions, settings
     )
     client.start()
     services.started = True

@@ -190,6 +190,13 @@ class SharedMemory(Section, frozen=True):
     map_inputs: bool = False
 
 
+class Cache(Section, frozen=True):
+    """Embeddings that are kept: `embeddings_bytes` in each frontend, 0 = none; `shared`: across API keys."""
+
+    embeddings_bytes: Count = 0
+    shared: bool = False
+
+
 class Limits(Section, frozen=True):
     """Limits of a request: sizes, numbers, times."""
 
@@ -327,6 +334,7 @@ class Settings(Section, frozen=True):
     queue: Queue = Queue()
     arena: Arena = Arena()
     shared_memory: SharedMemory = SharedMemory()
+    cache: Cache = Cache()
     limits: Limits = Limits()
     catalog: Catalog = Catalog()
     repository: Repository = Repository()

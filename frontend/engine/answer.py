@@ -11,8 +11,8 @@ answer (`hand_over`), checks after each copy, and ends the lease itself.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Collection, Sequence
+from itertools import accumulate, pairwise
 from typing import Protocol, Self
 
 import msgspec
@@ -82,6 +82,11 @@ class Answer:
         return self._result.trace
 
     @property
+    def identity(self) -> str:
+        """Stands for all that decides the numbers of the model that computed; empty where nobody can tell."""
+        return self._result.identity
+
+    @property
     def infos(self) -> list[TensorInfo]:
         """The outputs of an infer call, in the order they were asked for."""
         return self._result.infos
@@ -129,6 +134,38 @@ class Answer:
         self._copies = copies
         rows = {name: [counts[at] for at in firsts] for name, counts in self._result.rows.items()}
         self._result = msgspec.structs.replace(self._result, rows=rows)
+
+    @property
+    def ragged(self) -> dict[str, list[int]]:
+        """Rows per item of each tensor that has more or fewer than one."""
+        return self._result.rows
+
+    def copies(self) -> list[dict[str, np.ndarray]]:
+        """For each item private copies of its rows, [rows, ...] by name. Any thread may call this.
+
+        Raises `LeaseRevoked` if the worker has taken the memory back.
+        """
+        found: list[dict[str, np.ndarray]] = [{} for _ in self.tokens]
+        for name, values in self.tensors().items():
+            starts = [0, *accumulate(self.ragged.get(name) or [1] * len(found))]
+            for own, (start, stop) in zip(found, pairwise(starts), strict=True):
+                own[name] = values[start:stop].copy()
+        self.check()
+        return found
+
+    @classmethod
+    def joined(
+        cls,
+        items: Sequence[dict[str, np.ndarray]],
+        ragged: Collection[str],
+        tokens: list[int],
+        truncated: list[int],
+    ) -> Self:
+        """An answer without a worker: rows of each item as `copies` gives them, one row each but in `ragged`."""
+        rows = {name: [len(own[name]) for own in items] for name in ragged}
+        made = cls(Result(0, None, [], tokens, truncated, [], Timing(), rows=rows), EMPTY)
+        made._copies = {name: np.concatenate([own[name] for own in items]) for name in items[0]}
+        return made
 
     def check(self) -> None:
         """Raise `LeaseRevoked` when the memory was taken back; call it after every copy."""

@@ -141,6 +141,10 @@ class Directory(ABC):
         """Whether some worker has the model, with files of that revision (empty: any)."""
 
     @abstractmethod
+    def identity(self, model: str) -> str:
+        """Stands for all that decides the numbers of a loaded model; empty while its workers differ, or without any."""
+
+    @abstractmethod
     def why_unavailable(self, model: str) -> PenstockError:
         """Why no worker can run a model now, with a Retry-After where that helps."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from frontend.engine.scope import RequestScope
 from ipc.settings import Limits, Settings
-from ipc.wire.messages import Call, ExtractCall, GenerateCall, ModelStatus, ScoreCall, Work
+from ipc.wire.messages import Call, EncodeCall, ExtractCall, GenerateCall, ModelStatus, ScoreCall, Work
 from ipc.wire.streams import WINDOW
 
 
@@ -28,12 +30,26 @@ def plan(
         cost,
         scope.request_id,
         scope.traceparent,
-        lane or ("bulk" if cost > settings.batch.bulk_tokens else "interactive"),
+        lane or lane_of(cost, settings),
         scope.grant.caller,
         scope.grant.share,
         WINDOW if streams else 0,
         scope.start_by_ns,
     )
+
+
+def lane_of(cost: int, settings: Settings) -> str:
+    """Large requests wait behind small ones."""
+    return "bulk" if cost > settings.batch.bulk_tokens else "interactive"
+
+
+def part_of(work: Work, places: Sequence[int], settings: Settings) -> Work:
+    """The work of some items of an encode call; each has a share of the estimated cost by its characters."""
+    assert isinstance(work.call, EncodeCall)
+    sizes = [characters // 4 + 2 for characters in characters_of(work.call)]
+    cost = max(1, work.cost * sum([sizes[at] for at in places]) // sum(sizes))
+    call = msgspec.structs.replace(work.call, items=[work.call.items[at] for at in places])
+    return msgspec.structs.replace(work, call=call, cost=cost, lane=lane_of(cost, settings))
 
 
 def characters_of(call: Call) -> list[int]:

@@ -69,6 +69,15 @@ class TextMeter(NamedTuple):
     """By the reason of the end of a choice."""
 
 
+class CacheMeter(NamedTuple):
+    """Counts look-ups of one model in the cache of embeddings, and what the cache holds."""
+
+    hits: Amount
+    misses: Amount
+    evictions: Amount
+    nbytes: Amount
+
+
 class Recorder:
     """Writes one request into all families it belongs to, soon after (`ipc.metrics.tally`)."""
 
@@ -173,6 +182,13 @@ class Recorder:
     def text(self, model: str, key: str, route: str) -> TextMeter:
         """Where the tokens of a request are counted: for the name of its API key and its route, if it has them."""
         return self._meters(self.model_label(model), key or NO_KEY, route or UNMATCHED)
+
+    def cache(self, model: str) -> CacheMeter:
+        """Where look-ups of a model in the cache of embeddings are counted."""
+        label = self.model_label(model)
+        return CacheMeter(
+            *(self._amounts(f"kept_{name}", label) for name in ("hits", "misses", "evictions", "bytes"))
+        )
 
     def flush(self) -> None:
         """Write the counts now, for a reader of the metric files."""

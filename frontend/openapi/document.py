@@ -51,6 +51,10 @@ HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     "X-Queue-Time": ("Milliseconds in the queue.", {"type": "number"}),
     "X-Tokenization-Time": ("Milliseconds of preparing.", {"type": "number"}),
     "X-Inference-Time": ("Milliseconds on the device.", {"type": "number"}),
+    "X-Penstock-Cache-Hits": (
+        "Items found in the cache of embeddings; absent where nothing was looked up.",
+        {"type": "integer", "minimum": 0},
+    ),
     "X-Postprocessing-Time": (
         "Milliseconds after the device; absent when there were none.",
         {"type": "number"},
@@ -58,7 +62,7 @@ HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 COMMON_HEADERS = ("X-Request-ID", "X-Trace-ID", "X-SIE-Server-Version")
 TIME_HEADERS = ("X-Total-Time", "X-Queue-Time", "X-Tokenization-Time", "X-Inference-Time")
-SOMETIMES = frozenset({"X-Postprocessing-Time"})
+SOMETIMES = frozenset({"X-Postprocessing-Time", "X-Penstock-Cache-Hits"})
 WITH_RETRY = frozenset({429, 503, 504})
 
 

@@ -86,6 +86,11 @@ FRONTEND = (
         "Traced requests whose spans were exported, failed to be, or were dropped.",
         "outcome",
     ),
+    # Embeddings that frontends keep.
+    counter("kept_hits", "penstock_embedding_cache_hits", "Items found in the cache of embeddings.", "model"),
+    counter("kept_misses", "penstock_embedding_cache_misses", "Items looked up and not found.", "model"),
+    counter("kept_evictions", "penstock_embedding_cache_evictions", "Embeddings given up for room.", "model"),
+    gauge("kept_bytes", "penstock_embedding_cache_bytes", "Bytes of embeddings that are kept.", "model"),
     gauge("ready", "penstock_ready", "1 when this server accepts traffic.", "", HIGHEST),
     gauge("workers_joined", "penstock_worker_up", "1 when a worker answers.", "worker", HIGHEST),
     gauge("input_shm_used", "penstock_input_shm_bytes_used", "Input arena bytes in use.", "frontend", LATEST),

@@ -152,6 +152,8 @@ class FrontendMetrics(_Families):
             self.sie_duration.labels(model, "encode", phase)
         for family in (self.first_token, self.between_tokens, self.cached_tokens):
             family.labels(model)
+        for name in ("hits", "misses", "evictions", "bytes"):
+            getattr(self, f"kept_{name}").labels(model)
 
     def _touch_infer(self, model: str, version: int) -> None:
         """Series of tensor requests. Series of a batch size above 1 begin with the first request of that size."""

@@ -14,7 +14,7 @@ import msgspec
 from ipc.catalog.model_config import ModelConfig
 from ipc.wire.field_names import FieldNames
 
-VERSION = 11
+VERSION = 12
 LANES = ("interactive", "bulk")
 
 
@@ -352,6 +352,7 @@ class ModelStatus(Wire, frozen=True):
     `next`: of those that replace them once they are loaded; an error is theirs then, which keeps them from it.
     `uses`: names of options and fields that the loaded model reads; what else a request carries changes nothing.
     `max_sequences`: sequences that a loaded model generates together, 1 for a model that packed steps do not suit.
+    `identity`: stands for all that decides the numbers of a loaded model (`workers.lifecycle.fingerprint`).
     """
 
     name: str
@@ -373,6 +374,7 @@ class ModelStatus(Wire, frozen=True):
     next: str = ""
     uses: list[str] = []
     max_sequences: int = 0
+    identity: str = ""
 
 
 class Credits(Wire, frozen=True, tag="credits"):
@@ -483,7 +485,7 @@ class Result(Wire, frozen=True, tag="result"):
 
     `tensors` lie in `block`, or in the message's payload when `block` is None; `loose` ones, of unforeseen size, always
     in the payload. `rows`: rows per item, where they are not one. `infos`: outputs of an infer call, in the order
-    wanted.
+    wanted. `identity`: that of the model that computed.
     """
 
     id: int
@@ -497,6 +499,7 @@ class Result(Wire, frozen=True, tag="result"):
     rows: dict[str, list[int]] = {}
     trace: Trace | None = None
     infos: list[TensorInfo] = []
+    identity: str = ""
 
 
 class Failure(Wire, frozen=True, tag="failure"):

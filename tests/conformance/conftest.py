@@ -60,10 +60,11 @@ def unharmed(warm_server: tuple[Server, int, int]) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def sie(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with the models of `tests.conformance.models`."""
+    """A server with the models of `tests.conformance.models`, which keeps embeddings."""
     place = tmp_path_factory.mktemp("sie")
     names = write_catalog(place / "catalog")
-    with serving(place, names, catalog=place / "catalog") as server:
+    settings = {"cache.embeddings_bytes": 16 << 20}
+    with serving(place, names, settings, catalog=place / "catalog") as server:
         yield server
 
 

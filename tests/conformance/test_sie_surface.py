@@ -406,11 +406,11 @@ def test_metrics_count_every_request_and_no_invented_model(sie: Server) -> None:
         return [sum_of(scraped, name, **labels) for name, labels, _ in expected]
 
     before = counts()
-    for _ in range(3):
-        sie.encode("plain", ["a", "b"])
+    for turn in range(3):
+        sie.encode("plain", [f"counted {turn}", f"b {turn}"])
     sie.encode("plain/invented", ["a"])
     sie.encode("plain", [])
-    sie.post("/v1/embeddings", {"model": "plain", "input": "a"})
+    sie.post("/v1/embeddings", {"model": "plain", "input": "counted"})
     least = [old + count for old, (_, _, count) in zip(before, expected, strict=True)]
     # A worker counts its batch after it has told the results.
     wait_until(lambda: all(map(ge, counts(), least)), what="all counts")

@@ -74,6 +74,9 @@ class InProcessDirectory(Directory):
     def is_loaded(self, model: str, revision: str = "") -> bool:
         return model in self.loaded
 
+    def identity(self, model: str) -> str:
+        return self._statuses[model].identity if model in self.loaded else ""
+
     def why_unavailable(self, model: str) -> PenstockError:
         return ModelNotLoaded(f"Model '{model}' is not loaded", retry_after_s=1)
 

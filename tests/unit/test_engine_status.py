@@ -57,6 +57,19 @@ def test_a_model_whose_changed_files_are_refused_is_there_as_it_was() -> None:
     assert not found.directory.is_loaded("other")
 
 
+def test_a_model_has_an_identity_while_all_its_workers_have_the_same() -> None:
+    one, other = (ModelStatus("m", "loaded", identity=identity) for identity in ("one", "other"))
+    leaving = ModelStatus("m", "unloading", identity="other")
+    for workers, identity in (
+        ((one,), "one"),
+        ((one, one, leaving, AVAILABLE), "one"),
+        ((one, other), ""),
+        ((one, LOADED), ""),
+        ((leaving,), ""),
+    ):
+        assert engine(*workers).directory.identity("m") == identity
+
+
 @pytest.mark.parametrize(
     ("workers", "why"),
     [

@@ -115,6 +115,25 @@ def test_a_record_belongs_to_every_file_that_values_may_come_from_and_to_what_th
     assert path() == now
 
 
+def test_an_identity_changes_with_a_file_although_a_tool_keeps_its_size_and_time(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"one")
+    os.utime(weights, (1, 1))
+
+    def identity(entry: ModelEntry = ENTRY, adapter: type = WeighingAdapter) -> str:
+        return fingerprint.identity_of(entry, tmp_path, adapter, torch.float32, CPU)
+
+    first = identity()
+    assert identity() == first
+    assert len({first, identity(replace(ENTRY, loadtime={"a": 1})), identity(adapter=ModelEntry)}) == 3
+    other = tmp_path / "new"
+    other.write_bytes(b"two")
+    os.utime(other, (1, 1))
+    assert other.stat().st_mtime_ns == weights.stat().st_mtime_ns
+    other.replace(weights)
+    assert identity() != first
+
+
 def test_findings_may_be_more_or_fewer_while_the_values_of_tensors_may_not(tmp_path: Path) -> None:
     path = tmp_path / "f.json"
     found = {"encode.sparse.values": [2.0, 1.0], "extract.extraction": [0.9, 0.5], "score.score": [0.25]}

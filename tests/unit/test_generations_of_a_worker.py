@@ -241,7 +241,7 @@ class Adapter(SimpleNamespace):
     """What the strategy reads of an adapter."""
 
     def __init__(self, engine: Any) -> None:
-        super().__init__(engine=engine, config=None, gathering=None, batch_tokens=None)
+        super().__init__(engine=engine, config=None, gathering=None, batch_tokens=None, identity="")
 
     __hash__ = object.__hash__
 

@@ -179,6 +179,8 @@ class Adapter(ABC):
     """Most tokens of a batch of several requests; None where the device's memory alone decides."""
     streams: bool = False
     """Whether `stream` answers requests, in any number of parts, and not the operation's own method."""
+    identity: str = ""
+    """Stands for all that decides the model's numbers (`workers.lifecycle.fingerprint`); the loader sets it."""
     engine: Engine | None = None
     """The engine of a model that generates text. The payloads of its `Prepared` items are `GenerationRequest`s."""
 

@@ -5,6 +5,10 @@ is named by what the values depend on: all files of the model (name, size, time)
 tokenizer or heads; the catalog entry, precision, kind of device and the versions of the libraries. So changed files get
 a new fingerprint, and the same files that give other values are a fault: of the memory, the disk or the driver. A
 catalog entry may state the values itself.
+
+The identity of a loaded model (`identity_of`) stands for the same facts and is told to frontends, which keep vectors by
+the identity. A tool may keep the time of a file that it replaces, so an identity also has the file's number and the
+time of its last change of any kind, which no tool can set. The code beside the adapter belongs to an identity too.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import hashlib
 import logging
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -91,9 +96,30 @@ def _compare(expected: Sequence[float], found: Sequence[float], dtype: torch.dty
 def path_of(root: Path, entry: ModelEntry, directory: Path, dtype: torch.dtype, device: torch.device) -> Path:
     """The file of a model's fingerprint under `root`."""
     files = [_facts(path, directory) for path in _files(directory)]
+    return root / "fingerprints" / f"{_digest(files, entry, dtype, device)}.json"
+
+
+def identity_of(
+    entry: ModelEntry, directory: Path, adapter: type, dtype: torch.dtype, device: torch.device
+) -> str:
+    """Stands for all that decides the numbers of a model with these files and this class of adapter.
+
+    All workers of a host that load the same files to the same kind of device have the same identity.
+    """
+    # NOTE: the module of an adapter that is a file beside its catalog entry is not kept; `entry.code` has its content.
+    written = getattr(sys.modules.get(adapter.__module__), "__file__", None)
+    code = sorted(Path(written).parent.glob("*.py")) if written else []
+    return _digest([*map(_lasting_facts, (*_files(directory), *code))], entry, dtype, device)
+
+
+def _digest(files: list[Any], entry: ModelEntry, dtype: torch.dtype, device: torch.device) -> str:
     facts = (files, _relevant(entry), str(dtype), device.type, _versions())
-    digest = hashlib.blake2b(msgspec.json.encode(facts, order="deterministic"), digest_size=16).hexdigest()
-    return root / "fingerprints" / f"{digest}.json"
+    return hashlib.blake2b(msgspec.json.encode(facts, order="deterministic"), digest_size=16).hexdigest()
+
+
+def _lasting_facts(path: Path) -> tuple[str, int, int, int, int]:
+    found = path.stat()
+    return str(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
 def _files(directory: Path) -> list[Path]:

@@ -251,4 +251,5 @@ class Instance(LifeCycle):
             loras={key: lora.told for key, lora in list(self.loras.items()) if lora.told},
             revision=entry.code,
             max_sequences=adapter.engine.max_sequences if is_loaded and adapter and adapter.engine else 0,
+            identity=adapter.identity if is_loaded and adapter else "",
         )

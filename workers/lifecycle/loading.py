@@ -125,8 +125,16 @@ class Loader:
         with BUILDING:
             family = resolve(entry.adapter, files=context.trust_remote_code)
         _check_names(entry, family.spec.options)
+
+        def identity() -> str:
+            return fingerprint.identity_of(entry, directory, family, dtype, self._device.torch)
+
+        before = identity()
         with BUILDING if family.spec.builds_alone else nullcontext():
-            return family.load(context)
+            adapter = family.load(context)
+        # NOTE: files that changed while they were read may be half old and half new, so nothing is kept by them.
+        adapter.identity = before if identity() == before else ""
+        return adapter
 
 
 def _check_names(entry: ModelEntry, known: tuple[str, ...]) -> None:

@@ -299,6 +299,7 @@ class JobTable:
             outputs.rows_of(job),
             None if job.trace is None else job.trace.record(job.first_queued_ns),
             job.infos,
+            job.adapter.identity,
         )
         reply = partial(endpoint.reply, job.session, result, output.block, inline)
         if job.ordered:

@@ -129,6 +129,11 @@ class LocalDirectory(Directory):
         told = self._told(model)
         return any(each.state == "loaded" and revision in ("", each.revision) for each in told)
 
+    def identity(self, model: str) -> str:
+        """Stands for all that decides the numbers of a loaded model; see `Directory`."""
+        found = {each.identity for each in self._told(model) if each.state == "loaded"}
+        return found.pop() if len(found) == 1 else ""
+
     def why_unavailable(self, model: str) -> PenstockError:
         """Why no worker can run a model now."""
         return routing.explain(self._client.channels, model, on_demand=self._on_demand)

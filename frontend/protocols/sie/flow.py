@@ -96,6 +96,8 @@ def time_headers(resp: Response, scope: RequestScope) -> None:
     after = postprocessing_ms(phases)
     if after > 0:
         resp.set_header("X-Postprocessing-Time", f"{after:.2f}")
+    if scope.cache_hits is not None:
+        resp.set_header("X-Penstock-Cache-Hits", str(scope.cache_hits))
     phases["total"] = (time.perf_counter() - scope.started) * 1e3
     resp.set_header("X-Total-Time", f"{phases['total']:.2f}")
 

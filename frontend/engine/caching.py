@@ -1,0 +1,188 @@
+"""An engine that keeps the embeddings of single items, so that an item that comes again needs no worker.
+
+1. A key is a cryptographic digest of all that decides an item's result: API key, model, call, options and content.
+2. Items that are found are left out of the work that the engine behind this one runs. Without others nothing runs.
+3. What the model computes is kept with the identity that the model had while it computed. A look-up takes only what has
+   the identity of the model that is loaded now, so files that have changed never lead to old embeddings.
+4. A request with a LoRA adapter is not looked up: its files have no identity. Items with an error are not kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from frontend.engine.answer import Answer, AnswerStream
+from frontend.engine.bounded_cache import BoundedCache
+from frontend.engine.interface import Directory, Engine, Payload
+from frontend.engine.planning import part_of
+from frontend.engine.recording import CacheMeter, Recorder
+from frontend.engine.scope import RequestScope
+from frontend.generation.events import Generation
+from frontend.http.rendering import off_loop_if
+from ipc.errors import InferenceFailed, InvalidInput, ResourceExhausted
+from ipc.settings import Settings
+from ipc.wire.field_names import IN_PARAMS
+from ipc.wire.messages import EncodeCall, Work
+
+_RESOLVED = frozenset(
+    {
+        *("profile", "instruction", "is_query", "overflow_policy", "lora", "lora_id"),
+        *("output_types", "output_dtype", "dimensions", "muvera"),
+    }
+)
+"""Options that a worker does not read: other fields of a call hold their values, or they shape the answer here."""
+_OF_ITEMS = (InvalidInput, InferenceFailed, ResourceExhausted)
+"""Errors that name the place of an item. A request fails with the error of an item if it has no item without."""
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_UNSAYABLE = (OverflowError, RecursionError, TypeError, ValueError)
+
+
+class Row(NamedTuple):
+    """What one item gave: private rows by output, and the outputs that have more or fewer than one row per item."""
+
+    identity: str
+    arrays: dict[str, np.ndarray]
+    ragged: tuple[str, ...]
+    tokens: int
+    truncated: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays, and about what their objects take."""
+        return sum([values.nbytes + 128 for values in self.arrays.values()])
+
+
+def keys_of(owner: str, model: str, call: EncodeCall) -> list[bytes] | None:
+    """A digest for each item; None for values that no message can hold, which the engine will refuse."""
+    options = {name: value for name, value in call.options.items() if name not in _RESOLVED}
+    plain = msgspec.structs.replace(
+        call, items=[], outputs=sorted(call.outputs), options=options, names=IN_PARAMS
+    )
+    try:
+        base = hashlib.blake2b(_encoder.encode((owner, model, plain)), digest_size=32)
+        found = []
+        for item in call.items:
+            digest = base.copy()
+            digest.update(_encoder.encode(item))
+            found.append(digest.digest())
+    except _UNSAYABLE:
+        return None
+    return found
+
+
+def rows_of(answer: Answer) -> list[Row | None]:
+    """Private copies of what each item gave, None for an item with an error. Raises `LeaseRevoked`."""
+    failed, cut = {error.index for error in answer.errors}, set(answer.truncated)
+    ragged = tuple(answer.ragged)
+    return [
+        None if at in failed else Row(answer.identity, arrays, ragged, answer.tokens[at], at in cut)
+        for at, arrays in enumerate(answer.copies())
+    ]
+
+
+def joined(found: Sequence[Row | None]) -> Answer:
+    """The answer to a request whose items gave these rows."""
+    rows = [row for row in found if row is not None]
+    truncated = [at for at, row in enumerate(rows) if row.truncated]
+    arrays = [row.arrays for row in rows]
+    return Answer.joined(arrays, rows[0].ragged, [row.tokens for row in rows], truncated)
+
+
+class CachingEngine(Engine):
+    """Keeps embeddings in front of `engine`."""
+
+    def __init__(self, engine: Engine, directory: Directory, settings: Settings, recorder: Recorder) -> None:
+        self._engine, self._directory, self._settings, self._recorder = engine, directory, settings, recorder
+        self.kept: BoundedCache[Row] = BoundedCache(settings.cache.embeddings_bytes)
+
+    async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
+        """Run planned work; see `Engine.run`. An encode call is run for the items that are not kept."""
+        call, large = work.call, work.lane == "bulk"
+        if not isinstance(call, EncodeCall) or call.lora:
+            return await self._engine.run(scope, work, payload)
+        owner = "" if self._settings.cache.shared else scope.grant.caller
+        keys = await off_loop_if(large, keys_of, owner, work.model, call)
+        if keys is None:
+            return await self._engine.run(scope, work, payload)
+        meter, identity = self._recorder.cache(work.model), self._directory.identity(work.model)
+        found = [_of(identity, row) for row in map(self.kept.get, keys)]
+        missing = [at for at, row in enumerate(found) if row is None]
+        scope.cache_hits = len(found) - len(missing)
+        meter.hits.inc(scope.cache_hits)
+        meter.misses.inc(len(missing))
+        if scope.cache_hits:
+            rows = await self._completed(scope, work, keys, found, missing, meter) if missing else found
+            if rows is not None:
+                return await off_loop_if(large, joined, rows)
+            scope.cache_hits = 0
+        return await self._computed(scope, work, keys, meter)
+
+    async def _computed(
+        self, scope: RequestScope, work: Work, keys: Sequence[bytes], meter: CacheMeter
+    ) -> Answer:
+        """The answer of the engine to all items, which are kept."""
+        answer = await self._engine.run(scope, work)
+        try:
+            self._keep(keys, await off_loop_if(work.lane == "bulk", rows_of, answer), meter)
+        except BaseException:
+            answer.release()
+            raise
+        return answer
+
+    async def _completed(
+        self,
+        scope: RequestScope,
+        work: Work,
+        keys: Sequence[bytes],
+        found: Sequence[Row | None],
+        missing: Sequence[int],
+        meter: CacheMeter,
+    ) -> list[Row | None] | None:
+        """All rows, of which the engine computes the missing ones; None where only the whole request will do.
+
+        That is so when an item has an error, since a message names the place of its item, and when the model has
+        become another one meanwhile.
+        """
+        part = part_of(work, missing, self._settings)
+        try:
+            with await self._engine.run(scope, part) as answer:
+                if answer.errors:
+                    return None
+                fresh = await off_loop_if(part.lane == "bulk", rows_of, answer)
+        except _OF_ITEMS:
+            return None
+        self._keep([keys[at] for at in missing], fresh, meter)
+        rows = list(found)
+        for at, row in zip(missing, fresh, strict=True):
+            rows[at] = row
+        return rows if len({row.identity for row in rows if row is not None}) == 1 else None
+
+    def _keep(self, keys: Sequence[bytes], rows: Sequence[Row | None], meter: CacheMeter) -> None:
+        for key, row in zip(keys, rows, strict=True):
+            if row is not None and row.identity:
+                self.kept.put(key, row, row.nbytes, meter)
+
+    def stream(
+        self, scope: RequestScope, work: Work, payload: Payload = None
+    ) -> AbstractAsyncContextManager[AnswerStream]:
+        """Run planned work that is answered in parts; nothing is kept."""
+        return self._engine.stream(scope, work, payload)
+
+    def generate(self, scope: RequestScope, work: Work) -> AbstractAsyncContextManager[Generation]:
+        """Run planned work with a `GenerateCall`; nothing is kept."""
+        return self._engine.generate(scope, work)
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether traffic is accepted, and the reason."""
+        return self._engine.ready()
+
+
+def _of(identity: str, row: Row | None) -> Row | None:
+    """The row if the model of that identity gave it."""
+    return row if row is not None and identity and row.identity == identity else None

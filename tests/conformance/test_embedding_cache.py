@@ -1,0 +1,73 @@
+"""The cache of embeddings of a running server: what a second request costs, and that its answer is the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.conformance.rounding import reference
+from tests.conformance.wire import MSGPACK
+from tests.fakes.adapter import vector_of
+from tests.harness.server import Answer, Server, wait_until
+
+HITS, MISSES = "penstock_embedding_cache_hits_total", "penstock_embedding_cache_misses_total"
+BYTES = "penstock_embedding_cache_bytes"
+ALL = ["dense", "sparse", "multivector"]
+
+
+def hits(answer: Answer) -> int:
+    assert answer.status == 200, answer.body
+    return int(answer.headers["x-penstock-cache-hits"])
+
+
+def content(answer: Answer) -> tuple[Any, Any]:
+    """All of an answer but its times."""
+    found = (
+        MSGPACK.load(answer.body) if answer.headers["content-type"] == MSGPACK.media_type else answer.json()
+    )
+    return found["items"], found["usage"]
+
+
+def test_kept_items_are_answered_as_they_were_and_the_others_are_computed(sie: Server) -> None:
+    before = {name: sie.metric(name, model="org/many") for name in (HITS, MISSES, BYTES)}
+    texts = ["cached once", "", "cached for a longer while " * 9]
+    first = sie.encode("org/many", texts, output_types=ALL)
+    again = sie.encode("org/many", texts, output_types=ALL)
+    assert (hits(first), hits(again)) == (0, 3)
+    assert content(first) == content(again)
+    assert float(first.headers["x-inference-time"]) > 0
+    assert (again.headers["x-inference-time"], again.headers["x-queue-time"]) == ("0.00", "0.00")
+    more = sie.encode("org/many", [texts[2], "not cached", texts[0]], output_types=ALL)
+    assert hits(more) == 2
+    items, usage = content(first)
+    assert [content(more)[0][at] for at in (0, 2)] == [items[2], items[0]]
+    assert [content(more)[1]["tokens"][at] for at in (0, 2)] == [usage["tokens"][2], usage["tokens"][0]]
+    wait_until(lambda: sie.metric(HITS, model="org/many") - before[HITS] == 5, 20, "hits")
+    wait_until(lambda: sie.metric(MISSES, model="org/many") - before[MISSES] == 4, 20, "misses")
+    assert sie.metric(BYTES, model="org/many") - before[BYTES] > 4 * 4 * len(items[0]["dense"]["values"])
+
+
+def test_all_forms_and_dtypes_are_made_of_the_same_embedding(sie: Server) -> None:
+    text = "one embedding for all forms"
+    assert hits(sie.encode("org/many", [text])) == 0
+    small = sie.encode("org/many", [text], output_dtype="int8", options={"dimensions": 4})
+    packed = MSGPACK.post(sie, "/v1/encode/org/many", {"items": [{"text": text}]})
+    openai = sie.post("/v1/embeddings", {"model": "org/many", "input": text})
+    assert [hits(answer) for answer in (small, packed, openai)] == [1, 1, 1]
+    expected = vector_of(text, len(openai.json()["data"][0]["embedding"]))
+    assert np.array_equal(np.float32(openai.json()["data"][0]["embedding"]), expected)
+    assert openai.json()["usage"]["total_tokens"] == content(small)[1]["tokens"][0]
+    assert np.array_equal(content(packed)[0][0]["dense"]["values"], expected)
+    cut = expected[:4] / np.linalg.norm(expected[:4])
+    assert content(small)[0][0]["dense"]["values"] == reference(cut, "int8")[0]
+    assert hits(sie.encode("org/many", [text], is_query=True)) == 0
+
+
+def test_an_item_with_an_error_has_its_own_place_beside_kept_ones(sie: Server) -> None:
+    assert hits(sie.encode("org/many", ["beside an error"])) == 0
+    for _ in range(2):
+        answer = sie.encode("org/many", ["beside an error", "#nan here"], item_errors=True)
+        assert hits(answer) == 0
+        found = content(answer)[0]
+        assert "item 1" in found[1]["error"]["message"] and "dense" in found[0]
