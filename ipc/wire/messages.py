@@ -239,7 +239,22 @@ class GenerateCall(Wire, frozen=True, tag="generate"):
     counts_only: bool = False
 
 
-Call = EncodeCall | ScoreCall | ExtractCall | InferCall | GenerateCall
+class TokenizeCall(Wire, frozen=True, tag="tokenize"):
+    """The tokens of each item's text, or the text of each item's token ids.
+
+    With `special` texts get the special tokens of the model around them, and texts of ids show special tokens.
+    """
+
+    options: ClassVar[dict[str, Any]] = {}
+    overflow: ClassVar[str] = "error"
+    lora: ClassVar[str] = ""
+    instruction: ClassVar[str | None] = None
+    items: list[InputItem]
+    special: bool
+    names: FieldNames = FieldNames()
+
+
+Call = EncodeCall | ScoreCall | ExtractCall | InferCall | GenerateCall | TokenizeCall
 
 
 class Hello(Wire, frozen=True, tag="hello"):
@@ -353,6 +368,7 @@ class ModelStatus(Wire, frozen=True):
     `uses`: names of options and fields that the loaded model reads; what else a request carries changes nothing.
     `max_sequences`: sequences that a loaded model generates together, 1 for a model that packed steps do not suit.
     `identity`: stands for all that decides the numbers of a loaded model (`workers.lifecycle.fingerprint`).
+    `labels`: those of a loaded model with labels of its own, of a classifier in the order of its outputs.
     """
 
     name: str
@@ -375,6 +391,7 @@ class ModelStatus(Wire, frozen=True):
     uses: list[str] = []
     max_sequences: int = 0
     identity: str = ""
+    labels: list[str] = []
 
 
 class Credits(Wire, frozen=True, tag="credits"):

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from ipc.errors import InvalidInput
 from ipc.wire.messages import InputItem, ScoreCall
 from tests.tiny import vocabularies
 from tests.tiny.models import SIZES, build, save
@@ -79,6 +80,22 @@ def test_the_activation_is_a_sigmoid_unless_the_catalog_or_the_checkpoint_says_o
         assert np.allclose(scores(adapter, QUERY, DOCUMENTS), expected, atol=1e-5), option
     with pytest.raises(ValueError, match="softmax"):
         load(CrossEncoderAdapter, directory, activation="softmax")
+
+
+def test_a_call_names_the_function_of_its_scores(place: Path) -> None:
+    adapter, logits = load(CrossEncoderAdapter, place / "rr_bert"), logits_of(place / "rr_bert")
+    groups = set()
+    for option, expected in ((None, sigmoid(logits)), ("identity", logits), ("sigmoid", sigmoid(logits))):
+        call = ScoreCall([], InputItem(QUERY), options={"activation": option})
+        adapter.refuse_unsupported(call)
+        batch = adapter.collate(prepared(adapter, QUERY, DOCUMENTS))
+        assert np.allclose(adapter.scored(batch, call).numpy(), expected, atol=1e-5), option
+        groups.add(adapter.group(call))
+    assert len(groups) == 3 and "activation" in adapter.uses
+    with pytest.raises(
+        InvalidInput, match=r"options\.activation: 'tanh' is not one of auto, sigmoid, identity"
+    ):
+        adapter.refuse_unsupported(ScoreCall([], InputItem(QUERY), options={"activation": "tanh"}))
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from workers.repository.entries import RepositoryEntry
 
 if TYPE_CHECKING:
     from workers.adapters.shared.named_tensors import NamedBatch
+    from workers.adapters.shared.token_reading import TokenReader
     from workers.generation.engine import Engine
 
 
@@ -181,6 +182,8 @@ class Adapter(ABC):
     """Whether `stream` answers requests, in any number of parts, and not the operation's own method."""
     identity: str = ""
     """Stands for all that decides the model's numbers (`workers.lifecycle.fingerprint`); the loader sets it."""
+    tokens: TokenReader | None = None
+    """The tokenizer for callers who ask for tokens, in families that read texts."""
     engine: Engine | None = None
     """The engine of a model that generates text. The payloads of its `Prepared` items are `GenerationRequest`s."""
 
@@ -216,6 +219,11 @@ class Adapter(ABC):
         Families of extract add "labels", "output_schema" and "instruction".
         """
         return frozenset()
+
+    @property
+    def own_labels(self) -> Sequence[str]:
+        """Labels of the model, of a classifier in the order of its outputs; empty where the caller brings labels."""
+        return ()
 
     @property
     def config(self) -> ModelConfig | None:
@@ -263,6 +271,10 @@ class Adapter(ABC):
     def score(self, batch: Any) -> torch.Tensor:
         """Run one batch of prepared pairs: fp32 [items].  Device thread only."""
         raise InvalidInput("this model does not support score")
+
+    def scored(self, batch: Any, call: Call) -> torch.Tensor:
+        """`score` with what a call says about the scores.  Device thread only."""
+        return self.score(batch)
 
     def extract(self, batch: Any) -> list[Extraction | ItemFailure]:
         """Run one batch: the findings of each item.  Device thread only."""

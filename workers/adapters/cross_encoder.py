@@ -24,6 +24,7 @@ from workers.adapters.shared.classification import SequenceClassifier, load_clas
 from workers.adapters.shared.heads import stored_activation
 from workers.adapters.shared.packing import PackedBatch
 from workers.adapters.shared.pairs import (
+    AUTO,
     PairTokenizer,
     ScoreAdapter,
     activation,
@@ -31,6 +32,7 @@ from workers.adapters.shared.pairs import (
     query_of,
     texts_of,
 )
+from workers.adapters.shared.token_reading import TokenReader
 
 log = logging.getLogger(__name__)
 
@@ -62,13 +64,13 @@ class CrossEncoderAdapter(ScoreAdapter):
         labels = len(classifier.labels)
         if labels != 1:
             raise ValueError(f"a cross-encoder that scores has one label, this model has {labels}")
-        chosen = str(context.options.get("activation", "auto"))
+        chosen = str(context.options.get("activation", AUTO))
         function = (
-            _stored_activation(context.directory, classifier.config)
-            if chosen == "auto"
-            else activation(chosen)
+            _stored_activation(context.directory, classifier.config) if chosen == AUTO else activation(chosen)
         )
-        return cls(classifier, PairTokenizer(tokenizer, limit, "longest_first"), function)
+        adapter = cls(classifier, PairTokenizer(tokenizer, limit, "longest_first"), function)
+        adapter.tokens = TokenReader(tokenizer)
+        return adapter
 
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Tokenize the query once and join it with each document; an instruction goes before the query."""
@@ -92,9 +94,9 @@ class CrossEncoderAdapter(ScoreAdapter):
         ]
 
     @torch.inference_mode()
-    def score(self, batch: PackedBatch) -> torch.Tensor:
-        """fp32 [pairs] on the device."""
-        return self.scores(self._model.logits(batch)[:, 0])
+    def logits(self, batch: PackedBatch) -> torch.Tensor:
+        """The one logit of each pair."""
+        return self._model.logits(batch)[:, 0].float()
 
 
 def _stored_activation(directory: Path, config: Any) -> nn.Module:

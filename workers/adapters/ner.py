@@ -30,6 +30,7 @@ from workers.adapters.shared.classification import (
 from workers.adapters.shared.extracting import NOT_FINITE, OffsetTokenizer, Window, text_of
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import PackedBatch
+from workers.adapters.shared.token_reading import TokenReader
 
 STRATEGIES = ("simple", "none", "first", "average", "max")
 OUTSIDE = "O"
@@ -85,7 +86,9 @@ class NerAdapter(ClassifierAdapter[TokenClassifier]):
     def load(cls, context: LoadContext) -> NerAdapter:
         """Load tokenizer and weights; progress phases are "tokenizer" and "weights"."""
         classifier, tokenizer, limit = load_classifier(context, TokenClassifier)
-        return cls(classifier, OffsetTokenizer(tokenizer, limit), limit)
+        adapter = cls(classifier, OffsetTokenizer(tokenizer, limit), limit)
+        adapter.tokens = TokenReader(tokenizer)
+        return adapter
 
     @property
     def own_labels(self) -> Sequence[str]:

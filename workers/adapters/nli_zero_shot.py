@@ -27,6 +27,7 @@ from workers.adapters.shared.classification import (
 from workers.adapters.shared.extracting import NOT_FINITE, ranked, text_of
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.pairs import PairTokenizer
+from workers.adapters.shared.token_reading import TokenReader
 
 TEMPLATE = "This example is {}."
 _LONGEST_TEMPLATE = 500
@@ -72,7 +73,9 @@ class NliZeroShotAdapter(ClassifierAdapter[SequenceClassifier]):
         classifier, tokenizer, limit = load_classifier(context, SequenceClassifier)
         if len(classifier.labels) < 2:
             raise ValueError("a zero-shot model needs at least two labels, entailment and another")
-        return cls(classifier, PairTokenizer(tokenizer, limit, "only_first"))
+        adapter = cls(classifier, PairTokenizer(tokenizer, limit, "only_first"))
+        adapter.tokens = TokenReader(tokenizer)
+        return adapter
 
     def wanted_of(self, call: ExtractCall) -> _Wanted:
         """Options and labels of a call. Raises `InvalidInput` for a template without exactly one {}."""

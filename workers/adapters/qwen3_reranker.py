@@ -37,6 +37,7 @@ from workers.adapters.shared.pairs import (
     query_of,
     texts_of,
 )
+from workers.adapters.shared.token_reading import TokenReader
 from workers.adapters.shared.tokenizing import as_ids
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -77,7 +78,7 @@ class Qwen3RerankerAdapter(ScoreAdapter):
         inputs=("text",),
         outputs=("score",),
     )
-    uses = frozenset(("default_instruction",))
+    uses = ScoreAdapter.uses | {"default_instruction"}
     _model: TextEncoder
 
     def __init__(
@@ -120,13 +121,15 @@ class Qwen3RerankerAdapter(ScoreAdapter):
         special_ids, pad_id = frozenset(tokenizer.all_special_ids), int(tokenizer.pad_token_id or 0)
         encoder = TextEncoder(backbone, special_ids=special_ids, pad_id=pad_id)
         limit = shortest(context.max_sequence_length, stored_limit(tokenizer), encoder.position_limit)
-        return cls(
+        adapter = cls(
             encoder,
             PairTokenizer(tokenizer, limit, "longest_first"),
             answers,
             _wording(options),
             activation(str(options.get("activation", "sigmoid"))),
         )
+        adapter.tokens = TokenReader(tokenizer)
+        return adapter
 
     @property
     def memory_bytes(self) -> int:
@@ -169,13 +172,13 @@ class Qwen3RerankerAdapter(ScoreAdapter):
         return query if len(half.ids) <= most else query[: half.offsets[most - 1][1]]
 
     @torch.inference_mode()
-    def score(self, batch: PackedBatch) -> torch.Tensor:
-        """fp32 [pairs] on the device."""
+    def logits(self, batch: PackedBatch) -> torch.Tensor:
+        """The positive word's logit above that of the negative word."""
         batch = batch.to(self._model.device)
         rows = self._model.token_rows(batch)
         last = rows.index_select(0, batch.layout.last.index_select(0, batch.restore))
         logits = self._answers(last.float())
-        return self.scores(logits[:, 0] - logits[:, 1])
+        return logits[:, 0] - logits[:, 1]
 
 
 def _rows_of(model: Any, tokenizer: Any, words: Sequence[str]) -> nn.Linear:

@@ -20,6 +20,7 @@ from workers.adapters.shared.classification import (
 )
 from workers.adapters.shared.extracting import NOT_FINITE, OffsetTokenizer, ranked, text_of
 from workers.adapters.shared.options import OptionReader
+from workers.adapters.shared.token_reading import TokenReader
 
 FUNCTIONS = ("auto", "sigmoid", "softmax", "none")
 
@@ -55,7 +56,9 @@ class TextClassificationAdapter(ClassifierAdapter[SequenceClassifier]):
     def load(cls, context: LoadContext) -> TextClassificationAdapter:
         """Load tokenizer and weights; progress phases are "tokenizer" and "weights"."""
         classifier, tokenizer, limit = load_classifier(context, SequenceClassifier)
-        return cls(classifier, OffsetTokenizer(tokenizer, limit), limit)
+        adapter = cls(classifier, OffsetTokenizer(tokenizer, limit), limit)
+        adapter.tokens = TokenReader(tokenizer)
+        return adapter
 
     @property
     def own_labels(self) -> Sequence[str]:

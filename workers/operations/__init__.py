@@ -1,4 +1,4 @@
-"""The operations on a model: encode, score, extract, infer, generate; one module each, found by the type of the call.
+"""The operations on a model, one module each, found by the type of the call.
 
 Scheduling, strategies and the runtime import this package; none of them knows an operation by name.
 """
@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from ipc.errors import InvalidInput
-from ipc.wire.messages import Call, EncodeCall, ExtractCall, GenerateCall, InferCall, ScoreCall
+from ipc.wire.messages import Call, EncodeCall, ExtractCall, GenerateCall, InferCall, ScoreCall, TokenizeCall
 from workers.adapters.base import Adapter, ItemFailure, Prepared
 from workers.memory.payload import Payload
 from workers.operations.encode import Encode
@@ -19,6 +19,7 @@ from workers.operations.infer import Infer
 from workers.operations.named import NamedOutput
 from workers.operations.results import Part, Results
 from workers.operations.score import Score
+from workers.operations.tokenize import Tokenize
 
 
 class Operation(Protocol):
@@ -27,6 +28,8 @@ class Operation(Protocol):
     name: str
     itemized: bool
     """Whether a request has items that can fail one by one, and that messages name."""
+    on_device: bool
+    """Whether prepared items go to the device; else preparing has made their results."""
 
     def check(self, adapter: Any, call: Any) -> None:
         """Raise `InvalidInput` when the adapter cannot answer this call."""
@@ -70,6 +73,7 @@ _BY_CALL: dict[type, Operation] = {
     ExtractCall: Extract(),
     InferCall: _INFER,
     GenerateCall: Generate(),
+    TokenizeCall: Tokenize(),
 }
 
 
@@ -86,7 +90,7 @@ def streaming_of(call: Call) -> StreamingOperation:
 def check(adapter: Adapter, call: Call) -> None:
     """Raise `InvalidInput` when the adapter does not offer the operation or refuses the call."""
     operation = operation_of(call)
-    if operation.name not in adapter.spec.operations:
+    if operation.on_device and operation.name not in adapter.spec.operations:
         raise InvalidInput(f"this model does not support {operation.name}")
     operation.check(adapter, call)
     adapter.refuse_unsupported(call)

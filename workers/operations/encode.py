@@ -17,6 +17,7 @@ class Encode:
 
     name = "encode"
     itemized = True
+    on_device = True
 
     def check(self, adapter: Adapter, call: EncodeCall) -> None:
         """Raise `InvalidInput` when an output is not one of the adapter's."""

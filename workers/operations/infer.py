@@ -46,6 +46,7 @@ class Infer:
 
     name = "infer"
     itemized = False
+    on_device = True
 
     def check(self, adapter: ProgramAdapter, call: InferCall) -> None:
         """Raise `InvalidInput` for what the configuration does not allow."""

@@ -16,6 +16,7 @@ class Score:
 
     name = "score"
     itemized = True
+    on_device = True
 
     def check(self, adapter: Adapter, call: ScoreCall) -> None:
         """Nothing beyond what the adapter checks."""
@@ -44,4 +45,4 @@ class Score:
 
     def run(self, adapter: Adapter, batch: Any, call: ScoreCall) -> Results:
         """One forward pass over pairs."""
-        return Results(rows={"score": adapter.score(batch)})
+        return Results(rows={"score": adapter.scored(batch, call)})

@@ -26,8 +26,9 @@ from ipc.memory.arena import Arena
 from ipc.wire.messages import Call, ExtractCall, GenerateCall, InputItem, ItemError, ScoreCall
 from workers.adapters.base import Excess, ItemFailure, ItemRefused, Prepared
 from workers.device.watchdog import vital_thread
+from workers.memory import outputs
 from workers.operations import operation_of
-from workers.scheduling.job import Job
+from workers.scheduling.job import Job, Piece
 from workers.scheduling.queue import WorkQueue
 from workers.scheduling.table import JobTable
 
@@ -125,11 +126,21 @@ class Preparer:
             self._table.correct(job, cost)
         if failures:
             self._table.complete(job, len(failures), failures)
+        if not operation.on_device:
+            self._answer(job, start, stop)
+            return stop < total
         if job.output is not None:
             self._work.put(job, start, stop)
         elif stop == total:
             self._find_room(job)
         return stop < total
+
+    def _answer(self, job: Job, start: int, stop: int) -> None:
+        """Items of a call that needs no device are done once they are prepared."""
+        pieces = [Piece(job, index, job.prepared[index]) for index in range(start, stop)]
+        operation = operation_of(job.work.call)
+        outputs.write(pieces, operation.run(job.adapter, job.prepared[start:stop], job.work.call))
+        self._table.complete(job, len(pieces), [])
 
     def _bound(self, job: Job, start: int, stop: int) -> None:
         """Raise `InputTooLong` for an item that is split into more than one item may be."""

@@ -55,11 +55,6 @@ class ExtractAdapter(Adapter):
         """No vectors."""
         return {}
 
-    @property
-    def own_labels(self) -> Sequence[str]:
-        """The labels of the model; empty where the caller brings the labels."""
-        return ()
-
     def refuse_unsupported(self, call: Call) -> None:
         """Refuse labels, overflow policies and options that this family cannot use."""
         super().refuse_unsupported(call)

@@ -6,7 +6,8 @@ half is tokenized alone, once. The tokenizer's own post-processor joins two halv
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from abc import abstractmethod
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -27,6 +28,8 @@ from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import PackedBatch, TokenSequence
 from workers.adapters.shared.tokenizing import as_ids, rust_copy
 
+AUTO = "auto"
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"sigmoid": nn.Sigmoid, "identity": nn.Identity}
 Strategy = Literal["only_first", "only_second", "longest_first"]
 
 
@@ -92,10 +95,12 @@ class ScoreAdapter(Adapter):
 
     overflows: ClassVar[Collection[str]] = ("truncate", "error")
 
+    uses = frozenset(("activation",))
+
     def __init__(
         self, model: TextEncoder | SequenceClassifier, pairs: PairTokenizer, function: nn.Module
     ) -> None:
-        """Put the parts together; `function` turns logits into scores."""
+        """Put the parts together; `function` turns logits into scores where a call names no other."""
         self._model, self._pairs, self._function = model, pairs, function
 
     @property
@@ -117,6 +122,7 @@ class ScoreAdapter(Adapter):
         """Refuse LoRA, and overflow policies that cannot cut a pair."""
         super().refuse_unsupported(call)
         OptionReader(call).refuse_overflow(self.overflows)
+        _named_activation(call)
 
     def collate(self, prepared: Sequence[Prepared]) -> PackedBatch:
         """One packed batch of host tensors."""
@@ -126,9 +132,23 @@ class ScoreAdapter(Adapter):
         """Share of padding in the forward passes of the model."""
         return self._model.padding_ratio([batch])
 
-    def scores(self, logits: torch.Tensor) -> torch.Tensor:
-        """fp32 scores of logits."""
-        found: torch.Tensor = self._function(logits.float())
+    def group(self, call: Call) -> Hashable:
+        """Calls with other functions have other batches."""
+        return _named_activation(call)
+
+    @abstractmethod
+    def logits(self, batch: PackedBatch) -> torch.Tensor:
+        """fp32 [pairs] on the device, before the function."""
+
+    def score(self, batch: PackedBatch) -> torch.Tensor:
+        """fp32 [pairs] on the device, by the model's own function."""
+        found: torch.Tensor = self._function(self.logits(batch))
+        return found
+
+    def scored(self, batch: PackedBatch, call: Call) -> torch.Tensor:
+        """fp32 [pairs] on the device, by the function that the call names, else by the model's own."""
+        name = _named_activation(call)
+        found: torch.Tensor = (activation(name) if name else self._function)(self.logits(batch))
         return found
 
 
@@ -153,9 +173,14 @@ def texts_of(items: Sequence[InputItem], where: str) -> list[str]:
     return [item.text for item in items if item.text is not None]
 
 
+def _named_activation(call: Call) -> str:
+    """The function that a call names; empty for the model's own. Raises `InvalidInput` for another word."""
+    name = OptionReader(call).choice("activation", AUTO, (AUTO, *_ACTIVATIONS))
+    return "" if name == AUTO else name
+
+
 def activation(name: str) -> nn.Module:
     """Sigmoid or identity by the catalog's name. Raises ValueError for another word."""
-    known: dict[str, type[nn.Module]] = {"sigmoid": nn.Sigmoid, "identity": nn.Identity}
-    if name not in known:
-        raise ValueError(f"unknown activation {name!r}: use {', '.join(known)}")
-    return known[name]()
+    if name not in _ACTIVATIONS:
+        raise ValueError(f"unknown activation {name!r}: use {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]()

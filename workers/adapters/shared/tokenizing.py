@@ -75,6 +75,11 @@ class TextTokenizer:
         return stored_limit(self._tokenizer)
 
     @property
+    def wrapped(self) -> Any:
+        """The transformers tokenizer."""
+        return self._tokenizer
+
+    @property
     def special_ids(self) -> frozenset[int]:
         """Ids of all special tokens."""
         return frozenset(self._tokenizer.all_special_ids)
