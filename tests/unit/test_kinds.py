@@ -13,7 +13,7 @@ import torch
 from ipc.catalog.model_config import ModelConfig, SequenceBatching
 from ipc.errors import PenstockError
 from ipc.settings import Settings
-from ipc.wire.messages import EncodeCall, InputItem, TokenizeCall
+from ipc.wire.messages import EncodeCall, InputItem
 from tests.fakes.adapter import FakeAdapter
 from tests.fakes.jobs import adapter, make_job
 from tests.fakes.pipeline import Placed, placing
@@ -33,7 +33,7 @@ def test_the_model_decides_on_the_kind_of_its_jobs(tmp_path: Path) -> None:
         assert kinds.of(adapter(streams=False, config=ModelConfig("m"))) is kinds.one_shot
         assert kinds.of(adapter(streams=False)) is kinds.one_shot
         assert kinds.of(adapter(streams=False, engine=object())) is kinds.generations
-        assert kinds.of(adapter(engine=object()), TokenizeCall([InputItem("a")], True)) is kinds.one_shot
+        assert kinds.of(adapter(engine=object()), on_device=False) is kinds.one_shot
 
 
 class Failing(FakeAdapter):

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from ipc.errors import InvalidInput
 from ipc.wire import tokens
 from ipc.wire.messages import InputItem, TokenizeCall
+from tests.fakes.adapter import FakeAdapter
 from tests.fakes.jobs import adapter
 from tests.tiny.texts import mixed_lengths, sentences
 from tests.tiny.vocabularies import byte_level, unigram, wordpiece
@@ -57,20 +58,23 @@ def test_an_id_that_the_vocabulary_lacks_is_refused(tmp_path: Path) -> None:
 def test_a_model_without_a_tokenizer_refuses_the_operation(tmp_path: Path) -> None:
     call = TokenizeCall([InputItem("a")], True)
     with pytest.raises(InvalidInput, match="no tokenizer"):
-        operations.check(adapter(tokens=None), call)
+        operations.check(adapter(tokenizer=None), call)
     with pytest.raises(InvalidInput, match="not a fast one"):
         TokenReader(SimpleNamespace(is_fast=False)).read(["a"], add_special=True)
 
 
 def test_the_operation_answers_with_the_prepared_items(tmp_path: Path) -> None:
     wordpiece(tmp_path)
-    reader = TokenReader(AutoTokenizer.from_pretrained(tmp_path))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    reader = TokenReader(tokenizer)
     [expected] = reader.read([sentences()[0]], add_special=True)
     call = TokenizeCall([InputItem("x"), InputItem(sentences()[0]), InputItem(None, expected.ids)], False)
-    model: Any = adapter(tokens=reader)
-    prepared: Any = Tokenize().prepare(model, call, 1, 3, NOTHING)
+    model: Any = FakeAdapter({}, 512)
+    model.tokenizer = tokenizer
+    operation = Tokenize()
+    prepared: Any = operation.prepare(model, call, 1, 3, NOTHING)
     assert [item.cost for item in prepared] == [len(expected.ids) - sum(expected.special), len(expected.ids)]
-    first, second = Tokenize().run(model, prepared, call).loose["tokens"]
+    first, second = operation.run(model, prepared, call).loose["tokens"]
     [plain] = reader.read([sentences()[0]], add_special=False)
     assert tokens.unpack(first.data) == plain
     assert bytes(second).decode() == reader.text_of(call.items[2], keep_special=False)

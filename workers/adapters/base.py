@@ -34,7 +34,6 @@ from workers.repository.entries import RepositoryEntry
 
 if TYPE_CHECKING:
     from workers.adapters.shared.named_tensors import NamedBatch
-    from workers.adapters.shared.token_reading import TokenReader
     from workers.generation.engine import Engine
 
 
@@ -182,8 +181,8 @@ class Adapter(ABC):
     """Whether `stream` answers requests, in any number of parts, and not the operation's own method."""
     identity: str = ""
     """Stands for all that decides the model's numbers (`workers.lifecycle.fingerprint`); the loader sets it."""
-    tokens: TokenReader | None = None
-    """The tokenizer for callers who ask for tokens, in families that read texts."""
+    tokenizer: Any = None
+    """The transformers tokenizer, for callers who ask for tokens; None in families that offer none."""
     engine: Engine | None = None
     """The engine of a model that generates text. The payloads of its `Prepared` items are `GenerationRequest`s."""
 

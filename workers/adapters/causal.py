@@ -28,7 +28,6 @@ from workers.adapters.shared.checkpoint import (
     stored_limit,
 )
 from workers.adapters.shared.linears import GENERATED_ROWS, lay_out_linears
-from workers.adapters.shared.token_reading import TokenReader
 from workers.generation.building import build
 from workers.generation.engine import Engine
 from workers.generation.formats.table import Format, detect
@@ -66,7 +65,7 @@ class CausalAdapter(Adapter):
         self.engine = engine
         self._template, self._answers, self._grammars = template, answers, grammars
         self._context_tokens = min(context_tokens, engine.capacity)
-        self.tokens = TokenReader(tokenizer)
+        self.tokenizer = tokenizer
         self._begin_id = tokenizer.bos_token_id
         self._end_ids = end_ids(engine.model, tokenizer)
         self._vocabulary_size = vocabulary_size(engine.model)

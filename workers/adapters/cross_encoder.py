@@ -32,7 +32,6 @@ from workers.adapters.shared.pairs import (
     query_of,
     texts_of,
 )
-from workers.adapters.shared.token_reading import TokenReader
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +68,7 @@ class CrossEncoderAdapter(ScoreAdapter):
             _stored_activation(context.directory, classifier.config) if chosen == AUTO else activation(chosen)
         )
         adapter = cls(classifier, PairTokenizer(tokenizer, limit, "longest_first"), function)
-        adapter.tokens = TokenReader(tokenizer)
+        adapter.tokenizer = tokenizer
         return adapter
 
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:

@@ -30,7 +30,6 @@ from workers.adapters.shared.classification import (
 from workers.adapters.shared.extracting import NOT_FINITE, OffsetTokenizer, Window, text_of
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import PackedBatch
-from workers.adapters.shared.token_reading import TokenReader
 
 STRATEGIES = ("simple", "none", "first", "average", "max")
 OUTSIDE = "O"
@@ -87,7 +86,7 @@ class NerAdapter(ClassifierAdapter[TokenClassifier]):
         """Load tokenizer and weights; progress phases are "tokenizer" and "weights"."""
         classifier, tokenizer, limit = load_classifier(context, TokenClassifier)
         adapter = cls(classifier, OffsetTokenizer(tokenizer, limit), limit)
-        adapter.tokens = TokenReader(tokenizer)
+        adapter.tokenizer = tokenizer
         return adapter
 
     @property

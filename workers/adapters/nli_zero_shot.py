@@ -27,7 +27,6 @@ from workers.adapters.shared.classification import (
 from workers.adapters.shared.extracting import NOT_FINITE, ranked, text_of
 from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.pairs import PairTokenizer
-from workers.adapters.shared.token_reading import TokenReader
 
 TEMPLATE = "This example is {}."
 _LONGEST_TEMPLATE = 500
@@ -74,7 +73,7 @@ class NliZeroShotAdapter(ClassifierAdapter[SequenceClassifier]):
         if len(classifier.labels) < 2:
             raise ValueError("a zero-shot model needs at least two labels, entailment and another")
         adapter = cls(classifier, PairTokenizer(tokenizer, limit, "only_first"))
-        adapter.tokens = TokenReader(tokenizer)
+        adapter.tokenizer = tokenizer
         return adapter
 
     def wanted_of(self, call: ExtractCall) -> _Wanted:

@@ -37,7 +37,6 @@ from workers.adapters.shared.pairs import (
     query_of,
     texts_of,
 )
-from workers.adapters.shared.token_reading import TokenReader
 from workers.adapters.shared.tokenizing import as_ids
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -128,7 +127,7 @@ class Qwen3RerankerAdapter(ScoreAdapter):
             _wording(options),
             activation(str(options.get("activation", "sigmoid"))),
         )
-        adapter.tokens = TokenReader(tokenizer)
+        adapter.tokenizer = tokenizer
         return adapter
 
     @property

@@ -20,7 +20,6 @@ from workers.adapters.shared.classification import (
 )
 from workers.adapters.shared.extracting import NOT_FINITE, OffsetTokenizer, ranked, text_of
 from workers.adapters.shared.options import OptionReader
-from workers.adapters.shared.token_reading import TokenReader
 
 FUNCTIONS = ("auto", "sigmoid", "softmax", "none")
 
@@ -57,7 +56,7 @@ class TextClassificationAdapter(ClassifierAdapter[SequenceClassifier]):
         """Load tokenizer and weights; progress phases are "tokenizer" and "weights"."""
         classifier, tokenizer, limit = load_classifier(context, SequenceClassifier)
         adapter = cls(classifier, OffsetTokenizer(tokenizer, limit), limit)
-        adapter.tokens = TokenReader(tokenizer)
+        adapter.tokenizer = tokenizer
         return adapter
 
     @property

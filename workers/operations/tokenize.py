@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from ipc.errors import InvalidInput
 from ipc.wire import tokens
 from ipc.wire.messages import InputItem, TokenizeCall
 from workers.adapters.base import Adapter, ItemFailure, Prepared
+from workers.adapters.shared.token_reading import TokenReader
 from workers.memory.payload import Payload
 from workers.operations.results import Part, Results
 
@@ -22,9 +24,12 @@ class Tokenize:
     itemized = True
     on_device = False
 
+    def __init__(self) -> None:
+        self._readers: WeakKeyDictionary[Adapter, TokenReader] = WeakKeyDictionary()
+
     def check(self, adapter: Adapter, call: TokenizeCall) -> None:
         """Raise `InvalidInput` for a model without a tokenizer for texts."""
-        if adapter.tokens is None:
+        if adapter.tokenizer is None:
             raise InvalidInput("this model has no tokenizer that callers may use")
 
     def group(self, call: TokenizeCall) -> Hashable:
@@ -47,19 +52,22 @@ class Tokenize:
         self, adapter: Adapter, call: TokenizeCall, start: int, stop: int, payload: Payload
     ) -> list[Prepared | ItemFailure]:
         """The results. Raises `ItemRefused` for an id that the vocabulary lacks."""
-        return [_prepared(adapter, item, call.special) for item in call.items[start:stop]]
+        reader = self._readers.get(adapter)
+        if reader is None:
+            # NOTE: two threads may make one each; the copy of a tokenizer is made at the first use.
+            reader = self._readers.setdefault(adapter, TokenReader(adapter.tokenizer))
+        return [_prepared(reader, item, call.special) for item in call.items[start:stop]]
 
     def run(self, adapter: Adapter, batch: Any, call: TokenizeCall) -> Results:
         """The results of prepared items."""
         return Results(loose={"tokens": [item.payload for item in batch]})
 
 
-def _prepared(adapter: Adapter, item: InputItem, special: bool) -> Prepared:
-    assert adapter.tokens is not None
+def _prepared(reader: TokenReader, item: InputItem, special: bool) -> Prepared:
     if item.text is None:
-        text = adapter.tokens.text_of(item, keep_special=special)
+        text = reader.text_of(item, keep_special=special)
         return Prepared(_bytes(text.encode()), len(item.ids or ()))
-    [found] = adapter.tokens.read([item.text], add_special=special)
+    [found] = reader.read([item.text], add_special=special)
     return Prepared(_bytes(tokens.pack(found)), len(found.ids))
 
 

@@ -68,7 +68,7 @@ class Intake:
         leases: LeaseTable,
         models: Callable[[], Any],
         memory: ClientMemory | None,
-        strategy_of: Callable[[Any, Any], Any],
+        strategy_of: Callable[..., Any],
         is_idle: Callable[[], bool],
         post: Callable[[Callable[[], None]], None],
     ) -> None:
@@ -88,7 +88,7 @@ class Intake:
         if served is None or adapter is None:
             raise ModelNotLoaded(f"Model '{work.model}' is not loaded", retry_after_s=5)
         deadline.check(work.waits_until_ns, "on the way to the worker")
-        strategy = self._strategy_of(adapter, work.call)
+        strategy = self._strategy_of(adapter, on_device=operation_of(work.call).on_device)
         strategy.check(work)
         operations.check(adapter, work.call)
         if work.call.lora:

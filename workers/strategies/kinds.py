@@ -7,12 +7,10 @@ from typing import Any
 
 from ipc.metrics.registry import WorkerMetrics
 from ipc.settings import Settings
-from ipc.wire.messages import Call
 from workers.adapters.base import Adapter
 from workers.device.oom import ModelBudgets
 from workers.device.watchdog import Activity, batch_limit_s
 from workers.memory.named_outputs import Placer
-from workers.operations import operation_of
 from workers.reporting.batches import BatchCounts
 from workers.scheduling.queue import WorkQueue
 from workers.scheduling.table import JobTable
@@ -75,9 +73,9 @@ class Kinds:
         self.patient: tuple[Strategy, ...] = (self.streams, self.generations)
         """The kinds whose jobs may wait for something else than the device."""
 
-    def of(self, adapter: Adapter, call: Call | None = None) -> Strategy:
-        """The strategy of all jobs of a model, but for calls that need no device."""
-        if call is not None and not operation_of(call).on_device:
+    def of(self, adapter: Adapter, *, on_device: bool = True) -> Strategy:
+        """The strategy of all jobs of a model, but of those that end before the device."""
+        if not on_device:
             return self.one_shot
         if adapter.engine is not None:
             return self.generations

@@ -27,7 +27,6 @@ from workers.adapters.shared.lora import LoraLayers
 from workers.adapters.shared.packing import Int64Array, PackedBatch, TokenSequence, divided
 from workers.adapters.shared.prompting import Prompts
 from workers.adapters.shared.sentence_transformers_layout import ModelLayout
-from workers.adapters.shared.token_reading import TokenReader
 from workers.adapters.shared.tokenizing import TextTokenizer, as_ids
 from workers.strategies import stepping
 
@@ -234,7 +233,7 @@ class TextAdapter(Adapter):
         `whole` is the model that LoRA adapters change, by default the transformer.
         """
         self._text, self._heads = text, heads
-        self.tokens = TokenReader(text.tokenizer.wrapped)
+        self.tokenizer = text.tokenizer.wrapped
         self.loras = LoraLayers(whole or text.encoder.model) if self.spec.lora else None
 
     @property
