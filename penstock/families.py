@@ -52,6 +52,12 @@ FAMILIES: dict[str, Family] = {
     "qwen3_reranker": Family(
         title="Yes or no rerankers", about="Scores of a language model that answers yes or no."
     ),
+    "qwen3_vl_embedding": Family(
+        title="Qwen3-VL embeddings", about="Vectors of texts, images, or both.", extra="vision"
+    ),
+    "qwen3_vl_reranker": Family(
+        title="Qwen3-VL rerankers", about="Scores of texts and images, by yes or no.", extra="vision"
+    ),
     "causal": Family(
         title="Chat",
         about="Text that continues a conversation; the length is of prompt and answer together.",

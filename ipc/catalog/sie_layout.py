@@ -36,6 +36,8 @@ FAMILIES = {
     "siglip": "siglip",
     "cross_encoder": "bert_flash_cross_encoder modernbert_flash_cross_encoder jina_flash_cross_encoder cross_encoder",
     "qwen3_reranker": "qwen2_flash_cross_encoder",
+    "qwen3_vl_embedding": "qwen3_vl_embedding",
+    "qwen3_vl_reranker": "qwen3_vl_reranker",
     "gliner": "gliner gliner_bi",
     "gliclass": "gliclass",
     "nli_zero_shot": "nli_classification nli_classification_flash",

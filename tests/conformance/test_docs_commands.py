@@ -61,6 +61,7 @@ MODELS = {
     "BAAI/bge-m3": ("bge_m3", "bge_m3", "{dense: {}, sparse: {}, multivector: {}, score: {}}", "text"),
     "BAAI/bge-reranker-v2-m3": ("cross_encoder", "rr_xlmr", "{score: {}}", "text"),
     "dslim/bert-base-NER": ("ner", "ner", "{json: {}}", "text"),
+    "Qwen/Qwen3-VL-Reranker-2B": ("qwen3_vl_reranker", "qwen3_vl", "{score: {}}", "text, image"),
     "urchade/gliner_multi-v2.1": ("gliner", "gliner", "{json: {}}", "text"),
     "facebook/bart-large-mnli": ("nli_zero_shot", "nli_bart", "{json: {}}", "text"),
     "google/owlv2-base-patch16-ensemble": ("owlv2", "owlv2", "{json: {}}", "image"),

@@ -24,10 +24,11 @@ from tests.tiny.towers import QUERY_TOKENS, TEXT_TOKENS
 CLIP, SIGLIP = "openai/clip-vit-base-patch32", "google/siglip-base-patch16-224"
 PALI, QWEN = "vidore/colpali-v1.3-hf", "vidore/colqwen2-v1.0-hf"
 SMALL_PAGES, RAW, PICTURES_ONLY, TEXTS_ONLY = "tiny/small-pages", "tiny/raw", "tiny/pictures", "tiny/texts"
+EMBEDDING, RERANKER = "Qwen/Qwen3-VL-Embedding-2B", "Qwen/Qwen3-VL-Reranker-2B"
 SMALL_PIXELS = 28 * 28
 """Most pixels of a page of `SMALL_PAGES`."""
 
-ENCODERS = (CLIP, SIGLIP, PALI, QWEN, SMALL_PAGES, RAW)
+ENCODERS = (CLIP, SIGLIP, PALI, QWEN, SMALL_PAGES, RAW, EMBEDDING, RERANKER)
 _LATE = {"multivector": {}, "score": {}}
 _ENTRIES: dict[str, tuple[str, dict[str, Any]]] = {
     CLIP: ("clip", {}),
@@ -37,7 +38,11 @@ _ENTRIES: dict[str, tuple[str, dict[str, Any]]] = {
     SMALL_PAGES: ("colqwen2", {"outputs": _LATE, "loadtime": {"max_pixels": SMALL_PIXELS}}),
     RAW: ("clip", {"loadtime": {"normalize": False}}),
     PICTURES_ONLY: ("clip", {"inputs": ["image"]}),
+    EMBEDDING: ("qwen3_vl_embedding", {}),
+    RERANKER: ("qwen3_vl_reranker", {"outputs": {"score": {}}}),
 }
+_TINY = {"qwen3_vl_embedding": "qwen3_vl", "qwen3_vl_reranker": "qwen3_vl"}
+"""Tiny models of families that share one; the others are called as their family."""
 
 Input = str | Image.Image | bytes
 """What an item is made of: a text, a picture, or an image file."""
@@ -57,9 +62,10 @@ def _entry(place: Path, model: str) -> dict[str, Any]:
         adapter, fields = "tests.fakes.adapter:FakeAdapter", {"inputs": ["text"]}
     else:
         adapter, fields = _ENTRIES[model]
-        source = place / adapter
+        tiny = _TINY.get(adapter, adapter)
+        source = place / tiny
         if not source.exists():
-            build(adapter, source)
+            build(tiny, source)
     given = {"inputs": ["text", "image"], "outputs": {"dense": {}}, **fields}
     return {"id": model, "source": {"kind": "directory", "path": str(source)}, "adapter": adapter, **given}
 

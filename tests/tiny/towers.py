@@ -21,10 +21,17 @@ TEXT_TOKENS = 32
 """Longest text of CLIP and SigLIP."""
 QUERY_TOKENS = 96
 """Longest query of ColPali and ColQwen2, prefix and augmentation included."""
+CHAT_TOKENS = 224
+"""Longest conversation of Qwen3-VL."""
 TOKEN_WIDTH = 128
 _TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 _VISION = {**_TOWER, "patch_size": 8, "image_size": PIXELS}
 _MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{% for part in message.content %}"
+    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 _VISION_MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 
 
@@ -99,18 +106,49 @@ def colqwen2(directory: Path) -> None:
     text["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
     vision = {"depth": 2, "embed_dim": 32, "hidden_size": WIDTH, "num_heads": 2, "mlp_ratio": 2}
     vision |= {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
-    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
-    marks = dict(zip(names, tokenizer.convert_tokens_to_ids(list(_VISION_MARKS)), strict=True))
-    whole = transformers.Qwen2VLConfig(text_config=text, vision_config=vision, **marks)
+    whole = transformers.Qwen2VLConfig(text_config=text, vision_config=vision, **_vision_ids(tokenizer))
     config = transformers.ColQwen2Config(vlm_config=whole, embedding_dim=TOKEN_WIDTH)
     save_spread(transformers.ColQwen2ForRetrieval(config), directory, 0.1)
     processor = transformers.ColQwen2Processor(image_processor=images, tokenizer=tokenizer)
     processor.save_pretrained(str(directory))
 
 
+def qwen3_vl(directory: Path) -> None:
+    """Qwen3-VL with a head, for vectors and for answers; pictures have one token for every 32 x 32 pixels."""
+    tokenizer = _qwen(directory)
+    tokenizer.add_tokens(
+        [AddedToken(word, single_word=True, normalized=False) for word in ("yes", "no")], special_tokens=False
+    )
+    tokenizer.chat_template = _CHAT
+    tokenizer.save_pretrained(str(directory))
+    images = transformers.Qwen2VLImageProcessor(patch_size=16, merge_size=2, temporal_patch_size=2)
+    images.save_pretrained(str(directory))
+    text = {**SIZES, "vocab_size": len(tokenizer), "num_key_value_heads": 2, "head_dim": 16}
+    text |= {"max_position_embeddings": CHAT_TOKENS, "tie_word_embeddings": True}
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+    vision = {
+        "depth": 2,
+        "hidden_size": 32,
+        "out_hidden_size": WIDTH,
+        "num_heads": 2,
+        "intermediate_size": 64,
+    }
+    vision |= {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+    config = transformers.Qwen3VLConfig(
+        text_config=text, vision_config=vision, tie_word_embeddings=True, **_vision_ids(tokenizer)
+    )
+    save_spread(transformers.Qwen3VLForConditionalGeneration(config), directory, 0.1)
+
+
 BUILDERS: dict[str, Callable[[Path], None]] = {
-    builder.__name__: builder for builder in (clip, siglip, colpali, colqwen2)
+    builder.__name__: builder for builder in (clip, siglip, colpali, colqwen2, qwen3_vl)
 }
+
+
+def _vision_ids(tokenizer: Any) -> dict[str, int]:
+    """Ids of the marks of pictures, by their names in a config."""
+    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+    return dict(zip(names, tokenizer.convert_tokens_to_ids(list(_VISION_MARKS)), strict=True))
 
 
 def _sentencepiece(size: int) -> bytes:

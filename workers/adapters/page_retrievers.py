@@ -22,6 +22,7 @@ from workers.adapters.shared.checkpoint import load_model
 from workers.adapters.shared.images import VisualEncoder, from_first_image, load_image_processor
 from workers.adapters.shared.late_interaction import LateInteraction
 from workers.adapters.shared.packing import masked_share
+from workers.adapters.shared.tokenizing import cut_to_fit
 
 Inputs = Mapping[str, np.ndarray]
 
@@ -70,19 +71,16 @@ class PageInputs(VisualEncoder):
     def query(self, text: str) -> Prepared | ItemFailure:
         """A text between the model's prefix and its augmentation, cut so that all tokens are within the limit.
 
-        Next to the prefix a text may have a token or two more or less than alone, so the text is cut again until it
-        fits. A text with the mark that stands for an image is refused.
+        A text with the mark that stands for an image is refused.
         """
         mark = self._processor.image_token
         if mark in text:
             return ItemFailure("INVALID_INPUT", f"text: {mark!r} stands for an image in this model")
         spans = self._processor.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         starts = [start for start, _ in spans["offset_mapping"]]
-        inputs, room = self.process(text=[text]), len(starts)
-        tokens = len(inputs["input_ids"])
-        while (excess := len(inputs["input_ids"]) - self._limit) > 0 and room:
-            room = max(0, room - excess)
-            inputs = self.process(text=[text[: starts[room]]])
+        inputs, tokens, room = cut_to_fit(
+            text, starts, self._limit, lambda kept: self.process(text=[kept]), _length
+        )
         return _prepared(inputs, Excess(tokens, self._limit) if room < len(starts) else None)
 
     def collate(self, prepared: Sequence[Prepared]) -> PagesBatch:
@@ -194,6 +192,10 @@ class ColQwen2Adapter(PageRetriever):
         inputs=("text", "image"),
         outputs=("multivector", "score"),
     )
+
+
+def _length(inputs: Inputs) -> int:
+    return len(inputs["input_ids"])
 
 
 def _prepared(inputs: Inputs, excess: Excess | None = None) -> Prepared:

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM
 
 from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared
+from workers.adapters.shared.answers import answer_rows
 from workers.adapters.shared.building import parameter_bytes
 from workers.adapters.shared.checkpoint import load_model, load_tokenizer, shortest, stored_limit
 from workers.adapters.shared.encoder import TextEncoder
@@ -111,8 +112,7 @@ class Qwen3RerankerAdapter(ScoreAdapter):
         options = context.options
         tokenizer = load_tokenizer(context)
         model = load_model(context, AutoModelForCausalLM)
-        words = [str(options.get("positive_token", "yes")), str(options.get("negative_token", "no"))]
-        answers = _rows_of(model, tokenizer, words)
+        answers = answer_rows(model, tokenizer, options)
         backbone = model.base_model
         del model
         if context.device.type == "cpu":
@@ -178,25 +178,6 @@ class Qwen3RerankerAdapter(ScoreAdapter):
         last = rows.index_select(0, batch.layout.last.index_select(0, batch.restore))
         logits = self._answers(last.float())
         return logits[:, 0] - logits[:, 1]
-
-
-def _rows_of(model: Any, tokenizer: Any, words: Sequence[str]) -> nn.Linear:
-    """The output matrix of `model` cut to the rows of `words`, in fp32.
-
-    Raises ValueError for a word that is no single token.
-    """
-    numbers = []
-    for word in words:
-        ids = tokenizer.encode(word, add_special_tokens=False)
-        if len(ids) != 1:
-            raise ValueError(f"{word!r} is not one token of this model but {len(ids)}")
-        numbers.append(ids[0])
-    whole = model.get_output_embeddings()
-    rows = nn.Linear(whole.in_features, len(words), bias=whole.bias is not None, device=whole.weight.device)
-    rows.weight.data = whole.weight.data[numbers].float()
-    if whole.bias is not None:
-        rows.bias.data = whole.bias.data[numbers].float()
-    return rows.eval().requires_grad_(False)
 
 
 def _wording(options: Mapping[str, Any]) -> Wording:

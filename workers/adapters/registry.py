@@ -36,6 +36,8 @@ BUILT_IN = {
     "colqwen2": "workers.adapters.page_retrievers:ColQwen2Adapter",
     "cross_encoder": "workers.adapters.cross_encoder:CrossEncoderAdapter",
     "qwen3_reranker": "workers.adapters.qwen3_reranker:Qwen3RerankerAdapter",
+    "qwen3_vl_embedding": "workers.adapters.qwen3_vl:Qwen3VlEmbeddingAdapter",
+    "qwen3_vl_reranker": "workers.adapters.qwen3_vl:Qwen3VlRerankerAdapter",
     "causal": "workers.adapters.causal:CausalAdapter",
     "detection": "workers.adapters.detection:DetectionAdapter",
     "owlv2": "workers.adapters.owlv2:Owlv2Adapter",

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer, normalizers
@@ -30,6 +30,8 @@ from workers.adapters.shared.long_texts import (
     fit,
     goes_word_by_word,
 )
+
+T = TypeVar("T")
 
 _NO_LIMIT = 10**9
 """Limit of a tokenizer that is not limited yet."""
@@ -235,6 +237,23 @@ def _add_lower_casing(backend: Any) -> None:
     if any(isinstance(step, normalizers.Lowercase) for step in steps):
         return
     backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
+
+
+def cut_to_fit(
+    text: str, starts: Sequence[int], limit: int, process: Callable[[str], T], count: Callable[[T], int]
+) -> tuple[T, int, int]:
+    """`process` of a text whose end is cut until the result has at most `limit` tokens, or no text is left.
+
+    `starts` are where the tokens of the text begin, in characters. Returns the result, the tokens of the whole text,
+    and how many tokens of the text were kept. Beside other text, a text may have a token or two more or less than
+    alone, so the text is cut again until the result fits.
+    """
+    result, room = process(text), len(starts)
+    whole = count(result)
+    while (excess := count(result) - limit) > 0 and room:
+        room = max(0, room - excess)
+        result = process(text[: starts[room]])
+    return result, whole, room
 
 
 def rust_copy(tokenizer: Any, purpose: str = "") -> Tokenizer:
