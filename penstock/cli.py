@@ -13,10 +13,8 @@ from collections.abc import Sequence
 
 from ipc import settings
 from ipc.errors import ConfigError
-from ipc.processes import starting as processes
-from ipc.processes.paths import asset
 from ipc.version import VERSION
-from penstock import chat, keys, layout, models, status, sweeping
+from penstock import chat, keys, layout, models, running, status, sweeping
 from penstock.tuning import command as tuning
 
 EXIT_CONFIG = 3
@@ -27,7 +25,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--catalog", metavar="DIR", action="append", default=[], help="directory of model files; may repeat"
     )
-    parser.add_argument("--models", metavar="ID,ID", help="serve only these models of the catalog")
+    parser.add_argument("--models", metavar="ID,ID", help="serve only these models: ids of the catalog")
     parser.add_argument("--bind", metavar="HOST:PORT", help="address to listen on (default 127.0.0.1:8080)")
     parser.add_argument(
         "--workers", metavar="N", help="GPU processes (default: one per GPU, on CPU one for four cores)"
@@ -40,6 +38,16 @@ def _common(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--set", metavar="SECTION.FIELD=VALUE", action="append", default=[], help="any setting; may repeat"
+    )
+
+
+def _named(parser: argparse.ArgumentParser) -> None:
+    """Models by position, of commands that read a model which the catalog lacks from the model's files."""
+    parser.add_argument(
+        "named",
+        metavar="MODEL",
+        nargs="*",
+        help="serve only these models: ids of the catalog or of the hub, directories; ID=NAME adds a name",
     )
 
 
@@ -72,14 +80,15 @@ def parser() -> argparse.ArgumentParser:
     serve = commands.add_parser(
         "serve", help="start the server: gunicorn -c gunicorn.conf.py with these settings"
     )
-    _common(serve)
     _serving(serve)
-    _common(commands.add_parser("check", help="validate settings and catalog; exit 3 when wrong"))
-    _common(commands.add_parser("doctor", help="look at devices, limits, shared memory, ports, versions"))
+    check = commands.add_parser("check", help="validate settings and catalog; exit 3 when wrong")
+    look = commands.add_parser("doctor", help="look at devices, limits, shared memory, ports, versions")
     worker = commands.add_parser(
         "worker", help="start one worker by hand, for frontends without a supervisor"
     )
-    _common(worker)
+    for each in (serve, check, look, worker):
+        _common(each)
+        _named(each)
     worker.add_argument("--slot", type=int, required=True, help="number of the worker, from 0")
     sweeping.add_parser(commands, _common)
     status.add_parser(commands, _common)
@@ -109,6 +118,8 @@ def flags_of(options: argparse.Namespace) -> dict[str, str]:
         value = getattr(options, option, None)
         if value is not None:
             flags[name] = str(value)
+    if named_models := getattr(options, "named", None):
+        flags["catalog.models"] = ",".join([*filter(None, [flags.get("catalog.models")]), *named_models])
     if getattr(options, "catalog", None):
         flags["catalog.dirs"] = ",".join(options.catalog)
     flags |= _serving_flags(options)
@@ -120,6 +131,8 @@ def flags_of(options: argparse.Namespace) -> dict[str, str]:
     return flags
 
 
+_SERVING = ("serve", "check", "doctor", "worker")
+"""Commands that read models which the catalog lacks."""
 _SWITCHES = (
     ("disable_request_id_header", "server.request_id_header", "false"),
     ("disable_metrics", "server.metrics", "false"),
@@ -178,12 +191,18 @@ def _run(options: argparse.Namespace) -> int:
             return layout.run(options)
         flags = flags_of(options)
         config = settings.load(options.config, flags)
+        if options.command in _SERVING and any(config.catalog.models):
+            # Imported here: only models that the catalog lacks need to be read.
+            from penstock.own_models import serving
+
+            flags |= serving.resolve(config)
+            config = settings.load(options.config, flags)
         if options.command == "chat":
             return chat.run(options, config)
         if options.command == "serve":
-            return _serve(options, flags, config)
+            return running.serve(options, flags, config)
         if options.command == "worker":
-            return _become(options, flags, "workers", "--slot", str(options.slot))
+            return running.work(options, flags)
         if options.command == "sweep":
             return sweeping.run(options, config)
         if options.command == "status":
@@ -200,7 +219,7 @@ def _run(options: argparse.Namespace) -> int:
         return EXIT_CONFIG
 
 
-# NOTE: the modules of the next three are imported there: they need all of the frontend, other commands do not.
+# NOTE: the modules of the next two are imported there: they need all of the frontend, other commands do not.
 
 
 def _check(config: settings.Settings) -> int:
@@ -213,19 +232,3 @@ def _doctor(config: settings.Settings) -> int:
     from penstock import doctor
 
     return doctor.run(config)
-
-
-def _serve(options: argparse.Namespace, flags: dict[str, str], config: settings.Settings) -> int:
-    from penstock import checking
-
-    checking.read(config)
-    # The process becomes Gunicorn, so that signals and systemd see one main process.
-    return _become(options, flags, "frontend.arbiter.program", "-c", str(asset("gunicorn.conf.py")))
-
-
-def _become(options: argparse.Namespace, flags: dict[str, str], module: str, *arguments: str) -> int:
-    """Replace this process by one of our modules, with the same settings."""
-    environment = processes.environment() | settings.to_environ(flags)
-    if options.config:
-        environment["PENSTOCK_CONFIG"] = options.config
-    os.execve(sys.executable, processes.command(module, *arguments), environment)

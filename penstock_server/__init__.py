@@ -16,6 +16,6 @@ if (_HERE / "ipc").is_dir() and str(_HERE) not in sys.path:
 def main() -> int:
     """The command `penstock`."""
     # Imported here: the place of the module is known only now.
-    from penstock.cli import main as run
+    from penstock.__main__ import main as run
 
     return run()

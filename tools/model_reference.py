@@ -12,8 +12,8 @@ _HEAD = """# Models
 Made by `make docs` from `config/models/`: {count} models in {families} families.
 
 By default only models without `served: false` are served. `catalog.models` names those to serve, `catalog.serve_all`
-serves every one; see [settings.md](settings.md). Any other model of a family is served by an entry of your own, see
-[CONTRIBUTING.md](../CONTRIBUTING.md).
+serves every one; see [settings.md](settings.md). Any other model of a family is served by its path or hub id, see
+[own_models.md](own_models.md).
 
 ```
 penstock models list --output sparse        # what there is, and what is on disk

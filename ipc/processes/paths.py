@@ -60,6 +60,10 @@ class RunPaths:
         """Directory of files that loads by name brought (`ipc.store.overrides`)."""
         return self.root / "overrides"
 
+    def own_models(self) -> Path:
+        """Directory of the catalog entries of models that the command line names (`penstock.own_models`)."""
+        return self.root / "own-models"
+
     def arena(self, slot: int, epoch: str) -> Path:
         """Shared-memory file of one worker life."""
         return self.shm / f"penstock.{self.instance}.{slot}.{epoch}"

@@ -111,6 +111,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (place / name).parent.mkdir(exist_ok=True)
         (place / name).write_bytes(encoded(picture(number, 256, 256), "PNG" if "png" in name else "JPEG"))
     (place / "srv" / "models" / "new").mkdir(parents=True)
+    (place / "my-model").symlink_to(DIRECTORY)
     (place / "etc" / "penstock").mkdir(parents=True)
     (place / "etc" / "penstock" / "keys.yaml").touch(mode=0o600)
     return place
@@ -122,7 +123,8 @@ def server(place: Path) -> Iterator[Server]:
     required_tool("curl"), required_tool("jq")
     catalog = place / "catalog"
     catalog.mkdir()
-    (catalog / "minilm.yaml").write_text((ROOT / "config/models/minilm/all-MiniLM-L6-v2.yaml").read_text())
+    minilm = (ROOT / "config/models/minilm/all-MiniLM-L6-v2.yaml").read_text()
+    (catalog / "minilm.yaml").write_text(minilm + "served_name: [text-embedding-3-small, my-model]\n")
     for number, (name, (adapter, tiny, outputs, inputs)) in enumerate(MODELS.items()):
         weights = build(tiny, place / "weights" / tiny)
         text = f"id: {name}\nsource: {{kind: directory, path: {weights}}}\nadapter: {adapter}\n"

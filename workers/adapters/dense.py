@@ -21,7 +21,8 @@ from torch import nn
 from ipc.wire.messages import Call, EncodeCall, InputItem
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import attends_causally
-from workers.adapters.shared.heads import Normalize, load_head, pool, resolve_modes
+from workers.adapters.shared.heads import Normalize, load_head, pool
+from workers.adapters.shared.pooling_modes import resolve_modes
 from workers.adapters.shared.sentence_transformers_layout import ModelLayout, ModuleConfig, read_layout
 from workers.adapters.shared.text_model import (
     TextAdapter,

@@ -16,6 +16,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from fnmatch import fnmatch
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -206,6 +207,26 @@ def size_in_hub(repo: str, revision: str | None) -> tuple[int, int]:
     unwanted = {file.path for file in files for pattern in _UNWANTED if fnmatch(file.path, pattern)}
     nbytes = sum(file.size for file in files if file.path not in unwanted)
     return nbytes, nbytes
+
+
+def files_in_hub(repo: str, most: int) -> dict[str, int]:
+    """Bytes of each file of a repository, by name; of the cached files where the hub must not be asked.
+
+    Raises `DownloadFailed`, also for a repository of more than `most` files.
+    """
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.hf_api import RepoFile
+
+    try:
+        if constants.HF_HUB_OFFLINE:
+            root = Path(snapshot_download(repo, allow_patterns=[], local_files_only=True))
+            return {str(p.relative_to(root)): p.stat().st_size for p in root.rglob("*") if p.is_file()}
+        listed = list(islice(HfApi().list_repo_tree(repo, recursive=True), most + 1))
+        if len(listed) > most:
+            raise ValueError(f"the repository has more than {most} files")
+    except Exception as error:
+        raise DownloadFailed(repo) from error
+    return {file.path: file.size for file in listed if isinstance(file, RepoFile)}
 
 
 def from_directory(path: str | Path) -> Path:

@@ -10,7 +10,7 @@ sentence-transformers 6.2 (`dense.py`, `layer_norm.py`, `normalize.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +21,7 @@ from torch import nn
 
 from workers.adapters.shared.packing import Layout
 
-MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-_ALIASES = {"last": "lasttoken", "last_token": "lasttoken", "mean_sqrt_len": "mean_sqrt_len_tokens"}
 _SUMMING = frozenset({"mean", "mean_sqrt_len_tokens", "weightedmean", "max"})
-
-
-def resolve_modes(names: str | Iterable[str]) -> tuple[str, ...]:
-    """Canonical mode names; raises ValueError for an unknown one."""
-    given = (names,) if isinstance(names, str) else tuple(names)
-    modes = tuple(_ALIASES.get(name, name) for name in given)
-    unknown = [name for name in modes if name not in MODES]
-    if unknown or not modes:
-        raise ValueError(
-            f"unknown pooling {', '.join(unknown) or '(none)'}: use {', '.join((*MODES, 'last'))}"
-        )
-    return modes
 
 
 def pool(

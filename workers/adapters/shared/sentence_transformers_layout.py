@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from workers.adapters.shared.heads import resolve_modes
+from workers.adapters.shared.pooling_modes import resolve_modes
 
 _TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
@@ -100,7 +100,7 @@ def read_layout(directory: Path) -> ModelLayout:
     return replace(
         read_transformer(directory, modules[0].directory),
         token_modules=_heads(modules[1:at], "token_embeddings"),
-        pooling=_pooling_modes(pooling),
+        pooling=pooling_modes(pooling),
         include_prompt=bool(pooling.get("include_prompt", True)),
         vector_modules=_heads(modules[at + 1 :], "sentence_embedding"),
     )
@@ -176,7 +176,7 @@ def _transformer_settings(directory: Path, wanted_task: str) -> dict[str, Any]:
     }
 
 
-def _pooling_modes(config: Mapping[str, Any]) -> tuple[str, ...]:
+def pooling_modes(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Pooling modes from the newer `pooling_mode` or the older flags; mean where neither says anything."""
     if "pooling_mode" in config:
         return resolve_modes(config["pooling_mode"])

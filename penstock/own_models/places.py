@@ -1,0 +1,139 @@
+"""What a name on the command line means when the catalog lacks the name: a directory, or a repository of the hub.
+
+1. `./x`, `../x`, `/x`, `~/x`, and any other name of a directory that exists, is that directory.
+2. `organisation/name` is a repository. Its list of files and its small files are fetched; weights are not.
+3. Anything else is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from ipc.catalog import served_names
+from ipc.catalog.entries import ADAPTER_FILE, BadFile, DirectorySource, ModelEntry, read_entry
+from penstock.own_models.files import DESCRIBING, MOST_BYTES, MOST_FILES, CannotTell, ModelFiles
+from penstock.own_models.reading import Description, Told, describe
+
+OWN_ENTRY = "penstock.yaml"
+"""The catalog entry that `penstock models pull --to` writes beside the files of a model."""
+_PATH = re.compile(r"^(\.{0,2}/|~)|^\.{1,2}$")
+_REPOSITORY = re.compile(r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}$")
+_WEIGHTS = (".safetensors", ".bin")
+
+
+class Own(NamedTuple):
+    """A model that the catalog lacks: its entry as it stands in a catalog file, and what the operator is told."""
+
+    name: str
+    entry: dict[str, Any]
+    told: list[Told]
+
+    @property
+    def text(self) -> str:
+        """The catalog file."""
+        return yaml.safe_dump(
+            self.entry, sort_keys=False, allow_unicode=True, default_flow_style=None, width=10_000
+        )
+
+    @property
+    def lines(self) -> str:
+        """What was chosen, and where each choice was read."""
+        source = self.entry["source"]
+        head = f"{self.name} is served as {self.entry['id']}, from {source.get('path') or source.get('repo')}"
+        return "\n".join([head, *(f"  {t.what:14s} {t.value}   [{t.where}]" for t in self.told)])
+
+
+def find(name: str, alias: str = "", stated: Mapping[str, Any] | None = None) -> Own:
+    """The model that `name` means; `alias` is the id of a directory's model. Raises `CannotTell`."""
+    place = Path(name).expanduser()
+    if _PATH.match(name) or place.is_dir():
+        if not place.is_dir():
+            raise CannotTell(f"{name}: there is no such directory")
+        # NOTE: a link gives the id of a model, and may lead elsewhere at the next load.
+        root = place.resolve() if ".." in place.parts else place.absolute()
+        return _directory(name, root, alias, stated or {})
+    if not _REPOSITORY.match(name):
+        raise CannotTell(
+            f"{name[:200]!a} is no model of the catalog, no directory, and no id of the hub (organisation/name)"
+        )
+    return _repository(name, stated or {})
+
+
+def _directory(name: str, root: Path, alias: str, stated: Mapping[str, Any]) -> Own:
+    if (root / OWN_ENTRY).is_file() and not stated:
+        return _with_own_entry(name, root, alias)
+    model = alias or root.name
+    if not re.fullmatch(served_names.PATTERN, model):
+        raise CannotTell(
+            f"{name}: {model[:200]!a} is no id for a model; give one behind the path: {name}=my-model"
+        )
+    files = ModelFiles.of_directory(root)
+    return _own(name, model, {"kind": "directory", "path": str(root)}, files, stated)
+
+
+def _with_own_entry(name: str, root: Path, alias: str) -> Own:
+    """The model of a directory that brings its catalog entry. Raises `CannotTell` for an entry with other files."""
+    try:
+        entry = read_entry(root / OWN_ENTRY)
+    except BadFile as error:
+        raise CannotTell(error.message) from error
+    _refuse_reaching_out(entry, root)
+    raw = yaml.safe_load((root / OWN_ENTRY).read_bytes())
+    raw["source"] = {"kind": "directory", "path": str(root)}
+    raw |= {"id": alias} if alias else {}
+    return Own(name, raw, [Told("everything", entry.adapter, OWN_ENTRY)])
+
+
+def _refuse_reaching_out(entry: ModelEntry, root: Path) -> None:
+    """Raise `CannotTell` for an entry of a model's directory that names files elsewhere, or code."""
+    if not isinstance(entry.source, DirectorySource) or Path(entry.source.path).resolve() != root.resolve():
+        raise CannotTell(f"{OWN_ENTRY}: source: expected this directory")
+    if entry.loras or any(":" in name or ADAPTER_FILE in name for name in entry.adapters):
+        raise CannotTell(
+            f"{OWN_ENTRY}: an entry with code or LoRA adapters is read from a catalog directory only"
+        )
+
+
+def _own(name: str, model: str, source: dict[str, Any], files: ModelFiles, stated: Mapping[str, Any]) -> Own:
+    made: Description
+    try:
+        _refuse_without_weights(files)
+        made = describe(files, stated)
+    except CannotTell as error:
+        raise CannotTell(f"{name}: {error.message}") from error
+    # NOTE: a directory borrows no tokenizer; its library looks for one in the hub cache.
+    borrowed = made.source if source["kind"] == "hub" else {}
+    entry = {"id": model, "source": source | borrowed, **made.fields}
+    return Own(name, entry, made.told)
+
+
+def _refuse_without_weights(files: ModelFiles) -> None:
+    if any(name.endswith(_WEIGHTS) for name in files.names):
+        return
+    if any(name.endswith(".gguf") for name in files.names):
+        raise CannotTell("its weights are in the format GGUF, which is not loaded; safetensors are")
+    raise CannotTell("there are no weights: neither *.safetensors nor pytorch_model*.bin")
+
+
+def _repository(repo: str, stated: Mapping[str, Any]) -> Own:
+    # NOTE: imported here, since machines with frontends only have none of the packages of workers.
+    from workers.loading import failure, source
+
+    try:
+        sizes = source.files_in_hub(repo, MOST_FILES)
+        wanted = [
+            name
+            for name, nbytes in sizes.items()
+            if nbytes <= MOST_BYTES and any(fnmatch(name, pattern) for pattern in DESCRIBING)
+        ]
+        root = source.snapshot(repo, None, allow_patterns=list(islice(wanted, MOST_FILES)))
+    except source.DownloadFailed as error:
+        raise CannotTell(failure.classify(error).message) from error
+    return _own(repo, repo, {"kind": "hub", "repo": repo}, ModelFiles(root, sizes), stated)

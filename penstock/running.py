@@ -1,0 +1,36 @@
+"""`penstock serve` and `penstock worker`: this process becomes Gunicorn or a worker.
+
+So signals and systemd see one main process. Settings travel as environment variables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from ipc import settings
+from ipc.processes import starting as processes
+from ipc.processes.paths import asset
+
+
+def serve(options: argparse.Namespace, flags: dict[str, str], config: settings.Settings) -> int:
+    """Become the server. Raises `ConfigError` for a catalog that cannot be served."""
+    # Imported here: the module needs all of the frontend, a worker does not.
+    from penstock import checking
+
+    checking.read(config)
+    return _become(options, flags, "frontend.arbiter.program", "-c", str(asset("gunicorn.conf.py")))
+
+
+def work(options: argparse.Namespace, flags: dict[str, str]) -> int:
+    """Become the worker of a slot."""
+    return _become(options, flags, "workers", "--slot", str(options.slot))
+
+
+def _become(options: argparse.Namespace, flags: dict[str, str], module: str, *arguments: str) -> int:
+    """Replace this process by one of our modules, with the same settings."""
+    environment = processes.environment() | settings.to_environ(flags)
+    if options.config:
+        environment["PENSTOCK_CONFIG"] = options.config
+    os.execve(sys.executable, processes.command(module, *arguments), environment)
