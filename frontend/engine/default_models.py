@@ -16,13 +16,22 @@ from ipc.settings import Settings
 _SHOWN = 10
 
 
-def default_model(catalog: Catalog, settings: Settings, outputs: Sequence[str]) -> str:
-    """Name of the model that is meant by a request for one of `outputs`. Raises `ModelNotFound`."""
-    known = [name for name in catalog if ":" not in name and _gives(catalog, name, outputs)]
+def default_model(catalog: Catalog, settings: Settings, outputs: Sequence[str], family: str = "") -> str:
+    """Name of the model that is meant by a request for one of `outputs`. Raises `ModelNotFound`.
+
+    Where several families have the output, `family` is the one that is meant without a setting.
+    """
+    known = [
+        name
+        for name in catalog
+        if ":" not in name
+        and _gives(catalog, name, outputs)
+        and (not family or catalog[name].adapter == family)
+    ]
     named = [name for name in settings.server.default_models if _gives(catalog, name, outputs)]
     if named or len(known) == 1:
         return (named or known)[0]
-    wanted = " or ".join(outputs)
+    wanted = f"{' or '.join(outputs)}{f' of {family}' if family else ''}"
     if not known:
         raise ModelNotFound(f"the request names no model, and no served model gives {wanted}")
     more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""

@@ -93,7 +93,13 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Families]:
     ids = [model for models in written.values() for model in models]
     assert len(set(ids)) == len(ids)
     dirs = ",".join(str(place / name / "catalog") for name in written)
-    with serving(place, ids, {"catalog.dirs": dirs, "limits.load_wait_s": 60}) as server:
+    settings = {
+        "catalog.dirs": dirs,
+        "limits.load_wait_s": 60,
+        "server.compatible": "tei:/rerank,tei:/tokenize",
+        "server.default_models": "tiny/mean,tiny/splade,tiny/colbert-pylate,cross-encoder/logits,tiny/moods",
+    }
+    with serving(place, ids, settings) as server:
         yield Families(server, place)
 
 

@@ -32,7 +32,17 @@ UNDOCUMENTED = {
 }
 OTHER_ERRORS = ("/v2", "/v1/config", "/v1/chat", "/v1/completions", "/v1/models/unload", "/v1/models/reload")
 OTHER_ERRORS += ("/v1/models/status", "/v1/system", "/v1/messages", "/v1/responses")
-TEI = ("/embed", "/info", "/rerank")
+TEI = (
+    "/embed",
+    "/embed_all",
+    "/embed_sparse",
+    "/similarity",
+    "/rerank",
+    "/predict",
+    "/tokenize",
+    "/decode",
+    "/info",
+)
 OTHER_ERRORS += TEI
 REFS = {
     "/v1/encode/{model}": "EncodeRequest",

@@ -149,6 +149,21 @@ def _widened(value: Any) -> Any:
     return value
 
 
+async def json_list(entries: Iterator[Any], nbytes: int) -> list[bytes]:
+    """A JSON array of entries of any size, `nbytes` of data in all; a large one is written in steps in a thread."""
+    if nbytes > INLINE_NBYTES:
+        return await in_steps(_gathered(_json_entries(entries)))
+    return list(_json_entries(entries))
+
+
+def _json_entries(entries: Iterator[Any]) -> Iterator[bytes]:
+    yield b"["
+    for at, entry in enumerate(entries):
+        yield b"," if at else b""
+        yield from _json_value(entry)
+    yield b"]"
+
+
 async def json_array(count: int, entry_nbytes: int, entry_at: Callable[[int], Any]) -> list[bytes]:
     """A JSON array of `count` entries of about `entry_nbytes` of data; other requests run between the chunks."""
     per_chunk = max(1, JSON_CHUNK_NBYTES // max(1, entry_nbytes))
@@ -176,11 +191,11 @@ def ranked_parts(
 ) -> list[bytes]:
     """`body` as JSON or msgpack, in pieces; `entries` names the field with the list. A bare list is always JSON."""
     if isinstance(body, list):
-        return _joined(_json_list(body))
-    return _joined(_ranked_json(body, entries) if json else _ranked_msgpack(body, entries))
+        return joined(_json_list(body))
+    return joined(_ranked_json(body, entries) if json else _ranked_msgpack(body, entries))
 
 
-def _joined(writing: Iterator[bytes]) -> list[bytes]:
+def joined(writing: Iterator[bytes]) -> list[bytes]:
     """What is written, in pieces of about `PIECE_NBYTES`."""
     pieces, piece = [], bytearray()
     for written in writing:

@@ -11,17 +11,31 @@ from typing import Any
 import falcon
 import falcon.asgi
 
+from frontend.http.inference import InferenceRoute
 from frontend.protocols import shared_routes
 from frontend.protocols.tei import errors
-from frontend.protocols.tei.embed import EmbedResource
+from frontend.protocols.tei.embed import (
+    EmbedAllResource,
+    EmbedResource,
+    EmbedSparseResource,
+    SimilarityResource,
+)
 from frontend.protocols.tei.info import InfoResource
+from frontend.protocols.tei.predict import PredictResource
 from frontend.protocols.tei.rerank import RerankResource
+from frontend.protocols.tei.tokens import DecodeResource, TokenizeResource
 from frontend.services import Services
 from ipc.errors import PenstockError
 
-_OPERATIONS = {
-    "/embed": EmbedResource.operation,
-    "/rerank": RerankResource.operation,
+_RESOURCES: dict[str, type[InferenceRoute]] = {
+    "/embed": EmbedResource,
+    "/embed_all": EmbedAllResource,
+    "/embed_sparse": EmbedSparseResource,
+    "/similarity": SimilarityResource,
+    "/rerank": RerankResource,
+    "/predict": PredictResource,
+    "/tokenize": TokenizeResource,
+    "/decode": DecodeResource,
 }
 
 
@@ -35,20 +49,15 @@ class TeiProtocol:
 
     def mount(self, app: falcon.asgi.App[Any, Any], services: Services) -> None:
         """Add the routes."""
+        resources = {path: make(services) for path, make in _RESOURCES.items()}
         self.prefixes = shared_routes.mount(
-            app,
-            services,
-            self.name,
-            {
-                "/embed": EmbedResource(services),
-                "/rerank": RerankResource(services),
-                "/info": InfoResource(services),
-            },
+            app, services, self.name, {**resources, "/info": InfoResource(services)}
         )
 
     def inference_at(self, path: str) -> tuple[str, str]:
         """The operation of a route; requests name no model."""
-        return _OPERATIONS.get(path, ""), ""
+        resource = _RESOURCES.get(path)
+        return resource.operation if resource else "", ""
 
     def render_error(
         self, error: PenstockError, path: str, req: falcon.asgi.Request | None = None

@@ -1,71 +1,191 @@
-"""POST /embed: one vector for each input."""
+"""POST /embed, /embed_all, /embed_sparse and /similarity: vectors of texts, and how alike texts are."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+import orjson
 
 from frontend.engine.answer import Answer
 from frontend.engine.default_models import default_model
 from frontend.engine.scope import RequestScope
 from frontend.http.rendering import off_loop_if
 from frontend.http.sending import Buffer
+from frontend.http.texts import check_count, check_texts
 from frontend.protocols.sie.convert import check_dimensions
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.inputs import check_inputs, inputs_of, names_of
 from frontend.protocols.sie.one_output import OutputPlan, plan_output
 from frontend.protocols.sie.outputs import INLINE_NBYTES
-from frontend.protocols.sie.render import json_array
-from frontend.protocols.tei.schemas import EmbedRequest, is_query
+from frontend.protocols.sie.render import json_array, json_list
+from frontend.protocols.tei.schemas import EmbedAllRequest, EmbedRequest, SimilarityRequest, is_query
 from ipc.catalog.entries import ModelEntry
+from ipc.wire.field_names import FieldNames
 from ipc.wire.messages import InputItem, ModelStatus
 
+R = TypeVar("R", EmbedRequest, EmbedAllRequest)
 
-class EmbedResource(InferenceResource[EmbedRequest, OutputPlan]):
-    """Dense vectors as a bare array of arrays."""
 
-    operation = "embed"
-    body = EmbedRequest
+class _Vectors(InferenceResource[R, OutputPlan]):
+    """One output of the inputs, as a bare array; always JSON."""
+
     always_json = True
+    output: ClassVar[str]
 
-    def model_of(self, request: EmbedRequest) -> str:
-        """The model that gives dense vectors."""
-        return default_model(self.services.catalog, self.services.settings, ("dense",))
+    def model_of(self, request: R) -> str:
+        """The model that has the output."""
+        return default_model(self.services.catalog, self.services.settings, (self.output,))
 
-    def examine(self, request: EmbedRequest) -> None:
+    def examine(self, request: R) -> None:
         """Inputs of one kind, and a prompt that has a name."""
         check_inputs(request.inputs, "inputs", self.services.settings.limits)
         is_query(request.prompt_name)
 
-    def check(self, request: EmbedRequest, entry: ModelEntry) -> list[InputItem]:
+    def check(self, request: R, entry: ModelEntry) -> list[InputItem]:
         """The texts and token ids as workers take them."""
         return inputs_of(request.inputs)
 
-    def plan(
-        self, request: EmbedRequest, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
-    ) -> OutputPlan:
-        """A call for dense vectors."""
-        check_dimensions(request.dimensions, entry, status.dims.get("dense", 0), "dimensions")
+    def plan(self, request: R, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus) -> OutputPlan:
+        """A call for the output."""
         names, query = names_of(request.inputs, "inputs"), is_query(request.prompt_name)
-        return plan_output(self.services, entry, "dense", inputs, request.options, names, query)
+        return plan_output(self.services, entry, self.output, inputs, request.options, names, query)
 
     async def render(
         self,
         reply: Answer,
         plan: OutputPlan,
-        request: EmbedRequest,
+        request: R,
         scope: RequestScope,
         beside: dict[str, Any],
         json: bool,
     ) -> Sequence[Buffer]:
-        """The vectors, cut and then made as long as was asked."""
+        """The body, which holds no view on the result."""
         with reply:
-            rows = reply.tensors()["dense"][:, : request.dimensions]
-            if request.normalize is not False:
-                rows = await off_loop_if(rows.nbytes > INLINE_NBYTES, normalized, rows)
-            return await json_array(len(rows), rows.shape[1] * rows.itemsize, rows.__getitem__)
+            return await self.listed(reply, request)
+
+    @abstractmethod
+    async def listed(self, reply: Answer, request: R) -> list[bytes]:
+        """The array in pieces."""
+
+
+class EmbedResource(_Vectors[EmbedRequest]):
+    """Dense vectors."""
+
+    operation = "embed"
+    body = EmbedRequest
+    output = "dense"
+
+    def plan(
+        self, request: EmbedRequest, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
+    ) -> OutputPlan:
+        """The call, for vectors that can be as wide as was asked."""
+        check_dimensions(request.dimensions, entry, status.dims.get("dense", 0), "dimensions")
+        return super().plan(request, entry, inputs, status)
+
+    async def listed(self, reply: Answer, request: EmbedRequest) -> list[bytes]:
+        """The vectors, cut and then made as long as was asked."""
+        rows = reply.tensors()["dense"][:, : request.dimensions]
+        if request.normalize is not False:
+            rows = await off_loop_if(rows.nbytes > INLINE_NBYTES, normalized, rows)
+        return await json_array(len(rows), rows.shape[1] * rows.itemsize, rows.__getitem__)
+
+
+class EmbedAllResource(_Vectors[EmbedAllRequest]):
+    """One vector for each token."""
+
+    operation = "embed_all"
+    body = EmbedAllRequest
+    output = "multivector"
+
+    async def listed(self, reply: Answer, request: EmbedAllRequest) -> list[bytes]:
+        """For each input an array of vectors."""
+        values, spans = reply.tensors()["multivector"], _spans(reply.rows("multivector"))
+        return await json_list((values[start:stop] for start, stop in spans), values.nbytes)
+
+
+class EmbedSparseResource(_Vectors[EmbedAllRequest]):
+    """Terms of the vocabulary and their weights."""
+
+    operation = "embed_sparse"
+    body = EmbedAllRequest
+    output = "sparse"
+
+    async def listed(self, reply: Answer, request: EmbedAllRequest) -> list[bytes]:
+        """For each input an array of terms by index."""
+        tensors, spans = reply.tensors(), _spans(reply.rows("sparse.indices"))
+        indices, values = tensors["sparse.indices"], tensors["sparse.values"]
+        terms = (
+            [
+                {"index": index, "value": value}
+                for index, value in zip(
+                    indices[start:stop].tolist(), values[start:stop].tolist(), strict=True
+                )
+            ]
+            for start, stop in spans
+        )
+        return await json_list(terms, 8 * values.nbytes)
+
+
+class SimilarityResource(InferenceResource[SimilarityRequest, OutputPlan]):
+    """The cosine of one text and each of several others."""
+
+    operation = "similarity"
+    body = SimilarityRequest
+    always_json = True
+    _NAMES = FieldNames("inputs.sentences[{}]", "inputs.sentences[{}]", options="")
+
+    def model_of(self, request: SimilarityRequest) -> str:
+        """The model that gives dense vectors."""
+        return default_model(self.services.catalog, self.services.settings, ("dense",))
+
+    def examine(self, request: SimilarityRequest) -> None:
+        """Texts that some model could take, and a prompt that has a name."""
+        limits, given = self.services.settings.limits, request.inputs
+        check_texts([given.source_sentence], "inputs.source_sentence", limits)
+        check_count(len(given.sentences), "inputs.sentences", limits)
+        check_texts(given.sentences, "inputs.sentences[{}]", limits)
+        is_query(request.chosen.prompt_name)
+
+    def check(self, request: SimilarityRequest, entry: ModelEntry) -> list[InputItem]:
+        """The sentences, and behind them the text that they are compared with."""
+        return [InputItem(text) for text in (*request.inputs.sentences, request.inputs.source_sentence)]
+
+    def plan(
+        self, request: SimilarityRequest, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
+    ) -> OutputPlan:
+        """A call for dense vectors."""
+        chosen = request.chosen
+        query = is_query(chosen.prompt_name)
+        return plan_output(self.services, entry, "dense", inputs, chosen.options, self._NAMES, query)
+
+    async def render(
+        self,
+        reply: Answer,
+        plan: OutputPlan,
+        request: SimilarityRequest,
+        scope: RequestScope,
+        beside: dict[str, Any],
+        json: bool,
+    ) -> Sequence[Buffer]:
+        """A cosine for each sentence."""
+        with reply:
+            rows = reply.tensors()["dense"]
+            return [await off_loop_if(rows.nbytes > INLINE_NBYTES, _cosines, rows)]
+
+
+def _cosines(rows: np.ndarray) -> bytes:
+    """JSON of the cosines of the last row and all others."""
+    units = normalized(rows)
+    return orjson.dumps((units[:-1] @ units[-1]).astype(np.float64).tolist())
+
+
+def _spans(rows: Sequence[int]) -> list[tuple[int, int]]:
+    """(first row, end) of each item."""
+    return list(pairwise(accumulate(rows, initial=0)))
 
 
 def normalized(rows: np.ndarray) -> np.ndarray:

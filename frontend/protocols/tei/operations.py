@@ -9,7 +9,15 @@ from msgspec import UNSET, Meta, UnsetType
 
 from frontend.openapi.operation import JSON, Operation
 from frontend.protocols.tei.info import Info
-from frontend.protocols.tei.schemas import EmbedRequest, TextsRequest
+from frontend.protocols.tei.schemas import (
+    DecodeRequest,
+    EmbedAllRequest,
+    EmbedRequest,
+    PredictRequest,
+    SimilarityRequest,
+    TextsRequest,
+    TokenizeRequest,
+)
 
 
 class TeiError(msgspec.Struct):
@@ -27,6 +35,30 @@ class TeiRank(msgspec.Struct):
     index: Annotated[int, Meta(description="Place of the text in the request.")]
     score: Annotated[float, Meta(description="How well the text answers the query.")]
     text: Annotated[str | UnsetType, Meta(description="The text, with `return_text`.")] = UNSET
+
+
+class TeiTerm(msgspec.Struct):
+    """A term of the vocabulary."""
+
+    index: Annotated[int, Meta(description="Number of the term.")]
+    value: Annotated[float, Meta(description="Weight of the term.")]
+
+
+class TeiClass(msgspec.Struct):
+    """A class of a text."""
+
+    score: Annotated[float, Meta(description="How likely the class is; with `raw_scores` the logit.")]
+    label: Annotated[str, Meta(description="Name of the class.")]
+
+
+class TeiToken(msgspec.Struct):
+    """A token of a text."""
+
+    id: Annotated[int, Meta(description="Number of the token.")]
+    text: Annotated[str, Meta(description="Its piece of the text; of a special token the token itself.")]
+    special: Annotated[bool, Meta(description="Whether the token was added around the text.")]
+    start: Annotated[int | None, Meta(description="First character of the piece.")]
+    stop: Annotated[int | None, Meta(description="End of the piece, exclusive.")]
 
 
 _FAULTS: dict[int, type[msgspec.Struct] | None] = dict.fromkeys(
@@ -59,6 +91,48 @@ OPERATIONS = (
         EmbedRequest,
         list[list[float]],
         {"inputs": ["first text", "second text"]},
+    ),
+    _asking(
+        "/embed_all",
+        "A vector for each token of texts, in the form of TEI.",
+        EmbedAllRequest,
+        list[list[list[float]]],
+        {"inputs": ["first text"]},
+    ),
+    _asking(
+        "/embed_sparse",
+        "Terms of texts and their weights, in the form of TEI.",
+        EmbedAllRequest,
+        list[list[TeiTerm]],
+        {"inputs": ["first text"]},
+    ),
+    _asking(
+        "/similarity",
+        "How alike one text and others are, in the form of TEI.",
+        SimilarityRequest,
+        list[float],
+        {"inputs": {"source_sentence": "a text", "sentences": ["one", "two"]}},
+    ),
+    _asking(
+        "/predict",
+        "Classes of texts, in the form of TEI.",
+        PredictRequest,
+        (list[TeiClass], list[list[TeiClass]]),
+        {"inputs": "a text"},
+    ),
+    _asking(
+        "/tokenize",
+        "Tokens of texts, in the form that `server.compatible` chooses.",
+        TokenizeRequest,
+        list[list[TeiToken]],
+        {"inputs": ["first text"]},
+    ),
+    _asking(
+        "/decode",
+        "Texts of token ids, in the form of TEI.",
+        DecodeRequest,
+        list[str],
+        {"ids": [[101, 102]]},
     ),
     _asking(
         "/rerank",

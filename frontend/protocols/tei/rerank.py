@@ -44,7 +44,8 @@ class RerankResource(ScoringResource[TextsRequest]):
     def resolve(self, request: TextsRequest, entry: ModelEntry, items: int) -> Resolved:
         """The options of the model's profile, and what becomes of texts that are too long."""
         catalog, limits = self.services.catalog, self.services.settings.limits
-        return resolve(entry, request.options, None, catalog, items, limits, self.names)
+        options = {**request.options, "activation": "identity" if request.raw_scores else "sigmoid"}
+        return resolve(entry, options, None, catalog, items, limits, self.names)
 
     def echoed_nbytes(self, request: TextsRequest) -> int:
         """Texts that are returned."""

@@ -1,0 +1,94 @@
+"""Tokens of texts, and texts of tokens, for the forms of other APIs: the call, its limits, and its results."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from frontend.engine.answer import Answer
+from frontend.engine.scope import RequestScope
+from frontend.http.rendering import off_loop_if
+from frontend.http.sending import Buffer
+from frontend.http.texts import check_count
+from frontend.protocols.sie.flow import InferenceResource
+from frontend.protocols.sie.schemas import Body
+from ipc.catalog.entries import ENCODE_OUTPUTS, ModelEntry
+from ipc.errors import InvalidInput
+from ipc.settings import Limits
+from ipc.wire.field_names import FieldNames
+from ipc.wire.messages import InputItem, ModelStatus, TokenizeCall
+
+READING = ("chat", *ENCODE_OUTPUTS, "score", "json")
+"""Outputs of models that read texts."""
+_INLINE_NBYTES = 32 << 10
+"""Results above this size are written in a thread."""
+
+
+def check_texts_together(texts: Sequence[str], where: str, limits: Limits) -> None:
+    """Raise `InvalidInput` for no texts, too many, and texts that are together longer than one text may be."""
+    check_count(len(texts), where, limits)
+    _check_sum(
+        sum(len(text.encode()) for text in texts), f"{where}: {{}} bytes in all", limits.max_text_bytes
+    )
+
+
+def check_ids_together(lists: Sequence[Sequence[int]], where: str, limits: Limits) -> None:
+    """The same for lists of token ids, of which each counts as four bytes."""
+    check_count(len(lists), where, limits)
+    _check_sum(sum(map(len, lists)), f"{where}: {{}} token ids in all", limits.max_text_bytes // 4)
+
+
+def _check_sum(found: int, text: str, limit: int) -> None:
+    if found > limit:
+        raise InvalidInput(f"{text.format(found)}, the limit is {limit} (limits.max_text_bytes)")
+
+
+@dataclass(frozen=True, slots=True)
+class TokensPlan:
+    """What to run and on which entry; `longest` is the length of the model in tokens."""
+
+    model: str
+    call: TokenizeCall
+    longest: int
+
+
+R = TypeVar("R", bound=Body)
+
+
+class TokensResource(InferenceResource[R, TokensPlan], Generic[R]):
+    """Base of the routes that tokenize or decode; always JSON."""
+
+    always_json = True
+    names: ClassVar[FieldNames]
+
+    @abstractmethod
+    def special(self, request: R) -> bool:
+        """Whether special tokens belong to the tokens, or to the texts of tokens."""
+
+    def plan(self, request: R, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus) -> TokensPlan:
+        """The call."""
+        call = TokenizeCall(inputs, self.special(request), self.names)
+        return TokensPlan(entry.id, call, status.max_sequence_length)
+
+    async def render(
+        self,
+        reply: Answer,
+        plan: TokensPlan,
+        request: R,
+        scope: RequestScope,
+        beside: dict[str, Any],
+        json: bool,
+    ) -> Sequence[Buffer]:
+        """The body, from a copy of each item's result."""
+        with reply:
+            data, found, at = reply.tensors()["tokens"].data, [], 0
+            for size in reply.rows("tokens"):
+                found.append(bytes(data[at : at + size]))
+                at += size
+        return await off_loop_if(at > _INLINE_NBYTES, self.write, request, plan, found)
+
+    @abstractmethod
+    def write(self, request: R, plan: TokensPlan, found: list[bytes]) -> list[bytes]:
+        """The body in pieces, from the result of each item: msgpack of tokens, or a text in UTF-8."""
