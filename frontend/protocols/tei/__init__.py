@@ -14,15 +14,11 @@ import falcon.asgi
 from frontend.http.inference import InferenceRoute
 from frontend.protocols import shared_routes
 from frontend.protocols.tei import errors
-from frontend.protocols.tei.embed import (
-    EmbedAllResource,
-    EmbedResource,
-    EmbedSparseResource,
-    SimilarityResource,
-)
+from frontend.protocols.tei.embed import EmbedAllResource, EmbedResource, EmbedSparseResource
 from frontend.protocols.tei.info import InfoResource
 from frontend.protocols.tei.predict import PredictResource
 from frontend.protocols.tei.rerank import RerankResource
+from frontend.protocols.tei.similarity import SimilarityResource
 from frontend.protocols.tei.tokens import DecodeResource, TokenizeResource
 from frontend.services import Services
 from ipc.errors import PenstockError
