@@ -80,6 +80,13 @@ FAMILIES: dict[str, Family] = {
     "grounding_dino": Family(title="Grounding DINO", about="Objects that the labels name.", extra="vision"),
     "florence2": Family(title="Florence-2", about="Texts, captions and objects of an image.", extra="vision"),
     "donut": Family(title="Donut", about="Fields of a document's picture.", extra="vision"),
+    "lighton_ocr": Family(title="LightOnOCR", about="The text of a page's picture.", extra="vision"),
+    "glm_ocr": Family(
+        title="GLM-OCR", about="Texts, tables and formulas of a page's picture.", extra="vision"
+    ),
+    "paddleocr_vl": Family(
+        title="PaddleOCR-VL", about="Texts, tables, formulas and charts of a page's picture.", extra="vision"
+    ),
     "document_qa": Family(
         title="Document questions", about="Answers from a page and its words.", extra="vision"
     ),

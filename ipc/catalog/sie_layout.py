@@ -45,6 +45,9 @@ FAMILIES = {
     "owlv2": "owlv2",
     "florence2": "florence2",
     "donut": "donut",
+    "lighton_ocr": "lighton_ocr",
+    "glm_ocr": "glm_ocr",
+    "paddleocr_vl": "paddleocr_vl",
 }
 """Families here, and the adapter modules of SIE whose models they run."""
 _FAMILY_OF = {module: family for family, modules in FAMILIES.items() for module in modules.split()}

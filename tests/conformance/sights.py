@@ -18,6 +18,8 @@ from tests.tiny.models import build
 DETR, RTDETR = "facebook/detr-resnet-50", "PekingU/rtdetr_r18vd"
 OWL, DINO = "google/owlv2-base-patch16-ensemble", "IDEA-Research/grounding-dino-tiny"
 FLORENCE, DONUT = "microsoft/Florence-2-base", "naver-clova-ix/donut-base-finetuned-docvqa"
+LIGHTON, GLM = "lightonai/LightOnOCR-2-1B", "zai-org/GLM-OCR"
+PADDLE = "PaddlePaddle/PaddleOCR-VL-1.5"
 PAGES, WORDS_ONLY = "tiny/layoutlmv3", "tiny/layoutlm"
 NEEDS_TIMM = "facebook/detr-resnet-101"
 
@@ -28,6 +30,9 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     DINO: ("grounding_dino", "grounding_dino", {}),
     FLORENCE: ("florence2", "florence2", {"max_new_tokens": 40}),
     DONUT: ("donut", "donut", {"task": "<s_docvqa>", "max_new_tokens": 20}),
+    LIGHTON: ("lighton_ocr", "lighton_ocr", {"max_new_tokens": 12}),
+    GLM: ("glm_ocr", "glm_ocr", {"max_new_tokens": 12}),
+    PADDLE: ("paddleocr_vl", "paddleocr_vl", {"max_new_tokens": 12}),
     PAGES: ("layoutlmv3", "document_qa", {}),
     WORDS_ONLY: ("layoutlm", "document_qa", {}),
 }

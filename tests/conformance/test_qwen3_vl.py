@@ -14,6 +14,7 @@ import transformers
 from PIL import Image
 
 from tests.conformance.conftest import Families
+from tests.conformance.conversations import PICTURE, token_ids
 from tests.conformance.towers import EMBEDDING, RERANKER, ask, item_of, items_of
 from tests.conformance.wire import FORMS, JSON, MSGPACK, Form, assert_refused
 from tests.harness.server import Server
@@ -29,7 +30,6 @@ JUDGE = (
     'Note that the answer can only be "yes" or "no".'
 )
 RETRIEVE = "Given a search query, retrieve relevant candidates that answer the query."
-PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
 
 Content = str | Image.Image | tuple[Image.Image, str]
 """A text, a picture, or a picture with a text."""
@@ -56,12 +56,7 @@ class Reference:
 
     def ids(self, system: str, user: str, pictures: Sequence[Image.Image]) -> tuple[Any, dict[str, Any]]:
         """Token ids [1, t] of a conversation, and the model's arguments for its pictures."""
-        text = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n"
-        seen = dict(self.images(images=list(pictures), return_tensors="pt")) if pictures else {}
-        for rows in seen.get("image_grid_thw", []):
-            text = text.replace("<|image_pad|>", "<seen>" * int(rows.prod() // 4), 1)
-        ids = self.tokenizer(text.replace("<seen>", "<|image_pad|>"), return_tensors="pt")["input_ids"]
-        return ids, seen
+        return token_ids(self.tokenizer, self.images, [("system", system), ("user", user)], pictures)
 
     @torch.inference_mode()
     def last(self, system: str, user: str, pictures: Sequence[Image.Image]) -> torch.Tensor:

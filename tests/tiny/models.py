@@ -27,6 +27,7 @@ MODULES = (
     "tests.tiny.detectors",
     "tests.tiny.readers",
     "tests.tiny.towers",
+    "tests.tiny.ocr",
 )
 """Where builders are looked for: each module has `BUILDERS` by name."""
 SEED = 20240607

@@ -32,7 +32,7 @@ _CHAT = (
     "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
     "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-_VISION_MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+VISION_MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 
 
 def clip(directory: Path) -> None:
@@ -115,12 +115,7 @@ def colqwen2(directory: Path) -> None:
 
 def qwen3_vl(directory: Path) -> None:
     """Qwen3-VL with a head, for vectors and for answers; pictures have one token for every 32 x 32 pixels."""
-    tokenizer = _qwen(directory)
-    tokenizer.add_tokens(
-        [AddedToken(word, single_word=True, normalized=False) for word in ("yes", "no")], special_tokens=False
-    )
-    tokenizer.chat_template = _CHAT
-    tokenizer.save_pretrained(str(directory))
+    tokenizer = chat_tokenizer(directory)
     images = transformers.Qwen2VLImageProcessor(patch_size=16, merge_size=2, temporal_patch_size=2)
     images.save_pretrained(str(directory))
     text = {**SIZES, "vocab_size": len(tokenizer), "num_key_value_heads": 2, "head_dim": 16}
@@ -140,6 +135,17 @@ def qwen3_vl(directory: Path) -> None:
     save_spread(transformers.Qwen3VLForConditionalGeneration(config), directory, 0.1)
 
 
+def chat_tokenizer(directory: Path) -> Any:
+    """A Qwen tokenizer with a chat template and the words that answer."""
+    tokenizer = _qwen(directory)
+    tokenizer.add_tokens(
+        [AddedToken(word, single_word=True, normalized=False) for word in ("yes", "no")], special_tokens=False
+    )
+    tokenizer.chat_template = _CHAT
+    tokenizer.save_pretrained(str(directory))
+    return tokenizer
+
+
 BUILDERS: dict[str, Callable[[Path], None]] = {
     builder.__name__: builder for builder in (clip, siglip, colpali, colqwen2, qwen3_vl)
 }
@@ -148,7 +154,7 @@ BUILDERS: dict[str, Callable[[Path], None]] = {
 def _vision_ids(tokenizer: Any) -> dict[str, int]:
     """Ids of the marks of pictures, by their names in a config."""
     names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
-    return dict(zip(names, tokenizer.convert_tokens_to_ids(list(_VISION_MARKS)), strict=True))
+    return dict(zip(names, tokenizer.convert_tokens_to_ids(list(VISION_MARKS)), strict=True))
 
 
 def _sentencepiece(size: int) -> bytes:
@@ -193,8 +199,8 @@ def _qwen(directory: Path) -> Any:
         pad_token="<|endoftext|>",
         model_max_length=2048,
         padding_side="left",
-        additional_special_tokens=[*_MARKS[1:], *_VISION_MARKS],
+        additional_special_tokens=[*_MARKS[1:], *VISION_MARKS],
     )
-    tokenizer.add_tokens([AddedToken(mark, special=True) for mark in (*_MARKS, *_VISION_MARKS)])
+    tokenizer.add_tokens([AddedToken(mark, special=True) for mark in (*_MARKS, *VISION_MARKS)])
     tokenizer.save_pretrained(str(directory))
     return tokenizer

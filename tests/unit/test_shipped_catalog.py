@@ -27,7 +27,7 @@ ENTRIES = {path: read_entry(path) for path in FILES}
 VARIANTS = Catalog(ENTRIES.values())
 NEED_IMAGES = {
     "clip", "siglip", "colpali", "colqwen2", "detection", "owlv2", "grounding_dino", "florence2", "donut",
-    "document_qa", "qwen3_vl_embedding", "qwen3_vl_reranker",
+    "document_qa", "qwen3_vl_embedding", "qwen3_vl_reranker", "lighton_ocr", "glm_ocr", "paddleocr_vl",
 }  # fmt: skip
 COMMON_OPTIONS = {"instruction", "overflow_policy", "muvera"}
 

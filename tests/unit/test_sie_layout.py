@@ -183,10 +183,10 @@ def test_every_adapter_of_the_table_is_a_family_here() -> None:
 
 
 def test_an_adapter_that_no_family_stands_for_keeps_its_path(tmp_path: Path) -> None:
-    text = M3.replace("bge_m3_flash:BGEM3FlashAdapter", "lighton_ocr:Adapter")
+    text = M3.replace("bge_m3_flash:BGEM3FlashAdapter", "docling:Adapter")
     adapter = catalog_of(tmp_path, text)["org/m3"].adapter
-    assert adapter == "sie_server.adapters.lighton_ocr:Adapter"
-    with pytest.raises(registry.UnknownAdapterError, match=r"lighton_ocr:Adapter.*no module"):
+    assert adapter == "sie_server.adapters.docling:Adapter"
+    with pytest.raises(registry.UnknownAdapterError, match=r"docling:Adapter.*no module"):
         registry.resolve(adapter)
 
 

@@ -174,7 +174,7 @@ def test_scores_that_are_no_numbers_fail_their_item(donut: Adapter) -> None:
     items = [InputItem(images=[encoded(picture(number))]) for number in (1, 2)]
     prepared = _prepared(donut, ExtractCall(items, options={"task": "<s_cord-v2>", "max_new_tokens": 4}))
     whole = donut.extract(donut.collate(prepared))
-    prepared[0].payload.pixels[:] = float("nan")
+    prepared[0].payload.inputs["pixel_values"][:] = float("nan")
     found = donut.extract(donut.collate(prepared))
     assert isinstance(found[0], ItemFailure) and found[0].code == "INFERENCE_ERROR"
     assert found[1] == whole[1]

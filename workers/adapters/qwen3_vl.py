@@ -30,6 +30,8 @@ from workers.adapters.shared.vision_chat import Message, Part, PromptBatch, Visi
 
 REPRESENT = "Represent the user's input."
 RETRIEVE = "Given a search query, retrieve relevant candidates that answer the query."
+PIXELS = {"min_pixels": 4 * 32 * 32, "max_pixels": 1800 * 32 * 32}
+"""Least and most pixels of a picture, 4 to 1800 tokens."""
 JUDGE = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
     'Note that the answer can only be "yes" or "no".'
@@ -49,7 +51,7 @@ class Qwen3VlEmbeddingAdapter(VisionChatModel):
     @classmethod
     def load(cls, context: LoadContext) -> Qwen3VlEmbeddingAdapter:
         """Load tokenizer, image processor and weights; progress phases are "tokenizer" and "weights"."""
-        chat = VisionChat.load(context)
+        chat = VisionChat.load(context, **PIXELS)
         return cls(load_model(context, Qwen3VLModel), chat, context)
 
     @property
@@ -104,7 +106,7 @@ class Qwen3VlRerankerAdapter(VisionChatModel):
 
         Raises ValueError for answers that are no single tokens.
         """
-        chat = VisionChat.load(context)
+        chat = VisionChat.load(context, **PIXELS)
         model = load_model(context, Qwen3VLForConditionalGeneration)
         return cls(model.model, chat, context, answer_rows(model, chat.tokenizer, context.options))
 

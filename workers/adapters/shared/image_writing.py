@@ -45,9 +45,9 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One prepared picture: pixel values float32 [3, h, w], its size, and the assignment."""
+    """One prepared picture: arguments of the model, to be joined along their first dimension, size, and assignment."""
 
-    pixels: np.ndarray
+    inputs: Mapping[str, np.ndarray]
     size: Size
     assignment: Assignment
 
@@ -111,8 +111,9 @@ class ImageWriter(ImageExtractAdapter):
     def prepared(self, image: Any, item: InputItem, wanted: Any) -> Prepared | ItemFailure:
         """Pixel values of one picture; the cost is the tokens of picture and prompt."""
         found = self._processor.image_processor(images=image, return_tensors="np")
-        pixels = np.asarray(found["pixel_values"][0], np.float32)
-        return Prepared(Page(pixels, size_of(image), wanted), self.tokens_read(pixels) + len(wanted.prompt))
+        pixels = np.asarray(found["pixel_values"], np.float32)
+        page = Page({"pixel_values": pixels}, size_of(image), wanted)
+        return Prepared(page, self.tokens_read(pixels[0]) + len(wanted.prompt))
 
     @abstractmethod
     def tokens_read(self, pixels: np.ndarray) -> int:
@@ -123,7 +124,8 @@ class ImageWriter(ImageExtractAdapter):
         groups: dict[Hashable, Pages] = {}
         for at, item in enumerate(prepared):
             page: Page = item.payload
-            key = (page.pixels.shape, len(page.assignment.prompt), page.assignment.max_new_tokens)
+            shapes = tuple(array.shape for array in page.inputs.values())
+            key = (shapes, len(page.assignment.prompt), page.assignment.max_new_tokens)
             group = groups.setdefault(key, Pages([], []))
             group.pages.append(page)
             group.places.append(at)
@@ -141,8 +143,12 @@ class ImageWriter(ImageExtractAdapter):
         heed, sound = _Heed(group.places), _Soundness(len(group.pages), self._model.device)
         how = group.pages[0].assignment
         prompts = np.asarray([page.assignment.prompt for page in group.pages], np.int64)
+        pictures = {
+            name: self.on_device(np.concatenate([page.inputs[name] for page in group.pages]))
+            for name in group.pages[0].inputs
+        }
         rows = self._model.generate(
-            pixel_values=self.on_device(np.stack([page.pixels for page in group.pages])),
+            **pictures,
             **self.model_inputs(self.on_device(prompts)),
             max_new_tokens=how.max_new_tokens,
             num_beams=how.num_beams,

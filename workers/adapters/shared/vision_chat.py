@@ -1,4 +1,4 @@
-"""Conversations with pictures, as vision-language models of the Qwen3-VL kind read them.
+"""Conversations with pictures, as vision-language models read them.
 
 1. `VisionChat` makes a `Prompt` of messages: the checkpoint's own chat template puts the marks around texts and
    pictures, and the mark of each picture is repeated for each of its tokens.
@@ -30,16 +30,15 @@ from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import PackedBatch, TokenSequence, pack
 from workers.adapters.shared.tokenizing import as_ids, cut_to_fit, rust_copy
 
-PIXELS = {"min_pixels": 4 * 32 * 32, "max_pixels": 1800 * 32 * 32}
-"""Least and most pixels of a picture: 4 to 1800 tokens, as in the reference (github.com/QwenLM/Qwen3-VL-Embedding)."""
+_PIXELS = ("min_pixels", "max_pixels")
+_INPUTS = ("pixel_values", "image_grid_thw", "image_sizes")
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A processed picture: float32 [patches, width], its grid int64 [frames, rows, columns], and its tokens."""
+    """A processed picture: arguments of the model, to be joined along their first dimension, and its tokens."""
 
-    patches: np.ndarray
-    grid: np.ndarray
+    inputs: Mapping[str, np.ndarray]
     tokens: int
 
 
@@ -69,35 +68,38 @@ class PromptBatch:
 class VisionChat:
     """Tokenizer, template and image processor of one model.  Thread-safe."""
 
-    def __init__(self, tokenizer: Any, images: Any, template: str, marks: Sequence[str]) -> None:
-        """Take the parts; `marks` are the texts that stand for a picture and for other media."""
-        self.tokenizer, self._images, self._template = tokenizer, images, template
+    def __init__(self, tokenizer: Any, images: Any, template: str, config: Any) -> None:
+        """Take the parts and the model's config, which names the tokens that stand for pictures and videos."""
+        self.tokenizer, self._images, self._template, self._config = tokenizer, images, template, config
         self._backend = rust_copy(tokenizer)
-        self._marks = marks
+        ids = (config.image_token_id, getattr(config, "video_token_id", None))
+        self._marks = tokenizer.convert_ids_to_tokens([token for token in ids if token is not None])
         self.pad_id = int(tokenizer.pad_token_id or 0)
 
     @classmethod
-    def load(cls, context: LoadContext) -> VisionChat:
+    def load(cls, context: LoadContext, **pixels: int) -> VisionChat:
         """Load from the context's directory; reports the phase "tokenizer".
 
-        Raises ValueError for a checkpoint without a chat template, ImportError without pillow.
+        `pixels`, and over them the options of the load, bound the size of pictures. Raises ValueError for a checkpoint
+        without a chat template, ImportError without pillow.
         """
-        pixels = {name: context.options.get(name, value) for name, value in PIXELS.items()}
+        pixels |= {name: context.options[name] for name in _PIXELS if name in context.options}
         trust = context.trust_remote_code
         images = load_image_processor(context.directory, trust_remote_code=trust, **pixels)
         config = AutoConfig.from_pretrained(
             str(context.directory), local_files_only=True, trust_remote_code=trust
         )
         tokenizer = load_tokenizer(context)
-        marks = tokenizer.convert_ids_to_tokens([config.image_token_id, config.video_token_id])
-        return cls(tokenizer, images, _template(tokenizer, context.directory), marks)
+        return cls(tokenizer, images, _template(tokenizer, context.directory), config)
 
     def picture(self, image: Any) -> Picture:
         """An RGB image in the sizes of the model."""
         found = self._images(images=[image], return_tensors="np")
-        grid = found["image_grid_thw"][0]
-        tokens = int(grid.prod()) // self._images.merge_size**2
-        return Picture(np.asarray(found["pixel_values"], np.float32), grid, tokens)
+        inputs = {name: np.asarray(found[name]) for name in _INPUTS if name in found}
+        if "image_grid_thw" in inputs:
+            return Picture(inputs, int(inputs["image_grid_thw"].prod()) // self._images.merge_size**2)
+        side = int(self._config.vision_config.patch_size) * int(self._config.spatial_merge_size)
+        return Picture(inputs, int((inputs["image_sizes"] // side).prod()))
 
     def prompt(self, messages: Sequence[Message]) -> Prompt:
         """The conversation, up to where the model would answer. No text may hold a mark."""
@@ -218,11 +220,10 @@ def _described(part: Part) -> dict[str, str]:
 
 def _joined(pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
     """Arguments of the model for these pictures."""
-    if not pictures:
-        return {}
+    names = pictures[0].inputs if pictures else ()
     return {
-        "pixel_values": torch.from_numpy(np.concatenate([picture.patches for picture in pictures])),
-        "image_grid_thw": torch.from_numpy(np.stack([picture.grid for picture in pictures])),
+        name: torch.from_numpy(np.concatenate([picture.inputs[name] for picture in pictures]))
+        for name in names
     }
 
 
