@@ -22,13 +22,29 @@ class Wire(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Base of all wire structs."""
 
 
+MAX_CHUNKS = 4096
+"""Chunks that one document may have."""
+
+
 class InputItem(Wire, frozen=True):
-    """One item: a text or token ids given by the caller, encoded images, and metadata that some families read."""
+    """One item: a text or token ids given by the caller, encoded images, and metadata that some families read.
+
+    `spans` are the chunks of a text by their characters, where the caller gives chunks.
+    """
 
     text: str | None = None
     ids: list[int] | None = None
     images: list[bytes] = []
     metadata: dict[str, Any] | None = None
+    spans: list[tuple[int, int]] = []
+
+
+class Chunking(Wire, frozen=True):
+    """How documents are divided: `by` "tokens", "sentences" or "spans", with so many of them a chunk, some shared."""
+
+    by: str
+    size: int = 1
+    overlap: int = 0
 
 
 class BlockRef(Wire, frozen=True):
@@ -41,6 +57,8 @@ class BlockRef(Wire, frozen=True):
 
 class EncodeCall(Wire, frozen=True, tag="encode"):
     """Encode `items` into `outputs` (`dense`, `sparse`, `multivector`).
+
+    With `chunking` the only output is `chunks`: dense vectors of parts of each item, from one pass over the whole item.
 
     In every call `options` are the model's runtime options with the request's laid over them, `overflow` says what
     happens to an item that is too long (values of `OVERFLOW_POLICIES`), `lora` names an adapter ("":
@@ -55,6 +73,7 @@ class EncodeCall(Wire, frozen=True, tag="encode"):
     overflow: str = "truncate"
     lora: str = ""
     names: FieldNames = FieldNames()
+    chunking: Chunking | None = None
 
 
 class ScoreCall(Wire, frozen=True, tag="score"):

@@ -7,12 +7,14 @@ import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.corpus import passages
-from tests.conformance.minilm import DIMS, DIRECTORY, MODEL, reference, token_ids
+from tests.conformance.minilm import DIMS, DIRECTORY, MODEL, reference, reference_model, token_ids
 from tests.conformance.wire import FORMS, JSON, MSGPACK, Form
 from tests.harness.server import ROOT, Server, serving
 
@@ -176,3 +178,93 @@ def test_models_says_what_the_shipped_model_is(server: Server) -> None:
     info = server.get(f"/v1/models/{MODEL}").json()
     assert info["dims"] == {"dense": DIMS} and info["max_sequence_length"] == LONGEST_TOKENS
     assert info["loaded"] is True and info["profiles"]["default"]["output_similarity"] == {"dense": "cosine"}
+
+
+SENTENCES = ["Berlin is the capital of Germany.", "It has 3.85 million inhabitants.", "The area is 891 km2."]
+
+
+def chunk_vectors(server: Server, text: str, form: Form = JSON, **option: object) -> dict[str, Any]:
+    """The chunks of one document."""
+    body = {"items": [{"text": text}], "params": {"options": {"late_chunking": option or True}}}
+    answer = form.post(server, f"/v1/encode/{MODEL}", body)
+    assert answer.status == 200, answer.body
+    [item] = form.load(answer.body)["items"]
+    assert list(item) == ["chunks"]
+    chunks: dict[str, Any] = item["chunks"]
+    return chunks
+
+
+def test_chunks_of_a_document_equal_the_means_of_its_tokens(server: Server) -> None:
+    text = " ".join(SENTENCES)
+    model, tokenizer = reference_model()[0].auto_model, reference_model().tokenizer
+    given = tokenizer(text, return_offsets_mapping=True, return_tensors="pt")
+    stops = given.pop("offset_mapping")[0, 1:-1, 1].numpy()
+    with torch.inference_mode():
+        states = model(**given).last_hidden_state[0, 1:-1].double().numpy()
+    borders = np.cumsum([len(one) + 1 for one in SENTENCES])
+    means = [
+        states[(stops > stop - len(one) - 1) & (stops < stop)].mean(0)
+        for one, stop in zip(SENTENCES, borders, strict=True)
+    ]
+    expected = np.array([mean / np.linalg.norm(mean) for mean in means])
+    for form in FORMS:
+        chunks = chunk_vectors(server, text, form)
+        assert list(chunks) == ["dims", "num_chunks", "dtype", "spans", "values"]
+        assert (chunks["dims"], chunks["num_chunks"], chunks["dtype"]) == (DIMS, 3, "float32")
+        assert np.array(chunks["spans"]).tolist() == [[0, 33], [34, 66], [67, 87]]
+        np.testing.assert_allclose(np.array(chunks["values"]), expected, rtol=0, atol=1e-5)
+    found = chunk_vectors(server, text, spans=[[[0, 33], [34, 66], [67, 87]]])
+    np.testing.assert_allclose(found["values"], expected, rtol=0, atol=1e-5)
+    body = {"model": MODEL, "input": SENTENCES, "late_chunking": True, "dimensions": 384}
+    answer = server.post("/v1/embeddings", body).json()
+    assert [one["index"] for one in answer["data"]] == [0, 1, 2]
+    np.testing.assert_allclose([one["embedding"] for one in answer["data"]], expected, rtol=0, atol=1e-5)
+    assert answer["usage"]["total_tokens"] == len(states) + 2
+    small = JSON.post(
+        server,
+        f"/v1/encode/{MODEL}",
+        {
+            "items": [{"text": text}, {"text": ""}],
+            "params": {
+                "output_dtype": "binary",
+                "options": {"late_chunking": {"by": "sentences", "size": 2}, "dimensions": 64},
+            },
+        },
+    ).json()["items"]
+    assert [one["chunks"]["num_chunks"] for one in small] == [2, 0]
+    assert np.array(small[0]["chunks"]["values"]).shape == (2, 8) and small[1]["chunks"]["spans"] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"late_chunking": {"spans": []}}, "params.options.late_chunking.spans: 0 lists for 1 items"),
+        ({"late_chunking": True, "overflow_policy": "chunk"}, "overflow_policy: 'chunk' does not go with"),
+        (
+            {"late_chunking": {"spans": [[[0, 5], [5, 6]]]}},
+            "items[0]: late_chunking: chunk 1, characters 5 to 6",
+        ),
+        ({"late_chunking": {"by": "tokens", "size": 3}}, "late_chunking.size: 3 is outside 16..1048576"),
+    ],
+)
+def test_chunks_that_cannot_be_made_are_refused(server: Server, options: object, words: str) -> None:
+    body = {"items": [{"text": "water is here"}], "params": {"options": options}}
+    answer = server.post(f"/v1/encode/{MODEL}", body)
+    assert (answer.status, words in answer.json()["detail"]["message"]) == (400, True), answer.body
+
+
+def test_a_document_is_taken_whole_or_not_at_all(server: Server) -> None:
+    body = {"items": [{"text": "water " * 300}], "params": {"options": {"late_chunking": True}}}
+    answer = server.post(f"/v1/encode/{MODEL}", body)
+    assert (
+        answer.status == 400
+        and "items[0].text: 302 tokens, the limit of" in answer.json()["detail"]["message"]
+    )
+    for given, words in (
+        ({"input": ["water " * 200] * 2}, "input: 402 tokens, the limit of"),
+        ({"input": ["a", ""]}, "input[1]"),
+        ({"input": [[5, 6]]}, "input[0] is of token ids"),
+        ({"input": ["a"], "overflow_policy": "truncate_left"}, "overflow_policy: 'truncate_left' does not"),
+    ):
+        answer = server.post("/v1/embeddings", {"model": MODEL, "late_chunking": True, **given})
+        assert answer.status == 400 and words in answer.json()["error"]["message"], answer.body

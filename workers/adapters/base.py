@@ -129,6 +129,14 @@ class SparseRows:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkRows:
+    """fp32 [chunks of all items, dims] on the device, and for each item int32 [chunks, 2] characters on the host."""
+
+    vectors: torch.Tensor
+    spans: list[np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
 class LoadContext:
     """The arguments of `Adapter.load`.
 
@@ -225,6 +233,11 @@ class Adapter(ABC):
         return ()
 
     @property
+    def chunk_refusal(self) -> str:
+        """Why this model makes no vectors of the chunks of a document; empty if it does."""
+        return "this model's family makes no vectors of chunks"
+
+    @property
     def config(self) -> ModelConfig | None:
         """Inputs and outputs of a model of named tensors, always the same object; None for other models."""
         return None
@@ -266,6 +279,10 @@ class Adapter(ABC):
         sparse       `SparseRows`
         """
         raise InvalidInput("this model does not support encode")
+
+    def encode_chunks(self, batch: Any) -> ChunkRows:
+        """Run one batch of documents with `EncodeCall.chunking`, if `chunk_refusal` is empty.  Device thread only."""
+        raise InvalidInput(self.chunk_refusal)
 
     def score(self, batch: Any) -> torch.Tensor:
         """Run one batch of prepared pairs: fp32 [items].  Device thread only."""

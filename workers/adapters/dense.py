@@ -6,6 +6,8 @@ Serves any directory in the sentence-transformers layout and plain transformers 
 2. `collate` packs the sequences into one row without padding.
 3. `encode` runs the transformer, pools each sequence, applies the layers after the pooling (Dense, LayerNorm,
    Normalize), all in fp32, and restores the order of the items.
+
+With late chunking the pooling takes the tokens of each chunk in turn (`workers.adapters.shared.chunking`).
 """
 
 from __future__ import annotations
@@ -14,13 +16,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ipc.wire.messages import Call, EncodeCall, InputItem
-from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared, SparseRows
+from ipc.wire.messages import Call, Chunking, EncodeCall, InputItem
+from workers.adapters.base import (
+    AdapterSpec,
+    ChunkRows,
+    Excess,
+    ItemFailure,
+    ItemRefused,
+    LoadContext,
+    Prepared,
+    SparseRows,
+)
 from workers.adapters.shared.checkpoint import attends_causally
+from workers.adapters.shared.chunking import chunks_of, means
 from workers.adapters.shared.heads import Normalize, load_head, pool
 from workers.adapters.shared.pooling_modes import resolve_modes
 from workers.adapters.shared.sentence_transformers_layout import ModelLayout, ModuleConfig, read_layout
@@ -74,8 +87,43 @@ class DenseAdapter(TextAdapter):
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Tokenize with prompts; raises ValueError for an item with neither text nor ids."""
         is_query = isinstance(call, EncodeCall) and call.is_query
+        if isinstance(call, EncodeCall) and call.chunking is not None:
+            before, after = self._text.prompts.affixes(call.instruction, is_query)
+            return [self._document(item, before, after, call.chunking) for item in items]
         found = self._text.payloads(items, call.instruction, is_query, call.overflow)
         return [payload.prepared(truncated) for payload, truncated in found]
+
+    def _document(self, item: InputItem, before: str, after: str, rule: Chunking) -> Prepared:
+        """A document whole, with the tokens of its chunks. Raises `ItemRefused` for chunks that it cannot have.
+
+        A document over the model's length is marked as truncated, and has no chunks.
+        """
+        if item.text is None:
+            raise ItemRefused(item, "late_chunking: expected a text")
+        text = item.text
+        tokens, places, count = self._text.tokenizer.placed(f"{before}{text}{after}")
+        sequence = sequence_of(tokens)
+        if tokens.truncated:
+            payload = TextPayload((sequence,), excess=Excess(count, self._text.limit))
+            return payload.prepared(True)
+        places = places - len(before)
+        own = np.flatnonzero((places[:, 1] > 0) & (places[:, 1] <= len(text)))
+        try:
+            chunks = chunks_of(text, places[own].clip(0), own, rule, item.spans)
+        except ValueError as error:
+            raise ItemRefused(item, str(error)) from error
+        return Prepared(TextPayload((sequence,), extra=chunks), len(tokens.ids), rows=len(chunks.ranges))
+
+    @property
+    def chunk_refusal(self) -> str:
+        """Only a mean of token vectors has a counterpart for a part of the text."""
+        if self._pooling != ("mean",):
+            return f"needs a model with mean pooling, this model pools by {', '.join(self._pooling)}"
+        return (
+            ""
+            if self._text.tokenizer.tells_places
+            else "the tokenizer of this model tells no places of tokens"
+        )
 
     def encode(self, batch: TextBatch, outputs: frozenset[str]) -> dict[str, torch.Tensor | SparseRows]:
         """{"dense": fp32 [n, dims]} on the device; raises ValueError for any other output."""
@@ -96,6 +144,22 @@ class DenseAdapter(TextAdapter):
             found.append(vectors.index_select(0, packed.restore))
         vectors = mean_of_windows(found, batch)
         return F.normalize(vectors, p=2, dim=-1) if self._normalize else vectors
+
+    @torch.inference_mode()
+    def encode_chunks(self, batch: TextBatch) -> ChunkRows:
+        """A vector for each chunk of each document, all from one pass over the documents."""
+        found = []
+        for row, _, rows in self._text.run(batch):
+            if len(self._token_head):
+                rows = self._token_head(rows.float())
+            firsts = row.packed.layout.first.numpy()[row.packed.restore.numpy()]
+            ranges = [
+                first + batch.payloads[at].extra.ranges for first, at in zip(firsts, row.owners, strict=True)
+            ]
+            found.append(means(rows, np.concatenate(ranges)))
+        vectors = self._vector_head(torch.cat(found))
+        spans = [payload.extra.spans for payload in batch.payloads]
+        return ChunkRows(F.normalize(vectors, p=2, dim=-1) if self._normalize else vectors, spans)
 
     def _proof_width(self) -> int:
         """The width of the vector of an empty text. Raises RuntimeError for values that are not finite."""

@@ -20,9 +20,11 @@ class Encode:
     on_device = True
 
     def check(self, adapter: Adapter, call: EncodeCall) -> None:
-        """Raise `InvalidInput` when an output is not one of the adapter's."""
+        """Raise `InvalidInput` when an output is not one of the adapter's, or it makes no chunks."""
+        if call.chunking is not None and adapter.chunk_refusal:
+            raise InvalidInput(f"{call.names.options}late_chunking: {adapter.chunk_refusal}")
         for output in call.outputs:
-            if output not in adapter.dims:
+            if output not in adapter.dims and not (output == "chunks" and call.chunking is not None):
                 raise InvalidInput(
                     f"params.output_types: this model has no {output!r} output, only {sorted(adapter.dims)}"
                 )
@@ -36,17 +38,18 @@ class Encode:
         return False
 
     def needs_prepared(self, call: EncodeCall) -> bool:
-        """How many token vectors there will be is known once the items are tokens."""
-        return "multivector" in call.outputs
+        """How many token vectors or chunks there will be is known once the items are tokens."""
+        return "multivector" in call.outputs or call.chunking is not None
 
     def layout(self, adapter: Adapter, call: EncodeCall, prepared: Sequence[Prepared]) -> list[Part]:
-        """float32 rows: one per item, or as many as it has tokens."""
+        """float32 rows: one per item, or as many as it has tokens or chunks."""
         items, parts = len(call.items), []
         if "dense" in call.outputs:
             parts.append(Part("dense", "float32", (items, adapter.dims["dense"])))
-        if "multivector" in call.outputs:
-            rows = [item.rows for item in prepared]
-            parts.append(Part("multivector", "float32", (sum(rows), adapter.dims["multivector"]), rows))
+        for name, width in (("multivector", "multivector"), ("chunks", "dense")):
+            if name in call.outputs:
+                rows = [item.rows for item in prepared]
+                parts.append(Part(name, "float32", (sum(rows), adapter.dims[width]), rows))
         return parts
 
     def prepare(
@@ -58,6 +61,10 @@ class Encode:
     def run(self, adapter: Adapter, batch: Any, call: EncodeCall) -> Results:
         """One forward pass with the heads of all outputs."""
         results = Results()
+        if call.chunking is not None:
+            chunks = adapter.encode_chunks(batch)
+            results.ragged["chunks"], results.loose["chunks.spans"] = chunks.vectors, chunks.spans
+            return results
         for name, values in adapter.encode(batch, frozenset(call.outputs)).items():
             if isinstance(values, SparseRows):
                 results.loose["sparse.indices"] = values.indices

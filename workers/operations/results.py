@@ -33,7 +33,7 @@ class Results:
 
     rows      float tensors [items, ...]
     ragged    float tensors [rows of all items, ...], item after item, `Prepared.rows` of each
-    loose     per item a 1-D host array of any length
+    loose     per item a host array of any length
     named     outputs of a batch of named tensors; they may have any values
     failures  items that failed alone, by place in the batch
     """

@@ -10,6 +10,7 @@ from typing import Any
 
 from frontend.engine.options import Resolved, typed
 from frontend.engine.quantize import OUTPUT_DTYPES
+from frontend.protocols.sie import chunking
 from frontend.protocols.sie.muvera import Muvera, check_size, read_settings
 from frontend.protocols.sie.schemas import EmbeddingsRequest, EncodeParams, RerankRequest
 from ipc.catalog.entries import ENCODE_OUTPUTS, ModelEntry
@@ -88,7 +89,9 @@ def plan_encode(
     `max_nbytes` limits the vectors that are made in this process.
     """
     options, entry = resolved.options, resolved.entry
-    muvera = _muvera(options.get("muvera"), entry, dims)
+    where = f"{BEFORE}{chunking.OPTION}"
+    divided = chunking.read(options.get(chunking.OPTION), where)
+    muvera = None if divided else _muvera(options.get("muvera"), entry, dims)
     outputs = _outputs(resolved, params, muvera)
     if "dense" not in outputs:
         muvera = None
@@ -99,6 +102,9 @@ def plan_encode(
     computed = outputs if muvera is None else [name for name in outputs if name != "dense"]
     if muvera is not None and "multivector" not in computed:
         computed = [*computed, "multivector"]
+    if divided is not None:
+        _check_divided(outputs, options, where)
+        items, outputs = chunking.with_spans(items, divided), ["chunks"]
     call = EncodeCall(
         items,
         computed,
@@ -108,6 +114,8 @@ def plan_encode(
         resolved.overflow,
         resolved.lora,
     )
+    if divided is not None:
+        call = chunking.divided(call, divided.rule)
     return EncodePlan(
         model=entry.id,
         call=call,
@@ -117,6 +125,17 @@ def plan_encode(
         muvera=muvera,
         sparse_dims=entry.outputs["sparse"].dims or dims.get("sparse") if "sparse" in outputs else None,
     )
+
+
+def _check_divided(outputs: list[str], options: dict[str, Any], where: str) -> None:
+    """Raise `InvalidInput` for what late chunking does not go with."""
+    if outputs != ["dense"]:
+        raise InvalidInput(
+            f"{where}: makes dense vectors only, the outputs asked for are {', '.join(outputs)}"
+        )
+    chunking.check_policy(options.get("overflow_policy"), f"{BEFORE}overflow_policy")
+    if options.get("muvera"):
+        raise InvalidInput(f"{BEFORE}muvera: does not go with {chunking.OPTION}")
 
 
 def _muvera(value: Any, entry: ModelEntry, dims: dict[str, int]) -> Muvera | None:

@@ -13,7 +13,7 @@ from frontend.engine.answer import Answer
 from frontend.engine.options import check_options, resolve
 from frontend.engine.scope import RequestScope
 from frontend.http.sending import Buffer
-from frontend.protocols.sie import render
+from frontend.protocols.sie import chunking, render
 from frontend.protocols.sie.convert import check_dimensions, options_of, require_texts, usage_of
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.inputs import check_inputs, inputs_of, names_of, tokens_of
@@ -21,7 +21,7 @@ from frontend.protocols.sie.outputs import dense_of
 from frontend.protocols.sie.schemas import EmbeddingsRequest
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
-from ipc.wire.messages import EncodeCall, InputItem, ModelStatus
+from ipc.wire.messages import Chunking, EncodeCall, InputItem, ModelStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,18 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
             raise InvalidInput(
                 f"encoding_format: {request.encoding_format[:64]!r} is not one of float, base64"
             )
-        check_inputs(request.input, "input", self.services.settings.limits)
+        limits = self.services.settings.limits
+        check_inputs(request.input, "input", limits)
         check_options(options_of(request), names_of(request.input, "input"))
+        if request.late_chunking:
+            chunking.check_policy(request.overflow_policy, "overflow_policy")
+            chunking.check_inputs(request.input, limits)
 
     def check(self, request: EmbeddingsRequest, entry: ModelEntry) -> list[InputItem]:
         """The texts and token ids as workers take them."""
         require_texts(entry)
+        if request.late_chunking:
+            return [chunking.document_of(request.input)]  # type: ignore[arg-type]
         return inputs_of(request.input)
 
     def plan(
@@ -70,6 +76,8 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
         call = EncodeCall(
             inputs, ["dense"], found.instruction, is_query, found.options, found.overflow, found.lora, names
         )
+        if request.late_chunking:
+            call = chunking.divided(call, Chunking("spans"), chunking.IN_EMBEDDINGS)
         return EmbeddingsPlan(entry.id, call)
 
     async def render(
@@ -88,7 +96,8 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
 
 
 async def _body(reply: Answer, request: EmbeddingsRequest, usage: dict[str, Any]) -> list[Buffer]:
-    rows = (await dense_of(reply, "float32", request.dimensions)).quantized.values
+    name = "chunks" if request.late_chunking else "dense"
+    rows = (await dense_of(reply, "float32", request.dimensions, name)).quantized.values
 
     def entry_at(index: int) -> dict[str, Any]:
         vector = rows[index]

@@ -10,6 +10,7 @@ from frontend.engine.answer import Answer
 from frontend.engine.options import check_options, resolve
 from frontend.engine.scope import RequestScope
 from frontend.http.sending import Buffer
+from frontend.protocols.sie import chunking
 from frontend.protocols.sie.convert import EncodePlan, plan_encode
 from frontend.protocols.sie.flow import InferenceResource, timing_of
 from frontend.protocols.sie.items import check_items, images_in, inputs_of
@@ -17,6 +18,7 @@ from frontend.protocols.sie.outputs import outputs_of
 from frontend.protocols.sie.render import EncodedItems, json_parts, msgpack_parts
 from frontend.protocols.sie.schemas import EncodeParams, EncodeRequest
 from ipc.catalog.entries import ModelEntry
+from ipc.wire.field_names import IN_PARAMS
 from ipc.wire.messages import InputItem, ModelStatus
 
 
@@ -30,7 +32,11 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
     def examine(self, request: EncodeRequest) -> None:
         """Items and options that some model could take."""
         check_items(request.items, self.services.settings.limits)
-        check_options(request.params.options if request.params else None)
+        options = request.params.options if request.params else None
+        check_options(options)
+        if options and options.get(chunking.OPTION):
+            texts = [item.text or "" for item in request.items]
+            chunking.check(options[chunking.OPTION], texts, f"{IN_PARAMS.options}{chunking.OPTION}")
 
     def check(self, request: EncodeRequest, entry: ModelEntry) -> list[InputItem]:
         """The items as workers take them."""

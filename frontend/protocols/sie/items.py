@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from frontend.http.texts import check_count, check_texts
+from frontend.protocols.sie.chunking import OPTION
 from frontend.protocols.sie.schemas import (
     Body,
     EncodeParams,
@@ -92,7 +93,7 @@ def images_in(items: Sequence[Item], query: Item | None = None) -> list[tuple[st
 _SHARED = frozenset(("profile", "overflow_policy", "lora", "lora_id"))
 _RESOLVED = {
     EncodeParams: _SHARED
-    | {"instruction", "is_query", "output_types", "output_dtype", "dimensions", "muvera"},
+    | {"instruction", "is_query", "output_types", "output_dtype", "dimensions", "muvera", OPTION},
     ScoreRequest: _SHARED | {"instruction"},
     ExtractParams: _SHARED,
 }

@@ -57,6 +57,18 @@ class MultiVector(msgspec.Struct):
     offset: list[float] | UnsetType = UNSET
 
 
+class ChunkVectors(msgspec.Struct):
+    """One vector per chunk of a document; `spans` are the characters of the chunks, from and up to."""
+
+    dims: int
+    num_chunks: int
+    dtype: Dtype
+    spans: list[tuple[int, int]]
+    values: list[list[Number]]
+    scale: list[float] | UnsetType = UNSET
+    offset: list[float] | UnsetType = UNSET
+
+
 class EncodeResult(msgspec.Struct):
     """The wanted outputs of an item, in the order of the request."""
 
@@ -64,6 +76,7 @@ class EncodeResult(msgspec.Struct):
     dense: DenseVector | UnsetType = UNSET
     sparse: SparseVector | UnsetType = UNSET
     multivector: MultiVector | UnsetType = UNSET
+    chunks: ChunkVectors | UnsetType = UNSET
     error: ItemFault | UnsetType = UNSET
 
 

@@ -136,6 +136,28 @@ class Multivector:
         return found
 
 
+class Chunks:
+    """A vector for each chunk of an item, and the characters of the chunks."""
+
+    name = "chunks"
+
+    def __init__(self, quantized: Quantized, dims: int, spans: np.ndarray, rows: Sequence[int]) -> None:
+        self.quantized, self.nbytes = quantized, quantized.values.nbytes + spans.nbytes
+        self._dims, self._spans, self._starts = dims, spans, [0, *accumulate(rows)]
+        self._scales = list(_scales(quantized))
+
+    def write(self, parts: list[Buffer], written: bytearray, index: int, copied_nbytes: int) -> bytearray:
+        """The fields of one item as msgpack."""
+        return append_map(parts, written, self.entry(index), copied_nbytes)
+
+    def entry(self, index: int) -> dict[str, Any]:
+        """dims, num_chunks, dtype, spans int32 [n, 2], values [n, d], and scale and offset [n] as in `Multivector`."""
+        own = slice(self._starts[index], self._starts[index + 1])
+        found = {"dims": self._dims, "num_chunks": own.stop - own.start, "dtype": self.quantized.dtype}
+        found |= {"spans": self._spans[own], "values": self.quantized.values[own]}
+        return found | {name: values[own] for name, values in self._scales}
+
+
 class Sparse:
     """Terms and their weights; `dims` is the size of the vocabulary, as far as it is known."""
 
@@ -169,9 +191,9 @@ def _scales(quantized: Quantized) -> Iterable[tuple[str, np.ndarray]]:
     return ((name, values) for name, values in found if values is not None)
 
 
-async def dense_of(reply: Answer, dtype: str, dimensions: int | None) -> Dense:
-    """The dense vectors, cut to `dimensions` and in `dtype`; when that made copies of them, the lease has ended."""
-    values = reply.tensors()["dense"]
+async def dense_of(reply: Answer, dtype: str, dimensions: int | None, name: str = "dense") -> Dense:
+    """The vectors of that output, cut to `dimensions` and in `dtype`; when that made copies, the lease has ended."""
+    values = reply.tensors()[name]
     converts = dtype != "float32" or dimensions is not None
     if converts and values.nbytes > INLINE_NBYTES:
         dense = await off_loop(_dense, values, dtype, dimensions)
@@ -196,7 +218,8 @@ async def outputs_of(reply: Answer, plan: EncodePlan) -> list[Output]:
         found = at_once(_convert(tensors, reply, plan))
     originals = {id(values) for values in tensors.values()}
     if not any(
-        isinstance(one, Dense | Multivector) and id(one.quantized.values) in originals for one in found
+        isinstance(one, Dense | Multivector | Chunks) and id(one.quantized.values) in originals
+        for one in found
     ):
         reply.close()
     return found
@@ -217,6 +240,11 @@ def _convert(tensors: dict[str, np.ndarray], reply: Answer, plan: EncodePlan) ->
         values = tensors["multivector"]
         quantized = quantize(values, plan.output_dtype)
         found.append(Multivector(quantized, values.shape[1], reply.rows("multivector")))
+    if "chunks" in plan.outputs:
+        values = tensors["chunks"]
+        cut = values if plan.dimensions is None else shorten(values, plan.dimensions)
+        quantized = quantize(cut, plan.output_dtype)
+        found.append(Chunks(quantized, cut.shape[1], tensors["chunks.spans"], reply.rows("chunks")))
     return found
 
 

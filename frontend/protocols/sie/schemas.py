@@ -187,6 +187,7 @@ class EmbeddingsRequest(msgspec.Struct):
     dimensions: int | None = None
     user: Text = None
     overflow_policy: Text = None
+    late_chunking: bool | None = None
 
     def keys(self) -> Keys:
         """Names of fields, as `Body.keys`."""
@@ -262,7 +263,9 @@ _SCORE_KEYS = tuple(
 _RERANK_KEYS = tuple(
     map(Key, ("model", "query", "documents", "top_n", "return_documents", "overflow_policy"))
 )
-_EMBEDDINGS_KEYS = tuple(map(Key, ("model", "input", "encoding_format", "dimensions", "overflow_policy")))
+_EMBEDDINGS_KEYS = tuple(
+    map(Key, ("model", "input", "encoding_format", "dimensions", "overflow_policy", "late_chunking"))
+)
 
 
 def read(body: bytes, content_type: str | None, kind: type[B], limits: Limits) -> B:

@@ -122,6 +122,25 @@ class TextTokenizer:
             found.append(Tokens(ids, kept, bool(encoding.overflowing)))
         return found
 
+    @property
+    def tells_places(self) -> bool:
+        """Whether `placed` can tell where tokens lie in their text."""
+        return self._backend is not None
+
+    def placed(self, text: str) -> tuple[Tokens, np.ndarray[Any, np.dtype[np.int64]], int]:
+        """The tokens of a text, int64 [n, 2] characters of each of them, and how many tokens the whole text has.
+
+        A special token around the text has the characters (0, 0).
+        """
+        assert self._backend is not None
+        [encoding] = self._backend.encode_batch([text])
+        types = encoding.type_ids if self._uses_types and any(encoding.type_ids) else None
+        rest = sum(len(one.ids) - self.frame.before - self.frame.after for one in encoding.overflowing)
+        own = 1 - np.array(encoding.special_tokens_mask, np.int64)[:, None]
+        places = np.array(encoding.offsets, np.int64).reshape(-1, 2) * own
+        tokens = Tokens(encoding.ids or [self._filler], types, bool(encoding.overflowing))
+        return tokens, places, len(encoding.ids) + rest
+
     def _encodings(self, texts: Sequence[str]) -> list[Encoding]:
         """The encodings of `texts`, cut to the limit. Of a long text only the beginning is read if that is enough."""
         assert self._backend is not None
