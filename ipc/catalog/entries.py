@@ -143,10 +143,19 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loras: dict[str, LoraSource] = {}
     served: bool = True
     preload: bool = True
-    served_name: ServedName | tuple[ServedName, ...] = ()
+    # NOTE: a `ServedName` here, beside another type, makes msgspec 0.22 crash at the end of the process.
+    served_name: str | tuple[ServedName, ...] = ()
     code: str = ""
     error: str = ""
     description: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for one name of another form; names in a list are checked by their type."""
+        if isinstance(self.served_name, str):
+            try:
+                msgspec.convert(self.served_name, ServedName)
+            except msgspec.ValidationError as error:
+                raise ValueError(f"served_name: {error}") from None
 
     @property
     def served_names(self) -> tuple[str, ...]:

@@ -242,9 +242,10 @@ def test_what_is_no_further_name_is_refused(name: str, tmp_path: Path) -> None:
     write(tmp_path, GOOD.format("org/a"), "a.yaml")
     with pytest.raises(ConfigError, match=r"^catalog.models: .* is no name for a model: letters"):
         load_catalog([str(tmp_path)], [f"org/a={name}"])
-    path = write(tmp_path, GOOD.format("org/b") + f"served_name: ['{name}']\n", "b.yaml")
-    with pytest.raises(ConfigError, match=r"b\.yaml:3: .*served_name"):
-        read_entry(path)
+    for stated in (f"['{name}']", f"'{name}'"):
+        path = write(tmp_path, GOOD.format("org/b") + f"served_name: {stated}\n", "b.yaml")
+        with pytest.raises(ConfigError, match=r"b\.yaml:.*served_name"):
+            read_entry(path)
 
 
 GOOD = "id: {}\nsource: {{kind: directory, path: /w}}\n"
