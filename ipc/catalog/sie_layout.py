@@ -50,6 +50,15 @@ FAMILIES = {
     "paddleocr_vl": "paddleocr_vl",
 }
 """Families here, and the adapter modules of SIE whose models they run."""
+REFUSED = {
+    "docling": "no family reads files of documents; convert them to text or pictures first",
+    "gliner2": "the package gliner2 is not connected; models of the families gliner and gliclass find the same",
+    "glirel": "its package takes the base model from the hub at each load; GLiNER models with a relations layer find"
+    " relations",
+    "nemo_colembed": "its architecture is code of its repository, which transformers does not have",
+    "stablebridge_pruner": "its pruning head is in no package",
+}
+"""Adapter modules of SIE that no family stands for, and why."""
 _FAMILY_OF = {module: family for family, modules in FAMILIES.items() for module in modules.split()}
 _PACKAGE = "sie_server.adapters."
 _OPTION_NAMES = {
@@ -226,10 +235,19 @@ def _profile(profile: SieProfile) -> dict[str, Any]:
 
 def _adapter(path: str) -> str:
     """The family that stands for an adapter of SIE; any other path as it is."""
+    return _FAMILY_OF.get(_module(path), path)
+
+
+def refusal(path: str) -> str | None:
+    """Why no family stands for an adapter of SIE, by its path or its module's name; None for any other name."""
+    return REFUSED.get(_module(path) or path)
+
+
+def _module(path: str) -> str:
+    """The module of an adapter of SIE; "" for any other path."""
     if not path.startswith(_PACKAGE):
-        return path
-    module = path.removeprefix(_PACKAGE).partition(":")[0].partition(".")[0]
-    return _FAMILY_OF.get(module, path)
+        return ""
+    return path.removeprefix(_PACKAGE).partition(":")[0].partition(".")[0]
 
 
 def _named(options: dict[str, Any], family: str) -> dict[str, Any]:

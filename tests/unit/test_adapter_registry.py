@@ -60,6 +60,8 @@ def test_an_entry_point_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
         ("zzz", "known families are .*\\bdense\\b"),
         ("no_such_package:Class", "no module named no_such_package"),
         ("workers.adapters.dense:Dance", "has no Dance"),
+        ("docling", "no family reads files of documents"),
+        ("sie_server.adapters.nemo_colembed:NemoAdapter", "there is no family for .*code of its repository"),
     ],
 )
 def test_an_unknown_name_is_refused_with_a_hint(name: str, hint: str) -> None:

@@ -186,7 +186,9 @@ def test_an_adapter_that_no_family_stands_for_keeps_its_path(tmp_path: Path) -> 
     text = M3.replace("bge_m3_flash:BGEM3FlashAdapter", "docling:Adapter")
     adapter = catalog_of(tmp_path, text)["org/m3"].adapter
     assert adapter == "sie_server.adapters.docling:Adapter"
-    with pytest.raises(registry.UnknownAdapterError, match=r"docling:Adapter.*no module"):
+    with pytest.raises(
+        registry.UnknownAdapterError, match=r"docling:Adapter.*no family reads files of documents"
+    ):
         registry.resolve(adapter)
 
 

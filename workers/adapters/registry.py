@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ipc.catalog.entries import ADAPTER_FILE
+from ipc.catalog.sie_layout import refusal
 from ipc.processes import starting as processes
 
 if TYPE_CHECKING:
@@ -74,8 +75,13 @@ def names() -> tuple[str, ...]:
 
 
 def refuse_unknown(name: str) -> None:
-    """Raise UnknownAdapterError when `name` is no known family. A dotted path passes, as nothing is imported here."""
+    """Raise UnknownAdapterError when `name` is no known family, or an adapter of SIE that none stands for.
+
+    Any other dotted path passes, as nothing is imported here.
+    """
     known = names()
+    if (reason := refusal(name)) is not None and name not in known:
+        raise UnknownAdapterError(f"there is no family for {name!r}: {reason}")
     if name in known or ":" in name:
         return
     nearest = get_close_matches(name, known, n=3, cutoff=0.5)
