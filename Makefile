@@ -28,7 +28,7 @@ NONE_IS_FINE = || [ $$? -eq 5 ]
 HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-chat test test-long test-fault test-fuzz test-gpu check walk bench bench-gpu sweep format docs protos clean
+.PHONY: help run run-chat test test-long test-fault test-fuzz test-gpu check walk bench bench-gpu sweep format docs pictures protos clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ check: $(STAMP)dev ## lint, format, types, import rule, structure, sizes, duplic
 	$(BIN)/python -m tools.structure
 	$(BIN)/python -m tools.sizes
 	$(BIN)/python -m tools.duplication
+
+pictures: $(STAMP)dev ## take the pictures of the live page anew (needs Chromium; some minutes)
+	TEST_SCREENSHOTS=docs/images $(BIN)/python -m pytest -q -m long tests/conformance/test_status_pictures.py $(ARGS)
 
 walk: $(STAMP)dev ## print the modules that three requests pass through
 	$(BIN)/python -m tools.walk

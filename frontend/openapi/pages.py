@@ -2,7 +2,7 @@
 
 1. `/openapi.json` and `/api-doc/openapi.json` give the document, made once.
 2. `/docs`, `/docs/` and `/redoc` give the page. Its policy lets the page load from this server only.
-3. `/docs/<file>` gives the page's files: our script that starts Swagger UI, and Swagger UI itself from the package
+3. `/docs/<file>` gives the page's files: our style, our script that starts Swagger UI, and Swagger UI from the package
    `swagger-ui-py`, of which nothing is imported.
 """
 
@@ -25,6 +25,7 @@ from frontend.openapi.document import schema
 _OWN = Path(__file__).parent / "assets"
 _PAGE = "docs.html"
 _TYPES = {".html": falcon.MEDIA_HTML, ".css": "text/css", ".js": "text/javascript", ".png": falcon.MEDIA_PNG}
+_OURS = (_PAGE, "page.css", "start.js")
 _PACKAGED = ("swagger-ui.css", "swagger-ui-bundle.js", "favicon-32x32.png")
 _HEADERS = page_headers("'self'", "'self'", "'self' data:")
 
@@ -35,7 +36,7 @@ def _files() -> dict[str, Path]:
     if package is None or not package.submodule_search_locations:
         raise RuntimeError("the package swagger-ui-py is not installed; /docs needs its files")
     packaged = Path(package.submodule_search_locations[0]) / "static"
-    return {name: packaged / name for name in _PACKAGED} | {name: _OWN / name for name in (_PAGE, "start.js")}
+    return {name: packaged / name for name in _PACKAGED} | {name: _OWN / name for name in _OURS}
 
 
 @cache

@@ -151,6 +151,7 @@ def device_fields(worker: WorkerView, restarts: dict[str, float], budget_bytes: 
     fields: dict[str, Any] = {
         "worker": worker.slot,
         "state": "unresponsive" if worker.state == "ready" and not worker.responsive else worker.state,
+        "since": worker.since,
         "device": device_of(worker),
         "name": worker.name,
         "threads": worker.threads,

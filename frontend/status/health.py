@@ -26,6 +26,10 @@ _KINDS = {
 """By kind of trouble: the words for one worker, for several workers, and what happens about the trouble."""
 
 
+LOST = ("down", "silent", "leaving")
+"""Kinds of trouble of workers that have served before; the other workers begin."""
+
+
 class Problem(NamedTuple):
     """Something that is not as it should be. `since` in Unix seconds; 0 where nobody knows."""
 
@@ -74,13 +78,13 @@ def _of_models(failed: list[dict[str, Any]]) -> list[Problem]:
 
 def health_fields(ready: bool, why: str, found: Sequence[Problem]) -> dict[str, Any]:
     """`state` as above, `why` while no traffic is accepted, and `problems`, the gravest first."""
-    serves = [problem for problem in found if problem.kind not in ("absent", "loading")]
     if ready:
         state = "degraded" if found else "ready"
     elif why == "draining":
         state = "draining"
     else:
-        state = "down" if serves else "starting"
+        begins = all(problem.kind in ("absent", "loading") for problem in found)
+        state = "starting" if begins else "down"
     return {
         "state": state,
         "why": "" if ready else why,

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from frontend.engine.interface import WorkerView
-from frontend.status.health import trouble
+from frontend.status.health import LOST, trouble
 from frontend.status.recent import Recent, RecentReader
 from frontend.status.traffic import Counted, counted, latencies
 from ipc.errors import PenstockError
@@ -85,7 +85,7 @@ def extended(
         present.in_flight,
         present.waiting,
         min(1.0, round(rate("busy_s") / max(1, len(workers)), 4)),
-        sum(1 for worker in workers if trouble(worker)),
+        sum(1 for worker in workers if trouble(worker) in LOST),
     )
     return History([*history.points, point][-KEPT:], now, present)
 

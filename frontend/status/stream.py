@@ -218,7 +218,23 @@ def origin_allowed(origin: str | None, host: str, allowed: str) -> bool:
 
 _HTML = Path(__file__).parent / "assets" / "page.html"
 _STYLES = ("page.css",)
-_SCRIPTS = ("format.js", "charts.js", "past.js", "panels.js", "generation.js", "stream.js")
+_SCRIPTS = (
+    "format.js",
+    "elements.js",
+    "tip.js",
+    "tables.js",
+    "past.js",
+    "chart.js",
+    "health.js",
+    "traffic.js",
+    "devices.js",
+    "models.js",
+    "generation.js",
+    "requests.js",
+    "errors.js",
+    "example.js",
+    "stream.js",
+)
 
 
 class PageResource:

@@ -54,6 +54,7 @@ def test_the_page_may_load_and_run_nothing_from_elsewhere(server: Server, path: 
     [
         ("swagger-ui.css", "text/css"),
         ("swagger-ui-bundle.js", "text/javascript"),
+        ("page.css", "text/css"),
         ("start.js", "text/javascript"),
         ("favicon-32x32.png", "image/png"),
     ],

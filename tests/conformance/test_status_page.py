@@ -92,16 +92,87 @@ def test_the_numbers_move_under_load_and_every_look_fits_its_window(server: Serv
         page.until(f"document.querySelector('#requests .when').innerText !== {json.dumps(first)}")
         assert page.text("#models td.model-name") == MODEL
         page.until("parseFloat(document.querySelector('[data-label=\"p50\"]').innerText) > 0")
-        page.until("document.querySelector('.device .spark .line').hasAttribute('d')")
+        page.until("document.querySelector('.device .line').hasAttribute('d')")
         answer = server.post(f"/v1/encode/{MODEL}", {"items": []}, X_Request_ID="page-error-1")
         assert answer.status == 400
         page.until("document.getElementById('errors').innerText.includes('page-error-1')")
+        assert "items: may not be empty" in page.text("#errors")
         for name, width, height, scheme in LOOKS:
             page.look(width, height, scheme)
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
             keep_picture(page, f"status-{name}-{scheme}")
     page.until("document.querySelector('#readiness').innerText === 'Ready'")
     assert set(page.requests) == {f"{server.url}/"}, "the page asked for something else"
+
+
+CHANGED = """(change => {
+    const frame = structuredClone(panels.find(panel => panel instanceof Models).last);
+    change(frame);
+    for (const panel of panels) panel.draw(frame);
+})"""
+"""Draws the last frame with a change. The next frame of the server undoes the change, so look at once."""
+
+
+def test_the_headline_says_what_is_down_since_when(server: Server, page: Page) -> None:
+    open_live(page, server)
+    problems = [
+        {"kind": "down", "text": "1 of 2 workers is down", "since": 1000.0, "note": "restarting"},
+        {"kind": "model", "text": "Model a could not be loaded", "since": 0, "note": "CONFIG_ERROR"},
+    ]
+    health = json.dumps({"state": "degraded", "why": "", "problems": problems})
+    said, others, title = page.evaluate(
+        f"{CHANGED}(frame => {{ frame.health = {health}; }}),"
+        " [...['readiness', 'problems'].map(id => byId(id).innerText), document.title]"
+    )
+    clock = page.evaluate("asClock(1000)")
+    assert said == f"Degraded: 1 of 2 workers is down since {clock} (restarting)"
+    assert others == "Model a could not be loaded (CONFIG_ERROR)"
+    assert title == "Degraded · Penstock"
+    page.until("document.getElementById('readiness').innerText === 'Ready'")
+
+
+def test_many_models_are_folded_searched_and_sorted(server: Server, page: Page) -> None:
+    open_live(page, server)
+    names = ["org/b", "org/b:query", "org/b:archive", *(f"org/a{number}" for number in range(6))]
+    frame = f"""frame => {{
+        const [model] = frame.models;
+        frame.models = {json.dumps(names)}.map((name, at) => ({{...model, name, p50_ms: at}}));
+    }}"""
+    rows = "[...document.querySelectorAll('#models .name')].map(name => name.innerText)"
+
+    def shown(action: str = "null") -> list[str]:
+        return list(page.evaluate(f"{CHANGED}({frame}), {action}, {rows}"))
+
+    search = "document.getElementById('models-search')"
+    assert shown() == ["org/b", *names[3:]]
+    assert shown("document.querySelector('#models .fold').click()")[:3] == ["org/b", ":query", ":archive"]
+    typed = f"{search}.value = '{{}}', {search}.dispatchEvent(new Event('input'))"
+    assert shown(typed.format("QUERY")) == ["org/b:query"]
+    assert shown(typed.format(""))[0] == "org/b"
+    by_p50 = "[...document.querySelectorAll('.sorter')].find(head => head.innerText === 'p50').click()"
+    assert shown(by_p50)[0] == "org/a5"
+    assert page.evaluate("document.querySelector('th[aria-sort]').ariaSort") == "descending"
+
+
+def test_charts_tell_their_values_to_pointer_and_keys_and_words_explain_themselves(
+    server: Server, page: Page
+) -> None:
+    page.look(1440, 1200, "light")
+    page.command("Emulation.setFocusEmulationEnabled", enabled=True)
+    open_live(page, server)
+    assert server.encode(MODEL, ["one"]).status == 200
+    page.until("Math.max(...past.points('requests', 90).map(point => point[1])) > 0")
+    plot = "document.querySelector('#tile-requests .plot')"
+    page.evaluate(
+        f"(box => {plot}.dispatchEvent(new PointerEvent('pointermove', "
+        f"{{clientX: box.right - 8, clientY: box.top + 9}})))({plot}.getBoundingClientRect())"
+    )
+    assert "requests/s" in page.text("#tip")
+    assert page.evaluate("document.querySelectorAll('.hair:not([hidden])').length") == 6
+    page.evaluate(f"{plot}.focus(), {plot}.dispatchEvent(new KeyboardEvent('keydown', {{key: 'End'}}))")
+    assert "requests/s" in page.evaluate(f"{plot}.ariaValueText")
+    page.evaluate("document.querySelector('#tile-latency .term').focus()")
+    assert "half of the answers were faster" in page.text("#tip")
 
 
 def test_the_colours_follow_the_system(server: Server, page: Page) -> None:

@@ -37,6 +37,12 @@ function asMs(value) {
   return `${value.toFixed(value >= 10 ? 1 : 2)} ms`;
 }
 
+// A time as a label of an axis, without digits that say nothing.
+function asMsAxis(value) {
+  if (!value) return "0";
+  return value >= 1000 ? `${Number((value / 1000).toFixed(2))} s` : `${Number(value.toFixed(2))} ms`;
+}
+
 function asPercent(share) {
   if (!known(share)) return DASH;
   const percent = share * 100;
@@ -52,6 +58,13 @@ function asDuration(seconds) {
     const value = at ? Math.floor((seconds % parts[first][1]) / size) : Math.floor(seconds / size);
     return `${value} ${name}`;
   }).join(" ");
+}
+
+// A length of time as a label of an axis.
+function asAgo(seconds) {
+  if (seconds >= 3600) return `${Math.round(seconds / 360) / 10} h ago`;
+  if (seconds >= 120) return `${Math.round(seconds / 6) / 10} min ago`;
+  return `${Math.round(seconds)} s ago`;
 }
 
 function asClock(unixSeconds, withMs) {

@@ -1,5 +1,16 @@
 // Models that generate: sequences, cache, tokens, first tokens, hits of prefixes. Hidden while there are none.
 
+const GENERATION_COLUMNS = [
+  ["name", "Model", "", "The name that a request names."],
+  ["running", "Running", "num", "Sequences that are computed together, of those that may be. A request has one sequence for each choice."],
+  ["waiting", "Waiting", "num", "Sequences that wait for their turn, or for cache blocks."],
+  ["cache", "Cache blocks", "", "Blocks of the key-value cache in use, of all. A sequence needs more blocks the longer it gets."],
+  ["output", "Tokens/s out", "num", "Tokens written in a second, over all sequences."],
+  ["prompt", "Tokens/s in", "num", "Tokens of prompts read in a second."],
+  ["first", "First token", "num", "Mean time from a request to its first token."],
+  ["hits", "Prefix hits", "num", "Share of prompts whose beginning was in the cache already, and was not read again."],
+  ["preemptions", "Preempted", "num", "Sequences that gave their blocks to an older one, and are computed again later."],
+];
 const FIRST_TOKEN = "penstock_time_to_first_token_seconds";
 
 // Rates of what engines have counted, and the mean time to the first token of the last requests that had one.
@@ -33,26 +44,12 @@ class Generation {
     this.past = past;
     this.history = new GenerationPast(past);
     this.list = new Keyed(byId("generations"), () => this.create());
+    heads(byId("generation-head"), GENERATION_COLUMNS);
   }
 
   create() {
-    const view = { root: make("tr"), cells: {} };
-    const columns = [
-      ["name", "", "model-name"], ["running", "Running", "num"], ["waiting", "Waiting", "num"], ["cache", "Cache blocks", ""],
-      ["output", "Tokens/s out", "num"], ["prompt", "Tokens/s in", "num"], ["first", "First token", "num"],
-      ["hits", "Prefix hits", "num"], ["preemptions", "Preempted", "num"],
-    ];
-    for (const [key, label, className] of columns) {
-      const cell = make("td", className);
-      cell.dataset.label = label;
-      view.cells[key] = cell;
-      view.root.append(cell);
-    }
-    const fill = make("div", "fill");
-    view.cache = track("Cache blocks in use");
-    view.cacheText = make("span");
-    fill.append(view.cache, view.cacheText);
-    view.cells.cache.append(fill);
+    const view = rowOf(GENERATION_COLUMNS);
+    view.cache = withTrack(view.cells.cache, "Cache blocks in use");
     return view;
   }
 
@@ -64,25 +61,20 @@ class Generation {
   }
 
   update(view, name, generation) {
-    const put = (key, text, zero) => {
-      setText(view.cells[key], text);
-      view.cells[key].classList.toggle("zero", Boolean(zero));
-    };
-    put("name", name);
+    put(view, "name", name);
     view.cells.name.title = name;
-    put("running", `${asCount(generation.running)} of ${asCount(generation.capacity)}`, !generation.running);
-    put("waiting", asCount(generation.waiting), !generation.waiting);
+    put(view, "running", `${asCount(generation.running)} of ${asCount(generation.capacity)}`, !generation.running);
+    put(view, "waiting", asCount(generation.waiting), !generation.waiting);
     const share = generation.blocks_total ? generation.blocks_used / generation.blocks_total : null;
-    fillTrack(view.cache, share);
-    setText(view.cacheText, `${asCount(generation.blocks_used)} of ${asCount(generation.blocks_total)}`);
+    view.cache(share, `${asCount(generation.blocks_used)} of ${asCount(generation.blocks_total)}`);
     const output = this.past.rate(`output_tokens ${name}`).value;
     const prompt = this.past.rate(`prompt_tokens ${name}`).value;
-    put("output", asCount(output), !output);
-    put("prompt", asCount(prompt), !prompt);
+    put(view, "output", asCount(output), !output);
+    put(view, "prompt", asCount(prompt), !prompt);
     const first = this.history.firstToken.get(name);
-    put("first", asMs(first * 1000), !known(first));
+    put(view, "first", asMs(first * 1000), !known(first));
     const hits = generation.prefix_lookups ? generation.prefix_hits / generation.prefix_lookups : null;
-    put("hits", asPercent(hits), !generation.prefix_hits);
-    put("preemptions", asCount(generation.preemptions), !generation.preemptions);
+    put(view, "hits", asPercent(hits), !generation.prefix_hits);
+    put(view, "preemptions", asCount(generation.preemptions), !generation.preemptions);
   }
 }

@@ -1,7 +1,9 @@
-// What the last minutes looked like, remembered by this page: rates from counters, and one point per second for charts.
+// What the charts show: the last hour as the server kept it, and the last seconds as this page saw them.
 
 const RATE_WINDOW_S = 3;
-const POINTS = 90;
+const LIVE_S = 90;
+const HOUR_S = 3600;
+const KEPT = { requests: 1, errors: 2, tokens: 3, p50: 4, p99: 5, inFlight: 6, waiting: 7, busy: 8, down: 9 };
 
 // Rate of a counter over the last seconds. A counter that went back belongs to a new life of the server.
 class Rate {
@@ -23,7 +25,7 @@ class Rate {
   }
 }
 
-// One point per second: the mean of what was noted in it.
+// One point per second of the last seconds: the mean of what was noted in it.
 class Track {
   constructor() {
     this.points = [];
@@ -35,8 +37,8 @@ class Track {
   note(time, value) {
     const second = Math.floor(time);
     if (second !== this.second) {
-      if (this.count) this.points.push(this.sum / this.count);
-      if (this.points.length > POINTS) this.points.shift();
+      if (this.second) this.points.push([this.second + 0.5, this.count ? this.sum / this.count : null]);
+      while (this.points.length && this.points[0][0] < time - LIVE_S - 2) this.points.shift();
       [this.second, this.sum, this.count] = [second, 0, 0];
     }
     if (known(value)) {
@@ -46,11 +48,13 @@ class Track {
   }
 }
 
-// Rates and tracks by name, made when they are first asked for.
+// Rates and tracks by name, made when they are first asked for, and the points of the server's history.
 class Past {
   constructor() {
     this.rates = new Map();
     this.tracks = new Map();
+    this.history = [];
+    this.now = 0;
   }
 
   rate(name) {
@@ -63,37 +67,67 @@ class Past {
     return this.tracks.get(name);
   }
 
+  // Seconds that are known of, up to an hour.
+  get reach() {
+    const live = this.track("requests").points[0];
+    const first = Math.min(this.history.length ? this.history[0][0] : Infinity, live ? live[0] : Infinity);
+    return Number.isFinite(first) ? this.now - first : 0;
+  }
+
+  // [time, value] of the last `seconds`: points of the server, and then what this page has seen since.
+  points(name, seconds) {
+    const column = KEPT[name];
+    const from = this.now - seconds;
+    const kept = this.history.filter((point) => column && point[0] >= from).map((point) => [point[0], point[column]]);
+    const live = this.track(name).points.filter(([time]) => time >= from);
+    if (seconds <= LIVE_S) return [...kept.filter(([time]) => !live.length || time < live[0][0]), ...live];
+    const newest = kept.length ? kept[kept.length - 1][0] : 0;
+    const seen = live.filter(([time, value]) => time > newest && known(value)).map(([, value]) => value);
+    return seen.length ? [...kept, [this.now, seen.reduce((sum, value) => sum + value, 0) / seen.length]] : kept;
+  }
+
+  // Ends of the ten seconds in which some worker did not serve.
+  downs(seconds) {
+    return this.history.filter((point) => point[KEPT.down] && point[0] >= this.now - seconds).map(([time]) => time);
+  }
+
   // Takes one frame in; called for every frame, drawn or not.
   note(frame) {
     const time = frame.timestamp;
+    this.now = time;
+    if (frame.history) this.take(frame.history.points);
     const byModel = (family, model) => (frame.counters[family] || {})[model] || 0;
     for (const model of frame.models) {
       this.rate(`requests ${model.name}`).note(time, byModel("penstock_requests", model.name));
       this.rate(`tokens ${model.name}`).note(time, byModel("penstock_tokens", model.name));
     }
-    const sum = (family) => Object.values(frame.counters[family] || {}).reduce((total, value) => total + value, 0);
-    this.rate("requests").note(time, sum("penstock_requests"));
-    this.rate("tokens").note(time, sum("penstock_tokens"));
-    this.track("requests").note(time, this.rate("requests").value);
-    this.track("tokens").note(time, this.rate("tokens").value);
-    this.track("load").note(time, load(frame).inFlight);
-    this.track("p50").note(time, frame.latency.p50_ms || 0);
-    this.track("p99").note(time, frame.latency.p99_ms || 0);
-    this.track("fill").note(time, meanFill(frame) || 0);
-    for (const device of frame.devices) {
-      this.track(`device ${device.worker}`).note(time, device.utilization_pct || 0);
+    const totals = frame.totals;
+    for (const name of ["requests", "errors", "tokens"]) {
+      this.rate(name).note(time, totals[name]);
+      this.track(name).note(time, this.rate(name).value);
     }
+    this.track("p50").note(time, frame.latency.p50_ms);
+    this.track("p99").note(time, frame.latency.p99_ms);
+    this.track("inFlight").note(time, totals.in_flight);
+    this.track("waiting").note(time, waiting(frame));
+    this.track("busy").note(time, busy(frame));
+    for (const device of frame.devices) {
+      this.track(`device ${device.worker}`).note(time, device.utilization_pct);
+    }
+  }
+
+  take(points) {
+    const newest = this.history.length ? this.history[this.history.length - 1][0] : 0;
+    this.history.push(...points.filter((point) => point[0] > newest));
+    while (this.history.length && this.history[0][0] < this.now - HOUR_S - 60) this.history.shift();
   }
 }
 
-function load(frame) {
-  return {
-    inFlight: frame.models.reduce((total, model) => total + model.in_flight, 0),
-    waiting: frame.models.reduce((total, model) => total + model.queue_pending_items, 0),
-  };
+function waiting(frame) {
+  return frame.models.reduce((total, model) => total + model.queue_pending_items, 0);
 }
 
-function meanFill(frame) {
-  const shares = frame.devices.map((device) => device.batch && device.batch.fill_ratio).filter(known);
+function busy(frame) {
+  const shares = frame.devices.map((device) => (known(device.busy_pct) ? device.busy_pct / 100 : 0));
   return shares.length ? shares.reduce((total, share) => total + share, 0) / shares.length : null;
 }

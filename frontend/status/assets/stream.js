@@ -8,10 +8,11 @@ const LONGEST_PAUSE_MS = 15000;
 const SILENCE_MS = 4000;
 const DRAW_EVERY_MS = 350;
 const HIDDEN_MS = 60000;
+const GOING_AWAY = 1001;
 
 const past = new Past();
 const panels = [
-  new Header(), new Tiles(past), new Devices(past), new Models(past), new Generation(past), new Requests(), new Errors(), new Faults(), new Example(),
+  new Header(), new Traffic(past), new Devices(past), new Models(past), new Generation(past), new Requests(), new Errors(), new Faults(), new Example(),
 ];
 
 class Stream {
@@ -48,7 +49,7 @@ class Stream {
     this.socket = socket;
     this.heardAt = performance.now();
     socket.addEventListener("message", (event) => this.take(event.data));
-    socket.addEventListener("close", () => { if (this.socket === socket) this.lost(); });
+    socket.addEventListener("close", (event) => { if (this.socket === socket) this.lost(event.code === GOING_AWAY); });
   }
 
   drop() {
@@ -79,8 +80,9 @@ class Stream {
   }
 
   // The page cannot see why a handshake was refused, so it asks the same address once more over HTTP.
-  async lost() {
+  async lost(drains) {
     this.socket = null;
+    if (drains) tellHealth("Draining", "warn", "the server finishes its requests and takes no new ones");
     const key = sessionStorage.getItem(KEY_STORE) || "";
     let why = "The connection is lost.";
     try {
@@ -94,16 +96,14 @@ class Stream {
     } catch {
       why = "The server does not answer.";
     }
-    this.again(why);
+    this.again(why, drains);
   }
 
-  again(why) {
+  again(why, drains) {
     const pause = this.pause * (0.75 + Math.random() / 2);
     this.pause = Math.min(LONGEST_PAUSE_MS, this.pause * 2);
     this.say("bad", "disconnected");
-    setText(byId("readiness"), "Disconnected");
-    setTone(byId("readiness"), "bad");
-    document.title = "Disconnected · Penstock";
+    if (!drains) tellHealth("Disconnected", "bad");
     byId("main").classList.add("stale");
     setText(byId("notice-text"), `${why} Next try in ${Math.max(1, Math.round(pause / 1000))} s.`);
     byId("notice").hidden = false;
@@ -114,8 +114,7 @@ class Stream {
   askForKey(note) {
     sessionStorage.removeItem(KEY_STORE);
     this.say("warn", "needs a key");
-    setText(byId("readiness"), "Key needed");
-    setTone(byId("readiness"), "warn");
+    tellHealth("Key needed", "warn");
     byId("main").hidden = byId("notice").hidden = true;
     byId("key-form").hidden = false;
     if (note) setText(byId("key-note"), note);

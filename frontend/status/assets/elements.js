@@ -1,4 +1,4 @@
-// Elements and small charts. Text goes in as text only, so nothing that a client named can become markup.
+// Elements, bars and meters. Text goes in as text only, so nothing that a client named can become markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -15,6 +15,13 @@ function byId(id) {
 
 function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
+}
+
+// Words that explain an element, shown when the element is pointed at or focused, and read to those who cannot see it.
+function explain(element, words) {
+  if (element.dataset.help === words) return;
+  element.dataset.help = words;
+  element.setAttribute("aria-description", words);
 }
 
 function setTone(element, tone) {
@@ -34,34 +41,6 @@ function drawing(className, label) {
   return svg;
 }
 
-// A line with the area under it; `values` are drawn from the left at even distances up to `slots` of them.
-class Spark {
-  constructor(slots, top) {
-    this.slots = slots;
-    this.top = top;
-    this.svg = drawing("spark");
-    this.svg.setAttribute("viewBox", `0 0 ${slots - 1} 100`);
-    this.area = this.path("area");
-    this.line = this.path("line");
-  }
-
-  path(className) {
-    const path = document.createElementNS(SVG, "path");
-    path.setAttribute("class", className);
-    this.svg.append(path);
-    return path;
-  }
-
-  draw(values) {
-    const top = this.top || Math.max(1e-9, ...values) * 1.15;
-    const start = this.slots - values.length;
-    const points = values.map((value, at) => `${start + at},${(98 - (Math.min(value, top) / top) * 94).toFixed(2)}`);
-    if (points.length < 2) return;
-    this.line.setAttribute("d", `M${points.join("L")}`);
-    this.area.setAttribute("d", `M${start},100L${points.join("L")}L${this.slots - 1},100Z`);
-  }
-}
-
 // Columns of equal width from the right, each as high as its share of 1.
 class Columns {
   constructor(slots, label) {
@@ -75,10 +54,19 @@ class Columns {
       this.svg.append(rect);
       return rect;
     });
+    this.svg.addEventListener("pointermove", (event) => {
+      const box = this.svg.getBoundingClientRect();
+      const at = Math.floor(((event.clientX - box.left) / box.width) * this.slots) - (this.slots - (this.tells || []).length);
+      const told = this.tells && this.tells[at];
+      if (told) tip.show([told], event.clientX, box.top);
+      else tip.hide();
+    });
+    this.svg.addEventListener("pointerleave", () => tip.hide());
   }
 
-  draw(shares) {
+  draw(shares, tells) {
     const start = this.slots - shares.length;
+    this.tells = tells;
     this.rects.forEach((rect, at) => {
       const share = at < start ? 0 : Math.max(0.02, Math.min(1, shares[at - start]));
       rect.setAttribute("y", (100 - share * 100).toFixed(1));
@@ -89,17 +77,16 @@ class Columns {
 
 // A labelled bar: how much of how much.
 class Meter {
-  constructor(label, markAt) {
+  constructor(label, words, markAt) {
     this.root = make("div", "meter");
     const row = make("div", "row");
-    row.append(make("span", "", label));
+    row.append(term(label, words));
     this.value = make("span");
     row.append(this.value);
     this.track = track(label);
     if (markAt) {
       const mark = make("b");
       mark.style.left = `${markAt}%`;
-      mark.title = `Memory threshold: ${markAt} %`;
       this.track.append(mark);
     }
     this.root.append(row, this.track);
@@ -109,6 +96,14 @@ class Meter {
     setText(this.value, text);
     fillTrack(this.track, share, tone);
   }
+}
+
+// A word with an explanation.
+function term(label, words) {
+  const element = make("span", "term", label);
+  element.tabIndex = 0;
+  explain(element, words);
+  return element;
 }
 
 function track(label) {

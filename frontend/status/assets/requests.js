@@ -1,0 +1,85 @@
+// The last requests, each a bar of its phases.
+
+const PHASES = ["tokenize", "queue", "device", "copy", "encode", "other"];
+const PHASE_WORDS = {
+  tokenize: "Texts become tokens, images become tensors.",
+  queue: "Waiting for the device.",
+  device: "The model computes.",
+  copy: "The result is copied from the device.",
+  encode: "The answer is written, as JSON for instance.",
+  other: "Reading and checking the request, and the way between the processes.",
+};
+const SHOWN_REQUESTS = 18;
+const REQUESTS_EVERY_MS = 1000;
+
+class Requests {
+  constructor() {
+    this.root = byId("requests");
+    this.drawnAt = 0;
+    this.held = false;
+    for (const phase of PHASES) {
+      const item = make("li");
+      item.append(make("i", `p-${phase}`), term(phase, PHASE_WORDS[phase]));
+      byId("legend").append(item);
+    }
+    this.root.addEventListener("mouseenter", () => { this.held = true; });
+    this.root.addEventListener("mouseleave", () => { this.held = false; });
+    this.rows = [];
+  }
+
+  draw(frame) {
+    const records = frame.recent_requests.slice(0, SHOWN_REQUESTS);
+    byId("requests-empty").hidden = records.length > 0;
+    byId("try").hidden = !records.length;
+    const scale = Math.max(1e-6, ...records.map((record) => record.total_ms));
+    if (this.held) {
+      setText(byId("requests-note"), "held while you point at them");
+      return;
+    }
+    const now = performance.now();
+    if (now - this.drawnAt < REQUESTS_EVERY_MS) return;
+    this.drawnAt = now;
+    setText(byId("requests-note"), records.length ? `the longest bar is ${asMs(scale)}` : "");
+    while (this.rows.length < records.length) this.rows.push(this.create());
+    this.rows.forEach((row, at) => {
+      row.root.hidden = at >= records.length;
+      if (at < records.length) this.update(row, records[at], scale);
+    });
+  }
+
+  create() {
+    const row = { root: make("li", "request") };
+    row.when = make("span", "when");
+    row.id = make("span", "id mono");
+    row.model = make("span", "model");
+    row.bar = make("span", "bar");
+    row.bar.setAttribute("role", "img");
+    row.total = make("span", "total");
+    row.phases = PHASES.map((phase) => {
+      const part = make("i", `p-${phase}`);
+      row.bar.append(part);
+      return part;
+    });
+    row.root.append(row.when, row.id, row.model, row.bar, row.total);
+    this.root.append(row.root);
+    return row;
+  }
+
+  update(row, record, scale) {
+    setText(row.when, asClock(record.time, true));
+    setText(row.id, asShortId(record.request_id));
+    row.id.title = record.request_id;
+    setText(row.model, record.status < 400 ? asShortModel(record.model) : `${record.status} ${record.code}`);
+    row.model.classList.toggle("bad", record.status >= 400);
+    row.model.title = `${record.operation} ${record.model}`;
+    setText(row.total, asMs(record.total_ms));
+    const said = PHASES.map((phase) => `${phase} ${asMs(record.phases[phase])}`).join(", ");
+    explain(row.bar, said);
+    row.bar.setAttribute("aria-label", said);
+    row.phases.forEach((part, at) => {
+      const share = (record.phases[PHASES[at]] / scale) * 100;
+      part.hidden = share < 0.15;
+      part.style.width = `calc(${share.toFixed(2)}% - 1px)`;
+    });
+  }
+}

@@ -1,0 +1,180 @@
+"""The live page as it looks: idle, under load, with a dead worker, with many models, on a phone, in the dark.
+
+Each look must fit its window. With TEST_SCREENSHOTS naming a directory, each look is kept there as a small PNG: `make
+pictures` renews the pictures of the documents. The models are the fakes of the tests under names of a shop, and the
+chat model of `make run-chat`; load, death and restart are real.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+
+import pytest
+from PIL import Image
+
+from penstock import tiny_chat
+from tests.harness.browser import Page, browser_page
+from tests.harness.load import Load
+from tests.harness.server import ROOT, Server, serving, stopped
+
+pytestmark = pytest.mark.long
+KEPT_S = 84
+"""How long the load goes on before a picture that is kept, so that the charts are full."""
+ENTRY = """id: {name}
+source: {{kind: directory, path: {weights}}}
+adapter: tests.fakes.{adapter}
+outputs: {outputs}
+max_sequence_length: 512
+loadtime: {{dims: 16, batch_ms: {batch_ms}}}
+profiles:
+  default: {{}}
+  query: {{}}
+  archive: {{}}
+"""
+SERVED = {
+    "shop/products-small": ("adapter:FakeAdapter", "{dense: {dims: 16}}", 6),
+    "shop/products-large": ("adapter:FakeAdapter", "{dense: {dims: 16}}", 14),
+    "shop/rerank": ("scorer:FakeScorer", "{score: {}}", 9),
+}
+LANGUAGES = ("cs", "da", "de", "el", "en", "es", "fi", "fr", "hu", "it", "nl", "pl", "pt", "ro", "sv", "tr")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two workers with four models, and a catalog of many more that nobody has asked for."""
+    place = tmp_path_factory.mktemp("pictures")
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert tiny_chat.main([str(place / "catalog")]) == 0
+    fakes = SERVED | {f"shop/reviews-{code}": SERVED["shop/products-small"] for code in LANGUAGES}
+    for name, (adapter, outputs, batch_ms) in fakes.items():
+        text = ENTRY.format(
+            name=name,
+            weights=ROOT / "tests" / "fakes" / "weights",
+            adapter=adapter,
+            outputs=outputs,
+            batch_ms=batch_ms,
+        )
+        (place / "catalog" / f"{name.replace('/', '-')}.yaml").write_text(text)
+    settings = {
+        "worker.count": 2,
+        "server.frontends": 2,
+        "catalog.preload": ",".join([*SERVED, tiny_chat.MODEL]),
+    }
+    with serving(place, (), settings, place / "catalog") as started:
+        yield started
+
+
+@pytest.fixture
+def page(tmp_path: Path, server: Server) -> Iterator[Page]:
+    """The page with its first frame, in a wide window."""
+    with browser_page(tmp_path) as opened:
+        opened.look(1440, 900, "light")
+        opened.open(f"{server.url}/")
+        opened.until("document.getElementById('live-text').textContent === 'live'")
+        yield opened
+        assert opened.console == []
+
+
+def look(page: Page, name: str, width: int, height: int, scheme: str = "light") -> None:
+    """The page fits a window of this size; a picture with a name is kept if TEST_SCREENSHOTS names a directory."""
+    page.look(width, height, scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    place = os.environ.get("TEST_SCREENSHOTS")
+    if place and name:
+        file = Path(place) / f"{name}.png"
+        picture = Image.open(io.BytesIO(page.picture(file))).convert("RGB")
+        # A third of the size, and no colour is off by more than a few of 256 steps.
+        picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(file, optimize=True)
+
+
+@contextlib.contextmanager
+def chatting(server: Server) -> Iterator[None]:
+    """A client that asks the chat model again and again."""
+    enough = Event()
+
+    def ask() -> None:
+        body = {
+            "model": tiny_chat.MODEL,
+            "messages": [{"role": "user", "content": "What is a penstock? " * 12}],
+            "max_tokens": 48,
+        }
+        while not enough.wait(0.3):
+            assert server.post("/v1/chat/completions", body).status == 200
+
+    with ThreadPoolExecutor(1) as pool:
+        client = pool.submit(ask)
+        try:
+            yield
+        finally:
+            enough.set()
+        client.result()
+
+
+def described(client: int, turn: int) -> str:
+    """A text of a product, of some length."""
+    return f"product {client} {turn}:" + " good" * (40 + 97 * (client + 3 * turn) % 400)
+
+
+@contextlib.contextmanager
+def busy(server: Server, page: Page, seconds: int = 5) -> Iterator[None]:
+    """Clients of several models, who have asked for so many seconds."""
+    with (
+        Load(server.port, clients=5, model="shop/products-small", text=described),
+        Load(server.port, clients=3, model="shop/products-large:query", text=described),
+        chatting(server),
+    ):
+        page.until(f"past.track('requests').points.filter(point => point[1] > 1).length > {seconds}", 240)
+        yield
+
+
+def test_a_server_that_nobody_has_asked_yet(server: Server, page: Page) -> None:
+    page.until("document.getElementById('first-example').textContent.startsWith('curl')")
+    assert page.text("#readiness") == "Ready"
+    look(page, "status-idle", 1440, 1480)
+
+
+def test_a_server_under_load(server: Server, page: Page) -> None:
+    with busy(server, page, KEPT_S if os.environ.get("TEST_SCREENSHOTS") else 5):
+        server.post("/v1/encode/shop/products-small", {"items": []})
+        server.post("/v1/encode/shop/nothing", {"items": [{"text": "a"}]})
+        page.until("document.querySelectorAll('#errors .error').length >= 2")
+        page.until("past.track('errors').points.some(([, value]) => value > 0)")
+        for name, width, height, scheme in (
+            ("status-load", 1440, 1620, "light"),
+            ("status-dark", 1440, 1620, "dark"),
+            ("status-phone", 390, 1900, "light"),
+            ("", 390, 1900, "dark"),
+        ):
+            look(page, name, width, height, scheme)
+
+
+def test_one_of_two_workers_is_dead(server: Server, page: Page) -> None:
+    pid = server.worker_pid(1)
+    assert pid is not None
+    with busy(server, page), stopped(server.supervisor_pid()):
+        os.kill(pid, signal.SIGKILL)
+        page.until(
+            "document.getElementById('readiness').textContent.startsWith('Degraded: 1 of 2 workers is down since')"
+        )
+        assert page.text("#readiness").endswith("(restarting)")
+        look(page, "status-degraded", 1440, 800)
+        look(page, "", 390, 800)
+    page.until("document.getElementById('readiness').textContent === 'Ready'", 120)
+
+
+def test_many_models(server: Server, page: Page) -> None:
+    with busy(server, page):
+        page.evaluate("document.getElementById('models-more').click()")
+        page.evaluate("[...document.querySelectorAll('.fold')].find(b => !b.hidden).click()")
+        page.evaluate("document.querySelectorAll('.sorter')[6].click()")
+        page.until("document.querySelectorAll('#models tr').length > 12")
+        page.evaluate("document.getElementById('models-title').scrollIntoView()")
+        look(page, "status-models", 1440, 900)
+        look(page, "", 390, 900)
