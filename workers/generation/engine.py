@@ -22,7 +22,7 @@ from ipc.wire.generation import STARTED, Start, TokenLogprob
 from ipc.wire.stats import GenerationStats
 from workers.generation.attention import PagedAttention, plan_of
 from workers.generation.blocks import BlockPool
-from workers.generation.request import Emission, GenerationRequest
+from workers.generation.request import Emission, GenerationRequest, Matcher
 from workers.generation.scheduler import Scheduler
 from workers.generation.sequence import Output
 from workers.generation.sequence import Sequence as Choice
@@ -162,31 +162,30 @@ class Engine:
             chosen = self._sampler.sample(logits, choosing) if choosing else []
             self._note(spans)
             for sequence, (token, logprob) in zip(choosing, chosen, strict=True):
-                self._take(sequence, token, logprob)
+                self._append(sequence, token, logprob)
+                if sequence.matcher is not None and not sequence.done:
+                    self._follow(sequence, sequence.matcher, token)
         emitted, self._emitted = self._emitted, []
         return emitted
 
     @torch.inference_mode()
     def _forward(self, spans: Sequence[Any]) -> torch.Tensor:
         """Logits [sequences that choose, vocabulary] of one packed pass."""
-        ids: list[int] = []
-        positions: list[int] = []
-        keep: list[int] = []
-        for span in spans:
-            ids += span.sequence.tokens[span.start : span.stop]
-            positions += range(span.start, span.stop)
-            if span.chooses:
-                keep.append(len(ids) - 1)
         device = self.model.device
         assert self.attention is not None
-        self.attention.plan = plan_of(spans, self.pool.block_tokens, device)
+        plan = self.attention.plan = plan_of(spans, self.pool.block_tokens, device)
+        keep: torch.Tensor | int = 0
+        if plan.parts:
+            ends = itertools.accumulate(span.stop - span.start for span in spans)
+            rows = [end - 1 for end, span in zip(ends, spans, strict=True) if span.chooses]
+            keep = torch.tensor(rows or [0], device=device)
         logits: torch.Tensor = self.model(
-            input_ids=torch.tensor([ids], device=device),
-            position_ids=torch.tensor([positions], device=device),
+            input_ids=plan.ids[None],
+            position_ids=plan.positions[None],
             # NOTE: without a mask of ones some models look for packed sequences in the positions.
-            attention_mask=torch.ones(1, len(ids), dtype=torch.long, device=device),
+            attention_mask=torch.ones(1, plan.tokens, dtype=torch.long, device=device),
             use_cache=False,
-            logits_to_keep=0 if len(keep) == len(ids) else torch.tensor(keep or [0], device=device),
+            logits_to_keep=keep,
         ).logits[0]
         return logits
 
@@ -205,12 +204,8 @@ class Engine:
         start = Start(sequence.prompt_length, sequence.cached_tokens)
         self._emitted.append(Emission(sequence.request.key, 0, STARTED, start=start))
 
-    def _take(self, sequence: Choice, token: int, logprob: TokenLogprob | None) -> None:
-        """A token was chosen: text of it, and of the tokens that the grammar forces behind it."""
-        self._append(sequence, token, logprob)
-        matcher = sequence.matcher
-        if matcher is None or sequence.done:
-            return
+    def _follow(self, sequence: Choice, matcher: Matcher, token: int) -> None:
+        """The grammar takes the chosen token; the tokens that the grammar forces behind it are appended."""
         matcher.consume(token)
         # NOTE: log probabilities of forced tokens need a pass each, so a request for them forces nothing.
         if sequence.call.sampling.logprobs is None:
@@ -220,6 +215,7 @@ class Engine:
                 self._append(sequence, forced, None)
 
     def _append(self, sequence: Choice, token: int, logprob: TokenLogprob | None) -> None:
+        """A token more, and the text of the token."""
         self._output_tokens += 1
         sequence.tokens.append(token)
         output = sequence.output

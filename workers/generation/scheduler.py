@@ -71,26 +71,28 @@ class Scheduler:
     def plan(self) -> list[Span]:
         """The spans of the next step: single tokens first, then the parts of prompts."""
         self._admit()
-        singles, rest = [], []
+        spans, rest = [], []
         for sequence in list(self.running):
-            if sequence.pending > 1:
+            start, stop = sequence.computed, len(sequence.tokens)
+            if stop - start > 1:
                 rest.append(sequence)
-            elif self._has_blocks(sequence, len(sequence.tokens)):
-                singles.append(Span(sequence, sequence.computed, len(sequence.tokens)))
-        left = max(self._pool.block_tokens, self.prefill_tokens - len(singles))
+            elif self._has_blocks(sequence, stop):
+                spans.append(Span(sequence, start, stop))
+        left = max(self._pool.block_tokens, self.prefill_tokens - len(spans))
         for sequence in rest:
             stop = min(len(sequence.tokens), sequence.computed + left)
             if left > 0 and self._has_blocks(sequence, stop):
-                singles.append(Span(sequence, sequence.computed, stop))
+                spans.append(Span(sequence, sequence.computed, stop))
                 left -= stop - sequence.computed
         # NOTE: a later sequence may have taken the blocks of an earlier one that had its span.
-        return [span for span in singles if span.sequence.blocks]
+        return [span for span in spans if span.sequence.blocks]
 
     def computed(self, span: Span) -> None:
         """The keys of a span are in the cache."""
-        sequence, size = span.sequence, self._pool.block_tokens
-        sequence.computed = span.stop
-        for number in range(sequence.registered, span.stop // size):
+        sequence, _, stop = span
+        size = self._pool.block_tokens
+        sequence.computed = stop
+        for number in range(sequence.registered, stop // size):
             tokens = tuple(sequence.tokens[number * size : (number + 1) * size])
             sequence.link = self._pool.register(sequence.blocks[number], sequence.link, tokens)
             sequence.registered = number + 1
@@ -136,6 +138,8 @@ class Scheduler:
         if not sequence.blocks:
             return False
         lacking = -(-tokens // self._pool.block_tokens) - len(sequence.blocks)
+        if lacking <= 0:
+            return True
         while lacking > self._pool.available:
             self.preemptions += 1
             idle = self._idle_holder(sequence)
@@ -147,8 +151,7 @@ class Scheduler:
             self.waiting.appendleft(victim)
             if victim is sequence:
                 return False
-        if lacking > 0:
-            sequence.blocks.extend(self._pool.allocate(lacking))
+        sequence.blocks.extend(self._pool.allocate(lacking))
         return True
 
     def _idle_holder(self, sequence: Sequence) -> Sequence | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections.abc
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ class Sequence:
     `order` rises with the arrival. `blocks` hold the keys of the first tokens, and `link` belongs to the last of the
     `registered` blocks that can be found again. `cached_tokens` were found when the sequence first began. `mask` are
     the bits of the tokens that the grammar allows next, where there is a `matcher`. `sampler_state` is the sampler's.
+    `is_run`: the blocks of the `table` lie side by side.
     """
 
     request: GenerationRequest
@@ -57,6 +58,7 @@ class Sequence:
     sampler_state: Any = None
     mask: Any = None
     table: NDArray[np.int64] | None = None
+    is_run: bool = False
     paused: bool = False
     done: bool = False
     started: bool = False
@@ -79,6 +81,7 @@ class Sequence:
         """The blocks as int64 [blocks], made anew when they have changed."""
         if self.table is None or len(self.table) != len(self.blocks):
             self.table = np.array(self.blocks, np.int64)
+            self.is_run = self.blocks == list(range(self.blocks[0], self.blocks[0] + len(self.blocks)))
         return self.table
 
 
@@ -88,8 +91,7 @@ class Unfit(Exception):
     sequences: collections.abc.Sequence[Sequence]
 
 
-@dataclass(slots=True, frozen=True)
-class Span:
+class Span(NamedTuple):
     """The tokens `start` to `stop` of a sequence, which one step computes."""
 
     sequence: Sequence

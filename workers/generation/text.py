@@ -30,7 +30,7 @@ _UNFINISHED = "\ufffd"
 
 
 class Vocabulary:
-    """The bytes of all tokens of a tokenizer. Read-only once made."""
+    """The bytes of all tokens of a tokenizer, which never change once made."""
 
     def __init__(self, tokenizer: Any, kept: tuple[str, ...] = ()) -> None:
         """`kept` are special tokens whose text a parser reads; all other special tokens have no text."""
@@ -43,6 +43,8 @@ class Vocabulary:
             number for number, token in added.items() if token.special and token.content not in kept
         )
         """Special tokens without text."""
+        self._whole: dict[int, str] = {}
+        """Text of the tokens that were seen as whole characters."""
 
     def raw(self, token: int) -> bytes:
         """The bytes of a token; empty for a number that is no token."""
@@ -54,12 +56,23 @@ class Vocabulary:
 
     def _by_bytes(self) -> Callable[[int | None], str]:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        known, silent = self._bytes, self.silent
+        known, silent, whole = self._bytes, self.silent, self._whole
+        begun = False
 
         def push(token: int | None) -> str:
+            nonlocal begun
             if token is None:
                 return decoder.decode(b"", True)
-            return "" if token in silent else decoder.decode(known.get(token, b""))
+            if token in silent:
+                return ""
+            # PERF: the text of a token that stands between whole characters is decoded once.
+            if not begun and token in whole:
+                return whole[token]
+            text = decoder.decode(known.get(token, b""))
+            alone, begun = not begun, bool(decoder.getstate()[0])
+            if alone and not begun:
+                whole[token] = text
+            return text
 
         return push
 
@@ -120,7 +133,10 @@ class ChoiceOutput:
         if self._tokens >= self._request.max_tokens:
             self.ended = "length"
         found = self._feed(text) if text else []
-        self._quiet = 0 if found else self._quiet + 1
+        if found:
+            self._quiet = 0
+            return found
+        self._quiet += 1
         if self._quiet < HELD_TOKENS:
             return found
         self._quiet = 0
@@ -131,7 +147,7 @@ class ChoiceOutput:
         emissions = self._feed(self._text(None)) if self._stop is None else []
         if self._stop is None and self._held:
             emissions += self._fed(self._held)
-        emissions += self._emissions(self._parser.finish())
+        emissions += [self._emission(segment) for segment in self._parser.finish()]
         if self._stop is not None:
             reason = "stop"
         if reason == "stop" and self._called:
@@ -157,10 +173,7 @@ class ChoiceOutput:
         if not text:
             return []
         tokens, self._unfed = self._unfed, 0
-        return self._emissions(self._parser.feed(text, tokens))
-
-    def _emissions(self, segments: list[Segment]) -> list[Emission]:
-        return [self._emission(segment) for segment in segments]
+        return [self._emission(segment) for segment in self._parser.feed(text, tokens)]
 
     def _emission(self, segment: Segment) -> Emission:
         logprobs, self._logprobs = self._logprobs or None, []
