@@ -18,6 +18,7 @@ import orjson
 
 from frontend.openapi.operation import EVENTS, HTML, JSON, TEXT, Operation, Parameter
 from frontend.protocols.chat.operations import OPERATIONS as CHAT
+from frontend.protocols.cohere.operations import OPERATIONS as COHERE
 from frontend.protocols.kserve_v2.operations import OPERATIONS as KSERVE
 from frontend.protocols.messages.operations import OPERATIONS as MESSAGES
 from frontend.protocols.responses.operations import OPERATIONS as RESPONSES
@@ -238,7 +239,7 @@ SERVER = (
 
 def operations() -> tuple[Operation, ...]:
     """All operations of this build."""
-    return (*SIE, *CHAT, *RESPONSES, *MESSAGES, *TEI, *KSERVE, *TRTIS, *SERVER)
+    return (*SIE, *COHERE, *CHAT, *RESPONSES, *MESSAGES, *TEI, *KSERVE, *TRTIS, *SERVER)
 
 
 @cache

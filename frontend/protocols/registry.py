@@ -52,6 +52,7 @@ class WireProtocol(Protocol):
 def protocols() -> list[WireProtocol]:
     """All protocols of this build, most specific prefix first."""
     from frontend.protocols.chat import ChatProtocol
+    from frontend.protocols.cohere import CohereProtocol
     from frontend.protocols.kserve_v2 import KserveProtocol
     from frontend.protocols.messages import MessagesProtocol
     from frontend.protocols.responses import ResponsesProtocol
@@ -61,6 +62,7 @@ def protocols() -> list[WireProtocol]:
 
     return [
         SieProtocol(),
+        CohereProtocol(),
         ChatProtocol(),
         ResponsesProtocol(),
         MessagesProtocol(),

@@ -106,7 +106,7 @@ def test_an_empty_document_and_an_empty_query_are_scored(server: Server) -> None
 
 
 def test_fields_of_other_servers_are_ignored(server: Server) -> None:
-    extra = {"max_chunks_per_doc": 10, "max_tokens_per_doc": "many", "rank_fields": ["title"], "user": 5}
+    extra = {"max_chunks_per_doc": 10, "relevant_spans": {"mode": "enabled"}, "user": 5}
     assert len(results(server, **extra)) == 4
 
 
@@ -142,11 +142,13 @@ def test_errors_have_both_forms(server: Server) -> None:
 
 WRONG: dict[str, tuple[Any, ...]] = {
     "model": (None, 5, [], {}, True),
-    "query": (None, 5, [], {"text": "q"}, True),
+    "query": (None, 5, [], {}, {"text": 5}, True),
     "documents": (None, 5, "x", {}, [], [5], [None], [["a"]], [True], [{}], [{"text": None}], [{"text": 5}],
                   [{"text": ["a"]}], [{"title": "a"}]),
     "top_n": ("1", 0, -1, 1.5, True, [], {}),
     "return_documents": ("yes", 1, 0, [], {}),
+    "max_tokens_per_doc": ("many", 0, -1, 1.5, 8),
+    "rank_fields": ("title", [5], {}),
 }  # fmt: skip
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from frontend.protocols.sie.convert import require_texts
 from frontend.protocols.sie.inputs import check_inputs, inputs_of
 from ipc.catalog.entries import HubSource, ModelEntry
 from ipc.errors import InvalidInput
@@ -18,7 +17,7 @@ LIMITS = Limits(max_items=3, max_text_bytes=40)
 def test_the_items_limit_does_not_count_the_ids_of_one_input() -> None:
     given = list(range(10))
     check_inputs(given, "input", LIMITS)
-    inputs = inputs_of(given)
+    inputs = inputs_of(given, "input", ModelEntry("m", HubSource("m")))
     assert [entry.ids for entry in inputs] == [list(range(10))]
 
 
@@ -40,6 +39,8 @@ def test_what_is_refused_names_its_limit(given: Any, said: str) -> None:
 
 def test_a_model_that_takes_no_texts_is_refused_as_encode_does() -> None:
     images = ModelEntry("org/clip", HubSource("org/clip"), inputs=("image",))
-    with pytest.raises(InvalidInput, match=r"org/clip.*takes no text, only image"):
-        require_texts(images)
-    require_texts(ModelEntry("org/clip", HubSource("org/clip"), inputs=("text", "image")))
+    both = ModelEntry("org/clip", HubSource("org/clip"), inputs=("text", "image"))
+    for given in ("a", ["a"], [1], [[1]]):
+        with pytest.raises(InvalidInput, match=r"input.*org/clip.*takes no text, only image"):
+            inputs_of(given, "input", images)
+        assert len(inputs_of(given, "input", both)) == 1

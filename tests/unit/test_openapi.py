@@ -50,6 +50,9 @@ REFS = {
     "/v1/extract/{model}": "ExtractRequest",
     "/v1/embeddings": "EmbeddingsRequest",
     "/v1/rerank": "RerankRequest",
+    "/v1/embed": "CohereEmbedV1Request",
+    "/v2/embed": "CohereEmbedRequest",
+    "/v2/rerank": "RerankRequest",
 }
 BODIES = REFS | {
     "/v1/chat/completions": "ChatRequest",
@@ -124,7 +127,7 @@ def test_answers_have_their_statuses_headers_and_bodies() -> None:
             headers = set(answer["headers"])
             assert headers >= {"X-Request-ID", "X-Trace-ID", "X-SIE-Server-Version"}
             json_error = int(status) >= 400 and "application/json" in answer["content"]
-            of_sie = not path.startswith(OTHER_ERRORS)
+            of_sie = path in REFS or not path.startswith(OTHER_ERRORS)
             assert ("X-SIE-Error-Code" in headers) == (json_error and of_sie), (method, path, status)
             # Whoever may not load and unload by name is told so with 503, for good.
             passes = status in ("429", "503", "504") and not re.fullmatch("/v2/.*/(un)?load", path)

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ipc.wire.messages import Call, EncodeCall, InputItem, ScoreCall
+from ipc.wire.messages import Call, InputItem, ScoreCall
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import CheckpointError
 from workers.adapters.shared.late_interaction import PairBatch, PairedAdapter, max_sim
@@ -55,7 +55,7 @@ class BgeM3Adapter(PairedAdapter, TextAdapter):
         outputs=("dense", "sparse", "multivector", "score"),
         lora=True,
     )
-    uses = frozenset(("score_mode", "score_weights"))
+    uses = TextAdapter.uses | {"score_mode", "score_weights"}
 
     def __init__(self, text: TextModel, sparse: nn.Linear, tokens: nn.Linear) -> None:
         """Put the parts together; `sparse` is in fp32, `tokens` in the transformer's dtype."""
@@ -96,8 +96,7 @@ class BgeM3Adapter(PairedAdapter, TextAdapter):
 
     def sides(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Tokenize; every token but the first gives a token vector."""
-        is_query = isinstance(call, EncodeCall) and call.is_query
-        found = self._text.payloads(items, call.instruction, is_query, call.overflow, _all_but_first)
+        found = self._text.payloads(items, call, _all_but_first)
         return [payload.prepared(truncated) for payload, truncated in found]
 
     def encode(self, batch: TextBatch, outputs: frozenset[str]) -> dict[str, torch.Tensor | SparseRows]:

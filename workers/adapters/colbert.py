@@ -35,6 +35,8 @@ from workers.adapters.shared.text_model import (
     TextModel,
     TextPayload,
     TokenVectors,
+    is_query,
+    most_tokens,
     sequence_of,
 )
 
@@ -98,34 +100,33 @@ class ColbertAdapter(LateInteraction, TextAdapter):
     def refuse_unsupported(self, call: Call) -> None:
         """Refuse to split queries, which have a fixed length."""
         super().refuse_unsupported(call)
-        if call.overflow == "chunk" and isinstance(call, EncodeCall) and call.is_query:
+        if call.overflow == "chunk" and is_query(call):
             raise InvalidInput(
                 f"{call.names.options}overflow_policy: queries of this model cannot be split, only documents"
             )
 
     def sides(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Tokenize as queries or documents."""
-        is_query = isinstance(call, EncodeCall) and call.is_query
-        found = self.late_payloads(items, call.instruction, is_query, call.overflow)
+        found = self.late_payloads(items, call)
         return [payload.prepared(truncated) for payload, truncated in found]
 
-    def late_payloads(
-        self, items: Sequence[InputItem], instruction: str | None, is_query: bool, overflow: str
-    ) -> Iterator[tuple[TextPayload, bool]]:
+    def late_payloads(self, items: Sequence[InputItem], call: Call) -> Iterator[tuple[TextPayload, bool]]:
         """Each query or document as a payload, and whether the text was cut."""
         layout, tokenizer = self._layout, self._text.tokenizer
-        marker, prefix = self._markers[is_query]
-        before = prefix + self._text.prompts.affixes(instruction, is_query).before
+        as_query = is_query(call)
+        marker, prefix = self._markers[as_query]
+        before = prefix + self._text.affixes(call).before
         texts = [before + tokenizer.text_of(item) for item in items]
-        length = self._length(is_query)
-        room = length - (marker is not None)
-        for windows, truncated, tokens in tokenizer.windows(texts, overflow, room):
-            excess = Excess(tokens + length - room, length) if truncated and tokens else None
+        length = self._length(as_query)
+        most = most_tokens(call, length)
+        room = most - (marker is not None)
+        for windows, truncated, tokens in tokenizer.windows(texts, call.overflow, room):
+            excess = Excess(tokens + most - room, most) if truncated and tokens else None
             marked = [window if marker is None else self._marked(window, marker) for window in windows]
-            if is_query and layout.expansion:
+            if as_query and layout.expansion:
                 yield replace(self._expanded(marked[0], length), excess=excess), truncated
                 continue
-            picks = tuple(np.arange(len(p.ids)) if is_query else self._scored(p) for p in marked)
+            picks = tuple(np.arange(len(p.ids)) if as_query else self._scored(p) for p in marked)
             yield TextPayload(tuple(map(sequence_of, marked)), picks, excess=excess), truncated
 
     def _length(self, is_query: bool) -> int:
@@ -165,7 +166,7 @@ class ColbertAdapter(LateInteraction, TextAdapter):
 
     def _proof_width(self) -> int:
         """The width of the vectors of an empty query. Raises RuntimeError for values that are not finite."""
-        [(payload, _)] = self.late_payloads([InputItem("")], None, True, "truncate")
+        [(payload, _)] = self.late_payloads([InputItem("")], EncodeCall([], [], is_query=True))
         vectors = self.token_vectors(self._text.collate([payload]))
         if not bool(torch.isfinite(vectors).all()):
             raise RuntimeError("the model's first vectors are not finite")

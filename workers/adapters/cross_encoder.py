@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from ipc.wire.messages import Call, InputItem
-from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared
+from ipc.wire.messages import Call
+from workers.adapters.base import AdapterSpec, LoadContext, Prepared
 from workers.adapters.shared.classification import SequenceClassifier, load_classifier
 from workers.adapters.shared.heads import stored_activation
 from workers.adapters.shared.packing import PackedBatch
@@ -30,7 +30,6 @@ from workers.adapters.shared.pairs import (
     activation,
     pair_excess,
     query_of,
-    texts_of,
 )
 
 log = logging.getLogger(__name__)
@@ -71,13 +70,12 @@ class CrossEncoderAdapter(ScoreAdapter):
         adapter.tokenizer = tokenizer
         return adapter
 
-    def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
+    def joined(self, texts: Sequence[str], call: Call) -> list[Prepared]:
         """Tokenize the query once and join it with each document; an instruction goes before the query."""
         query = query_of(call)
         if call.instruction:
             query = f"{call.instruction} {query}"
         [first] = self._pairs.halves([query])
-        texts = texts_of(items, call.names.text)
         fits = len(first.ids) <= self._pairs.limit
         documents = self._pairs.sides(texts, call.overflow) if fits else self._pairs.halves(texts)
         pairs = [self._pairs.join(first, document, call.overflow) for document in documents]

@@ -86,11 +86,10 @@ class DenseAdapter(TextAdapter):
 
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Tokenize with prompts; raises ValueError for an item with neither text nor ids."""
-        is_query = isinstance(call, EncodeCall) and call.is_query
         if isinstance(call, EncodeCall) and call.chunking is not None:
-            before, after = self._text.prompts.affixes(call.instruction, is_query)
+            before, after = self._text.affixes(call)
             return [self._document(item, before, after, call.chunking) for item in items]
-        found = self._text.payloads(items, call.instruction, is_query, call.overflow)
+        found = self._text.payloads(items, call)
         return [payload.prepared(truncated) for payload, truncated in found]
 
     def _document(self, item: InputItem, before: str, after: str, rule: Chunking) -> Prepared:

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from ipc.wire.messages import Call, InputItem
-from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared
+from ipc.wire.messages import Call
+from workers.adapters.base import AdapterSpec, Excess, LoadContext, Prepared
 from workers.adapters.shared.answers import answer_rows
 from workers.adapters.shared.building import parameter_bytes
 from workers.adapters.shared.checkpoint import load_model, load_tokenizer, shortest, stored_limit
@@ -36,7 +36,6 @@ from workers.adapters.shared.pairs import (
     activation,
     pair_excess,
     query_of,
-    texts_of,
 )
 from workers.adapters.shared.tokenizing import as_ids
 
@@ -135,12 +134,11 @@ class Qwen3RerankerAdapter(ScoreAdapter):
         """Bytes held by weights and buffers."""
         return parameter_bytes(self._model.model, self._answers)
 
-    def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
+    def joined(self, texts: Sequence[str], call: Call) -> list[Prepared]:
         """Fill the template for each document, tokenize, and cut to the model's length."""
         query = query_of(call)
         default = OptionReader(call).text("default_instruction", INSTRUCTION)
         instruction = call.instruction or default
-        texts = texts_of(items, call.names.text)
         filled = [self._wording.fill(instruction, query, text) for text in texts]
         found = [half.ids for half in self._pairs.halves(filled)]
         long = {at: len(ids) for at, ids in enumerate(found) if len(ids) > self._room}

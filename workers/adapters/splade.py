@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForMaskedLM
 
-from ipc.wire.messages import Call, EncodeCall, InputItem
+from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.checkpoint import CheckpointError, load_model
 from workers.adapters.shared.options import NO_LIMIT, OptionReader
@@ -32,7 +32,7 @@ from workers.adapters.shared.sentence_transformers_layout import (
     read_transformer,
 )
 from workers.adapters.shared.sparse import nonzero_terms, strongest
-from workers.adapters.shared.text_model import TextAdapter, TextBatch, TextModel, TextPayload
+from workers.adapters.shared.text_model import TextAdapter, TextBatch, TextModel, TextPayload, is_query
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 
@@ -132,7 +132,7 @@ class SpladeAdapter(TextAdapter):
         outputs=("sparse",),
         lora=True,
     )
-    uses = frozenset(("max_terms",))
+    uses = TextAdapter.uses | {"max_terms"}
 
     def __init__(
         self, text: TextModel, model: Any, head: Head, activation: str, idf: np.ndarray | None
@@ -177,10 +177,8 @@ class SpladeAdapter(TextAdapter):
 
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Tokenize. In a model that looks up queries a query is finished here."""
-        is_query = isinstance(call, EncodeCall) and call.is_query
-        extra = _Extra(_max_terms(call))
-        found = self._text.payloads(items, call.instruction, is_query, call.overflow, extra=extra)
-        if is_query and self._idf is not None:
+        found = self._text.payloads(items, call, extra=_Extra(_max_terms(call)))
+        if is_query(call) and self._idf is not None:
             return [self._looked_up(payload, truncated) for payload, truncated in found]
         return [payload.prepared(truncated) for payload, truncated in found]
 

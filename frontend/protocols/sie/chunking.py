@@ -134,7 +134,8 @@ def check_inputs(given: Any, limits: Limits) -> None:
         raise InvalidInput(f"input: {len(texts)} chunks, the limit of {OPTION} is {MAX_CHUNKS}")
     for index, text in enumerate(texts):
         if not isinstance(text, str):
-            raise InvalidInput(f"{OPTION}: takes texts, input[{index}] is of token ids")
+            kind = "of token ids" if isinstance(text, list | int) else "no text"
+            raise InvalidInput(f"{OPTION}: takes texts, input[{index}] is {kind}")
         if not text.strip():
             raise InvalidInput(f"input[{index}]: a chunk may not be blank")
     nbytes = sum(len(text.encode()) + 1 for text in texts) - 1

@@ -12,11 +12,11 @@ from frontend.engine.options import Resolved, typed
 from frontend.engine.quantize import OUTPUT_DTYPES
 from frontend.protocols.sie import chunking
 from frontend.protocols.sie.muvera import Muvera, check_size, read_settings
-from frontend.protocols.sie.schemas import EmbeddingsRequest, EncodeParams, RerankRequest
+from frontend.protocols.sie.schemas import EncodeParams
 from ipc.catalog.entries import ENCODE_OUTPUTS, ModelEntry
 from ipc.errors import InvalidInput
 from ipc.wire.field_names import IN_PARAMS
-from ipc.wire.messages import EncodeCall, InputItem
+from ipc.wire.messages import EncodeCall, InputItem, ModelStatus
 
 BEFORE = IN_PARAMS.options
 
@@ -147,15 +147,16 @@ def _muvera(value: Any, entry: ModelEntry, dims: dict[str, int]) -> Muvera | Non
     return settings
 
 
-def require_texts(entry: ModelEntry) -> None:
-    """Raise `InvalidInput` for a model that takes no texts, the only inputs that these forms have."""
-    if "text" not in entry.inputs:
-        raise InvalidInput(f"model: '{entry.id}' takes no text, only {', '.join(entry.inputs)}")
+_LACKING = {"prompt_name": "has no prompts", "max_tokens": "cannot cut texts to a number of tokens"}
+"""Why a model refuses an option that its family does not read."""
 
 
-def options_of(request: EmbeddingsRequest | RerankRequest) -> dict[str, Any]:
-    """The options of a model that these forms offer."""
-    return {"overflow_policy": request.overflow_policy}
+def check_used(given: dict[str, Any], entry: ModelEntry, status: ModelStatus) -> None:
+    """Raise `InvalidInput` for an option of a request that the loaded model does not read."""
+    for field, value in given.items():
+        option = field.removesuffix("_per_doc")
+        if value is not None and option in _LACKING and option not in status.uses:
+            raise InvalidInput(f"{field}: model '{entry.id}' {_LACKING[option]}")
 
 
 def usage_of(tokens: int, truncated: list[int]) -> dict[str, Any]:

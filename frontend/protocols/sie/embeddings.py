@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from frontend.engine.answer import Answer
-from frontend.engine.options import check_options, resolve
 from frontend.engine.scope import RequestScope
 from frontend.http.sending import Buffer
 from frontend.protocols.sie import chunking, render
-from frontend.protocols.sie.convert import check_dimensions, options_of, require_texts, usage_of
+from frontend.protocols.sie.convert import usage_of
+from frontend.protocols.sie.dense import QUERIES, Wishes, check_width, check_wishes, plan_dense
 from frontend.protocols.sie.flow import InferenceResource
-from frontend.protocols.sie.inputs import check_inputs, inputs_of, names_of, tokens_of
+from frontend.protocols.sie.inputs import check_inputs, images_of, inputs_of, names_of, tokens_of
+from frontend.protocols.sie.one_output import OutputPlan
 from frontend.protocols.sie.outputs import dense_of
 from frontend.protocols.sie.schemas import EmbeddingsRequest
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
-from ipc.wire.messages import Chunking, EncodeCall, InputItem, ModelStatus
+from ipc.wire.messages import Chunking, InputItem, ModelStatus
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingsPlan:
-    """What to run and on which entry."""
-
-    model: str
-    call: EncodeCall
-
-
-class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
+class EmbeddingsResource(InferenceResource[EmbeddingsRequest, OutputPlan]):
     """Dense vectors in the OpenAI form; always JSON."""
 
     operation = "embeddings"
@@ -47,17 +39,21 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
             )
         limits = self.services.settings.limits
         check_inputs(request.input, "input", limits)
-        check_options(options_of(request), names_of(request.input, "input"))
+        check_wishes(_wishes(request), names_of(request.input, "input"))
         if request.late_chunking:
             chunking.check_policy(request.overflow_policy, "overflow_policy")
             chunking.check_inputs(request.input, limits)
 
     def check(self, request: EmbeddingsRequest, entry: ModelEntry) -> list[InputItem]:
-        """The texts and token ids as workers take them."""
-        require_texts(entry)
-        if request.late_chunking:
-            return [chunking.document_of(request.input)]  # type: ignore[arg-type]
-        return inputs_of(request.input)
+        """The texts, images and token ids as workers take them."""
+        inputs = inputs_of(request.input, "input", entry)
+        return (
+            [chunking.document_of([item.text or "" for item in inputs])] if request.late_chunking else inputs
+        )
+
+    def images(self, request: EmbeddingsRequest, inputs: list[InputItem]) -> list[tuple[str, bytes]]:
+        """Those of the inputs."""
+        return images_of(inputs, "input[{}]")
 
     def plan(
         self,
@@ -65,25 +61,20 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
         entry: ModelEntry,
         inputs: list[InputItem],
         status: ModelStatus,
-    ) -> EmbeddingsPlan:
+    ) -> OutputPlan:
         """A call for dense vectors with the options of the model's profile."""
-        if "dense" not in entry.outputs:
-            raise InvalidInput(f"model: '{entry.id}' has no dense output")
-        check_dimensions(request.dimensions, entry, status.dims.get("dense", 0), "dimensions")
-        limits, names = self.services.settings.limits, names_of(request.input, "input")
-        found = resolve(entry, options_of(request), None, self.services.catalog, len(inputs), limits, names)
-        is_query = bool(found.options.get("is_query"))
-        call = EncodeCall(
-            inputs, ["dense"], found.instruction, is_query, found.options, found.overflow, found.lora, names
-        )
+        names = names_of(request.input, "input")
+        plan = plan_dense(self.services, entry, status, inputs, _wishes(request), names)
+        check_width(request.dimensions, entry, status, "dimensions")
         if request.late_chunking:
-            call = chunking.divided(call, Chunking("spans"), chunking.IN_EMBEDDINGS)
-        return EmbeddingsPlan(entry.id, call)
+            call = chunking.divided(plan.call, Chunking("spans"), chunking.IN_EMBEDDINGS)
+            return OutputPlan(plan.model, call)
+        return plan
 
     async def render(
         self,
         reply: Answer,
-        plan: EmbeddingsPlan,
+        plan: OutputPlan,
         request: EmbeddingsRequest,
         scope: RequestScope,
         beside: dict[str, Any],
@@ -93,6 +84,11 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, EmbeddingsPlan]):
         usage = usage_of(tokens_of(plan.call.items, reply.tokens), reply.truncated)
         with reply:
             return await _body(reply, request, usage)
+
+
+def _wishes(request: EmbeddingsRequest) -> Wishes:
+    side = None if request.input_type is None else request.input_type in QUERIES
+    return Wishes(side, request.prompt_name, request.instruction, request.overflow_policy)
 
 
 async def _body(reply: Answer, request: EmbeddingsRequest, usage: dict[str, Any]) -> list[Buffer]:

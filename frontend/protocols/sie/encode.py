@@ -42,7 +42,7 @@ class EncodeResource(InferenceResource[EncodeRequest, EncodePlan]):
         """The items as workers take them."""
         return inputs_of(request.items, entry, self.services.settings.limits)
 
-    def images(self, request: EncodeRequest) -> list[tuple[str, bytes]]:
+    def images(self, request: EncodeRequest, inputs: list[InputItem]) -> list[tuple[str, bytes]]:
         """Those of the items."""
         return images_in(request.items)
 

@@ -78,7 +78,7 @@ class ExtractResource(InferenceResource[ExtractRequest, ExtractPlan]):
             inputs_of(request.items, entry, limits), distinct(params.labels or []), params.output_schema
         )
 
-    def images(self, request: ExtractRequest) -> list[tuple[str, bytes]]:
+    def images(self, request: ExtractRequest, inputs: list[InputItem]) -> list[tuple[str, bytes]]:
         """Those of the items."""
         return images_in(request.items)
 

@@ -181,9 +181,9 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
         entry = directory.find(scope.model)
         if self.capability and self.capability not in entry.outputs:
             raise InvalidInput(f"model '{entry.id}' does not support {self.operation}")
-        inputs = self.check(request, entry)
+        inputs = await off_loop_if(large, self.check, request, entry)
         if "image" in entry.inputs:
-            await check_all(self.images(request), settings.limits)
+            await check_all(self.images(request, inputs), settings.limits)
         options = getattr(self.params_of(request), "options", None)
         target = target_of(entry, options, services.catalog)
         status = await directory.ensure_loaded(target.id, scope.deadline_ns)
@@ -222,10 +222,13 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
 
     @abstractmethod
     def check(self, request: R, entry: ModelEntry) -> Any:
-        """The inputs as workers take them. Raises `InvalidInput` for what this model cannot take; nothing is loaded."""
+        """The inputs as workers take them. Raises `InvalidInput` for what this model cannot take; nothing is loaded.
 
-    def images(self, request: R) -> Sequence[tuple[str, bytes]]:
-        """JSON path and bytes of each image of a request that `check` took."""
+        Called in a thread for a large body.
+        """
+
+    def images(self, request: R, inputs: Any) -> Sequence[tuple[str, bytes]]:
+        """JSON path and bytes of each image of `inputs`, which `check` returned."""
         return ()
 
     @abstractmethod

@@ -29,10 +29,11 @@ def plan_output(
     options: Mapping[str, Any],
     names: FieldNames,
     is_query: bool | None = None,
+    instruction: str | None = None,
 ) -> OutputPlan:
     """A call for `output` with the options of the model's profile below `options`; `is_query` None: as these say."""
     limits, catalog = services.settings.limits, services.catalog
-    found = resolve(entry, dict(options), None, catalog, len(inputs), limits, names)
+    found = resolve(entry, dict(options), instruction, catalog, len(inputs), limits, names)
     call = EncodeCall(
         inputs,
         [output],

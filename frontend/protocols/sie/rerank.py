@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import numpy as np
 import orjson
 
@@ -12,25 +13,50 @@ from frontend.engine.answer import Answer
 from frontend.engine.options import Resolved, check_options, resolve
 from frontend.engine.scope import RequestScope
 from frontend.http.texts import check_count, check_shared, check_texts
-from frontend.protocols.sie.convert import options_of, require_texts, usage_of
+from frontend.protocols.sie.convert import check_used, usage_of
+from frontend.protocols.sie.inputs import images_of
+from frontend.protocols.sie.media import MediaInput, Seen, input_of, seen
 from frontend.protocols.sie.schemas import RerankRequest
-from frontend.protocols.sie.score import INLINE_NBYTES, Pairs, ScoringResource, ranking
+from frontend.protocols.sie.score import INLINE_NBYTES, Pairs, ScorePlan, ScoringResource, ranking
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
 from ipc.wire.field_names import FieldNames
-from ipc.wire.messages import InputItem
+from ipc.wire.messages import ModelStatus
+
+_MEDIA = ("image", "image_url", "content")
+_SHOWN = 64
+NAMES = FieldNames(item="documents[{}]", text="documents[{}]", query="query", options="")
 
 
-def texts_of(request: RerankRequest) -> list[str]:
-    """The text of each document. Raises `InvalidInput` that names the document."""
-    texts = []
-    for index, document in enumerate(request.documents):
-        text = document.get("text") if isinstance(document, dict) else document
-        if not isinstance(text, str):
-            found = "missing" if text is None else f"expected str, got {type(text).__name__}"
-            raise InvalidInput(f"documents[{index}].text: {found}")
-        texts.append(text)
-    return texts
+def documents_of(request: RerankRequest) -> list[Seen]:
+    """The text or image of each document. Raises `InvalidInput` that names the document."""
+    return [
+        Seen(one) if isinstance(one, str) else _seen(one, f"documents[{at}]", request.rank_fields)
+        for at, one in enumerate(request.documents)
+    ]
+
+
+def _seen(document: dict[str, Any], where: str, rank_fields: list[str] | None) -> Seen:
+    if rank_fields:
+        texts = [_text(document, name, where) for name in rank_fields if document.get(name) is not None]
+        if not texts:
+            raise InvalidInput(f"{where}: has none of the rank_fields {', '.join(rank_fields)[:_SHOWN]}")
+        return Seen("\n".join(texts))
+    if document.get("text") is not None:
+        return Seen(_text(document, "text", where))
+    if any(document.get(name) is not None for name in _MEDIA):
+        try:
+            return seen(msgspec.convert(document, MediaInput), where)
+        except msgspec.ValidationError as error:
+            raise InvalidInput(f"{where}: {error}") from None
+    raise InvalidInput(f"{where}.text: missing")
+
+
+def _text(document: dict[str, Any], name: str, where: str) -> str:
+    text = document[name]
+    if not isinstance(text, str):
+        raise InvalidInput(f"{where}.{name[:_SHOWN]}: expected str, got {type(text).__name__}")
+    return text
 
 
 def _check_echo(documents: list[str | dict[str, Any]]) -> None:
@@ -51,34 +77,48 @@ class RerankResource(ScoringResource[RerankRequest]):
     body = RerankRequest
     always_json = True
     entries = "results"
-    names = FieldNames(item="documents[{}]", text="documents[{}]", query="query", options="")
+    names = NAMES
 
     def examine(self, request: RerankRequest) -> None:
         """Query, documents and a policy that some model could take, and an echo that JSON can carry."""
         limits = self.services.settings.limits
         check_count(len(request.documents), "documents", limits)
-        check_texts(texts_of(request), "documents[{}]", limits)
-        check_shared(request.query, "query", len(request.documents), limits)
-        check_options(options_of(request), self.names)
+        check_texts([document.text or "" for document in documents_of(request)], "documents[{}]", limits)
+        check_shared(seen(request.query, "query").text or "", "query", len(request.documents), limits)
+        check_options(_options(request), self.names)
         if request.return_documents:
             _check_echo(request.documents)
 
     def check(self, request: RerankRequest, entry: ModelEntry) -> Pairs:
         """Query and documents."""
-        require_texts(entry)
-        return Pairs(InputItem(request.query), [InputItem(text) for text in texts_of(request)])
+        documents = documents_of(request)
+        return Pairs(
+            input_of(seen(request.query, "query"), "query", entry),
+            [input_of(one, f"documents[{at}]", entry) for at, one in enumerate(documents)],
+        )
+
+    def images(self, request: RerankRequest, inputs: Pairs) -> list[tuple[str, bytes]]:
+        """Those of query and documents."""
+        return [*images_of([inputs.query], "query"), *images_of(inputs.items, "documents[{}]")]
+
+    def plan(
+        self, request: RerankRequest, entry: ModelEntry, inputs: Pairs, status: ModelStatus
+    ) -> ScorePlan:
+        """The call; `status` says whether the model can cut documents."""
+        check_used({"max_tokens_per_doc": request.max_tokens_per_doc}, entry, status)
+        return super().plan(request, entry, inputs, status)
 
     def resolve(self, request: RerankRequest, entry: ModelEntry, items: int) -> Resolved:
         """The options of the model's profile, and what becomes of texts that are too long."""
         catalog, limits = self.services.catalog, self.services.settings.limits
-        return resolve(entry, options_of(request), None, catalog, items, limits, self.names)
+        return resolve(entry, _options(request), request.instruction, catalog, items, limits, self.names)
 
     def echoed_nbytes(self, request: RerankRequest) -> int:
-        """Documents that are returned; one of more than a text may be of any size."""
+        """Documents that are returned; an object may be of any size."""
         if not request.return_documents:
             return 0
-        texts = texts_of(request)
-        more = any(isinstance(document, dict) and len(document) > 1 for document in request.documents)
+        texts = [document for document in request.documents if isinstance(document, str)]
+        more = len(texts) < len(request.documents)
         return sum(map(len, texts)) + (INLINE_NBYTES if more else 0) + 1
 
     def answer(
@@ -106,3 +146,8 @@ class RerankResource(ScoringResource[RerankRequest]):
             "usage": usage_of(used, reply.truncated),
             "meta": {"billed_units": {"search_units": 1}, "tokens": {"input_tokens": used}},
         }
+
+
+def _options(request: RerankRequest) -> dict[str, Any]:
+    """The options of a model that this form offers."""
+    return {"overflow_policy": request.overflow_policy, "max_tokens": request.max_tokens_per_doc}

@@ -13,14 +13,17 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import msgpack
 import msgspec
+from msgspec import Meta
 
 from frontend.http.rendering import off_loop
 from frontend.http.values import UNCHECKED_NBYTES, check_values, count, without_long_values
-from frontend.protocols.sie.inputs import Inputs
+from frontend.protocols.sie.inputs import Inputs, key_counts
+from frontend.protocols.sie.media import MediaInput
+from ipc.catalog.option_names import OVERFLOW_POLICIES
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
 
@@ -114,6 +117,23 @@ def _refuse_duplicates(body: bytes, binary: bool) -> None:
 
 
 Text = str | None
+
+
+@lru_cache(maxsize=64)
+def keys_of(kind: type[msgspec.Struct]) -> tuple[Key, ...]:
+    """Names of all fields of a body."""
+    return tuple(map(Key, kind.__struct_fields__))
+
+
+ModelName = Annotated[str, Meta(description="Name of a model, or `name:profile`.")]
+InputType = Literal["query", "document", "passage", "search_query", "search_document"]
+OverflowPolicy = Annotated[
+    Text,
+    Meta(
+        description="What happens to a text that is too long.",
+        extra_json_schema={"enum": [*OVERFLOW_POLICIES, None]},
+    ),
+]
 Keys = tuple[Sequence[Key], Sequence[tuple[Key, int]]]
 
 
@@ -179,19 +199,30 @@ class EncodeRequest(msgspec.Struct):
 
 
 class EmbeddingsRequest(msgspec.Struct):
-    """Body of POST /v1/embeddings, in the OpenAI form."""
+    """Body of POST /v1/embeddings, in the OpenAI form, with what other servers add."""
 
-    model: str
-    input: Inputs
-    encoding_format: Text = None
-    dimensions: int | None = None
-    user: Text = None
-    overflow_policy: Text = None
-    late_chunking: bool | None = None
+    model: ModelName
+    input: Annotated[
+        Inputs, Meta(description="A text, texts and images, or the token ids of one or more texts.")
+    ]
+    encoding_format: Annotated[Text, Meta(description="float, or base64 of little-endian float32.")] = None
+    dimensions: Annotated[
+        int | None, Meta(description="Width of the vectors, by default that of the model.")
+    ] = None
+    user: Annotated[Text, Meta(description="Read by nobody.")] = None
+    overflow_policy: OverflowPolicy = None
+    input_type: Annotated[
+        InputType | None, Meta(description="The side of the model; document by default.")
+    ] = None
+    prompt_name: Annotated[Text, Meta(description="The name of a stored prompt of the model.")] = None
+    instruction: Annotated[Text, Meta(description="A text that goes before each input.")] = None
+    late_chunking: Annotated[bool | None, Meta(description="The inputs are the chunks of one document.")] = (
+        None
+    )
 
     def keys(self) -> Keys:
         """Names of fields, as `Body.keys`."""
-        return _EMBEDDINGS_KEYS, ()
+        return _EMBEDDINGS_KEYS, [(Key(name), times) for name, times in key_counts(self.input).items()]
 
 
 class ScoreRequest(msgspec.Struct):
@@ -236,12 +267,24 @@ class ExtractRequest(msgspec.Struct):
 class RerankRequest(msgspec.Struct):
     """Body of POST /v1/rerank, in the form of Cohere and Jina."""
 
-    model: str
-    query: str
-    documents: list[str | dict[str, Any]]
-    top_n: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    return_documents: bool | None = None
-    overflow_policy: Text = None
+    model: ModelName
+    query: Annotated[str | MediaInput, Meta(description="A text, or an object with a text or an image.")]
+    documents: Annotated[
+        list[str | dict[str, Any]],
+        Meta(description="Texts, or objects with a text, `rank_fields`, or an image."),
+    ]
+    top_n: Annotated[int, Meta(ge=1, description="The most results; all by default.")] | None = None
+    return_documents: Annotated[bool | None, Meta(description="Results repeat their document.")] = None
+    overflow_policy: OverflowPolicy = None
+    max_tokens_per_doc: (
+        Annotated[int, Meta(ge=1, description="Documents are cut to so many tokens.")] | None
+    ) = None
+    rank_fields: Annotated[
+        list[str] | None, Meta(description="The fields of an object that are its text, in this order.")
+    ] = None
+    instruction: Annotated[
+        Text, Meta(description="A text that goes before the query, or into a template.")
+    ] = None
 
     def keys(self) -> Keys:
         """Names of fields, as `Body.keys`."""
@@ -260,12 +303,8 @@ _SCORE_KEYS = tuple(
         ["query", "items", "instruction", "options", "profile", "score_mode", "score_weights", "warnings"],
     )
 )
-_RERANK_KEYS = tuple(
-    map(Key, ("model", "query", "documents", "top_n", "return_documents", "overflow_policy"))
-)
-_EMBEDDINGS_KEYS = tuple(
-    map(Key, ("model", "input", "encoding_format", "dimensions", "overflow_policy", "late_chunking"))
-)
+_RERANK_KEYS = keys_of(RerankRequest)
+_EMBEDDINGS_KEYS = keys_of(EmbeddingsRequest)
 
 
 def read(body: bytes, content_type: str | None, kind: type[B], limits: Limits) -> B:

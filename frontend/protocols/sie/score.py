@@ -141,7 +141,7 @@ class ScoreResource(ScoringResource[ScoreRequest]):
         query = input_of(request.query, "query", entry, limits)
         return Pairs(query, inputs_of(request.items, entry, limits))
 
-    def images(self, request: ScoreRequest) -> list[tuple[str, bytes]]:
+    def images(self, request: ScoreRequest, inputs: Pairs) -> list[tuple[str, bytes]]:
         """Those of query and items."""
         return images_in(request.items, request.query)
 

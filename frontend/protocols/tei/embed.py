@@ -44,7 +44,7 @@ class _Vectors(InferenceResource[R, OutputPlan]):
 
     def check(self, request: R, entry: ModelEntry) -> list[InputItem]:
         """The texts and token ids as workers take them."""
-        return inputs_of(request.inputs)
+        return inputs_of(request.inputs, "inputs", entry)
 
     def plan(self, request: R, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus) -> OutputPlan:
         """A call for the output."""

@@ -130,7 +130,8 @@ def _side(call: ScoreCall, *, is_query: bool) -> EncodeCall:
         return EncodeCall([], [], None, False, call.options, call.overflow, call.lora)
     # NOTE: a query in several windows would count its special tokens once for each.
     overflow = "truncate" if call.overflow == "chunk" else call.overflow
-    return EncodeCall([], [], call.instruction, True, call.options, overflow, call.lora)
+    options = {name: value for name, value in call.options.items() if name != "max_tokens"}
+    return EncodeCall([], [], call.instruction, True, options, overflow, call.lora)
 
 
 def _joined(query: Prepared, document: Prepared, extra: Any) -> Prepared:

@@ -15,7 +15,7 @@ from torch import nn
 
 from ipc.errors import InvalidInput
 from ipc.wire.messages import Call, InputItem, ScoreCall
-from workers.adapters.base import Adapter, Excess, Prepared
+from workers.adapters.base import Adapter, Excess, ItemFailure, Prepared
 from workers.adapters.shared.classification import SequenceClassifier
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.long_texts import (
@@ -60,20 +60,33 @@ class PairTokenizer:
         """Each text alone, whole and without special tokens, for `join`; `.ids` are its tokens."""
         return list(self._halves.encode_batch(list(texts), add_special_tokens=False))
 
-    def sides(self, texts: Sequence[str], overflow: str) -> list[Any]:
+    def sides(self, texts: Sequence[str], overflow: str, limit: int | None = None) -> list[Any]:
         """As `halves`, but of a long text only the side that `join` keeps; with `error` every text is whole.
 
-        For halves whose other half has at most `limit` tokens. `Pair.tokens` then counts only the tokens of that side.
+        A side has `limit` tokens or more, by default those of a pair. For halves whose other half has at most as many
+        tokens as a pair. `Pair.tokens` then counts only the tokens of that side.
         """
+        limit = limit or self.limit
         longest = max(map(len, texts), default=0)
-        if (
-            overflow == "error"
-            or not self._word_by_word
-            or longest < LONG * CHARACTERS_PER_TOKEN * self.limit
-        ):
+        if overflow == "error" or not self._word_by_word or longest < LONG * CHARACTERS_PER_TOKEN * limit:
             return self.halves(texts)
         left = overflow != "truncate_left"
-        return [encode_side(self._halves, text, self.limit, left=left) for text in texts]
+        return [encode_side(self._halves, text, limit, left=left) for text in texts]
+
+    def shorten(self, texts: list[str], most: int, overflow: str) -> dict[int, int]:
+        """Cut texts in place to `most` tokens, by `overflow` at their end or beginning.
+
+        Returns the tokens of each text that was cut, by its place.
+        """
+        left = overflow == "truncate_left"
+        found = {}
+        for at, half in enumerate(self.halves(texts) if left else self.sides(texts, overflow, most)):
+            tokens = len(half.ids)
+            if tokens > most:
+                first, last = (tokens - most, tokens) if left else (0, most)
+                texts[at] = texts[at][half.offsets[first][0] : half.offsets[last - 1][1]]
+                found[at] = tokens
+        return found
 
     def join(self, first: Any, second: Any, overflow: str = "truncate") -> Pair:
         """Two halves as the model reads them. A pair that is too long loses ends, with `truncate_left` beginnings.
@@ -94,8 +107,7 @@ class ScoreAdapter(Adapter):
     """
 
     overflows: ClassVar[Collection[str]] = ("truncate", "error")
-
-    uses = frozenset(("activation",))
+    uses = frozenset(("activation", "max_tokens"))
 
     def __init__(
         self, model: TextEncoder | SequenceClassifier, pairs: PairTokenizer, function: nn.Module
@@ -119,10 +131,25 @@ class ScoreAdapter(Adapter):
         return self._model.packed
 
     def refuse_unsupported(self, call: Call) -> None:
-        """Refuse LoRA, and overflow policies that cannot cut a pair."""
+        """Refuse LoRA, overflow policies that cannot cut a pair, and a number of tokens that is none."""
         super().refuse_unsupported(call)
-        OptionReader(call).refuse_overflow(self.overflows)
+        options = OptionReader(call)
+        options.refuse_overflow(self.overflows)
+        options.whole("max_tokens", 1, 1)
         _named_activation(call)
+
+    def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
+        """Documents cut to the call's `max_tokens`, if there are any, and joined with the query."""
+        texts, most = texts_of(items, call.names.text), call.options.get("max_tokens")
+        cut = self._pairs.shorten(texts, most, call.overflow) if most else {}
+        found = self.joined(texts, call)
+        for at, tokens in cut.items():
+            found[at].truncated, found[at].excess = True, Excess(tokens, most or 0)
+        return list(found)
+
+    @abstractmethod
+    def joined(self, texts: Sequence[str], call: Call) -> list[Prepared]:
+        """The pair of the call's query and each text, tokenized and cut to the model's length."""
 
     def collate(self, prepared: Sequence[Prepared]) -> PackedBatch:
         """One packed batch of host tensors."""

@@ -1,8 +1,9 @@
 """Prompts around a text, by the first rule that applies.
 
-1. A template (`query_template`, `document_template`), which holds {text} and may hold {instruction}.
-2. An instruction before the text, with a space in between unless the instruction ends in whitespace.
-3. The stored prompt "query", or for documents "document" or "passage", else the prompt named `default_prompt_name`.
+1. The stored prompt that the request names. The names "query" and "document" choose a side, and so the rules below.
+2. A template (`query_template`, `document_template`), which holds {text} and may hold {instruction}.
+3. An instruction before the text, with a space in between unless the instruction ends in whitespace.
+4. The stored prompt "query", or for documents "document" or "passage", else the prompt named `default_prompt_name`.
 
 A query without an instruction has `default_instruction`.
 """
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _DOCUMENT_NAMES = ("document", "passage")
+_SIDES = ("query", "document")
 
 
 class Affixes(NamedTuple):
@@ -38,8 +40,15 @@ class Prompts:
             if template is not None and template.count("{text}") != 1:
                 raise ValueError(f"a template needs {{text}} once: {template!r}")
 
-    def affixes(self, instruction: str | None, is_query: bool) -> Affixes:
-        """The text before and after each text of a request."""
+    @property
+    def names(self) -> list[str]:
+        """The names that a request may give."""
+        return list(dict.fromkeys((*_SIDES, *self.named)))
+
+    def affixes(self, instruction: str | None, is_query: bool, name: str = "") -> Affixes:
+        """The text before and after each text of a request; `name` is one of `names`, or ""."""
+        if name in self.named and name not in _SIDES:
+            return Affixes(self.named[name], "")
         instruction = instruction or (self.default_instruction if is_query else None)
         template = self.query_template if is_query else self.document_template
         if template is not None:

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ipc.wire.messages import InputItem
+from ipc.errors import InvalidInput
+from ipc.wire.messages import Call, EncodeCall, InputItem
 from workers.adapters.base import Adapter, Excess, LoadContext, Prepared
 from workers.adapters.shared.building import parameter_bytes
 from workers.adapters.shared.checkpoint import load_model, shortest
@@ -24,8 +25,9 @@ from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.linears import lay_out_linears
 from workers.adapters.shared.long_texts import Tokens
 from workers.adapters.shared.lora import LoraLayers
+from workers.adapters.shared.options import OptionReader
 from workers.adapters.shared.packing import Int64Array, PackedBatch, TokenSequence, divided
-from workers.adapters.shared.prompting import Prompts
+from workers.adapters.shared.prompting import Affixes, Prompts
 from workers.adapters.shared.sentence_transformers_layout import ModelLayout
 from workers.adapters.shared.tokenizing import TextTokenizer, as_ids
 from workers.strategies import stepping
@@ -143,23 +145,30 @@ class TextModel:
         prompts = _prompts(layout, context.options)
         return cls(encoder, tokenizer, prompts, limit, layout.include_prompt, context.batch_tokens)
 
+    def affixes(self, call: Call) -> Affixes:
+        """The text before and after each text of a call."""
+        return self.prompts.affixes(
+            call.instruction, is_query(call), OptionReader(call).text("prompt_name", "")
+        )
+
     def payloads(
         self,
         items: Sequence[InputItem],
-        instruction: str | None,
-        is_query: bool,
-        overflow: str,
+        call: Call,
         pick: Callable[[Tokens], Int64Array] | None = None,
         extra: Any = None,
     ) -> Iterator[tuple[TextPayload, bool]]:
         """Each item with its prompt as a payload, and whether the item was cut; `pick` chooses tokens of a window."""
-        before, after = self.prompts.affixes(instruction, is_query)
+        before, after = self.affixes(call)
+        most = most_tokens(call, self.limit)
         texts = [f"{before}{self.tokenizer.text_of(item)}{after}" for item in items]
         skip = 0 if self.include_prompt or not before else self.tokenizer.prefix_length(before)
-        for windows, truncated, tokens in self.tokenizer.windows(texts, overflow):
+        for windows, truncated, tokens in self.tokenizer.windows(
+            texts, call.overflow, most if most < self.limit else None
+        ):
             sequences = tuple(sequence_of(one, skip if at == 0 else 0) for at, one in enumerate(windows))
             picks = None if pick is None else tuple(map(pick, windows))
-            excess = Excess(tokens, self.limit) if truncated and tokens else None
+            excess = Excess(tokens, most) if truncated and tokens else None
             yield TextPayload(sequences, picks, extra, excess), truncated
 
     def collate(self, payloads: Sequence[TextPayload]) -> TextBatch:
@@ -223,7 +232,9 @@ class TokenVectors:
 
 
 class TextAdapter(Adapter):
-    """Base of the families over one `TextModel`."""
+    """Base of the families over one `TextModel`. `max_tokens` of a call cuts texts before the model's own limit."""
+
+    uses = frozenset(("max_tokens", "prompt_name"))
 
     def __init__(
         self, text: TextModel, *heads: torch.nn.Module, whole: torch.nn.Module | None = None
@@ -251,6 +262,17 @@ class TextAdapter(Adapter):
         """Whether batches run without padding."""
         return self._text.encoder.packed
 
+    def refuse_unsupported(self, call: Call) -> None:
+        """Refuse also a prompt that the model lacks, and windows of any number of tokens."""
+        super().refuse_unsupported(call)
+        options = OptionReader(call)
+        if options.text("prompt_name", ""):
+            options.choice("prompt_name", "", self._text.prompts.names)
+        options.whole("max_tokens", 1, 1)
+        divided = call.overflow == "chunk" or (isinstance(call, EncodeCall) and call.chunking is not None)
+        if divided and call.options.get("max_tokens") is not None:
+            raise InvalidInput(f"{call.names.options}max_tokens: does not go with chunks of a text")
+
     def collate(self, prepared: Sequence[Prepared]) -> TextBatch:
         """One packed batch of host tensors."""
         return self._text.collate([item.payload for item in prepared])
@@ -258,6 +280,16 @@ class TextAdapter(Adapter):
     def padding_ratio(self, batch: TextBatch) -> float:
         """Share of padding in the encoder's forward passes."""
         return self._text.encoder.padding_ratio(row.packed for row in batch.rows)
+
+
+def is_query(call: Call) -> bool:
+    """Whether the texts of a call are queries."""
+    return isinstance(call, EncodeCall) and call.is_query
+
+
+def most_tokens(call: Call, limit: int) -> int:
+    """Tokens to which a call wants texts cut, special tokens included; at most `limit`."""
+    return min(OptionReader(call).whole("max_tokens", limit, 1), limit)
 
 
 def sequence_of(window: Tokens, skip: int = 0) -> TokenSequence:

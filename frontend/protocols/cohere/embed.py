@@ -1,0 +1,148 @@
+"""POST /v2/embed and /v1/embed: dense vectors of texts and images in one or more number types.
+
+1. Texts, images or inputs become the inputs of one call; `input_type` chooses the side of the model.
+2. The vectors of the answer are cut to `output_dimension` once and brought into each of `embedding_types`.
+3. Version 1 answers without `embedding_types` with a list of vectors, all else with lists by type.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import orjson
+
+from frontend.engine.answer import Answer
+from frontend.engine.scope import RequestScope
+from frontend.http.sending import Buffer
+from frontend.http.texts import check_count, check_texts
+from frontend.protocols.cohere.requests import CohereEmbedRequest, CohereEmbedV1Request
+from frontend.protocols.cohere.vectors import array_of, texts_of
+from frontend.protocols.sie.dense import QUERIES, Wishes, check_width, check_wishes, plan_dense
+from frontend.protocols.sie.flow import InferenceResource
+from frontend.protocols.sie.inputs import images_of, names_at
+from frontend.protocols.sie.media import Seen, input_of
+from frontend.protocols.sie.one_output import OutputPlan
+from frontend.protocols.sie.outputs import dense_of
+from ipc.catalog.entries import ModelEntry
+from ipc.errors import InvalidInput
+from ipc.wire.messages import InputItem, ModelStatus
+
+_FIELDS = ("texts", "images", "inputs")
+_POLICIES = {None: "truncate_text", "END": "truncate_text", "START": "truncate_left", "NONE": "error"}
+
+R = TypeVar("R", bound=CohereEmbedV1Request)
+
+
+class EmbedV1Resource(InferenceResource[R, OutputPlan]):
+    """Version 1; always JSON."""
+
+    operation = "embed"
+    body: type[Any] = CohereEmbedV1Request
+    always_json = True
+    version = "1"
+
+    def examine(self, request: R) -> None:
+        """Inputs in one of the fields, none of which is too long for every model."""
+        field, inputs = _inputs(request)
+        check_count(len(inputs), field, self.services.settings.limits)
+        check_texts([one.text or "" for one in inputs], f"{field}[{{}}]", self.services.settings.limits)
+        if request.embedding_types == []:
+            raise InvalidInput("embedding_types: may not be empty")
+        check_wishes(self.wishes(request), names_at(f"{field}[{{}}]"))
+
+    def wishes(self, request: R) -> Wishes:
+        """The side of the model, and where texts are cut."""
+        side = None if request.input_type is None else request.input_type in QUERIES
+        return Wishes(side, overflow_policy=_POLICIES[request.truncate])
+
+    def width(self, request: R) -> int | None:
+        """The wanted width of the vectors, None for that of the model."""
+        return None
+
+    def check(self, request: R, entry: ModelEntry) -> list[InputItem]:
+        """The texts and images as workers take them."""
+        field, inputs = _inputs(request)
+        return [input_of(one, f"{field}[{at}]", entry) for at, one in enumerate(inputs)]
+
+    def images(self, request: R, inputs: list[InputItem]) -> list[tuple[str, bytes]]:
+        """Those of the inputs."""
+        return images_of(inputs, f"{_inputs(request)[0]}[{{}}]")
+
+    def plan(self, request: R, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus) -> OutputPlan:
+        """A call for dense vectors."""
+        names = names_at(f"{_inputs(request)[0]}[{{}}]")
+        plan = plan_dense(self.services, entry, status, inputs, self.wishes(request), names)
+        check_width(self.width(request), entry, status, "output_dimension")
+        return plan
+
+    async def render(
+        self,
+        reply: Answer,
+        plan: OutputPlan,
+        request: R,
+        scope: RequestScope,
+        beside: dict[str, Any],
+        json: bool,
+    ) -> Sequence[Buffer]:
+        """The body, which holds no view on the result."""
+        items = plan.call.items
+        meta = _meta(self.version, items, reply)
+        with reply:
+            rows = (await dense_of(reply, "float32", self.width(request))).quantized.values
+            if request.embedding_types is None and self.version == "1":
+                form, vectors = "embeddings_floats", await array_of(rows, "float")
+            else:
+                form, vectors = "embeddings_by_type", [b"{"]
+                for at, kind in enumerate(dict.fromkeys(request.embedding_types or ["float"])):
+                    vectors += [b"," if at else b"", orjson.dumps(kind), b":", *(await array_of(rows, kind))]
+                vectors.append(b"}")
+        name = str(uuid.UUID(int=random.getrandbits(128), version=4))
+        head = orjson.dumps({"id": name, "response_type": form, "meta": meta})
+        texts = [item.text for item in items if item.text is not None]
+        echo = await texts_of(texts)
+        return [head[:-1], b',"texts":', *echo, b',"embeddings":', *vectors, b"}"]
+
+
+class EmbedResource(EmbedV1Resource[CohereEmbedRequest]):
+    """Version 2."""
+
+    body = CohereEmbedRequest
+    version = "2"
+
+    def wishes(self, request: CohereEmbedRequest) -> Wishes:
+        """As version 1, and how many tokens are left of a text."""
+        return super().wishes(request)._replace(max_tokens=request.max_tokens)
+
+    def width(self, request: CohereEmbedRequest) -> int | None:
+        """The wanted width of the vectors."""
+        return request.output_dimension
+
+
+def _inputs(request: CohereEmbedV1Request) -> tuple[str, list[Seen]]:
+    """The one field of inputs that a request has, and its texts and images."""
+    given = [name for name in _FIELDS if getattr(request, name, None) is not None]
+    if len(given) != 1:
+        known = [name for name in _FIELDS if name in request.__struct_fields__]
+        raise InvalidInput(f"{', '.join(known)}: expected one of them, got {', '.join(given) or 'none'}")
+    [field] = given
+    if field == "texts":
+        return field, [Seen(text) for text in request.texts or ()]
+    if field == "images":
+        return field, [Seen(None, image, f"images[{at}]") for at, image in enumerate(request.images or ())]
+    return field, [one.seen(f"inputs[{at}]") for at, one in enumerate(getattr(request, field))]
+
+
+def _meta(version: str, items: Sequence[InputItem], reply: Answer) -> dict[str, Any]:
+    used: dict[str, int] = {}
+    for item, tokens in zip(items, reply.tokens, strict=True):
+        kind = "image_tokens" if item.images else "input_tokens"
+        used[kind] = used.get(kind, 0) + tokens
+    if "image_tokens" in used:
+        used["images"] = sum(bool(item.images) for item in items)
+    meta: dict[str, Any] = {"api_version": {"version": version}, "billed_units": used}
+    if reply.truncated:
+        meta["warnings"] = [f"these inputs were cut: {', '.join(map(str, reply.truncated))}"]
+    return meta
