@@ -1,4 +1,4 @@
-"""`penstock models list | show | pull`: the catalog as a table, one model as YAML, and the files of a model.
+"""`penstock models list | show`: the catalog as a table, one model as YAML, and where the files of a model are.
 
 A model's files lie in the hub cache, in a directory of the operator, or in an installed package.
 """
@@ -19,12 +19,20 @@ from ipc.catalog.entries import AdapterSource, DirectorySource, HubSource, Model
 from ipc.settings import Settings
 from penstock import terminal
 from penstock.families import FAMILIES, Family
-from workers.loading import failure, source
+from workers.loading import source
 
 
-def located(entry: ModelEntry, progress: source.Progress, *, cached_only: bool = False) -> Path:
+def located(
+    entry: ModelEntry,
+    progress: source.Progress,
+    *,
+    cached_only: bool = False,
+    on_bytes: source.OnBytes | None = None,
+    to: Path | None = None,
+) -> Path:
     """The directory that holds the whole model, downloaded first if need be and not `cached_only`.
 
+    A download goes to the directory `to` in place of the hub cache, and tells `on_bytes` of its bytes.
     Raises `SourceError` for a model that is absent, damaged, or wrong in its catalog file, and `DownloadFailed`.
     """
     where = entry.source
@@ -43,6 +51,8 @@ def located(entry: ModelEntry, progress: source.Progress, *, cached_only: bool =
         extra_files=where.files,
         tokenizer_repo=where.tokenizer_repo,
         cached_only=cached_only,
+        on_bytes=on_bytes,
+        to=to,
     )
 
 
@@ -61,46 +71,6 @@ def ignore_progress(phase: str, fraction: float) -> None:
 def nbytes(directory: Path) -> int:
     """Size of all files below `directory`."""
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-
-
-class ProgressLine:
-    """Shows how far a download has come: one line that moves on a terminal, else a line every tenth."""
-
-    def __init__(self, name: str) -> None:
-        self._name, self._shown = name, -1
-
-    def __call__(self, phase: str, fraction: float) -> None:
-        """`fraction` (0 to 1) of `phase` is done."""
-        tenths = int(fraction * 10)
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r{self._name}: {phase} {fraction:4.0%}" + ("\n" if fraction >= 1 else ""))
-            sys.stderr.flush()
-        elif tenths != self._shown:
-            print(f"{self._name}: {phase} {tenths * 10} %", file=sys.stderr)
-        self._shown = tenths
-
-
-def pull(entry: ModelEntry) -> int:
-    """Download the files that the loaders read. Returns 0 when the whole model is on this machine, else 1."""
-    if not (entry.error or isinstance(entry.source, HubSource)):
-        return _not_from_the_hub(entry)
-    try:
-        directory = located(entry, ProgressLine(entry.id))
-    except Exception as error:
-        found = failure.classify(error)
-        print(f"penstock: {entry.id}: {found.error_class}: {found.message}", file=sys.stderr)
-        return 1
-    print(f"{entry.id}: {nbytes(directory) / 1e6:.0f} MB in {directory}")
-    return 0
-
-
-def _not_from_the_hub(entry: ModelEntry) -> int:
-    directory = directory_of(entry)
-    if directory is None:
-        print(f"penstock: {entry.id}: not from the hub, and its files are not here", file=sys.stderr)
-        return 1
-    print(f"{entry.id}: not from the hub, {nbytes(directory) / 1e6:.0f} MB in {directory}")
-    return 0
 
 
 _HEAD = ("MODEL", "FAMILY", "INPUTS", "OUTPUTS", "DIMS", "LENGTH", "SERVED", "ON DISK")

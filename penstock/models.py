@@ -1,4 +1,4 @@
-"""`penstock models list | show | pull | verify` and `penstock verify`: the catalog on the command line.
+"""`penstock models list | show | pull | add | verify` and `penstock verify`: the catalog on the command line.
 
 These commands see all models of the catalog directories, served or not. Exit codes: 0 fine, 1 for a model or file that
 cannot be had, 2 and 3 as for the other commands.
@@ -15,6 +15,7 @@ from ipc import extras
 from ipc.catalog.entries import ENCODE_OUTPUTS, Catalog, read_entries
 from ipc.errors import ConfigError, PenstockError
 from ipc.settings import Settings
+from penstock.own_models import adding
 from penstock.verification import command as verification
 
 OUTPUTS = (*ENCODE_OUTPUTS, "score", "json", "chat")
@@ -32,13 +33,17 @@ def add_parsers(commands: Any, add_flags: AddFlags) -> None:
     showing = actions.add_parser("show", help="everything that the catalog says of one model")
     showing.add_argument("model", metavar="MODEL")
     showing.add_argument("--json", action="store_true", help="print JSON")
-    pull = actions.add_parser("pull", help="download models from the hub")
+    pull = actions.add_parser("pull", help="download models from the hub, of the catalog or by their ids")
     pull.add_argument("model", metavar="MODEL", nargs="+")
+    pull.add_argument(
+        "--to", metavar="DIR", help="copy each model to DIR/MODEL, to be served without a network"
+    )
+    adding.add_arguments(actions.add_parser("add", help="write the catalog entry of a model, to be edited"))
     verify = actions.add_parser("verify", help="compare a model's results with a reference library")
     alone = commands.add_parser("verify", help="the same as `models verify`")
     for parser in (verify, alone):
         verification.add_arguments(parser)
-    for parser in (listing, showing, pull, verify, alone):
+    for parser in (listing, showing, pull, actions.choices["add"], verify, alone):
         add_flags(parser)
 
 
@@ -58,7 +63,7 @@ def run(options: argparse.Namespace, config: Settings) -> int:
 
 def _run(action: str, options: argparse.Namespace, config: Settings) -> int:
     # NOTE: imported here, since machines with frontends only have none of the packages of workers.
-    from penstock import files
+    from penstock import files, pulling
 
     reading = read_entries(config.catalog.dirs)
     for file in reading.bad:
@@ -69,5 +74,7 @@ def _run(action: str, options: argparse.Namespace, config: Settings) -> int:
     if action == "show":
         return files.print_one(catalog.find(options.model), as_json=options.json)
     if action == "pull":
-        return max(files.pull(catalog.find(name)) for name in options.model)
+        return pulling.run(options.model, catalog, options.to)
+    if action == "add":
+        return adding.run(options, config, catalog)
     return verification.run(catalog.find(options.model), config, as_json=options.json)

@@ -26,6 +26,9 @@ _ARCHITECTURES = {
     "GroundingDinoForObjectDetection": "grounding_dino",
     "Florence2ForConditionalGeneration": "florence2",
     "GLiClassModel": "gliclass",
+    "LightOnOcrForConditionalGeneration": "lighton_ocr",
+    "GlmOcrForConditionalGeneration": "glm_ocr",
+    "PaddleOCRVLForConditionalGeneration": "paddleocr_vl",
     "LayoutLMForQuestionAnswering": "document_qa",
     "LayoutLMv2ForQuestionAnswering": "document_qa",
     "LayoutLMv3ForQuestionAnswering": "document_qa",
@@ -51,6 +54,7 @@ def choose(files: ModelFiles) -> Choice:
     """The family of a model. Raises `CannotTell`."""
     if "gliner_config.json" in files.names:
         return Choice("gliner", "gliner_config.json")
+    _refuse_vision_language(files)
     found = _by_modules(files) or _by_architecture(files)
     if found is not None:
         return found
@@ -62,6 +66,16 @@ def choose(files: ModelFiles) -> Choice:
     raise CannotTell(
         "there is no config.json with `architectures`, so nothing says which family the model is of"
     )
+
+
+def _refuse_vision_language(files: ModelFiles) -> None:
+    """Raise `CannotTell` for a class that embeds or ranks, whose modules.json suits no family."""
+    stated = files.object("config.json").get("architectures")
+    if isinstance(stated, list) and stated and str(stated[0]).startswith("Qwen3VL"):
+        raise CannotTell(
+            f"config.json: architectures {shown(stated[0])}: the class embeds or ranks. "
+            "State adapter: qwen3_vl_embedding, or adapter: qwen3_vl_reranker"
+        )
 
 
 def kinds_of(files: ModelFiles) -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatch
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +27,13 @@ _REPOSITORY = re.compile(r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}$")
 _WEIGHTS = (".safetensors", ".bin")
 
 
+def yaml_of(entry: Mapping[str, Any]) -> str:
+    """A catalog file of plain values, in the order given."""
+    return yaml.safe_dump(
+        dict(entry), sort_keys=False, allow_unicode=True, default_flow_style=None, width=10_000
+    )
+
+
 class Own(NamedTuple):
     """A model that the catalog lacks: its entry as it stands in a catalog file, and what the operator is told."""
 
@@ -38,9 +44,7 @@ class Own(NamedTuple):
     @property
     def text(self) -> str:
         """The catalog file."""
-        return yaml.safe_dump(
-            self.entry, sort_keys=False, allow_unicode=True, default_flow_style=None, width=10_000
-        )
+        return yaml_of(self.entry)
 
     @property
     def lines(self) -> str:
@@ -48,6 +52,11 @@ class Own(NamedTuple):
         source = self.entry["source"]
         head = f"{self.name} is served as {self.entry['id']}, from {source.get('path') or source.get('repo')}"
         return "\n".join([head, *(f"  {t.what:14s} {t.value}   [{t.where}]" for t in self.told)])
+
+
+def is_repository(name: str) -> bool:
+    """Whether a name that is no directory has the form of an id of the hub."""
+    return _REPOSITORY.match(name) is not None and not Path(name).is_dir()
 
 
 def find(name: str, alias: str = "", stated: Mapping[str, Any] | None = None) -> Own:
@@ -59,7 +68,7 @@ def find(name: str, alias: str = "", stated: Mapping[str, Any] | None = None) ->
         # NOTE: a link gives the id of a model, and may lead elsewhere at the next load.
         root = place.resolve() if ".." in place.parts else place.absolute()
         return _directory(name, root, alias, stated or {})
-    if not _REPOSITORY.match(name):
+    if not is_repository(name):
         raise CannotTell(
             f"{name[:200]!a} is no model of the catalog, no directory, and no id of the hub (organisation/name)"
         )
@@ -133,7 +142,7 @@ def _repository(repo: str, stated: Mapping[str, Any]) -> Own:
             for name, nbytes in sizes.items()
             if nbytes <= MOST_BYTES and any(fnmatch(name, pattern) for pattern in DESCRIBING)
         ]
-        root = source.snapshot(repo, None, allow_patterns=list(islice(wanted, MOST_FILES)))
+        root = source.fetch_files(repo, wanted)
     except source.DownloadFailed as error:
         raise CannotTell(failure.classify(error).message) from error
     return _own(repo, repo, {"kind": "hub", "repo": repo}, ModelFiles(root, sizes), stated)

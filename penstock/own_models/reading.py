@@ -154,10 +154,14 @@ def _pooling(
 
 def _width(config: Fields, layout: ModelLayout, modes: int) -> int | None:
     """Width of the vector: that of the last Dense, else of the transformer, once for each pooling."""
-    inner = config.get("text_config")
-    own = number_of(config, *_WIDTHS) or number_of(inner if isinstance(inner, dict) else {}, *_WIDTHS)
-    tokens = _last_dense(layout.token_modules) or own
+    tokens = _last_dense(layout.token_modules) or _width_of(config)
     return _last_dense(layout.vector_modules) or (tokens * modes if tokens else None)
+
+
+def _width_of(config: Fields) -> int | None:
+    """Width of the transformer, or of its part that reads texts."""
+    inner = config.get("text_config")
+    return number_of(config, *_WIDTHS) or number_of(inner if isinstance(inner, dict) else {}, *_WIDTHS)
 
 
 def _last_dense(modules: tuple[ModuleConfig, ...]) -> int | None:
@@ -326,6 +330,15 @@ def _picture_reader(files: ModelFiles, stated: Mapping[str, Any], made: Descript
     made.fields |= {"inputs": ["image"], "outputs": {"json": {}}}
 
 
+def _vision_language(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> None:
+    config = files.object("config.json")
+    ranks = made.fields["adapter"] == "qwen3_vl_reranker"
+    width = _width_of(config)
+    output: Fields = {"similarity": "cosine"} | ({"dims": width} if width else {})
+    made.fields |= {"inputs": ["text", "image"], "outputs": {"score": {}} if ranks else {"dense": output}}
+    _length(files, made, config)
+
+
 def _causal(files: ModelFiles, stated: Mapping[str, Any], made: Description) -> None:
     made.fields |= {"inputs": ["text"], "outputs": {"chat": {}}}
     stored = files.object("tokenizer_config.json").get("chat_template")
@@ -360,4 +373,9 @@ _READERS: dict[str, Callable[[ModelFiles, Mapping[str, Any], Description], None]
     "florence2": _picture_reader,
     "donut": _picture_reader,
     "document_qa": _picture_reader,
+    "lighton_ocr": _picture_reader,
+    "glm_ocr": _picture_reader,
+    "paddleocr_vl": _picture_reader,
+    "qwen3_vl_embedding": _vision_language,
+    "qwen3_vl_reranker": _vision_language,
 }

@@ -35,6 +35,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOT_RUN = {
     "make test ": "it runs this test",
     "penstock models pull BAAI/bge-m3": "downloads; test_models_command.py pulls from a hub of its own",
+    "penstock models pull org/name": "downloads; test_pulling.py copies from a hub of its own",
     "penstock chat": "reads the terminal; test_chat_command.py talks",
     "penstock status --watch": "runs until it is stopped; test_status_command.py",
     "penstock tune": "starts one server after another, and measures for minutes; test_tune.py",
@@ -112,6 +113,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (place / name).write_bytes(encoded(picture(number, 256, 256), "PNG" if "png" in name else "JPEG"))
     (place / "srv" / "models" / "new").mkdir(parents=True)
     (place / "my-model").symlink_to(DIRECTORY)
+    build("plain_bert", place / "my-bert")
+    (place / "srv" / "copies" / "BAAI").mkdir(parents=True)
+    for name in ("org/name", "BAAI/bge-m3"):
+        (place / "srv" / "copies" / name).parent.mkdir(exist_ok=True)
+        (place / "srv" / "copies" / name).symlink_to(DIRECTORY)
     (place / "etc" / "penstock").mkdir(parents=True)
     (place / "etc" / "penstock" / "keys.yaml").touch(mode=0o600)
     return place

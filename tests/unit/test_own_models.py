@@ -198,6 +198,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"config": {"architectures": ["VisionEncoderDecoderModel"], "encoder": {"model_type": "donut-swin"}}},
         {"inputs": ["image"], "outputs": {"json": {}}},
     ),
+    "glm_ocr": ({"config": architecture("GlmOcrForConditionalGeneration")}, {"inputs": ["image"]}),
     "detection": ({"config": architecture("DetrForObjectDetection")}, {"inputs": ["image"]}),
     "gliner": (
         {"gliner_config": {"max_len": 384, "model_name": "microsoft/deberta-v3-base"}},
@@ -235,6 +236,7 @@ def test_bge_m3_is_known_by_its_heads(tmp_path: Path) -> None:
         ({"modules": modules("StaticEmbedding"), "config": BERT}, "no family here runs these modules"),
         ({"modules": modules("Transformer", "LogitScore")}, "State adapter: qwen3_reranker with"),
         ({"modules": [{"type": "other.Pooling", "path": ""}]}, "unsupported module 'other.Pooling'"),
+        ({"config": architecture("Qwen3VLForConditionalGeneration")}, "State adapter: qwen3_vl_embedding, or adapter:"),
         ({"adapter_config": {"base_model_name_or_path": "org/base"}}, "LoRA adapter of org/base, no model"),
         ({"config": "{"}, "config.json: no JSON: "),
         ({"config": "[1]"}, "config.json: expected a JSON object, got list"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from fnmatch import fnmatch
@@ -28,6 +29,8 @@ _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000
 
 Progress = Callable[[str, float], None]
+OnBytes = Callable[[int, int], None]
+"""Told (bytes done, bytes of all files known so far) of a download."""
 CHUNK_BYTES = 8 << 20
 _DESCRIBING = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken")
 _CONFIGS = ("config.json", "modules.json", "gliner_config.json")
@@ -149,41 +152,40 @@ def from_hub(
     extra_files: Sequence[str] = (),
     tokenizer_repo: str | None = None,
     cached_only: bool = False,
+    on_bytes: OnBytes | None = None,
+    to: Path | None = None,
 ) -> Path:
     """The directory of a repository in the hub cache, downloaded if missing; HF_HUB_OFFLINE forbids the network.
 
+    With `to` the files go to that directory in place of the cache.
     `extra_files` names further files of the repository, such as the `.pt` heads of some families. `tokenizer_repo` is
     another repository, whose configuration and tokenizer the model uses. With `cached_only` nothing is downloaded.
     Raises DownloadFailed, and SourceError for unusable files.
     """
+
+    class Bar(_ByteBar):
+        """A bar that reports to `progress` and `on_bytes`."""
+
+        report = staticmethod(progress)
+        counted = staticmethod(on_bytes or ignore_bytes)
+
+    chosen = {"local_files_only": cached_only, "tqdm_class": Bar, "ignore_patterns": list(_UNWANTED)}
     if tokenizer_repo is not None:
-        _snapshot(tokenizer_repo, None, progress, (), cached_only)
-    wanted = ("*.safetensors", *extra_files)
-    directory = _snapshot(repo, revision, progress, wanted, cached_only)
+        snapshot(tokenizer_repo, None, allow_patterns=list(_DESCRIBING), **chosen)
+    wanted = [*_DESCRIBING, "*.safetensors", *extra_files]
+    chosen |= {} if to is None else {"local_dir": to}
+    directory = snapshot(repo, revision, allow_patterns=wanted, **chosen)
     if not weight_files(directory):
-        directory = _snapshot(repo, revision, progress, (*wanted, PICKLED), cached_only)
+        directory = snapshot(repo, revision, allow_patterns=[*wanted, PICKLED], **chosen)
+    if to is not None:
+        # What the hub's library keeps of a download that it could resume.
+        shutil.rmtree(to / ".cache", ignore_errors=True)
     progress("download", 1.0)
     return _checked(directory)
 
 
-def _snapshot(
-    repo: str, revision: str | None, progress: Progress, wanted: Sequence[str], cached_only: bool
-) -> Path:
-    """Configuration, tokenizer and `wanted` files of a repository, in the hub cache."""
-
-    class Bar(_ByteBar):
-        """A bar that reports to `progress`."""
-
-        report = staticmethod(progress)
-
-    return snapshot(
-        repo,
-        revision,
-        allow_patterns=[*_DESCRIBING, *wanted],
-        ignore_patterns=list(_UNWANTED),
-        local_files_only=cached_only,
-        tqdm_class=Bar,
-    )
+def ignore_bytes(done: int, total: int) -> None:
+    """Tell nobody."""
 
 
 def size_in_hub(repo: str, revision: str | None) -> tuple[int, int]:
@@ -227,6 +229,17 @@ def files_in_hub(repo: str, most: int) -> dict[str, int]:
     except Exception as error:
         raise DownloadFailed(repo) from error
     return {file.path: file.size for file in listed if isinstance(file, RepoFile)}
+
+
+def fetch_files(repo: str, names: Sequence[str]) -> Path:
+    """The directory in the hub cache that has these files of a repository. Raises `DownloadFailed`."""
+
+    class Quiet(_ByteBar):
+        """A bar that reports to nobody."""
+
+        report = staticmethod(lambda phase, fraction: None)
+
+    return snapshot(repo, None, allow_patterns=list(names), tqdm_class=Quiet)
 
 
 def from_directory(path: str | Path) -> Path:
@@ -293,6 +306,7 @@ class _ByteBar(tqdm):  # type: ignore[misc]  # published without types
     """A progress bar for huggingface_hub that draws nothing and reports bytes."""
 
     report: Progress
+    counted: OnBytes = staticmethod(ignore_bytes)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Any bar; only bars that count bytes report."""
@@ -302,5 +316,6 @@ class _ByteBar(tqdm):  # type: ignore[misc]  # published without types
         """Count `n` more and report the share done."""
         drawn: bool | None = super().update(n)
         if self.unit == "B" and self.total:
+            self.counted(int(self.n), int(self.total))
             self.report("download", min(1.0, self.n / self.total))
         return drawn

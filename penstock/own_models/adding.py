@@ -1,0 +1,108 @@
+"""`penstock models add`: the catalog entry of a model, as the model's own files give it, in a file to be edited.
+
+A model of the catalog gives its entry as it is. Nothing that exists is overwritten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ipc.catalog import yaml_text
+from ipc.catalog.entries import BadFile, Catalog, read_entry
+from ipc.errors import ConfigError
+from ipc.settings import Settings
+from penstock.own_models import places
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `models add`."""
+    parser.add_argument(
+        "model", metavar="MODEL", help="a directory or an id of the hub; PATH=ID names a directory"
+    )
+    parser.add_argument(
+        "--output",
+        metavar="PATH",
+        help="file or directory of the entry, - to print it (default: the --catalog DIR)",
+    )
+    parser.add_argument(
+        "--field",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="a field that the files leave open, such as loadtime.pooling=mean; may repeat",
+    )
+
+
+def run(options: argparse.Namespace, config: Settings, catalog: Catalog) -> int:
+    """Write the entry. Returns 0. Raises `ConfigError` for what cannot be read, told or written."""
+    name, _, alias = options.model.partition("=")
+    if name in catalog:
+        raise ConfigError(
+            f"{name}: the catalog has this model; `penstock models show {name}` prints the entry"
+        )
+    own = places.find(name, alias, _stated(options.field))
+    if alias and own.entry["id"] != alias:
+        own.entry["served_name"] = alias
+    if options.output == "-":
+        print(own.text, end="")
+        return 0
+    print(own.lines, file=sys.stderr)
+    path = _file(options.output, config, str(own.entry["id"]))
+    _write(path, own.text)
+    print(f"wrote {path}; serve it: penstock serve --catalog {path.parent} --models {own.entry['id']}")
+    return 0
+
+
+def _stated(pairs: Sequence[str]) -> dict[str, Any]:
+    """`a.b=value` as nested fields; values are YAML. Raises `ConfigError`."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        *above, last = name.split(".")
+        if not equals or not all([*above, last]):
+            raise ConfigError(f"--field {pair}: expected NAME=VALUE")
+        place = found
+        for part in above:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"--field {pair}: {part} has a value already")
+        try:
+            place[last] = yaml_text.decode(text.encode())
+        except ValueError as error:
+            raise ConfigError(f"--field {pair}: {error}") from error
+    return found
+
+
+def _file(output: str | None, config: Settings, model: str) -> Path:
+    """The file to write. Raises `ConfigError` where nothing names a directory."""
+    if output is not None and output.endswith((".yaml", ".yml")):
+        return Path(output)
+    directory = output or next(iter(config.catalog.dirs), None)
+    if directory is None:
+        raise ConfigError("name a directory for the entry: --output DIR, or --catalog DIR (catalog.dirs)")
+    return Path(directory) / f"{model.replace('/', '--')}.yaml"
+
+
+def _write(path: Path, text: str) -> None:
+    """Put a catalog file in its place in one step, if the catalog can read the file. Raises `ConfigError`."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(text, encoding="utf-8")
+        read_entry(draft)
+        os.link(draft, path)
+    except BadFile as error:
+        raise ConfigError(f"the entry would be refused: {error.text}") from error
+    except FileExistsError as error:
+        raise ConfigError(f"{path} exists already") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink()

@@ -1,0 +1,179 @@
+"""`penstock models pull`: the files of models, in the hub cache or as a copy for a machine without a network.
+
+A copy is a directory `<DIR>/<id>` with the files that a load reads, and the catalog entry beside them. The entry is
+written last, so a copy with an entry is whole.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ipc.catalog.entries import Catalog, HubSource, ModelEntry, Profile
+from ipc.errors import ModelNotFound
+from penstock import terminal
+from penstock.files import directory_of, located, nbytes
+from penstock.own_models import places
+from penstock.own_models.files import CannotTell
+from workers.loading import failure, source
+
+
+class ProgressLine:
+    """Shows how far a download has come: one line that moves on a terminal, else a line every tenth."""
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` tells the time in seconds."""
+        self._name, self._clock, self._shown = name, clock, -1
+        self._began: tuple[float, int] | None = None
+        self._told = ""
+
+    def count(self, done: int, total: int) -> None:
+        """So many bytes of those known so far are there; told with the share that follows."""
+        now = self._clock()
+        began, before = self._began = self._began or (now, done)
+        parts = [f"{terminal.size(done)} of {terminal.size(total)}"]
+        if now > began and done > before:
+            rate = (done - before) / (now - began)
+            parts += [f"{terminal.size(rate)}/s", f"{terminal.span((total - done) / rate)} left"]
+        self._told = ", " + ", ".join(parts)
+
+    def __call__(self, phase: str, fraction: float) -> None:
+        """`fraction` (0 to 1) of `phase` is done."""
+        tenths = int(fraction * 10)
+        told = self._told if fraction < 1 else ""
+        if sys.stderr.isatty():
+            end = "\n" if fraction >= 1 else ""
+            sys.stderr.write(f"\r\x1b[K{self._name}: {phase} {fraction:4.0%}{told}{end}")
+            sys.stderr.flush()
+        elif tenths != self._shown:
+            print(f"{self._name}: {phase} {tenths * 10} %{told}", file=sys.stderr)
+        self._shown = tenths
+
+
+def run(names: Sequence[str], catalog: Catalog, to: str | None) -> int:
+    """Fetch the models, or copy them below the directory `to`. Returns 0 when all are there, else 1."""
+    codes = []
+    for name in names:
+        try:
+            entry = entry_of(name.partition(":")[0] if to else name, catalog)
+        except ModelNotFound as error:
+            print(f"penstock: {error.message}", file=sys.stderr)
+            codes.append(1)
+            continue
+        codes.append(_copy(entry, Path(to)) if to else _pull(entry))
+    return max(codes)
+
+
+def entry_of(name: str, catalog: Catalog) -> ModelEntry:
+    """The entry of the catalog, or that of the model that `name` means. Raises `ModelNotFound`.
+
+    A repository that does not say what its model is has an entry of its source alone, and the reason is printed.
+    """
+    if name in catalog:
+        return catalog[name]
+    try:
+        return msgspec.convert(places.find(name).entry, ModelEntry)
+    except CannotTell as error:
+        near = catalog.absence(name)
+        reason = error.message + (f"; {near}" if near else "")
+        if not places.is_repository(name):
+            raise ModelNotFound(reason) from error
+    print(f"penstock: {reason}", file=sys.stderr)
+    return ModelEntry(name, HubSource(name), adapter="")
+
+
+def _pull(entry: ModelEntry) -> int:
+    """Fetch the files that the loaders read. Returns 0 when the whole model is on this machine, else 1."""
+    if not (entry.error or isinstance(entry.source, HubSource)):
+        return _not_from_the_hub(entry)
+    line = ProgressLine(entry.id)
+    directory = _attempt(entry, lambda: located(entry, line, on_bytes=line.count))
+    if directory is None:
+        return 1
+    print(f"{entry.id}: {nbytes(directory) / 1e6:.0f} MB in {directory}")
+    return 0
+
+
+def _attempt(entry: ModelEntry, fetch: Callable[[], Path]) -> Path | None:
+    """What `fetch` gives; None after the reason was printed."""
+    try:
+        return fetch()
+    except Exception as error:
+        found = failure.classify(error)
+        print(f"penstock: {entry.id}: {found.error_class}: {found.message}", file=sys.stderr)
+        return None
+
+
+def _not_from_the_hub(entry: ModelEntry) -> int:
+    directory = directory_of(entry)
+    if directory is None:
+        print(f"penstock: {entry.id}: not from the hub, and its files are not here", file=sys.stderr)
+        return 1
+    print(f"{entry.id}: not from the hub, {nbytes(directory) / 1e6:.0f} MB in {directory}")
+    return 0
+
+
+def _copy(entry: ModelEntry, to: Path) -> int:
+    """Copy a model below `to`. Returns 0 when the copy is whole, else 1."""
+    target = to / entry.id
+    if not target.resolve().is_relative_to(to.resolve()):
+        print(f"penstock: {entry.id}: the id leads out of {to}", file=sys.stderr)
+        return 1
+    if isinstance(entry.source, HubSource) and entry.source.tokenizer_repo:
+        print(
+            f"penstock: {entry.id}: borrows the tokenizer of {entry.source.tokenizer_repo} from the hub cache, so a "
+            "directory is not enough; copy the cache instead (docs/hub.md)",
+            file=sys.stderr,
+        )
+        return 1
+    directory = _attempt(entry, lambda: _filled(entry, target))
+    if directory is None:
+        return 1
+    if entry.adapter:
+        (target / places.OWN_ENTRY).write_text(_entry_text(entry), encoding="utf-8")
+    print(f"{entry.id}: {nbytes(target) / 1e6:.0f} MB in {target}; serve it: penstock serve {target}")
+    return 0
+
+
+def _filled(entry: ModelEntry, target: Path) -> Path:
+    """The directory `target` with the whole model: copied from this machine, else from the hub."""
+    (target / places.OWN_ENTRY).unlink(missing_ok=True)
+    here = directory_of(entry)
+    line = ProgressLine(entry.id)
+    if here is None:
+        return located(entry, line, on_bytes=line.count, to=target)
+    files = [path for path in here.rglob("*") if path.is_file() and path.name != places.OWN_ENTRY]
+    total, done = sum(path.stat().st_size for path in files), 0
+    for path in files:
+        place = target / path.relative_to(here)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, place)
+        done += place.stat().st_size
+        line.count(done, total)
+        line("copy", done / total if total else 1.0)
+    return source.from_directory(target)
+
+
+def _entry_text(entry: ModelEntry) -> str:
+    """The catalog file of a copy: the entry without what is the default, and the directory as its source."""
+    fields = _stated(entry, ModelEntry(entry.id, entry.source)) | {
+        "source": {"kind": "directory", "path": "."}
+    }
+    profiles = {name: _stated(profile, Profile()) for name, profile in entry.profiles.items()}
+    fields |= {"profiles": profiles} if profiles else {}
+    ordered = {"id": entry.id, "adapter": entry.adapter, **fields}
+    ordered.pop("served", None)
+    return places.yaml_of(ordered)
+
+
+def _stated(value: msgspec.Struct, default: msgspec.Struct) -> dict[str, Any]:
+    """Fields that differ from those of `default`, as plain values."""
+    names = [name for name in value.__struct_fields__ if getattr(value, name) != getattr(default, name)]
+    plain = msgspec.json.decode(msgspec.json.encode({name: getattr(value, name) for name in names}))
+    return {name: plain[name] for name in names if name not in ("id", "code", "error")}
