@@ -14,6 +14,8 @@ from ipc.errors import ModelNotFound
 from ipc.settings import Settings
 
 _SHOWN = 10
+UNNAMED = ("default/not-specified",)
+"""Names that clients send where they name no model."""
 
 
 def default_model(catalog: Catalog, settings: Settings, outputs: Sequence[str], family: str = "") -> str:
@@ -39,6 +41,14 @@ def default_model(catalog: Catalog, settings: Settings, outputs: Sequence[str], 
         f"the request names no model, and several give {wanted}: {', '.join(known[:_SHOWN])}{more}; "
         "server.default_models chooses one"
     )
+
+
+def model_named(
+    request: object, catalog: Catalog, settings: Settings, outputs: Sequence[str], family: str = ""
+) -> str:
+    """The field `model` of a request, else `default_model`."""
+    named: str = getattr(request, "model", None) or ""
+    return named if named not in ("", *UNNAMED) else default_model(catalog, settings, outputs, family)
 
 
 def _gives(catalog: Catalog, name: str, outputs: Sequence[str]) -> bool:

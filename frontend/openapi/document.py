@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from http import HTTPStatus
 from typing import Any
@@ -19,6 +20,7 @@ import orjson
 from frontend.openapi.operation import EVENTS, HTML, JSON, TEXT, Operation, Parameter
 from frontend.protocols.chat.operations import OPERATIONS as CHAT
 from frontend.protocols.cohere.operations import OPERATIONS as COHERE
+from frontend.protocols.infinity.operations import OPERATIONS as INFINITY
 from frontend.protocols.kserve_v2.operations import OPERATIONS as KSERVE
 from frontend.protocols.messages.operations import OPERATIONS as MESSAGES
 from frontend.protocols.responses.operations import OPERATIONS as RESPONSES
@@ -26,6 +28,7 @@ from frontend.protocols.sie.operations import OPERATIONS as SIE
 from frontend.protocols.sie.operations import ErrorResponse, faults
 from frontend.protocols.tei.operations import OPERATIONS as TEI
 from frontend.protocols.trtis_v1.operations import OPERATIONS as TRTIS
+from frontend.protocols.vllm.operations import OPERATIONS as VLLM
 from ipc.version import VERSION
 
 _WORD = re.compile(r"{(\w+)}")
@@ -69,7 +72,7 @@ WITH_RETRY = frozenset({429, 503, 504})
 
 def document(operations: Iterable[Operation], version: str) -> dict[str, Any]:
     """The whole document of a build of this `version`."""
-    table = list(operations)
+    table = list(_merged(operations))
     paths: dict[str, dict[str, Any]] = {}
     for operation in table:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
@@ -101,6 +104,29 @@ def document(operations: Iterable[Operation], version: str) -> dict[str, Any]:
             },
         },
     }
+
+
+def _merged(operations: Iterable[Operation]) -> Iterable[Operation]:
+    """One operation for each method and path: those of several protocols have any of their bodies and answers."""
+    groups: dict[tuple[str, str], list[Operation]] = {}
+    for operation in operations:
+        groups.setdefault((operation.path, operation.method), []).append(operation)
+    for group in groups.values():
+        first = group[0]
+        if len(group) == 1:
+            yield first
+            continue
+        errors = {status: _distinct(one.errors.get(status) for one in group) for status in first.errors}
+        yield replace(
+            first,
+            body=_distinct(one.body for one in group),
+            answer=_distinct(one.answer for one in group),
+            errors=errors,  # type: ignore[arg-type]
+        )
+
+
+def _distinct(types: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(kind for kind in types if kind is not None))
 
 
 def _schemas(table: list[Operation]) -> dict[str, Any]:
@@ -239,7 +265,7 @@ SERVER = (
 
 def operations() -> tuple[Operation, ...]:
     """All operations of this build."""
-    return (*SIE, *COHERE, *CHAT, *RESPONSES, *MESSAGES, *TEI, *KSERVE, *TRTIS, *SERVER)
+    return (*SIE, *COHERE, *CHAT, *RESPONSES, *MESSAGES, *TEI, *VLLM, *INFINITY, *KSERVE, *TRTIS, *SERVER)
 
 
 @cache

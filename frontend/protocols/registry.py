@@ -53,12 +53,14 @@ def protocols() -> list[WireProtocol]:
     """All protocols of this build, most specific prefix first."""
     from frontend.protocols.chat import ChatProtocol
     from frontend.protocols.cohere import CohereProtocol
+    from frontend.protocols.infinity import InfinityProtocol
     from frontend.protocols.kserve_v2 import KserveProtocol
     from frontend.protocols.messages import MessagesProtocol
     from frontend.protocols.responses import ResponsesProtocol
     from frontend.protocols.sie import SieProtocol
     from frontend.protocols.tei import TeiProtocol
     from frontend.protocols.trtis_v1 import TrtisProtocol
+    from frontend.protocols.vllm import VllmProtocol
 
     return [
         SieProtocol(),
@@ -67,6 +69,8 @@ def protocols() -> list[WireProtocol]:
         ResponsesProtocol(),
         MessagesProtocol(),
         TeiProtocol(),
+        VllmProtocol(),
+        InfinityProtocol(),
         TrtisProtocol(),
         KserveProtocol(),
     ]

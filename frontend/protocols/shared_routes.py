@@ -19,7 +19,6 @@ from ipc.errors import ConfigError, Unsupported
 
 OWNERS: dict[str, tuple[str, ...]] = {
     "/classify": ("vllm", "infinity"),
-    "/embeddings": ("tei", "infinity"),
     "/rerank": ("tei", "vllm", "infinity"),
     "/tokenize": ("tei", "vllm"),
 }

@@ -96,7 +96,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Families]:
     settings = {
         "catalog.dirs": dirs,
         "limits.load_wait_s": 60,
-        "server.compatible": "tei:/rerank,tei:/tokenize",
+        "server.compatible": "tei,vllm:/classify",
         "server.default_models": "tiny/mean,tiny/splade,tiny/colbert-pylate,cross-encoder/logits,tiny/moods",
     }
     with serving(place, ids, settings) as server:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,10 @@ from transformers import AutoTokenizer
 
 from tests.conformance.conftest import Families
 from tests.conformance.encoders import MEAN, PYLATE, SPLADE
+from tests.conformance.towers import CLIP
 from tests.harness.server import Server
+from tests.tiny.pictures import encoded as encoded_picture
+from tests.tiny.pictures import picture
 from tests.tiny.texts import sentences
 
 SCORER, CLASSIFIER = "cross-encoder/logits", "tiny/moods"
@@ -95,6 +99,42 @@ def test_predict(server: Server) -> None:
     )
     refused = asked(server, "/predict", {"inputs": TEXTS[:2]}, 422)
     assert refused["error_type"] == "Validation" and "no pairs" in refused["error"]
+
+
+def test_the_routes_of_vllm(server: Server) -> None:
+    plain = [entry["values"] for entry in encoded(server, MEAN, "dense")]
+    pooled = asked(server, "/pooling", {"model": MEAN, "input": TEXTS})["data"]
+    assert np.array_equal([one["data"] for one in pooled], plain)
+    token_vectors = [entry["values"] for entry in encoded(server, PYLATE, "multivector")]
+    pooled = asked(server, "/pooling", {"model": PYLATE, "input": TEXTS})["data"]
+    assert all(np.array_equal(one["data"], wanted) for one, wanted in zip(pooled, token_vectors, strict=True))
+    body = {"text_1": TEXTS[0], "text_2": TEXTS, "use_activation": False}
+    found = [one["score"] for one in asked(server, "/v1/score", body)["data"]]
+    assert np.allclose(found, scored(server, TEXTS[0]), atol=1e-5)
+    items = {"items": [{"text": text} for text in TEXTS]}
+    for one, wanted in zip(
+        asked(server, "/classify", {"input": TEXTS})["data"],
+        asked(server, f"/v1/extract/{CLASSIFIER}", items)["items"],
+        strict=True,
+    ):
+        scores = sorted((entry["score"] for entry in wanted["classifications"]), reverse=True)
+        assert one["label"] == wanted["classifications"][0]["label"] and one["num_classes"] == len(scores)
+        assert sorted(one["probs"], reverse=True) == scores
+
+
+def test_images_come_to_the_embeddings_of_infinity(server: Server) -> None:
+    data = encoded_picture(picture(1))
+    uri = "data:image/png;base64," + base64.b64encode(data).decode()
+    body = {"model": CLIP, "input": [uri], "modality": "image"}
+    items = [{"images": [{"data": base64.b64encode(data).decode(), "format": "png"}]}]
+    [wanted] = asked(server, f"/v1/encode/{CLIP}", {"items": items})["items"]
+    [found] = asked(server, "/embeddings", body)["data"]
+    assert found["embedding"] == wanted["dense"]["values"]
+    refused = server.post("/embeddings", {**body, "input": ["https://images.example/a.png"]})
+    assert refused.status == 400 and "nothing is fetched" in refused.json()["error"]["message"]
+    broken = "data:image/png;base64," + base64.b64encode(b"no image").decode()
+    refused = server.post("/embeddings", {**body, "input": [uri, broken]})
+    assert refused.status == 400 and "input[1]" in refused.json()["error"]["message"]
 
 
 def test_tokenize_and_decode(server: Server, families: Families) -> None:

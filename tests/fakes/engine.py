@@ -22,7 +22,8 @@ from ipc.store.overrides import Override
 from ipc.wire.messages import Credits, InferCall, ModelStatus, Result, TensorInfo, Timing, Work
 from tests.fakes.lease import FakeLease
 
-Arrays = dict[str, np.ndarray]
+Arrays = dict[str, Any]
+"""Arrays by name, or the bytes of each item for results of any size."""
 Model = Callable[[Work, Arrays], Arrays | Iterator[Arrays]]
 """Gives output arrays for a call and its input arrays, or one map of them per part."""
 _DATATYPES = {np.dtype(one.array): name for name, one in DATATYPES.items() if name not in ("BYTES", "BF16")}
@@ -176,9 +177,9 @@ class InProcessEngine(Engine):
     def answer(self, work: Work, arrays: Arrays) -> Answer:
         """An answer over a buffer with a lease, whose bytes are others once the lease has ended."""
         as_bytes = isinstance(work.call, InferCall)
+        rows = {name: list(map(len, array)) for name, array in arrays.items() if isinstance(array, list)}
         stored: dict[str, Any] = {
-            name: np.frombuffer(array.tobytes(), np.uint8) if as_bytes else array
-            for name, array in arrays.items()
+            name: _raw(array) if as_bytes or name in rows else array for name, array in arrays.items()
         }
         refs, nbytes = tensors.layout((n, a.dtype.name, a.shape) for n, a in stored.items())
         lease = FakeLease(bytes(nbytes))
@@ -191,8 +192,15 @@ class InProcessEngine(Engine):
         ]
         self.leases.append(lease)
         tokens = [1] * len(work.call.items)
-        result = Result(1, None, refs, tokens, [], [], Timing(1000, 2000, 3000, 4000, 1), infos=infos)
+        result = Result(
+            1, None, refs, tokens, [], [], Timing(1000, 2000, 3000, 4000, 1), rows=rows, infos=infos
+        )
         return Answer(result, lease.view, lease=lease)
+
+
+def _raw(values: np.ndarray | list[bytes]) -> np.ndarray:
+    data = b"".join(values) if isinstance(values, list) else values.tobytes()
+    return np.frombuffer(data, np.uint8)
 
 
 def _inputs_of(work: Work, payload: bytes) -> Arrays:

@@ -14,14 +14,26 @@ from frontend.engine.answer import CopyBudget
 from frontend.protocols.registry import protocols
 from ipc.catalog.entries import ModelEntry, OutputSpec
 from ipc.errors import InputTooLong
-from ipc.wire.messages import EncodeCall, ModelStatus, ScoreCall, Work
+from ipc.wire import extraction, tokens
+from ipc.wire.extraction import Classification, Extraction
+from ipc.wire.messages import (
+    EncodeCall,
+    ExtractCall,
+    InputItem,
+    ModelStatus,
+    ScoreCall,
+    TokenizeCall,
+    Work,
+)
+from ipc.wire.tokens import TextTokens
 from tests.fakes.engine import Arrays, InProcessDirectory, InProcessEngine, Model
 from tests.fakes.generation_server import app_of
 from tests.fakes.tensors import entry, services_of
 
 LONGEST = 40
 """Characters of a text that fit the models."""
-DENSE, SCORE = "org/dense", "org/score"
+DENSE, SCORE, CLASSIFIER = "org/dense", "org/score", "org/classifier"
+LABELS = ["even", "odd"]
 
 
 def lengths(work: Work, given: Arrays) -> Arrays:
@@ -40,7 +52,54 @@ def numbers(work: Work, given: Arrays) -> Arrays:
     return {"score": np.array([float((item.text or "").split()[-1]) for item in work.call.items], np.float32)}
 
 
-_MODELS: dict[str, tuple[str, Model]] = {DENSE: ("dense", lengths), SCORE: ("score", numbers)}
+def classes(work: Work, given: Arrays) -> Arrays:
+    """The class of the number of words, and the other one."""
+    call = work.call
+    assert isinstance(call, ExtractCall)
+    found = []
+    for item in call.items:
+        likeliest = 2.0 if call.options.get("function_to_apply") == "none" else 0.75
+        first = len((item.text or "").split()) % 2
+        entries = [
+            Classification(LABELS[first], likeliest),
+            Classification(LABELS[1 - first], 1 - likeliest),
+        ]
+        found.append(extraction.pack(Extraction(classifications=entries)))
+    return {"extraction": found}
+
+
+def letters(work: Work, given: Arrays) -> Arrays:
+    """Each character as a token of its number, with 0 before where special tokens belong; and back."""
+    call = work.call
+    assert isinstance(call, TokenizeCall)
+    return {"tokens": [_characters(item, call.special) for item in call.items]}
+
+
+def _characters(item: InputItem, special: bool) -> bytes:
+    if item.text is None:
+        return "".join("^" if number == 0 else chr(number) for number in item.ids or ()).encode()
+    before, size = int(special), len(item.text)
+    return tokens.pack(
+        TextTokens(
+            [0] * before + [ord(letter) for letter in item.text],
+            ["^"] * before + list(item.text),
+            [0] * before + list(range(size)),
+            [0] * before + list(range(1, size + 1)),
+            [True] * before + [False] * size,
+        )
+    )
+
+
+def reading(model: Model) -> Model:
+    """A model that tokenizes too."""
+    return lambda work, given: (letters if isinstance(work.call, TokenizeCall) else model)(work, given)
+
+
+_MODELS: dict[str, tuple[str, Model]] = {
+    DENSE: ("dense", reading(lengths)),
+    SCORE: ("score", numbers),
+    CLASSIFIER: ("json", classes),
+}
 
 
 class VectorServer:
@@ -55,7 +114,10 @@ class VectorServer:
         self.services = services_of(root, entries, [], **settings)
         self.services.engine.client.inputs.close()  # type: ignore[attr-defined]
         statuses = [
-            ModelStatus(name, "loaded", max_sequence_length=LONGEST, dims={"dense": 3}) for name in chosen
+            ModelStatus(
+                name, "loaded", max_sequence_length=LONGEST, dims={"dense": 3}, **_KNOWN.get(name, {})
+            )
+            for name in chosen
         ]
         directory = InProcessDirectory(self.services.catalog, statuses)
         self.engine = InProcessEngine(directory, {name: model for name, (_, model) in chosen.items()})
@@ -74,5 +136,9 @@ class VectorServer:
         return (work.call for work in reversed(self.engine.works))
 
 
+_KNOWN: dict[str, Any] = {CLASSIFIER: {"labels": LABELS, "uses": ["function_to_apply"]}}
+
+
 def _entry(name: str, output: str) -> ModelEntry:
-    return entry(name, outputs={output: OutputSpec()})
+    adapter = "text_classification" if output == "json" else "dense"
+    return entry(name, adapter=adapter, outputs={output: OutputSpec()})

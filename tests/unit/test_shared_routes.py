@@ -10,7 +10,7 @@ from ipc.errors import ConfigError
 
 def test_a_server_is_chosen_for_all_of_its_paths_or_for_one() -> None:
     assert chosen(()) == {}
-    assert chosen(["tei"]) == {"/rerank": "tei", "/tokenize": "tei", "/embeddings": "tei"}
+    assert chosen(["tei"]) == {"/rerank": "tei", "/tokenize": "tei"}
     assert chosen(["vllm:/classify"]) == {"/classify": "vllm"}
     assert chosen(["tei", "vllm:/classify"])["/classify"] == "vllm"
     assert chosen(["vllm", "vllm"]) == {path: "vllm" for path, owners in OWNERS.items() if "vllm" in owners}
@@ -25,7 +25,7 @@ def test_a_server_is_chosen_for_all_of_its_paths_or_for_one() -> None:
             r"'vllm:/classify' and 'infinity' both choose the form of /classify",
         ),
         (["tei:/rerank", "tei"], "'tei:/rerank' and 'tei' both"),
-        (["tei:/embed"], r"'tei:/embed': tei shares /embeddings, /rerank, /tokenize"),
+        (["tei:/embed"], r"'tei:/embed': tei shares /rerank, /tokenize"),
     ],
 )
 def test_two_choices_for_a_path_are_refused(entries: list[str], said: str) -> None:

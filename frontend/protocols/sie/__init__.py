@@ -32,7 +32,7 @@ _PACKAGES = ("sie-sdk", "sie_sdk")
 OPERATIONS = frozenset(("encode", "score", "extract", "embeddings", "rerank"))
 
 
-_OPENAI = ("/v1/embeddings", "/v1/rerank")
+_OPENAI = ("/v1/embeddings", "/v1/rerank", "/v1/score")
 
 
 def _renderer(path: str) -> errors.Render:

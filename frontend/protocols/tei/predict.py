@@ -6,51 +6,32 @@ from collections.abc import Sequence
 from typing import Any
 
 from frontend.engine.answer import Answer
-from frontend.engine.default_models import default_model
 from frontend.engine.scope import RequestScope
 from frontend.http.sending import Buffer
-from frontend.http.texts import check_count, check_texts
-from frontend.protocols.sie.classes import FAMILY, FUNCTION, ClassesPlan, classes_of, plan_classes
-from frontend.protocols.sie.flow import InferenceResource
+from frontend.protocols.sie.classes import FUNCTION, ClassesPlan, classes_of
+from frontend.protocols.sie.classify import ClassifyResource
 from frontend.protocols.sie.render import json_list
 from frontend.protocols.tei.schemas import PredictRequest
-from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput
-from ipc.wire.field_names import FieldNames
-from ipc.wire.messages import InputItem, ModelStatus
 
-_NAMES = FieldNames("inputs[{}]", "inputs[{}]", options="")
 _ENTRY_NBYTES = 64
 """About how long an entry of an answer is."""
 
 
-class PredictResource(InferenceResource[PredictRequest, ClassesPlan]):
+class PredictResource(ClassifyResource[PredictRequest]):
     """Classes of a text as one array, those of a batch as an array of arrays."""
 
     operation = "predict"
     body = PredictRequest
-    always_json = True
+    field = "inputs"
 
-    def model_of(self, request: PredictRequest) -> str:
-        """The classifier."""
-        return default_model(self.services.catalog, self.services.settings, ("json",), FAMILY)
+    def texts(self, request: PredictRequest) -> list[str]:
+        """The texts. Raises `InvalidInput` for pairs of texts."""
+        return _texts(request)
 
-    def examine(self, request: PredictRequest) -> None:
-        """Texts that some model could take."""
-        limits, texts = self.services.settings.limits, _texts(request)
-        check_count(len(texts), "inputs", limits)
-        check_texts(texts, "inputs[{}]", limits)
-
-    def check(self, request: PredictRequest, entry: ModelEntry) -> list[InputItem]:
-        """The texts."""
-        return [InputItem(text) for text in _texts(request)]
-
-    def plan(
-        self, request: PredictRequest, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
-    ) -> ClassesPlan:
-        """A call for all classes."""
-        options = {**request.options, FUNCTION: "none" if request.raw_scores else None}
-        return plan_classes(self.services, entry, status, inputs, options, _NAMES)
+    def options(self, request: PredictRequest) -> dict[str, Any]:
+        """What becomes of long texts, and logits where they were asked for."""
+        return {**request.options, **({FUNCTION: "none"} if request.raw_scores else {})}
 
     async def render(
         self,

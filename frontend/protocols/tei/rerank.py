@@ -7,45 +7,31 @@ from typing import Any
 import numpy as np
 
 from frontend.engine.answer import Answer
-from frontend.engine.default_models import default_model
-from frontend.engine.options import Resolved, resolve
 from frontend.engine.scope import RequestScope
-from frontend.http.texts import check_count, check_shared, check_texts
-from frontend.protocols.sie.score import Pairs, ScoringResource, ranking
+from frontend.protocols.sie.score import ranking
+from frontend.protocols.sie.text_scoring import TextScoringResource, activation
 from frontend.protocols.tei.schemas import TextsRequest
-from ipc.catalog.entries import ModelEntry
 from ipc.wire.field_names import FieldNames
-from ipc.wire.messages import InputItem
 
 
-class RerankResource(ScoringResource[TextsRequest]):
+class RerankResource(TextScoringResource[TextsRequest]):
     """Scores of texts as a bare array, best first."""
 
     operation = "rerank"
     body = TextsRequest
-    always_json = True
     names = FieldNames(item="texts[{}]", text="texts[{}]", query="query", options="")
 
-    def model_of(self, request: TextsRequest) -> str:
-        """The model that scores."""
-        return default_model(self.services.catalog, self.services.settings, ("score",))
+    def query(self, request: TextsRequest) -> str:
+        """The query."""
+        return request.query
 
-    def examine(self, request: TextsRequest) -> None:
-        """A query and texts that some model could take."""
-        limits = self.services.settings.limits
-        check_count(len(request.texts), "texts", limits)
-        check_texts(request.texts, "texts[{}]", limits)
-        check_shared(request.query, "query", len(request.texts), limits)
+    def texts(self, request: TextsRequest) -> list[str]:
+        """The texts."""
+        return request.texts
 
-    def check(self, request: TextsRequest, entry: ModelEntry) -> Pairs:
-        """Query and texts."""
-        return Pairs(InputItem(request.query), [InputItem(text) for text in request.texts])
-
-    def resolve(self, request: TextsRequest, entry: ModelEntry, items: int) -> Resolved:
-        """The options of the model's profile, and what becomes of texts that are too long."""
-        catalog, limits = self.services.catalog, self.services.settings.limits
-        options = {**request.options, "activation": "identity" if request.raw_scores else "sigmoid"}
-        return resolve(entry, options, None, catalog, items, limits, self.names)
+    def options(self, request: TextsRequest) -> dict[str, Any]:
+        """What becomes of long texts, and logits where they were asked for."""
+        return {**request.options, **activation(bool(request.raw_scores))}
 
     def echoed_nbytes(self, request: TextsRequest) -> int:
         """Texts that are returned."""

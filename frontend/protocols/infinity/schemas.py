@@ -1,0 +1,72 @@
+"""Request bodies of infinity. Absent and null fields have their defaults, unknown fields are ignored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from frontend.protocols.sie.schemas import Key, Keys
+
+ModelName = Annotated[
+    str | None,
+    Meta(
+        description="Name of the model; `default/not-specified`, as no name, is the only model that can answer."
+    ),
+]
+RawScores = Annotated[bool | None, Meta(description="Give the bare logits.")]
+
+
+class Naming(msgspec.Struct, kw_only=True):
+    """What all requests say. What is too long is cut, as infinity does."""
+
+    model: ModelName = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of a call."""
+        return {"overflow_policy": "truncate_text"}
+
+    def keys(self) -> Keys:
+        """Names of the fields, as `Body.keys`."""
+        return tuple(map(Key, self.__struct_fields__)), ()
+
+
+class MultimodalRequest(Naming, kw_only=True):
+    """Body of POST /embeddings."""
+
+    input: Annotated[str | list[str], Meta(description="A text or an image, or several of them.")]
+    modality: Annotated[
+        Literal["text", "image", "audio"] | None,
+        Meta(description="What the inputs are; images are data URIs in base64, audio is refused."),
+    ] = None
+    encoding_format: Annotated[
+        Literal["float", "base64"] | None, Meta(description="Numbers, or base64 of little-endian float32.")
+    ] = None
+    dimensions: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="Only the first so many values of each vector; 0 for all."),
+    ] = None
+
+    @property
+    def inputs(self) -> list[str]:
+        """The inputs."""
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+class InfinityClassifyRequest(Naming, kw_only=True):
+    """Body of POST /classify."""
+
+    input: Annotated[list[str], Meta(description="The texts.")]
+    raw_scores: RawScores = None
+
+
+class InfinityRerankRequest(Naming, kw_only=True):
+    """Body of POST /rerank."""
+
+    query: Annotated[str, Meta(description="What the documents should answer.")]
+    documents: Annotated[list[str], Meta(description="The texts to order.")]
+    return_documents: Annotated[bool | None, Meta(description="Repeat each document.")] = None
+    raw_scores: RawScores = None
+    top_n: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Only the best so many.")] = None

@@ -1,0 +1,60 @@
+"""Errors of vLLM and infinity: `{"error": {"message", "type", "param", "code"}}`, whose code is the status."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+
+import falcon
+import msgspec
+from msgspec import Meta
+
+from frontend.generation.errors import headers_of, http_text, text_of
+from ipc.errors import PenstockError
+
+_KINDS = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    413: "BadRequestError",
+    429: "RateLimitError",
+}
+
+
+class BareFault(msgspec.Struct):
+    """What went wrong."""
+
+    message: Annotated[str, Meta(description="The reason, with field, value and limit.")]
+    type: Annotated[str, Meta(description="Kind of the error, by its status.")]
+    param: Annotated[str | None, Meta(description="Always null.")]
+    code: Annotated[int, Meta(description="The HTTP status.")]
+
+
+class BareError(msgspec.Struct):
+    """An error in the form of vLLM and infinity."""
+
+    error: BareFault
+
+
+FAULTS: dict[int, type[msgspec.Struct] | None] = dict.fromkeys(
+    (400, 401, 403, 404, 408, 409, 413, 429, 500, 501, 502, 503, 504), BareError
+)
+"""Statuses of the routes with these errors, for the API's description."""
+
+
+def render(error: PenstockError) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """(status, body, headers) of an error."""
+    # A value that is wrong and a value that is too long are one status here.
+    status = 400 if error.status == HTTPStatus.UNPROCESSABLE_ENTITY else error.status
+    return status, _body(status, text_of(error)), headers_of(error, status)
+
+
+def render_http(error: falcon.HTTPError) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """(status, body, headers) of an error of the framework, such as a wrong method."""
+    return error.status_code, _body(error.status_code, http_text(error)), {}
+
+
+def _body(status: int, text: str) -> dict[str, Any]:
+    other = "InternalServerError" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "BadRequestError"
+    return {"error": {"message": text, "type": _KINDS.get(status, other), "param": None, "code": status}}

@@ -1,0 +1,57 @@
+"""POST /classify: the likeliest class of each text, and the probabilities of all classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from frontend.engine.answer import Answer
+from frontend.engine.scope import RequestScope
+from frontend.http.sending import Buffer
+from frontend.protocols.sie.classes import FUNCTION, ClassesPlan, classes_of
+from frontend.protocols.sie.classify import ClassifyResource
+from frontend.protocols.sie.render import json_list
+from frontend.protocols.vllm.envelope import around
+from frontend.protocols.vllm.schemas import ClassifyRequest, is_raw
+
+_NUMBER_NBYTES = 20
+"""About how long a number is."""
+
+
+class VllmClassifyResource(ClassifyResource[ClassifyRequest]):
+    """Probabilities in the order of the model's classes."""
+
+    operation = "classify"
+    body = ClassifyRequest
+
+    def texts(self, request: ClassifyRequest) -> list[str]:
+        """The texts."""
+        return request.texts
+
+    def options(self, request: ClassifyRequest) -> dict[str, Any]:
+        """What becomes of long texts, and logits where they were asked for."""
+        return {**request.options, **({FUNCTION: "none"} if is_raw(request) else {})}
+
+    async def render(
+        self,
+        reply: Answer,
+        plan: ClassesPlan,
+        request: ClassifyRequest,
+        scope: RequestScope,
+        beside: dict[str, Any],
+        json: bool,
+    ) -> Sequence[Buffer]:
+        """The body; the likeliest class comes first from the worker."""
+        found = classes_of(reply)
+        entries = (
+            {
+                "index": index,
+                "label": classes[0].label,
+                "probs": [scores[label] for label in plan.labels],
+                "num_classes": len(plan.labels),
+            }
+            for index, classes in enumerate(found)
+            for scores in ({one.label: one.score for one in classes},)
+        )
+        nbytes = _NUMBER_NBYTES * sum(map(len, found))
+        return around("classify", scope, await json_list(entries, nbytes), reply)

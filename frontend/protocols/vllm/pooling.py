@@ -1,0 +1,99 @@
+"""POST /pooling: one vector for each input, or one for each token, whichever the model has."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+
+from frontend.engine.answer import Answer
+from frontend.engine.default_models import model_named
+from frontend.engine.scope import RequestScope
+from frontend.http.sending import Buffer
+from frontend.protocols.sie.convert import check_dimensions, require_texts
+from frontend.protocols.sie.flow import InferenceResource
+from frontend.protocols.sie.inputs import check_inputs, inputs_of, names_of
+from frontend.protocols.sie.one_output import OutputPlan, plan_output
+from frontend.protocols.sie.render import json_list
+from frontend.protocols.vllm.envelope import around
+from frontend.protocols.vllm.schemas import PoolingRequest
+from ipc.catalog.entries import ModelEntry
+from ipc.errors import InvalidInput
+from ipc.wire.messages import InputItem, ModelStatus
+
+_OUTPUTS = {"embed": "dense", "token_embed": "multivector"}
+
+
+class PoolingResource(InferenceResource[PoolingRequest, OutputPlan]):
+    """Vectors in the order of the inputs."""
+
+    operation = "pooling"
+    body = PoolingRequest
+    always_json = True
+
+    def model_of(self, request: PoolingRequest) -> str:
+        """The model that the request names, or the one that has the output."""
+        outputs = (_OUTPUTS[request.task],) if request.task else tuple(_OUTPUTS.values())
+        return model_named(request, self.services.catalog, self.services.settings, outputs)
+
+    def examine(self, request: PoolingRequest) -> None:
+        """Inputs of one kind, and a length that can be had."""
+        check_inputs(request.input, "input", self.services.settings.limits)
+        _ = request.options
+
+    def check(self, request: PoolingRequest, entry: ModelEntry) -> list[InputItem]:
+        """The texts and token ids as workers take them."""
+        require_texts(entry)
+        if _output(request, entry) not in entry.outputs:
+            raise InvalidInput(f"model: '{entry.id}' has no vectors for the task {request.task or 'embed'}")
+        return inputs_of(request.input)
+
+    def plan(
+        self, request: PoolingRequest, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
+    ) -> OutputPlan:
+        """A call for the output."""
+        output = _output(request, entry)
+        if output == "multivector" and request.dimensions is not None:
+            raise InvalidInput("dimensions: vectors of tokens cannot be cut")
+        check_dimensions(request.dimensions, entry, status.dims.get("dense", 0), "dimensions")
+        names = names_of(request.input, "input")
+        return plan_output(self.services, entry, output, inputs, request.options, names)
+
+    async def render(
+        self,
+        reply: Answer,
+        plan: OutputPlan,
+        request: PoolingRequest,
+        scope: RequestScope,
+        beside: dict[str, Any],
+        json: bool,
+    ) -> Sequence[Buffer]:
+        """The body, which holds no view on the result."""
+        [output] = plan.call.outputs
+        with reply:
+            values = reply.tensors()[output]
+            if output == "dense":
+                vectors = [row[: request.dimensions] for row in values]
+            else:
+                spans = pairwise(accumulate(reply.rows(output), initial=0))
+                vectors = [values[start:stop] for start, stop in spans]
+            form = _base64 if request.encoding_format == "base64" else np.asarray
+            entries = (
+                {"index": index, "object": "pooling", "data": form(vector)}
+                for index, vector in enumerate(vectors)
+            )
+            return around("pool", scope, await json_list(entries, values.nbytes), reply)
+
+
+def _output(request: PoolingRequest, entry: ModelEntry) -> str:
+    """The output that the task means; without a task dense vectors, if the model has them."""
+    if request.task:
+        return _OUTPUTS[request.task]
+    return next((name for name in _OUTPUTS.values() if name in entry.outputs), "dense")
+
+
+def _base64(vector: np.ndarray) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()

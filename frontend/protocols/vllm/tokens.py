@@ -1,0 +1,86 @@
+"""POST /tokenize and /detokenize: a text to its tokens, and token ids to their text."""
+
+from __future__ import annotations
+
+import orjson
+
+from frontend.engine.default_models import model_named
+from frontend.protocols.sie.tokens import (
+    READING,
+    TokensPlan,
+    TokensResource,
+    check_ids_together,
+    check_texts_together,
+)
+from frontend.protocols.vllm.schemas import PromptRequest, TokenIdsRequest
+from ipc.catalog.entries import ModelEntry
+from ipc.errors import InvalidInput
+from ipc.wire import tokens
+from ipc.wire.field_names import FieldNames
+from ipc.wire.messages import InputItem
+
+
+class PromptResource(TokensResource[PromptRequest]):
+    """The tokens of one text."""
+
+    operation = "tokenize"
+    body = PromptRequest
+    names = FieldNames("prompt", "prompt")
+
+    def model_of(self, request: PromptRequest) -> str:
+        """The model that the request names, or one that reads texts."""
+        return model_named(request, self.services.catalog, self.services.settings, READING)
+
+    def examine(self, request: PromptRequest) -> None:
+        """A text within its limit."""
+        check_texts_together([request.text], "prompt", self.services.settings.limits)
+
+    def check(self, request: PromptRequest, entry: ModelEntry) -> list[InputItem]:
+        """The text."""
+        return [InputItem(request.text)]
+
+    def special(self, request: PromptRequest) -> bool:
+        """Special tokens are added unless the request says otherwise."""
+        return request.add_special_tokens is not False
+
+    def write(self, request: PromptRequest, plan: TokensPlan, found: list[bytes]) -> list[bytes]:
+        """Count, length of the model, ids, and strings where they were asked for."""
+        read = tokens.unpack(found[0])
+        strings = read.strings if request.return_token_strs else None
+        body = {
+            "count": len(read.ids),
+            "max_model_len": plan.longest,
+            "tokens": read.ids,
+            "token_strs": strings,
+        }
+        return [orjson.dumps(body)]
+
+
+class TokenIdsResource(TokensResource[TokenIdsRequest]):
+    """The text of token ids, special tokens included."""
+
+    operation = "detokenize"
+    body = TokenIdsRequest
+    names = FieldNames("tokens", "tokens")
+
+    def model_of(self, request: TokenIdsRequest) -> str:
+        """The model that the request names, or one that reads texts."""
+        return model_named(request, self.services.catalog, self.services.settings, READING)
+
+    def examine(self, request: TokenIdsRequest) -> None:
+        """Token ids within their limit."""
+        if not request.tokens:
+            raise InvalidInput("tokens: may not be empty")
+        check_ids_together([request.tokens], "tokens", self.services.settings.limits)
+
+    def check(self, request: TokenIdsRequest, entry: ModelEntry) -> list[InputItem]:
+        """The ids."""
+        return [InputItem(None, request.tokens)]
+
+    def special(self, request: TokenIdsRequest) -> bool:
+        """vLLM shows special tokens."""
+        return True
+
+    def write(self, request: TokenIdsRequest, plan: TokensPlan, found: list[bytes]) -> list[bytes]:
+        """The text."""
+        return [orjson.dumps({"prompt": found[0].decode()})]
