@@ -131,7 +131,7 @@ def test_images_come_to_the_embeddings_of_infinity(server: Server) -> None:
     [found] = asked(server, "/embeddings", body)["data"]
     assert found["embedding"] == wanted["dense"]["values"]
     refused = server.post("/embeddings", {**body, "input": ["https://images.example/a.png"]})
-    assert refused.status == 400 and "nothing is fetched" in refused.json()["error"]["message"]
+    assert refused.status == 400 and "is not fetched" in refused.json()["error"]["message"]
     broken = "data:image/png;base64," + base64.b64encode(b"no image").decode()
     refused = server.post("/embeddings", {**body, "input": [uri, broken]})
     assert refused.status == 400 and "input[1]" in refused.json()["error"]["message"]

@@ -57,7 +57,7 @@ def test_embeddings_of_texts(server: VectorServer) -> None:
 
 def test_other_modalities_are_refused_with_the_reason(server: VectorServer) -> None:
     image = "data:image/png;base64," + base64.b64encode(b"x").decode()
-    assert "gives no vectors of image" in refused(
+    assert "takes no image, only text" in refused(
         server, "/embeddings", {"model": DENSE, "input": image, "modality": "image"}
     )
     assert "'audio' is not offered" in refused(server, "/embeddings", {"input": "a", "modality": "audio"})

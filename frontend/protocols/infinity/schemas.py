@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from frontend.protocols.sie.schemas import Key, Keys
+from ipc.errors import InvalidInput
 
 ModelName = Annotated[
     str | None,
@@ -48,6 +49,13 @@ class MultimodalRequest(Naming, kw_only=True):
         Annotated[int, Meta(ge=0)] | None,
         Meta(description="Only the first so many values of each vector; 0 for all."),
     ] = None
+
+    @property
+    def kind(self) -> str:
+        """The kind of the inputs. Raises `InvalidInput` for audio."""
+        if self.modality == "audio":
+            raise InvalidInput("modality: 'audio' is not offered, only text and image")
+        return self.modality or "text"
 
     @property
     def inputs(self) -> list[str]:

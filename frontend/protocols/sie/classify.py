@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from frontend.engine.default_models import model_named
 from frontend.http.texts import check_count, check_texts
 from frontend.protocols.sie.classes import FAMILY, ClassesPlan, plan_classes
+from frontend.protocols.sie.convert import check_used
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.schemas import Body
 from ipc.catalog.entries import ModelEntry
@@ -51,5 +52,6 @@ class ClassifyResource(InferenceResource[R, ClassesPlan], Generic[R]):
         self, request: R, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
     ) -> ClassesPlan:
         """A call for all classes."""
+        check_used(self.options(request), entry, status)
         names = FieldNames(f"{self.field}[{{}}]", f"{self.field}[{{}}]", options="")
         return plan_classes(self.services, entry, status, inputs, self.options(request), names)

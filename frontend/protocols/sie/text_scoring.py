@@ -9,9 +9,10 @@ from typing import Any, Generic
 from frontend.engine.default_models import model_named
 from frontend.engine.options import Resolved, check_options, resolve
 from frontend.http.texts import check_count, check_shared, check_texts
-from frontend.protocols.sie.score import Pairs, R, ScoringResource
+from frontend.protocols.sie.convert import check_used
+from frontend.protocols.sie.score import Pairs, R, ScorePlan, ScoringResource
 from ipc.catalog.entries import ModelEntry
-from ipc.wire.messages import InputItem
+from ipc.wire.messages import InputItem, ModelStatus
 
 
 class TextScoringResource(ScoringResource[R], Generic[R]):
@@ -46,6 +47,11 @@ class TextScoringResource(ScoringResource[R], Generic[R]):
     def check(self, request: R, entry: ModelEntry) -> Pairs:
         """Query and texts as workers take them."""
         return Pairs(InputItem(self.query(request)), [InputItem(text) for text in self.texts(request)])
+
+    def plan(self, request: R, entry: ModelEntry, inputs: Pairs, status: ModelStatus) -> ScorePlan:
+        """The call, with options that the loaded model reads."""
+        check_used(self.options(request), entry, status)
+        return super().plan(request, entry, inputs, status)
 
     def resolve(self, request: R, entry: ModelEntry, items: int) -> Resolved:
         """The options of the request above those of the model's profile."""

@@ -13,9 +13,9 @@ from frontend.engine.answer import Answer
 from frontend.engine.default_models import model_named
 from frontend.engine.scope import RequestScope
 from frontend.http.sending import Buffer
-from frontend.protocols.sie.convert import check_dimensions, require_texts
+from frontend.protocols.sie.convert import check_dimensions, check_used
 from frontend.protocols.sie.flow import InferenceResource
-from frontend.protocols.sie.inputs import check_inputs, inputs_of, names_of
+from frontend.protocols.sie.inputs import check_inputs, images_of, inputs_of, names_of
 from frontend.protocols.sie.one_output import OutputPlan, plan_output
 from frontend.protocols.sie.render import json_list
 from frontend.protocols.vllm.envelope import around
@@ -46,10 +46,13 @@ class PoolingResource(InferenceResource[PoolingRequest, OutputPlan]):
 
     def check(self, request: PoolingRequest, entry: ModelEntry) -> list[InputItem]:
         """The texts and token ids as workers take them."""
-        require_texts(entry)
         if _output(request, entry) not in entry.outputs:
             raise InvalidInput(f"model: '{entry.id}' has no vectors for the task {request.task or 'embed'}")
-        return inputs_of(request.input)
+        return inputs_of(request.input, "input", entry)
+
+    def images(self, request: PoolingRequest, inputs: list[InputItem]) -> list[tuple[str, bytes]]:
+        """Those of the inputs."""
+        return images_of(inputs, "input[{}]")
 
     def plan(
         self, request: PoolingRequest, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
@@ -59,6 +62,7 @@ class PoolingResource(InferenceResource[PoolingRequest, OutputPlan]):
         if output == "multivector" and request.dimensions is not None:
             raise InvalidInput("dimensions: vectors of tokens cannot be cut")
         check_dimensions(request.dimensions, entry, status.dims.get("dense", 0), "dimensions")
+        check_used(request.options, entry, status)
         names = names_of(request.input, "input")
         return plan_output(self.services, entry, output, inputs, request.options, names)
 

@@ -16,7 +16,9 @@ ModelName = Annotated[
 ]
 Cut = Annotated[
     Annotated[int, Meta(ge=-1)] | None,
-    Meta(description="-1 cuts what is too long for the model; without the field a long input is refused."),
+    Meta(
+        description="Cut texts at so many tokens, with -1 at the length of the model; else refuse long texts."
+    ),
 ]
 Texts = Annotated[str | list[str], Meta(description="A text, or several texts.")]
 OnOff = Annotated[bool | None, Meta(description="False gives the bare logits.")]
@@ -39,14 +41,11 @@ class Cutting(Naming, kw_only=True):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of a call. Raises `InvalidInput` for a length that is not the model's own."""
-        if self.truncate_prompt_tokens is None:
+        """The options of a call."""
+        most = self.truncate_prompt_tokens
+        if most is None:
             return {"overflow_policy": "error"}
-        if self.truncate_prompt_tokens != -1:
-            raise InvalidInput(
-                f"truncate_prompt_tokens: {self.truncate_prompt_tokens} is not offered, only -1 for the model's length"
-            )
-        return {"overflow_policy": "truncate_text"}
+        return {"overflow_policy": "truncate_text", "max_tokens": None if most == -1 else most}
 
 
 class PoolingRequest(Cutting, kw_only=True):
