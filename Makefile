@@ -19,9 +19,9 @@ PIP_NO_DEPS = $(BIN)/python -m pip install --disable-pip-version-check --quiet -
 # With the reason of every test that is skipped.
 PYTEST = $(BIN)/python -m pytest -q -rs
 # A file's tests run in one process, as they share a server, and so do all files that share one (tests/conftest.py).
-# Half of their time is waiting, so there are more processes than two cores. The parts with the longest files come first
-# and the many short files last, so that all end together.
-SPREAD = -n 3 --dist loadgroup --no-loadscope-reorder
+# Almost half of their time is waiting, so there are twice as many processes as two cores. The parts with the longest
+# files come first and the many short files last, so that all end together.
+SPREAD = -n 4 --dist loadgroup --no-loadscope-reorder
 PARTS = tests/fault tests/process tests/fuzz tests/conformance tests/unit
 # pytest ends with 5 when ARGS choose no test.
 NONE_IS_FINE = || [ $$? -eq 5 ]

@@ -13,6 +13,7 @@ from frontend.engine.local.client import Client
 from ipc import deadline
 from ipc.memory.datatypes import DATATYPES
 from ipc.wire.messages import InferCall, TensorInput, TensorOutput, Work
+from tests.harness.server import PATIENCE_S
 
 Named = Mapping[str, tuple[str, np.ndarray]]
 """Arrays by name, with their datatypes; BYTES as arrays of `bytes`."""
@@ -54,7 +55,7 @@ def call_of(
 
 
 def request_of(
-    model: str, call: InferCall, payload: Any, timeout_s: float = 30.0, **more: Any
+    model: str, call: InferCall, payload: Any, timeout_s: float = PATIENCE_S, **more: Any
 ) -> tuple[Work, Any]:
     """A request that may take so long, and its payload; `more` are other fields of `Work`."""
     return Work(model, call, deadline.after(timeout_s), 16 * max(call.rows, 1), "req", **more), payload

@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2
 from frontend.access import api_keys
 from frontend.access.api_keys import KeyEntry
 from frontend.access.gate import Gate
+from frontend.engine.answer import CopyBudget
 from frontend.grpc import connections
 from frontend.grpc.connections import Peer, host_of, surplus
 from frontend.grpc.server import GrpcServer
@@ -124,6 +125,7 @@ async def running(root: Path, gate: Gate, **settings: str) -> AsyncIterator[Runn
         server__graceful_timeout_s="1", **settings,
     )  # fmt: skip
     made.access, made.started, made.slot = gate, True, 0
+    made.copies = CopyBudget(1 << 20)
     made.recorder = SimpleNamespace(  # type: ignore[assignment]
         finished=lambda *_: None, refused=lambda *_: None, called=lambda *_: None, in_flight=lambda *_: None
     )
