@@ -42,6 +42,13 @@ def named(name: str, text: bytes) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (name.encode(), text)
 
 
+def prepare(resp: Response, content_type: str = CONTENT_TYPE) -> None:
+    """The head of a stream: nothing keeps its events, and a proxy of nginx passes each on as it comes."""
+    resp.content_type = content_type
+    resp.set_header("Cache-Control", "no-cache")
+    resp.set_header("X-Accel-Buffering", "no")
+
+
 class EventStream:
     """The body of a response, as an async iterator; the request is counted when it ends."""
 
@@ -80,8 +87,7 @@ class EventStream:
     def answer(self, resp: Response) -> None:
         """Make this the body of `resp`."""
         self._scope.streams = True
-        resp.content_type = CONTENT_TYPE
-        resp.set_header("Cache-Control", "no-cache")
+        prepare(resp)
         resp.stream = self
 
     def __aiter__(self) -> EventStream:

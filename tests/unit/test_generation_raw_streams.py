@@ -95,5 +95,6 @@ def test_a_stream_is_the_same_on_the_wire_byte_by_byte(tmp_path: Path) -> None:
     for path, (head, told) in found.items():
         assert head.startswith(b"HTTP/1.1 200 ")
         assert b"content-type: text/event-stream" in head.lower()
+        assert b"x-accel-buffering: no" in head.lower(), "nginx would collect the events"
         told = re.sub(rb'"id":"(chatcmpl-|cmpl-|msg_)[0-9a-f]{32}"', b'"id":"ID"', told)
         assert re.sub(rb'"created":\d+', b'"created":0', told) == _STREAMS[path]

@@ -11,13 +11,13 @@ from falcon.asgi import Request, Response
 
 from frontend.protocols.kserve_v2 import errors
 from frontend.services import Services
-from frontend.sse import EventStream, data
+from frontend.sse import CONTENT_TYPE, EventStream, data, prepare
 from ipc.errors import PenstockError
 
 
 def send_one(resp: Response, text: bytes) -> None:
     """Answer with a single event."""
-    _prepare_events(resp)
+    prepare(resp, f"{CONTENT_TYPE}; charset=utf-8")
     resp.stream = _one(data(text))
 
 
@@ -28,13 +28,8 @@ async def send(services: Services, req: Request, resp: Response, texts: AsyncGen
     """
     events = EventStream(services, req, _framed(texts), "kserve", partial(_last_event, req.path))
     await events.begin()
-    _prepare_events(resp)
+    prepare(resp, f"{CONTENT_TYPE}; charset=utf-8")
     resp.stream = events
-
-
-def _prepare_events(resp: Response) -> None:
-    resp.content_type = "text/event-stream; charset=utf-8"
-    resp.set_header("Cache-Control", "no-cache")
 
 
 async def _one(event: bytes) -> AsyncIterator[bytes]:
