@@ -115,7 +115,11 @@ class VectorServer:
         self.services.engine.client.inputs.close()  # type: ignore[attr-defined]
         statuses = [
             ModelStatus(
-                name, "loaded", max_sequence_length=LONGEST, dims={"dense": 3}, **_KNOWN.get(name, {})
+                name,
+                "loaded",
+                max_sequence_length=LONGEST,
+                dims={"dense": 3},
+                **_KNOWN.get(name, _READING),
             )
             for name in chosen
         ]
@@ -136,6 +140,7 @@ class VectorServer:
         return (work.call for work in reversed(self.engine.works))
 
 
+_READING = {"uses": ["prompt_name"]}
 _KNOWN: dict[str, Any] = {CLASSIFIER: {"labels": LABELS, "uses": ["function_to_apply"]}}
 
 

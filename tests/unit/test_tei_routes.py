@@ -81,13 +81,17 @@ def test_what_is_too_long_is_refused_unless_it_may_be_cut(
         assert refusal(long)[1:] == ("Validation", "inputs[1]: 41, the limit is 40")
 
 
-def test_a_prompt_says_whether_inputs_are_queries(make: Make) -> None:
+def test_a_prompt_goes_to_the_model_and_may_choose_the_side(make: Make) -> None:
     server = make()
-    for name, is_query in (("query", 1), ("document", 0), ("passage", 0), (None, 0)):
+    for name, is_query in (("query", 1), ("document", 0), ("sts", 0), (None, 0)):
         found = server.post("/embed", {"inputs": "a", "prompt_name": name, "normalize": False})
         assert found.json == [[1, 1, is_query]]
-    status, kind, text = refusal(server.post("/embed", {"inputs": "a", "prompt_name": "sts"}))
-    assert (status, kind) == (422, "Validation") and "'sts' is not one of query" in text
+        assert next(server.calls).options.get("prompt_name") == name
+        sentences = {"source_sentence": "abc", "sentences": ["abc", ""]}
+        found = server.post("/similarity", {"inputs": sentences, "parameters": {"prompt_name": name}})
+        assert found.json[0] == pytest.approx(1) and next(server.calls).is_query == bool(is_query)
+    status, kind, text = refusal(server.post("/embed", {"inputs": "a", "prompt_name": 1}))
+    assert (status, kind) == (422, "Validation") and "prompt_name" in text
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from frontend.http.sending import Buffer
 from frontend.http.texts import check_count, check_texts
 from frontend.protocols.cohere.requests import CohereEmbedRequest, CohereEmbedV1Request
 from frontend.protocols.cohere.vectors import array_of, texts_of
-from frontend.protocols.sie.dense import QUERIES, Wishes, check_width, check_wishes, plan_dense
+from frontend.protocols.sie.dense import QUERIES, Wishes, check_width, check_wishes, plan_vectors
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.inputs import images_of, names_at
 from frontend.protocols.sie.media import Seen, input_of
@@ -74,7 +74,7 @@ class EmbedV1Resource(InferenceResource[R, OutputPlan]):
     def plan(self, request: R, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus) -> OutputPlan:
         """A call for dense vectors."""
         names = names_at(f"{_inputs(request)[0]}[{{}}]")
-        plan = plan_dense(self.services, entry, status, inputs, self.wishes(request), names)
+        plan = plan_vectors(self.services, entry, status, inputs, self.wishes(request), names)
         check_width(self.width(request), entry, status, "output_dimension")
         return plan
 

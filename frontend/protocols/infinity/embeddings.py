@@ -15,11 +15,11 @@ from frontend.http.sending import Buffer
 from frontend.http.texts import check_count, check_texts
 from frontend.protocols.infinity.envelope import around
 from frontend.protocols.infinity.schemas import MultimodalRequest
-from frontend.protocols.sie.convert import check_dimensions
+from frontend.protocols.sie.dense import Wishes, check_width, plan_vectors
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.inputs import images_of, names_at
 from frontend.protocols.sie.media import Seen, input_of, require
-from frontend.protocols.sie.one_output import OutputPlan, plan_output
+from frontend.protocols.sie.one_output import OutputPlan
 from frontend.protocols.sie.render import json_list
 from ipc.catalog.entries import ModelEntry
 from ipc.wire.messages import InputItem, ModelStatus
@@ -63,9 +63,8 @@ class MultimodalResource(InferenceResource[MultimodalRequest, OutputPlan]):
         self, request: MultimodalRequest, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
     ) -> OutputPlan:
         """A call for dense vectors."""
-        check_dimensions(request.dimensions or None, entry, status.dims.get("dense", 0), "dimensions")
-        options = request.options if request.kind == "text" else {}
-        return plan_output(self.services, entry, "dense", inputs, options, names_at("input[{}]"))
+        check_width(request.dimensions or None, entry, status, "dimensions")
+        return plan_vectors(self.services, entry, status, inputs, Wishes(), names_at("input[{}]"))
 
     async def render(
         self,

@@ -1,7 +1,7 @@
-"""Dense vectors for the forms of other APIs: what a request asks of a model, and the call.
+"""Vectors for the forms of other APIs: what a request asks of a model, and the call.
 
 1. `check_wishes` refuses wishes that no model could fulfil, or that exclude each other.
-2. `plan_dense` refuses what the loaded model does not offer, and makes the call.
+2. `plan_vectors` refuses what the loaded model does not offer, and makes the call.
 """
 
 from __future__ import annotations
@@ -58,21 +58,22 @@ def check_wishes(wishes: Wishes, names: FieldNames) -> None:
         raise InvalidInput("prompt_name: cannot be given with input_type")
 
 
-def plan_dense(
+def plan_vectors(
     services: Services,
     entry: ModelEntry,
     status: ModelStatus,
     inputs: list[InputItem],
     wishes: Wishes,
     names: FieldNames,
+    output: str = "dense",
 ) -> OutputPlan:
-    """A call for dense vectors with the options of the model's profile; `status` is that of the loaded model."""
-    if "dense" not in entry.outputs:
-        raise InvalidInput(f"model: '{entry.id}' has no dense output")
+    """A call for vectors with the options of the model's profile; `status` is that of the loaded model."""
+    if output not in entry.outputs:
+        raise InvalidInput(f"model: '{entry.id}' has no {output} output")
     check_used(wishes.options, entry, status)
     side = _SIDES.get(wishes.prompt_name, wishes.is_query)
     return plan_output(
-        services, entry, "dense", inputs, wishes.options, names, side, instruction=wishes.instruction
+        services, entry, output, inputs, wishes.options, names, side, instruction=wishes.instruction
     )
 
 

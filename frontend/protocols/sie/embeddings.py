@@ -13,7 +13,7 @@ from frontend.engine.scope import RequestScope
 from frontend.http.sending import Buffer
 from frontend.protocols.sie import chunking, render
 from frontend.protocols.sie.convert import usage_of
-from frontend.protocols.sie.dense import QUERIES, Wishes, check_width, check_wishes, plan_dense
+from frontend.protocols.sie.dense import QUERIES, Wishes, check_width, check_wishes, plan_vectors
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.inputs import check_inputs, images_of, inputs_of, names_of, tokens_of
 from frontend.protocols.sie.one_output import OutputPlan
@@ -64,7 +64,7 @@ class EmbeddingsResource(InferenceResource[EmbeddingsRequest, OutputPlan]):
     ) -> OutputPlan:
         """A call for dense vectors with the options of the model's profile."""
         names = names_of(request.input, "input")
-        plan = plan_dense(self.services, entry, status, inputs, _wishes(request), names)
+        plan = plan_vectors(self.services, entry, status, inputs, _wishes(request), names)
         check_width(request.dimensions, entry, status, "dimensions")
         if request.late_chunking:
             call = chunking.divided(plan.call, Chunking("spans"), chunking.IN_EMBEDDINGS)

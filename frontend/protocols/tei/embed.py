@@ -14,13 +14,13 @@ from frontend.engine.default_models import default_model
 from frontend.engine.scope import RequestScope
 from frontend.http.rendering import off_loop_if
 from frontend.http.sending import Buffer
-from frontend.protocols.sie.convert import check_dimensions
+from frontend.protocols.sie.dense import check_width, plan_vectors
 from frontend.protocols.sie.flow import InferenceResource
-from frontend.protocols.sie.inputs import check_inputs, inputs_of, names_of
-from frontend.protocols.sie.one_output import OutputPlan, plan_output
+from frontend.protocols.sie.inputs import check_inputs, images_of, inputs_of, names_of
+from frontend.protocols.sie.one_output import OutputPlan
 from frontend.protocols.sie.outputs import INLINE_NBYTES
 from frontend.protocols.sie.render import json_array, json_list
-from frontend.protocols.tei.schemas import EmbedAllRequest, EmbedRequest, is_query
+from frontend.protocols.tei.schemas import EmbedAllRequest, EmbedRequest
 from ipc.catalog.entries import ModelEntry
 from ipc.wire.messages import InputItem, ModelStatus
 
@@ -38,18 +38,21 @@ class _Vectors(InferenceResource[R, OutputPlan]):
         return default_model(self.services.catalog, self.services.settings, (self.output,))
 
     def examine(self, request: R) -> None:
-        """Inputs of one kind, and a prompt that has a name."""
+        """Inputs of one kind."""
         check_inputs(request.inputs, "inputs", self.services.settings.limits)
-        is_query(request.prompt_name)
 
     def check(self, request: R, entry: ModelEntry) -> list[InputItem]:
         """The texts and token ids as workers take them."""
         return inputs_of(request.inputs, "inputs", entry)
 
+    def images(self, request: R, inputs: list[InputItem]) -> list[tuple[str, bytes]]:
+        """Those of the inputs."""
+        return images_of(inputs, "inputs[{}]")
+
     def plan(self, request: R, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus) -> OutputPlan:
         """A call for the output."""
-        names, query = names_of(request.inputs, "inputs"), is_query(request.prompt_name)
-        return plan_output(self.services, entry, self.output, inputs, request.options, names, query)
+        names = names_of(request.inputs, "inputs")
+        return plan_vectors(self.services, entry, status, inputs, request.wishes, names, self.output)
 
     async def render(
         self,
@@ -80,7 +83,7 @@ class EmbedResource(_Vectors[EmbedRequest]):
         self, request: EmbedRequest, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
     ) -> OutputPlan:
         """The call, for vectors that can be as wide as was asked."""
-        check_dimensions(request.dimensions, entry, status.dims.get("dense", 0), "dimensions")
+        check_width(request.dimensions, entry, status, "dimensions")
         return super().plan(request, entry, inputs, status)
 
     async def listed(self, reply: Answer, request: EmbedRequest) -> list[bytes]:

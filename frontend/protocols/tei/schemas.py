@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from frontend.protocols.sie.dense import Wishes
 from frontend.protocols.sie.inputs import Inputs, TokenId
 from frontend.protocols.sie.schemas import Key, Keys
 from ipc.errors import InvalidInput
@@ -16,7 +17,7 @@ Direction = Annotated[
     Literal["left", "right", "Left", "Right"] | None, Meta(description="The side that `truncate` cuts.")
 ]
 PromptName = Annotated[
-    str | None, Meta(description="Prompt of the model before each text: `query`, `document` or `passage`.")
+    str | None, Meta(description="Name of a prompt of the model, which stands before each text.")
 ]
 RawScores = Annotated[bool | None, Meta(description="Scores as the model computes them, without a function.")]
 TextsOrIds = Annotated[
@@ -43,22 +44,31 @@ class Truncating(msgspec.Struct, kw_only=True):
         return {"overflow_policy": "truncate_left" if left else "truncate_text"}
 
 
-class EmbedRequest(Truncating, kw_only=True):
+class Prompting(Truncating, kw_only=True):
+    """What requests for vectors say beside."""
+
+    prompt_name: PromptName = None
+
+    @property
+    def wishes(self) -> Wishes:
+        """What the request asks of a model beside its inputs."""
+        return Wishes(prompt_name=self.prompt_name, overflow_policy=self.options["overflow_policy"])
+
+
+class EmbedRequest(Prompting, kw_only=True):
     """Body of POST /embed."""
 
     inputs: TextsOrIds
     normalize: Annotated[bool | None, Meta(description="Give each vector the length 1; the default.")] = None
-    prompt_name: PromptName = None
     dimensions: Annotated[int | None, Meta(description="Only the first so many values of each vector.")] = (
         None
     )
 
 
-class EmbedAllRequest(Truncating, kw_only=True):
+class EmbedAllRequest(Prompting, kw_only=True):
     """Body of POST /embed_all and /embed_sparse."""
 
     inputs: TextsOrIds
-    prompt_name: PromptName = None
 
 
 class Sentences(msgspec.Struct):
@@ -68,10 +78,8 @@ class Sentences(msgspec.Struct):
     sentences: Annotated[list[str], Meta(description="The other texts.")]
 
 
-class SimilarityParameters(Truncating, kw_only=True):
+class SimilarityParameters(Prompting, kw_only=True):
     """How texts are made vectors."""
-
-    prompt_name: PromptName = None
 
 
 class SimilarityRequest(msgspec.Struct):
@@ -149,16 +157,3 @@ class TextsRequest(Truncating, kw_only=True):
     texts: Annotated[list[str], Meta(description="The texts to order.")]
     raw_scores: RawScores = None
     return_text: Annotated[bool | None, Meta(description="Repeat each text beside its score.")] = None
-
-
-_QUERY = {"query": True, "document": False, "passage": False}
-"""Whether texts under a prompt of that name are queries."""
-
-
-def is_query(prompt_name: str | None) -> bool | None:
-    """Whether a prompt is that of queries; None without a prompt. Raises `InvalidInput` for another name."""
-    if prompt_name is None:
-        return None
-    if prompt_name not in _QUERY:
-        raise InvalidInput(f"prompt_name: {prompt_name[:64]!r} is not one of {', '.join(_QUERY)}")
-    return _QUERY[prompt_name]

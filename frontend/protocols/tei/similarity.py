@@ -14,11 +14,12 @@ from frontend.engine.scope import RequestScope
 from frontend.http.rendering import off_loop_if
 from frontend.http.sending import Buffer
 from frontend.http.texts import check_count, check_texts
+from frontend.protocols.sie.dense import plan_vectors
 from frontend.protocols.sie.flow import InferenceResource
-from frontend.protocols.sie.one_output import OutputPlan, plan_output
+from frontend.protocols.sie.one_output import OutputPlan
 from frontend.protocols.sie.outputs import INLINE_NBYTES
 from frontend.protocols.tei.embed import normalized
-from frontend.protocols.tei.schemas import SimilarityRequest, is_query
+from frontend.protocols.tei.schemas import SimilarityRequest
 from ipc.catalog.entries import ModelEntry
 from ipc.wire.field_names import FieldNames
 from ipc.wire.messages import InputItem, ModelStatus
@@ -38,12 +39,11 @@ class SimilarityResource(InferenceResource[SimilarityRequest, OutputPlan]):
         return default_model(self.services.catalog, self.services.settings, ("dense",))
 
     def examine(self, request: SimilarityRequest) -> None:
-        """Texts that some model could take, and a prompt that has a name."""
+        """Texts that some model could take."""
         limits, given = self.services.settings.limits, request.inputs
         check_texts([given.source_sentence], "inputs.source_sentence", limits)
         check_count(len(given.sentences), "inputs.sentences", limits)
         check_texts(given.sentences, "inputs.sentences[{}]", limits)
-        is_query(request.chosen.prompt_name)
 
     def check(self, request: SimilarityRequest, entry: ModelEntry) -> list[InputItem]:
         """The sentences, and behind them the text that they are compared with."""
@@ -53,9 +53,7 @@ class SimilarityResource(InferenceResource[SimilarityRequest, OutputPlan]):
         self, request: SimilarityRequest, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
     ) -> OutputPlan:
         """A call for dense vectors."""
-        chosen = request.chosen
-        query = is_query(chosen.prompt_name)
-        return plan_output(self.services, entry, "dense", inputs, chosen.options, _NAMES, query)
+        return plan_vectors(self.services, entry, status, inputs, request.chosen.wishes, _NAMES)
 
     async def render(
         self,

@@ -13,10 +13,10 @@ from frontend.engine.answer import Answer
 from frontend.engine.default_models import model_named
 from frontend.engine.scope import RequestScope
 from frontend.http.sending import Buffer
-from frontend.protocols.sie.convert import check_dimensions, check_used
+from frontend.protocols.sie.dense import Wishes, check_width, plan_vectors
 from frontend.protocols.sie.flow import InferenceResource
 from frontend.protocols.sie.inputs import check_inputs, images_of, inputs_of, names_of
-from frontend.protocols.sie.one_output import OutputPlan, plan_output
+from frontend.protocols.sie.one_output import OutputPlan
 from frontend.protocols.sie.render import json_list
 from frontend.protocols.vllm.envelope import around
 from frontend.protocols.vllm.schemas import PoolingRequest
@@ -61,10 +61,9 @@ class PoolingResource(InferenceResource[PoolingRequest, OutputPlan]):
         output = _output(request, entry)
         if output == "multivector" and request.dimensions is not None:
             raise InvalidInput("dimensions: vectors of tokens cannot be cut")
-        check_dimensions(request.dimensions, entry, status.dims.get("dense", 0), "dimensions")
-        check_used(request.options, entry, status)
-        names = names_of(request.input, "input")
-        return plan_output(self.services, entry, output, inputs, request.options, names)
+        check_width(request.dimensions, entry, status, "dimensions")
+        names, wishes = names_of(request.input, "input"), Wishes(**request.options)
+        return plan_vectors(self.services, entry, status, inputs, wishes, names, output)
 
     async def render(
         self,
